@@ -1,0 +1,70 @@
+# `make up` and `make test` need Python 3.11 or later with venv, and nothing else.
+PYTHON ?= python3
+VENV ?= .venv
+PORT ?= 8000
+PYTEST_ARGS ?=
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
+CORE := $(VENV)/.installed-core
+DEV := $(VENV)/.installed-dev
+export PATH := $(abspath $(BIN)):$(PATH)
+
+# Compiled files make the second start quick, whatever the caller's shell prefers.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: help up test test-real lint format bench clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make up         install, make the demo model if there is none, and serve on port $(PORT)"
+	@echo "make test       lint, types, import contracts and the tests that need no server"
+	@echo "make test-real  install the real peers and servers, and test against them"
+	@echo "make lint       ruff, mypy and the import contracts alone"
+	@echo "make format     let ruff rewrite the files"
+	@echo "make bench      run every benchmark quickly"
+	@echo "make clean      remove the virtual environment and the caches"
+
+up: $(CORE)
+	@$(BIN)/rondo up --port $(PORT)
+
+test: lint
+	$(BIN)/python -m pytest -m "not real and not gpu" $(PYTEST_ARGS)
+
+test-real: $(DEV)
+	bash tests/real/setup.sh "$(abspath $(BIN))/python"
+	$(BIN)/python -m pytest -m real $(PYTEST_ARGS)
+
+lint: $(DEV)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(DEV)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(DEV)
+	@for script in bench/*.py; do \
+	  case "$$script" in bench/_*) continue;; esac; \
+	  echo "== $$script"; $(BIN)/python "$$script" --quick || exit 1; \
+	done
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist
+	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || \
+	  { echo "error: Rondo needs Python 3.11 to 3.13; say which with: make PYTHON=python3.11" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || \
+	  { rm -rf $(VENV); echo "error: no virtual environment; on Debian: apt install python3-venv" >&2; exit 1; }
+
+$(CORE): pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) install -q -c constraints.txt -e .
+	@touch $@
+
+$(DEV): pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) install -q -c constraints.txt -e '.[dev]'
+	@touch $(CORE) $@

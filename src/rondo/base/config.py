@@ -1,0 +1,259 @@
+"""The typed config tree: defaults, then a TOML file, then `RONDO_*` variables, then `--a.b=c` flags.
+
+A tree is a pydantic model made of `Section`s. `load` says for each value where it came from; a wrong key or
+value is a `ConfigError` that names it, its source and what is right.
+"""
+
+import logging
+import os
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
+
+from rondo.base.config_keys import Key, env_names, keys_of, nearest, sections_of
+from rondo.base.config_text import from_text, is_bool_word, toml_lines
+from rondo.base.errors import ConfigError
+
+log = logging.getLogger("rondo.base.config")
+
+ENV_PREFIX = "RONDO_"
+RESERVED = frozenset({"RONDO_HOME", "RONDO_CONFIG", "RONDO_DEBUG", "RONDO_API_KEY", "RONDO_ADMIN_KEY", "RONDO_BASE_URL"})
+"""Variables with a meaning of their own, outside the tree."""
+
+
+class Section(BaseModel):
+    """A part of the tree: every field has a default and a description; unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, protected_namespaces=())
+
+
+@dataclass(frozen=True)
+class Source:
+    kind: Literal["default", "file", "env", "flag"]
+    where: str = ""
+
+    def __str__(self) -> str:
+        return self.where or self.kind
+
+
+Tree = TypeVar("Tree", bound=Section)
+
+
+@dataclass(frozen=True)
+class Loaded(Generic[Tree]):
+    tree: Tree
+    sources: dict[str, Source]
+    """One entry a leaf of the tree, by its dotted path."""
+
+    def rows(self) -> Iterator[tuple[str, object, Source]]:
+        for path, value in leaves(self.tree):
+            yield path, value, self.sources[path]
+
+
+@dataclass(frozen=True)
+class _Setting:
+    value: object
+    source: Source
+
+
+def load(
+    tree: type[Tree],
+    file: str | Path | None = None,
+    env: Mapping[str, str] | None = None,
+    flags: Sequence[str] = (),
+) -> Loaded[Tree]:
+    """Reads all sources into one checked tree. `env` is the process's environment unless given."""
+    keys = keys_of(tree)
+    settings: dict[str, _Setting] = {}
+    for part in (
+        _from_file(keys, Path(file)) if file is not None else {},
+        _from_env(keys, os.environ if env is None else env),
+        _from_flags(keys, flags),
+    ):
+        for path, setting in part.items():
+            _put(settings, path, setting)
+    try:
+        made = tree.model_validate(_nest(settings))
+    except ValidationError as error:
+        raise _explain(error, keys, settings) from None
+    default = Source("default")
+    sources = {path: _source_of(path, settings) or default for path, _ in leaves(made)}
+    return Loaded(made, sources)
+
+
+def leaves(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, object]]:
+    """(dotted path, value) of each value in the tree, in the order of declaration."""
+    for name in type(section).model_fields:
+        value = getattr(section, name)
+        if isinstance(value, BaseModel):
+            yield from leaves(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def _from_file(keys: dict[str, Key], file: Path) -> dict[str, _Setting]:
+    try:
+        text = file.read_text("utf-8")
+        data = tomllib.loads(text)
+    except FileNotFoundError:
+        raise ConfigError(f"There is no config file {file}.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} is not valid TOML: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"Cannot read the config file {file}: {error.strerror}.") from None
+    lines = toml_lines(text)
+
+    def source(path: str) -> Source:
+        known = path
+        while known and known not in lines:
+            known = known.rpartition(".")[0]
+        return Source("file", f"{file}:{lines[known]}" if known else str(file))
+
+    settings: dict[str, _Setting] = {}
+
+    def walk(table: dict[str, Any], prefix: str) -> None:
+        for name, value in table.items():
+            path = prefix + name
+            if path not in keys:
+                raise _unknown(path, str(source(path)), keys)
+            if isinstance(value, dict) and keys[path].sections:
+                walk(value, path + ".")
+                if not value:
+                    settings[path] = _Setting({}, source(path))
+            else:
+                settings[path] = _Setting(value, source(path))
+
+    walk(data, "")
+    return settings
+
+
+def _from_env(keys: dict[str, Key], env: Mapping[str, str]) -> dict[str, _Setting]:
+    names = env_names(keys, ENV_PREFIX)
+    tops = {path for path, key in keys.items() if key.sections and "." not in path}
+    settings: dict[str, _Setting] = {}
+    for name in sorted(env):
+        if not name.startswith(ENV_PREFIX) or name in RESERVED:
+            continue
+        rest = name.removeprefix(ENV_PREFIX).lower()
+        dotted = rest.replace("__", ".")
+        paths = [dotted] if dotted in keys else names.get(name, [])
+        if len(paths) > 1:
+            choices = " or ".join(ENV_PREFIX + path.upper().replace(".", "__") for path in paths)
+            raise ConfigError(f"{name} could mean {' or '.join(paths)}. Write {choices}.")
+        if paths:
+            settings.update(_text_settings(keys, paths[0], env[name], Source("env", name)))
+        elif any(rest.startswith(top + "_") or rest == top for top in tops):
+            raise _unknown(dotted, f"the environment variable {name}", keys, flat=rest)
+        else:
+            log.warning("the environment variable %s is not one that Rondo knows; it has no effect", name)
+    return settings
+
+
+def _from_flags(keys: dict[str, Key], flags: Sequence[str]) -> dict[str, _Setting]:
+    settings: dict[str, _Setting] = {}
+    rest = list(flags)
+    while rest:
+        flag = rest.pop(0)
+        if not flag.startswith("--") or flag == "--":
+            raise ConfigError(f"{flag!r} is not a setting. Settings are written --section.key=value.")
+        name, equals, text = flag[2:].partition("=")
+        path = name.replace("-", "_")
+        if path not in keys:
+            raise _unknown(path, f"the flag --{name}", keys)
+        if not equals:
+            text = _flag_value(keys[path], name, rest)
+        settings.update(_text_settings(keys, path, text, Source("flag", f"--{name}")))
+    return settings
+
+
+def _flag_value(key: Key, name: str, rest: list[str]) -> str:
+    """The value written after the flag; a lone boolean flag means true."""
+    if key.is_bool and not (rest and is_bool_word(rest[0])):
+        return "true"
+    if not rest or rest[0].startswith("--"):
+        raise ConfigError(f"The flag --{name} needs a value: --{name}=...")
+    return rest.pop(0)
+
+
+def _text_settings(keys: dict[str, Key], path: str, text: str, source: Source) -> dict[str, _Setting]:
+    value = from_text(keys[path].annotation, text, path, str(source))
+    if not keys[path].sections or value is None:
+        return {path: _Setting(value, source)}
+    if not isinstance(value, dict):
+        inner = next(name for name in keys if name.startswith(path + "."))
+        raise ConfigError(f"{path} ({source}) is a section, not a value. Set one of its keys, such as {inner}.")
+    for name in value:
+        if f"{path}.{name}" not in keys:
+            raise _unknown(f"{path}.{name}", str(source), keys)
+    return {f"{path}.{name}": _Setting(inner, source) for name, inner in value.items()}
+
+
+def _put(settings: dict[str, _Setting], path: str, setting: _Setting) -> None:
+    """A later source wins: what it replaces, above or below, is forgotten."""
+    for other in list(settings):
+        if other == path or other.startswith(path + ".") or path.startswith(other + "."):
+            del settings[other]
+    settings[path] = setting
+
+
+def _nest(settings: dict[str, _Setting]) -> dict[str, Any]:
+    root: dict[str, Any] = {}
+    for path, setting in settings.items():
+        *parents, name = path.split(".")
+        here = root
+        for parent in parents:
+            here = here.setdefault(parent, {})
+        here[name] = setting.value
+    return root
+
+
+def _source_of(path: str, settings: dict[str, _Setting]) -> Source | None:
+    while path:
+        if path in settings:
+            return settings[path].source
+        path = path.rpartition(".")[0]
+    return None
+
+
+def _unknown(path: str, where: str, keys: dict[str, Key], flat: str | None = None) -> ConfigError:
+    right = nearest(path, keys, flat)
+    hint = f" Did you mean {right}?" if right else ""
+    return ConfigError(f"Unknown config key {path} ({where}).{hint}", param=path, code="unknown_key")
+
+
+def _explain(error: ValidationError, keys: dict[str, Key], settings: dict[str, _Setting]) -> ConfigError:
+    details = error.errors()
+    lines = [_explain_one(detail, keys, settings) for detail in details]
+    return ConfigError(" ".join(dict.fromkeys(lines)), param=_path_of(details[0], keys), code="invalid_value")
+
+
+def _path_of(detail: ErrorDetails, keys: dict[str, Key]) -> str:
+    """The config path of an error's location, without union tags and indices inside a value."""
+    path = ""
+    for part in detail["loc"]:
+        longer = f"{path}.{part}" if path else str(part)
+        if longer in keys:
+            path = longer
+    return path
+
+
+def _explain_one(detail: ErrorDetails, keys: dict[str, Key], settings: dict[str, _Setting]) -> str:
+    path = _path_of(detail, keys)
+    source = _source_of(path, settings)
+    if source is None:  # a rule that joins several fields of a section: name what was set in it
+        source = next((s.source for p, s in settings.items() if p.startswith(f"{path}." if path else "")), None)
+    message = detail["msg"].removeprefix("Value error, ").rstrip(".")
+    place = path or "the config"
+    if keys.get(path) is None or keys[path].sections:
+        return f"{place} ({source or 'default'}) is wrong: {message}."
+    rest = [str(part) for part in detail["loc"][len(path.split(".")) :] if isinstance(part, int)]
+    inside = f" at position {'.'.join(rest)}" if rest else ""
+    return f"{path} = {detail['input']!r} ({source or 'default'}) is wrong{inside}: {message}."
+
+
+__all__ = ["ENV_PREFIX", "RESERVED", "Loaded", "Section", "Source", "leaves", "load", "sections_of"]

@@ -1,0 +1,74 @@
+"""The shape of a config tree: which keys exist, and which one a wrong key was meant to be."""
+
+import difflib
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic import BaseModel
+
+
+@dataclass(frozen=True)
+class Key:
+    annotation: Any
+    description: str
+    sections: tuple[type[BaseModel], ...]
+    """The sections that may stand here; empty for a plain value."""
+
+    @property
+    def is_bool(self) -> bool:
+        return bool in members(self.annotation)
+
+
+def members(annotation: Any) -> tuple[Any, ...]:
+    """The alternatives of a type: `int | None` -> (int, NoneType); anything else is alone."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return members(get_args(annotation)[0])
+    if origin in (Union, types.UnionType):
+        return tuple(inner for one in get_args(annotation) for inner in members(one))
+    return (annotation,)
+
+
+def sections_of(annotation: Any) -> tuple[type[BaseModel], ...]:
+    return tuple(one for one in members(annotation) if isinstance(one, type) and issubclass(one, BaseModel))
+
+
+def keys_of(tree: type[BaseModel], prefix: str = "") -> dict[str, Key]:
+    """Every key of the tree by dotted path, sections included, in the order of declaration."""
+    keys: dict[str, Key] = {}
+    for name, field in tree.model_fields.items():
+        sections = sections_of(field.annotation)
+        keys[prefix + name] = Key(field.annotation, field.description or "", sections)
+        for section in sections:
+            for path, key in keys_of(section, f"{prefix}{name}.").items():
+                keys.setdefault(path, key)
+    return keys
+
+
+def env_names(keys: Mapping[str, Key], prefix: str) -> dict[str, list[str]]:
+    """`RONDO_TRAIN_LR` -> the paths it can mean; more than one when underscores in names collide."""
+    names: dict[str, list[str]] = {}
+    for path in keys:
+        names.setdefault(prefix + path.upper().replace(".", "_"), []).append(path)
+    return names
+
+
+def nearest(path: str, keys: Mapping[str, Key], flat: str | None = None) -> str | None:
+    """The key most likely meant: a sibling with a like name, the same name elsewhere, or the closest path.
+
+    `flat` is the key as an environment variable spells it, where dots and underscores look alike.
+    """
+    if flat is not None:
+        spelled = {key.replace(".", "_"): key for key in keys if not keys[key].sections}
+        best = difflib.get_close_matches(flat.replace("__", "_"), spelled, n=1, cutoff=0)
+        return spelled[best[0]] if best else None
+    parent, _, name = path.rpartition(".")
+    siblings = {key.rpartition(".")[2]: key for key in keys if key.rpartition(".")[0] == parent}
+    close = difflib.get_close_matches(name, siblings, n=1, cutoff=0.6)
+    if close:
+        return siblings[close[0]]
+    same_name = [key for key in keys if key.rpartition(".")[2] == name]
+    best = difflib.get_close_matches(path, same_name or list(keys), n=1, cutoff=0)
+    return best[0] if best else None

@@ -1,0 +1,84 @@
+"""Every error a person can cause, each with what to do about it.
+
+A `RondoError` is shown as one line: the command line prints it and exits with `exit_code`, the server sends it in
+OpenAI's shape with `status`. Anything else that escapes is a bug and shows a traceback in the log.
+"""
+
+from __future__ import annotations
+
+
+class RondoError(Exception):
+    """What went wrong and what to do. `param` names the field at fault, `code` is for programs."""
+
+    status = 500
+    exit_code = 1
+    kind = "internal_error"
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class ConfigError(RondoError):
+    status = 400
+    exit_code = 2
+    kind = "invalid_request_error"
+
+
+class InvalidRequest(RondoError):
+    status = 400
+    exit_code = 2
+    kind = "invalid_request_error"
+
+
+class ModelError(RondoError):
+    """A checkpoint, adapter or tokenizer that cannot be used as it is."""
+
+    status = 400
+    exit_code = 3
+    kind = "invalid_request_error"
+
+
+class NotFound(RondoError):
+    status = 404
+    exit_code = 4
+    kind = "invalid_request_error"
+
+
+class Conflict(RondoError):
+    status = 409
+    exit_code = 5
+    kind = "invalid_request_error"
+
+
+class Overloaded(RondoError):
+    status = 429
+    kind = "rate_limit_error"
+
+
+class Unavailable(RondoError):
+    status = 503
+    kind = "server_error"
+
+
+class StorageError(RondoError):
+    """The disk said no: full, read-only or out of permissions."""
+
+    status = 507
+    exit_code = 6
+    kind = "server_error"
+
+
+class MissingExtra(RondoError):
+    """An optional package is needed: names the extra that brings it."""
+
+    status = 501
+    exit_code = 7
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(f"{package} is not installed. Install it with: pip install 'rondo[{extra}]'")

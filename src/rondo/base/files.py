@@ -1,0 +1,184 @@
+"""Writes that happen whole or not at all.
+
+Everything is written beside its final place, flushed to the disk, and renamed. A process killed half-way leaves
+the old content in place, and at most a hidden temporary folder that the next writer of the same path removes.
+"""
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rondo.base.errors import Conflict, NotFound, RondoError, StorageError
+from rondo.base.exchange import exchange
+from rondo.base.units import human_bytes
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_STALE_SECONDS = 60
+
+
+def atomic_write(path: str | Path, data: bytes | str) -> None:
+    """Replaces the file at `path` by `data`; makes the folders above it."""
+    path = Path(path)
+    raw = data.encode("utf-8") if isinstance(data, str) else data
+    temp = _temp_name(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(temp, "xb") as file:
+            file.write(raw)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temp, path)
+        _fsync_dir(path.parent)
+    except OSError as error:
+        raise storage_error(path, error, len(raw)) from error
+    finally:
+        temp.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def atomic_dir(path: str | Path, *, replace: bool = False, needed: int | None = None) -> Iterator[Path]:
+    """Yields an empty folder that becomes `path` when the block ends well, and vanishes when it does not.
+
+    A folder that already has something in it is a `Conflict` unless `replace`. With `needed`, a disk with
+    fewer free bytes is an error before the first byte is written.
+    """
+    path = Path(path).absolute()
+    _refuse_existing(path, replace)
+    temp = _temp_name(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _sweep(path)
+        if needed is not None and shutil.disk_usage(path.parent).free < needed:
+            raise storage_error(path, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), needed)
+        temp.mkdir()
+    except OSError as error:
+        raise storage_error(path, error, needed) from error
+    lock = _hold(temp)
+    try:
+        yield temp
+        _move_into_place(temp, path, replace)
+    except RondoError:
+        raise
+    except Exception as error:
+        if _is_storage(error):
+            raise storage_error(path, error, needed) from error
+        raise
+    finally:
+        shutil.rmtree(temp, ignore_errors=True)
+        os.close(lock)
+
+
+def storage_error(path: str | Path, error: Exception, needed: int | None = None) -> StorageError:
+    """The one line for a disk that said no: what, where, how much is needed and how much is free."""
+    if not _is_full(error):
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        return StorageError(f"Cannot write {path}: {reason}. Check the path and its permissions.", code="cannot_write")
+    facts = [f"{human_bytes(needed)} needed"] if needed is not None else []
+    with contextlib.suppress(OSError):
+        facts.append(f"{human_bytes(shutil.disk_usage(_existing(Path(path))).free)} free")
+    detail = f" ({', '.join(facts)})" if facts else ""
+    return StorageError(
+        f"No space left to write {path}{detail}. Free some space or choose another disk.", code="no_space"
+    )
+
+
+def read_json(path: str | Path) -> Any:
+    try:
+        return json.loads(Path(path).read_text("utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise NotFound(f"There is no file {path}.") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise StorageError(f"{path} is not valid JSON ({error}). Restore it or remove it.") from None
+    except OSError as error:
+        raise StorageError(f"Cannot read {path}: {error.strerror}.") from error
+
+
+def write_json(path: str | Path, obj: object) -> None:
+    atomic_write(path, json.dumps(obj, indent=2, ensure_ascii=False) + "\n")
+
+
+def _refuse_existing(path: Path, replace: bool) -> None:
+    if path.is_symlink() or (path.exists() and not path.is_dir()):
+        raise Conflict(f"{path} is not a plain folder. Choose another path or remove it.")
+    if not replace and path.is_dir() and any(path.iterdir()):
+        raise Conflict(f"{path} already exists and is not empty. Choose another path or remove it.")
+
+
+def _move_into_place(temp: Path, path: Path, replace: bool) -> None:
+    _fsync_tree(temp)
+    _refuse_existing(path, replace)
+    if path.is_dir() and any(path.iterdir()):
+        exchange(temp, path)  # the old content is now at `temp`, which the caller removes
+    else:
+        os.rename(temp, path)  # onto nothing or an empty folder: one step in POSIX
+    _fsync_dir(path.parent)
+
+
+def _temp_name(path: Path) -> Path:
+    return path.parent / f".{path.name}.{secrets.token_hex(6)}.tmp"
+
+
+def _hold(folder: Path) -> int:
+    """A lock that lives as long as the process, so that `_sweep` can tell a live writer from a dead one."""
+    handle = os.open(folder, os.O_RDONLY)
+    with contextlib.suppress(OSError):  # a file system without locks: the age test in `_sweep` remains
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return handle
+
+
+def _sweep(path: Path) -> None:
+    """Removes what writers of `path` that were killed left behind."""
+    for left in path.parent.glob(f".{_glob_escape(path.name)}.*.tmp"):
+        with contextlib.suppress(OSError):  # another sweeper was faster, or the file system has no locks
+            if not left.is_dir() or time.time() - left.stat().st_mtime < _STALE_SECONDS:
+                continue
+            handle = os.open(left, os.O_RDONLY)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(left, ignore_errors=True)
+            finally:
+                os.close(handle)
+
+
+def _glob_escape(name: str) -> str:
+    return "".join(f"[{char}]" if char in "*?[" else char for char in name)
+
+
+def _is_full(error: Exception) -> bool:
+    # Rust extensions (safetensors, tokenizers) raise their own types, with the errno only in the text.
+    return getattr(error, "errno", None) in _FULL or "(os error 28)" in str(error)
+
+
+def _is_storage(error: Exception) -> bool:
+    return _is_full(error) or getattr(error, "errno", None) in {errno.EROFS, errno.EIO}
+
+
+def _existing(path: Path) -> Path:
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return path
+
+
+def _fsync_dir(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _fsync_tree(root: Path) -> None:
+    for folder, _, names in os.walk(root):
+        for name in names:
+            file = Path(folder) / name
+            if not file.is_symlink():
+                _fsync_dir(file)
+        _fsync_dir(Path(folder))

@@ -1,0 +1,25 @@
+"""Tensor operations: for each a plain-torch reference and, where one pays, faster versions behind one dispatcher."""
+
+from rondo.ops.activation import gated
+from rondo.ops.attention import AttentionSpec, packed_attention
+from rondo.ops.linear import linear
+from rondo.ops.logprobs import token_logprobs
+from rondo.ops.moe import ExpertWeights, RouterSpec, grouped_experts, route
+from rondo.ops.norm import rms_norm
+from rondo.ops.rope import RopeSpec, rope_tables, rotate
+
+__all__ = [
+    "AttentionSpec",
+    "ExpertWeights",
+    "RopeSpec",
+    "RouterSpec",
+    "gated",
+    "grouped_experts",
+    "linear",
+    "packed_attention",
+    "rms_norm",
+    "rope_tables",
+    "rotate",
+    "route",
+    "token_logprobs",
+]
