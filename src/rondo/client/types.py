@@ -1,0 +1,165 @@
+"""What goes into an engine and what comes out. Plain frozen data, no torch, cheap to make by the thousand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from rondo.base.errors import InvalidRequest
+
+FinishReason = Literal["stop", "length", "abort"]
+LogprobsMode = Literal["scaled", "raw"]
+
+MAX_LOGPROBS = 100
+MAX_STOP = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How to continue a prompt; names and defaults are vLLM's where the thing is the same.
+
+    `max_tokens=None` generates until the context is full. `temperature=0` is greedy. `top_k=0` and `-1` both mean
+    "all". `logprobs=k` asks for the sampled token's log-probability and the k likeliest alternatives.
+    `logprobs_mode` says of which distribution: "scaled" is that of the logits divided by the temperature, before any
+    top-k, top-p or min-p (what a learner recomputes), "raw" is at temperature 1 (what the HTTP API reports).
+    """
+
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    n: int = 1
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    logprobs_mode: LogprobsMode = "scaled"
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        object.__setattr__(self, "top_k", max(self.top_k, 0))
+        _require(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", "must be at least 1")
+        _require(self.min_tokens >= 0, "min_tokens", "must not be negative")
+        _require(
+            self.max_tokens is None or self.min_tokens <= self.max_tokens, "min_tokens", "must not exceed max_tokens"
+        )
+        _require(0 <= self.temperature <= 100, "temperature", "must be between 0 and 100")
+        _require(0 < self.top_p <= 1, "top_p", "must be in (0, 1]")
+        _require(0 <= self.min_p <= 1, "min_p", "must be in [0, 1]")
+        _require(1 <= self.n <= 1024, "n", "must be between 1 and 1024")
+        _require(
+            self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS,
+            "logprobs",
+            f"must be between 0 and {MAX_LOGPROBS}",
+        )
+        _require(self.logprobs_mode in ("scaled", "raw"), "logprobs_mode", "must be 'scaled' or 'raw'")
+        _require(-2 <= self.presence_penalty <= 2, "presence_penalty", "must be between -2 and 2")
+        _require(-2 <= self.frequency_penalty <= 2, "frequency_penalty", "must be between -2 and 2")
+        _require(self.repetition_penalty > 0, "repetition_penalty", "must be positive")
+        _require(len(stop) <= MAX_STOP, "stop", f"takes at most {MAX_STOP} strings")
+        _require(all(stop), "stop", "must not hold an empty string")
+        _require(not stop or self.detokenize, "stop", "needs detokenize=True: strings are matched in the text")
+
+    @property
+    def edits_logits(self) -> bool:
+        """Whether this request changes logits before sampling (and so leaves the batch's fast path)."""
+        return bool(
+            self.logit_bias
+            or self.presence_penalty
+            or self.frequency_penalty
+            or self.repetition_penalty != 1.0
+            or self.min_tokens
+        )
+
+    def with_(self, **changes: object) -> SamplingParams:
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+
+def _require(ok: bool, param: str, message: str) -> None:
+    if not ok:
+        raise InvalidRequest(f"{param} {message}", param=param)
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """One prompt, already token ids. A lower `priority` goes first."""
+
+    id: str
+    prompt_ids: Sequence[int]
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    priority: int = 0
+
+
+@dataclass(slots=True)
+class TokenChunk:
+    """The next tokens of one sample of a request: the unit of streaming.
+
+    `weight_versions` holds one entry a token. `top_logprobs`, when asked for, one list of (token, log-probability)
+    a token, likeliest first. The chunk with a `finish_reason` is the sample's last.
+    """
+
+    request_id: str
+    index: int
+    token_ids: list[int]
+    weight_versions: list[int]
+    logprobs: list[float] | None = None
+    top_logprobs: list[list[tuple[int, float]]] | None = None
+    text: str = ""
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+
+    def extend(self, other: TokenChunk) -> None:
+        """Takes the tokens of the chunk that follows, so that a slow reader holds one chunk and not a queue."""
+        self.token_ids += other.token_ids
+        self.weight_versions += other.weight_versions
+        if self.logprobs is not None and other.logprobs is not None:
+            self.logprobs += other.logprobs
+        if self.top_logprobs is not None and other.top_logprobs is not None:
+            self.top_logprobs += other.top_logprobs
+        self.text += other.text
+        self.finish_reason = other.finish_reason
+        self.stop_reason = other.stop_reason
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One finished sample."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    weight_versions: list[int]
+    logprobs: list[float] | None = None
+    top_logprobs: list[list[tuple[int, float]]] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+
+    @property
+    def cumulative_logprob(self) -> float | None:
+        return None if self.logprobs is None else sum(self.logprobs)
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """A finished request: its prompt and its `n` samples."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    cached_tokens: int = 0

@@ -1,0 +1,75 @@
+"""The engine's view of one sample: a few integers that say how far it has come.
+
+`cached <= computed <= len(tokens)` always holds. A request is never "in prefill" or "in decode": it is `remaining`
+tokens behind, and a step lets it catch up by some of them. When it has caught up it gets its next token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from rondo.client.types import FinishReason, SamplingParams
+
+State = Literal["waiting", "running", "finished"]
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    id: str
+    index: int
+    tokens: list[int]
+    sampling: SamplingParams
+    max_length: int
+    arrival: int
+    priority: int = 0
+    seed: int = 0
+    adapter: str | None = None
+
+    prompt_length: int = 0
+    cached: int = 0
+    computed: int = 0
+    planned: int = 0
+    state: State = "waiting"
+    row: int = -1
+    preemptions: int = 0
+
+    blocks: list[int] = field(default_factory=list)
+    keys: list[int] = field(default_factory=list)
+    published: int = 0
+    weight_version: int = -1
+    publishable: bool = True
+    claim: int | None = None
+
+    logprobs: list[float] = field(default_factory=list)
+    top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
+    weight_versions: list[int] = field(default_factory=list)
+    first_cached: int = -1
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    stop_ids: frozenset[int] = frozenset()
+    added_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.prompt_length = len(self.tokens)
+
+    @property
+    def name(self) -> tuple[str, int]:
+        return self.id, self.index
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Who goes first: lower priority value, then earlier arrival."""
+        return self.priority, self.arrival
+
+    @property
+    def remaining(self) -> int:
+        return len(self.tokens) - self.computed
+
+    @property
+    def generated(self) -> int:
+        return len(self.tokens) - self.prompt_length
+
+    def check(self) -> None:
+        assert 0 <= self.cached <= self.computed <= len(self.tokens), (self.cached, self.computed, len(self.tokens))
+        assert self.published <= len(self.blocks)

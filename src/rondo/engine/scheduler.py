@@ -1,0 +1,290 @@
+"""Which requests move in this step, and by how many tokens. No clock, no device: the same state gives the same plan.
+
+One budget of tokens a step. Requests that are one token behind come first, since people wait for those; then the ones
+with more to catch up, in pieces that fit; then waiting requests. When blocks run out, the running request that is last
+in order gives its blocks back and later computes them again (or finds them in the prefix cache).
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import insort
+from collections.abc import Callable
+from dataclasses import dataclass
+from operator import attrgetter
+
+from rondo.base.errors import Overloaded
+from rondo.engine.blocks import BlockPool
+from rondo.engine.request import Request
+
+_order: Callable[[Request], tuple[int, int]] = attrgetter("order")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`decodes` move by one token, `chunks` by `request.planned`; both start at `request.computed`."""
+
+    decodes: list[Request]
+    chunks: list[Request]
+    admitted: list[Request]
+    preempted: list[Request]
+
+    @property
+    def empty(self) -> bool:
+        return not self.decodes and not self.chunks
+
+
+@dataclass(slots=True)
+class Counters:
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    preemptions: int = 0
+
+
+class Scheduler:
+    def __init__(self, pool: BlockPool, max_num_seqs: int, max_step_tokens: int, max_queued: int) -> None:
+        self.pool = pool
+        self.max_num_seqs = max_num_seqs
+        self.max_step_tokens = max_step_tokens
+        self.max_queued = max_queued
+        self.weight_version = 0
+        self.running: list[Request] = []
+        self.counters = Counters()
+        self._waiting: list[tuple[int, int, Request]] = []
+        self._queued = 0
+        self._rows = list(range(max_num_seqs - 1, -1, -1))
+        self._claims: set[int] = set()
+
+    @property
+    def num_waiting(self) -> int:
+        return self._queued
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running) or self._queued > 0
+
+    def check_room(self, count: int = 1) -> None:
+        if self._queued + count > self.max_queued:
+            raise Overloaded(
+                f"{self._queued} requests are waiting already (limit {self.max_queued}). Try again later.",
+                code="queue_full",
+            )
+
+    def add(self, request: Request) -> None:
+        self.check_room()
+        self._enqueue(request)
+
+    def finish(self, request: Request) -> None:
+        """Takes a request out, whatever its state; its published blocks stay in the prefix cache."""
+        if request.state == "waiting":
+            self._queued -= 1
+            request.state = "finished"
+            self._compact()
+        elif request.state == "running":
+            self.running.remove(request)
+            self._vacate(request)
+        request.state = "finished"
+
+    def finish_all(self, requests: list[Request]) -> None:
+        """As `finish` for several running requests, in one pass."""
+        for request in requests:
+            self._vacate(request)
+            request.state = "finished"
+        self.running = [request for request in self.running if request.state == "running"]
+
+    def schedule(self) -> Plan:
+        budget = self.max_step_tokens
+        preempted: list[Request] = []
+        behind: list[Request] = []
+        size = self.pool.block_size
+        i = 0
+        while i < len(self.running) and budget > 0:
+            request = self.running[i]
+            i += 1
+            if len(request.tokens) - request.computed != 1:
+                behind.append(request)
+                continue
+            if len(request.blocks) * size == request.computed:
+                budget += self._make_room(request, 1, preempted)
+                if request.state != "running":
+                    break
+                request.blocks += self.pool.allocate(1)
+            request.planned = 1
+            budget -= 1
+        for request in behind:
+            if budget <= 0:
+                break
+            if request.state != "running":
+                continue
+            count = min(request.remaining, budget)
+            need = self.pool.blocks_for(request.computed + count) - len(request.blocks)
+            budget += self._make_room(request, need, preempted)
+            if request.state != "running":
+                break
+            request.blocks += self.pool.allocate(need)
+            request.planned = count
+            budget -= count
+        admitted = [] if preempted else self._admit(budget)
+        return Plan(
+            decodes=[r for r in self.running if r.planned == 1],
+            chunks=[r for r in self.running if r.planned > 1],
+            admitted=admitted,
+            preempted=preempted,
+        )
+
+    def commit(self, plan: Plan) -> None:
+        """The planned tokens are computed: moves the requests on and publishes the blocks that became full."""
+        size = self.pool.block_size
+        for request in plan.decodes:
+            request.planned = 0
+            request.computed += 1
+            if request.computed % size == 0:
+                self._publish(request)
+        for request in plan.chunks:
+            request.computed += request.planned
+            request.planned = 0
+            self._publish(request)
+
+    def set_weight_version(self, version: int) -> None:
+        """Blocks that hold the old version's keys and values are never found again, and a request that carries some
+        publishes nothing more: its later blocks depend on them."""
+        self.weight_version = version
+        self.pool.forget()
+        self._claims.clear()
+        for request in self.running:
+            request.publishable = False
+            request.claim = None
+
+    def _enqueue(self, request: Request) -> None:
+        request.state = "waiting"
+        self._queued += 1
+        heapq.heappush(self._waiting, (request.priority, request.arrival, request))
+
+    def _compact(self) -> None:
+        """Aborted requests stay in the heap until they surface; this keeps them from piling up in it."""
+        if len(self._waiting) > 2 * self._queued + 64:
+            self._waiting = [entry for entry in self._waiting if entry[2].state == "waiting"]
+            heapq.heapify(self._waiting)
+
+    def _make_room(self, request: Request, need: int, preempted: list[Request]) -> int:
+        """Preempts the last in order until `need` blocks are there or `request` itself is out. Returns the tokens
+        that the preempted ones had planned."""
+        returned = 0
+        while need > self.pool.available:
+            victim = self.running.pop()
+            returned += victim.planned
+            self._vacate(victim)
+            victim.computed = victim.cached = 0
+            victim.preemptions += 1
+            self.counters.preemptions += 1
+            self._enqueue(victim)
+            preempted.append(victim)
+            if victim is request:
+                break
+        return returned
+
+    def _vacate(self, request: Request) -> None:
+        self.pool.release(request.blocks)
+        self._unclaim(request)
+        self._rows.append(request.row)
+        request.blocks = []
+        request.published = 0
+        request.planned = 0
+        request.row = -1
+
+    def _admit(self, budget: int) -> list[Request]:
+        """Takes waiting requests in order while budget, rows and blocks last. One whose next block is just being
+        computed by another is put off: a step later it finds that block instead of computing it twice."""
+        admitted: list[Request] = []
+        deferred: list[tuple[int, int, Request]] = []
+        while budget > 0 and self._waiting and self._rows and len(deferred) < self.max_num_seqs:
+            entry = heapq.heappop(self._waiting)
+            request = entry[2]
+            if request.state != "waiting":
+                continue
+            root = self._root(request)
+            found = self._match(request, root)
+            next_key = self._next_key(request, len(found))
+            if next_key is not None and next_key in self._claims:
+                deferred.append(entry)
+                continue
+            cached = len(found) * self.pool.block_size
+            # Not only the first piece must fit: a prompt let in by halves would soon be thrown out again.
+            total = self.pool.blocks_for(len(request.tokens)) - len(found)
+            self.pool.share(found)
+            if total > self.pool.available:
+                self.pool.release(found)
+                heapq.heappush(self._waiting, entry)
+                break
+            count = min(len(request.tokens) - cached, budget)
+            fresh = self.pool.allocate(self.pool.blocks_for(cached + count) - len(found))
+            self._enter(request, found, fresh, count, next_key)
+            admitted.append(request)
+            budget -= count
+        for entry in deferred:
+            heapq.heappush(self._waiting, entry)
+        return admitted
+
+    def _enter(self, request: Request, found: list[int], fresh: list[int], count: int, key: int | None) -> None:
+        self.counters.prefix_queries += len(request.tokens)
+        self.counters.prefix_hits += len(found) * self.pool.block_size
+        self._queued -= 1
+        request.state = "running"
+        request.row = self._rows.pop()
+        request.blocks = found + fresh
+        request.published = len(found)
+        request.cached = request.computed = len(found) * self.pool.block_size
+        if request.first_cached < 0:
+            request.first_cached = request.cached
+        request.planned = count
+        self._claim(request, key)
+        insort(self.running, request, key=_order)
+
+    def _root(self, request: Request) -> int:
+        if request.weight_version != self.weight_version:
+            request.weight_version = self.weight_version
+            request.keys = []
+        request.publishable = self.pool.prefix_cache
+        return self.pool.root(request.adapter, request.weight_version)
+
+    def _match(self, request: Request, root: int) -> list[int]:
+        """At least one token is left to compute: it gives the logits for the next."""
+        if not self.pool.prefix_cache:
+            return []
+        self.pool.extend_keys(request.keys, root, request.tokens)
+        limit = (len(request.tokens) - 1) // self.pool.block_size
+        return self.pool.match(request.keys, root, request.tokens, limit)
+
+    def _next_key(self, request: Request, block: int) -> int | None:
+        """The chain key of the first block this request computes for others to find; None if it will fill none."""
+        whole = (len(request.tokens) - 1) // self.pool.block_size
+        return request.keys[block] if request.publishable and block < min(whole, len(request.keys)) else None
+
+    def _claim(self, request: Request, key: int | None) -> None:
+        if key is not None:
+            request.claim = key
+            self._claims.add(key)
+
+    def _unclaim(self, request: Request) -> None:
+        if request.claim is not None:
+            self._claims.discard(request.claim)
+            request.claim = None
+
+    def _publish(self, request: Request) -> None:
+        if not request.publishable:
+            return
+        size = self.pool.block_size
+        root = self.pool.root(request.adapter, request.weight_version)
+        full = request.computed // size
+        if len(request.keys) < full:
+            self.pool.extend_keys(request.keys, root, request.tokens)
+        while request.published < full:
+            i = request.published
+            parent = request.keys[i - 1] if i else root
+            if not self.pool.publish(request.blocks[i], request.keys[i], parent, request.tokens[i * size : (i + 1) * size]):
+                request.publishable = False
+                break
+            request.published += 1
+        if request.claim is not None:
+            self._unclaim(request)
+            self._claim(request, self._next_key(request, request.published))

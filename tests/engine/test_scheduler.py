@@ -1,0 +1,195 @@
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rondo.base.errors import Overloaded
+from rondo.client.types import SamplingParams
+from rondo.engine.blocks import BlockPool
+from rondo.engine.request import Request
+from rondo.engine.scheduler import Plan, Scheduler
+
+
+def make(blocks=64, size=4, seqs=8, budget=32, queued=1000, prefix_cache=True) -> Scheduler:
+    return Scheduler(BlockPool(blocks, size, prefix_cache), seqs, budget, queued)
+
+
+def request(arrival: int, tokens: list[int] | int, new: int = 4, priority: int = 0) -> Request:
+    ids = [100 * arrival + i for i in range(tokens)] if isinstance(tokens, int) else list(tokens)
+    return Request(f"r{arrival}", 0, ids, SamplingParams(), len(ids) + new, arrival, priority)
+
+
+def finish_step(scheduler: Scheduler, plan: Plan, token: int = 7) -> list[Request]:
+    """What the core does after a step, with a model that always says `token`."""
+    scheduler.commit(plan)
+    done = []
+    for r in plan.decodes + plan.chunks:
+        r.check()
+        if r.remaining == 0:
+            r.tokens.append(token)
+            if len(r.tokens) >= r.max_length:
+                done.append(r)
+    scheduler.finish_all(done)
+    return done
+
+
+def test_prefill_is_chunked_to_the_budget_and_decodes_go_first():
+    s = make(budget=10)
+    a, b = request(0, 3), request(1, 20)
+    s.add(a)
+    s.add(b)
+    plan = s.schedule()
+    assert [(r.id, r.planned) for r in plan.chunks] == [("r0", 3), ("r1", 7)]
+    finish_step(s, plan)
+    plan = s.schedule()
+    assert [(r.id, r.planned) for r in plan.decodes] == [("r0", 1)]
+    assert [(r.id, r.planned) for r in plan.chunks] == [("r1", 9)]
+    finish_step(s, plan)
+    assert b.computed == 16 and a.generated == 2
+
+
+def test_the_newest_gives_way_and_comes_back():
+    s = make(blocks=4, size=4, prefix_cache=False)
+    a, b = request(0, 8, new=8), request(1, 7, new=8)
+    s.add(a)
+    s.add(b)
+    finish_step(s, s.schedule())
+    plan = s.schedule()
+    assert [r.id for r in plan.preempted] == ["r1"] and [r.id for r in plan.decodes] == ["r0"]
+    assert b.computed == 0 and b.generated == 1 and b.blocks == []
+    while a.state != "finished":
+        finish_step(s, plan)
+        plan = s.schedule()
+    while s.has_work:
+        finish_step(s, plan)
+        plan = s.schedule()
+    assert b.generated == 8 and b.preemptions == 1
+    s.pool.check()
+    assert s.pool.used == 0
+
+
+def test_priority_beats_arrival_in_admission_and_preemption():
+    s = make(seqs=1)
+    s.add(request(0, 4, priority=5))
+    s.add(request(1, 4, priority=1))
+    assert [r.id for r in s.schedule().admitted] == ["r1"]
+    s = make(blocks=4, size=4, prefix_cache=False)
+    old, urgent = request(0, 8, new=8, priority=5), request(1, 7, new=8, priority=1)
+    s.add(old)
+    s.add(urgent)
+    preempted = []
+    while urgent.state != "finished":
+        plan = s.schedule()
+        preempted += plan.preempted
+        finish_step(s, plan)
+    assert preempted == [old]
+
+
+def test_siblings_wait_for_the_shared_prompt_and_then_hit_it():
+    s = make(budget=8)
+    prompt = list(range(18))
+    group = [request(i, prompt) for i in range(4)]
+    for r in group:
+        s.add(r)
+    while group[0].computed < 16:
+        plan = s.schedule()
+        assert plan.chunks == [group[0]]
+        finish_step(s, plan)
+    plan = s.schedule()
+    assert {r.id for r in plan.admitted} == {"r1", "r2", "r3"}
+    assert all(r.cached == 16 and r.planned == 2 for r in plan.admitted)
+    assert len({r.blocks[3] for r in group}) == 1
+    finish_step(s, plan)
+    assert s.counters.prefix_hits == 48
+
+
+def test_a_new_weight_version_never_hits_and_old_requests_stop_publishing():
+    s = make()
+    prompt = list(range(16))
+    first = request(0, prompt, new=8)
+    s.add(first)
+    finish_step(s, s.schedule())
+    s.set_weight_version(1)
+    for _ in range(5):
+        finish_step(s, s.schedule())
+    second = request(1, prompt + [7, 7, 7, 7, 7, 7])
+    s.add(second)
+    assert s.schedule().admitted == [second] and second.cached == 0
+    s.pool.check()
+
+
+def test_the_queue_is_bounded():
+    s = make(queued=2)
+    s.add(request(0, 4))
+    s.add(request(1, 4))
+    with pytest.raises(Overloaded):
+        s.add(request(2, 4))
+
+
+def test_aborts_in_every_state_leave_nothing_behind():
+    s = make(blocks=6, size=4, seqs=2, budget=6)
+    waiting, prefilling, decoding = request(2, 4), request(1, 12), request(0, 4)
+    for r in (decoding, prefilling, waiting):
+        s.add(r)
+    finish_step(s, s.schedule())
+    assert decoding.generated == 1 and 0 < prefilling.computed < 12 and waiting.state == "waiting"
+    for r in (waiting, prefilling, decoding):
+        s.finish(r)
+        s.pool.check()
+    assert not s.has_work and s.pool.used == 0 and s.schedule().empty
+
+
+@settings(max_examples=80, deadline=None)
+@given(seed=st.integers(0, 10**6), blocks=st.integers(8, 24), budget=st.integers(1, 20), seqs=st.integers(1, 6))
+def test_everything_finishes_and_no_block_is_lost(seed, blocks, budget, seqs):
+    rng = random.Random(seed)
+    s = make(blocks=blocks, size=2, seqs=seqs, budget=budget)
+    alive: list[Request] = []
+    arrival = 0
+    for step in range(400):
+        if step < 40 and rng.random() < 0.5:
+            tokens = [rng.randrange(2) for _ in range(rng.randrange(1, 9))]
+            r = request(arrival, tokens, new=rng.randrange(1, 7), priority=rng.randrange(2))
+            arrival += 1
+            s.add(r)
+            alive.append(r)
+        if step < 40 and alive and rng.random() < 0.1:
+            s.finish(alive.pop(rng.randrange(len(alive))))
+        if rng.random() < 0.03 and step < 40:
+            s.set_weight_version(s.weight_version + 1)
+        plan = s.schedule()
+        moved = plan.decodes + plan.chunks
+        assert sum(r.planned for r in moved) <= budget and len(s.running) <= seqs
+        for r in moved:
+            assert len(r.blocks) * 2 >= r.computed + r.planned
+        rows = [r.row for r in s.running]
+        assert len(set(rows)) == len(rows)
+        for r in finish_step(s, plan, token=rng.randrange(2)):
+            alive.remove(r)
+        s.pool.check()
+        assert s.pool.used == len({b for r in s.running for b in r.blocks})
+        if step >= 40 and not s.has_work:
+            break
+    assert not alive and s.pool.used == 0
+
+
+def test_the_cost_of_a_step_does_not_grow_with_the_queue():
+    def touched(queued: int) -> int:
+        s = make(blocks=1000, seqs=4, queued=queued)
+        for i in range(queued):
+            s.add(request(i, 4, new=100))
+        finish_step(s, s.schedule())
+        calls = 0
+        original = s._match
+
+        def count(r, root):
+            nonlocal calls
+            calls += 1
+            return original(r, root)
+
+        s._match = count
+        s.schedule()
+        return calls
+
+    assert touched(10) == touched(2000) == 0
