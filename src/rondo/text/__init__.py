@@ -1,0 +1,7 @@
+"""Tokenizer files, chat templates, incremental detokenizing, BPE training."""
+
+from rondo.text.bpe import train_bpe
+from rondo.text.detokenize import Detokenizer
+from rondo.text.tokenizer import Tokenizer
+
+__all__ = ["Detokenizer", "Tokenizer", "train_bpe"]

@@ -1,0 +1,76 @@
+"""The tokenizer's files in a Hugging Face model folder."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rondo.base.errors import ModelError
+
+TEMPLATE_DIR = "additional_chat_templates"
+
+_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "generation_config.json",
+)
+
+
+@dataclass(frozen=True)
+class Folder:
+    """Kept as bytes, so that a save is byte-equal even when the folder it came from is gone."""
+
+    path: Path
+    files: dict[str, bytes]
+
+    def json(self, name: str) -> dict[str, Any]:
+        """An absent file is an empty one."""
+        if name not in self.files:
+            return {}
+        return parse_json(self.files[name], self.path / name)
+
+
+def read_folder(path: Path) -> Folder:
+    if not path.is_dir():
+        raise ModelError(f"{path} is not a folder. Give the folder that holds tokenizer.json.")
+    names = [name for name in _FILES if (path / name).is_file()]
+    if "tokenizer.json" not in names:
+        raise ModelError(_without_tokenizer(path, names))
+    names += sorted(f"{TEMPLATE_DIR}/{file.name}" for file in (path / TEMPLATE_DIR).glob("*.jinja"))
+    try:
+        return Folder(path, {name: (path / name).read_bytes() for name in names})
+    except OSError as error:
+        raise ModelError(f"cannot read the tokenizer: {error}. Check the file and its permissions.") from error
+
+
+def read_model_config(path: Path) -> dict[str, Any]:
+    """config.json belongs to the model; only its end-of-sequence ids are of interest here."""
+    file = path / "config.json"
+    return parse_json(file.read_bytes(), file) if file.is_file() else {}
+
+
+def parse_json(data: bytes, file: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(data)
+    except ValueError as error:
+        raise ModelError(f"{file} is not valid JSON ({error}). Download it again.") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{file} must hold a JSON object. Download it again.")
+    return value
+
+
+def _without_tokenizer(path: Path, names: list[str]) -> str:
+    other = next((name for name in ("tokenizer.model", "vocab.json") if name in names), None)
+    if other is None:
+        return f"{path} has no tokenizer.json. Copy the tokenizer's files there from the model's source."
+    return (
+        f"{path} has {other} but no tokenizer.json. Make one with transformers: "
+        f"AutoTokenizer.from_pretrained({str(path)!r}).save_pretrained({str(path)!r})"
+    )

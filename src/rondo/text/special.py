@@ -1,0 +1,144 @@
+"""Special tokens, chat templates and stop ids, gathered from the several files that may state them.
+
+The order of precedence is that of transformers' fast tokenizers.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken
+
+from rondo.base.errors import ModelError
+from rondo.text.folder import TEMPLATE_DIR, Folder, parse_json
+
+NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+def add_special_tokens(backend: tokenizers.Tokenizer, folder: Folder) -> dict[str, str]:
+    """Completes the backend with the tokens that only the configuration names; returns name -> text of the named ones."""
+    config = folder.json("tokenizer_config.json")
+    if "added_tokens_decoder" not in config:
+        config |= folder.json("special_tokens_map.json")
+    listed = _listed(config, folder)
+    by_text = {token.content: token for token in listed}
+    names = [*NAMED, *(key for key in config if key.endswith("_token") and key not in NAMED)]
+    named = {name: token for name in names if (token := _token(config.get(name), by_text)) is not None}
+    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+    if isinstance(extra, dict):
+        named |= {name: token for name, value in extra.items() if (token := _token(value, by_text)) is not None}
+        extra = []
+    _add(backend, listed, named, [token for value in extra if (token := _token(value, by_text)) is not None])
+    backend.encode_special_tokens = bool(config.get("split_special_tokens", False))
+    return {name: token.content for name, token in named.items()}
+
+
+def _listed(config: Mapping[str, Any], folder: Folder) -> list[AddedToken]:
+    """Added tokens with an id of their own in the configuration, in the order of those ids."""
+    if "added_tokens_decoder" in config:
+        decoder = config["added_tokens_decoder"]
+    else:
+        # A file from before tokenizer.json, in which everything but the named tokens is plain.
+        special = {_text(config.get(name)) for name in NAMED}
+        decoder = {
+            index: {"content": text, "normalized": text not in special, "special": text in special}
+            for text, index in folder.json("added_tokens.json").items()
+        }
+    try:
+        return [AddedToken(**decoder[index]) for index in sorted(decoder, key=int)]
+    except (TypeError, ValueError) as error:
+        raise ModelError(
+            f"{folder.path / 'tokenizer_config.json'}: added_tokens_decoder is malformed ({error}). "
+            "Download the file again."
+        ) from error
+
+
+def _add(
+    backend: tokenizers.Tokenizer,
+    listed: Iterable[AddedToken],
+    named: Mapping[str, AddedToken],
+    extra: Iterable[AddedToken],
+) -> None:
+    present = backend.get_added_tokens_decoder().values()
+    identical = {repr(token) for token in present}
+    new = [token for token in listed if repr(token) not in identical]
+    texts = {token.content for token in present} | {token.content for token in new}
+    for token in (*named.values(), *extra):
+        if token.content not in texts:
+            texts.add(token.content)
+            new.append(token)
+    special = {token.content for token in named.values()}
+    for token in new:
+        token.special = token.special or token.content in special
+    backend.add_tokens(new)
+
+
+def _text(value: Any) -> str | None:
+    text = value.get("content") if isinstance(value, dict) else value
+    return text if isinstance(text, str) else None
+
+
+def _token(value: Any, by_text: Mapping[str, AddedToken]) -> AddedToken | None:
+    text = _text(value)
+    if text is None:
+        return None
+    if text in by_text:
+        return by_text[text]
+    flags = value if isinstance(value, dict) else {}
+    known = {key: bool(flags[key]) for key in ("single_word", "lstrip", "rstrip", "normalized") if key in flags}
+    return AddedToken(text, special=True, **known)
+
+
+def chat_templates(folder: Folder) -> dict[str, str]:
+    """Name -> template. Files of their own come before the entry of tokenizer_config.json."""
+    templates: dict[str, str] = {}
+    for name, data in folder.files.items():
+        if name == "chat_template.jinja":
+            templates["default"] = _utf8(data, folder, name)
+        elif name.startswith(f"{TEMPLATE_DIR}/"):
+            templates[name.removeprefix(f"{TEMPLATE_DIR}/").removesuffix(".jinja")] = _utf8(data, folder, name)
+    if templates:
+        return templates
+    entry = folder.json("tokenizer_config.json").get("chat_template")
+    if isinstance(entry, list):
+        return {item["name"]: item["template"] for item in entry}
+    return {"default": entry} if isinstance(entry, str) else {}
+
+
+def _utf8(data: bytes, folder: Folder, name: str) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise ModelError(f"{folder.path / name} is not UTF-8 ({error}). Download it again.") from error
+
+
+def end_ids(eos_id: int | None, folder: Folder, model_config: Mapping[str, Any]) -> tuple[int, ...]:
+    """Every id that ends a text: the tokenizer's, then those of generation_config.json, or else of config.json."""
+    stated = folder.json("generation_config.json").get("eos_token_id")
+    if stated is None:
+        stated = model_config.get("eos_token_id", (model_config.get("text_config") or {}).get("eos_token_id"))
+    listed = stated if isinstance(stated, list) else [stated]
+    return tuple(dict.fromkeys(id for id in (eos_id, *listed) if isinstance(id, int)))
+
+
+def load_backend(folder: Folder) -> tokenizers.Tokenizer:
+    file = folder.path / "tokenizer.json"
+    parse_json(folder.files["tokenizer.json"], file)
+    try:
+        backend = tokenizers.Tokenizer.from_str(folder.files["tokenizer.json"].decode())
+    except Exception as error:  # the library raises a bare Exception
+        raise ModelError(
+            f"{file} is not a tokenizer that can be read ({error}). Download it again, or upgrade the tokenizers package."
+        ) from error
+    # Some files keep the padding and truncation of whoever saved them.
+    backend.no_padding()
+    backend.no_truncation()
+    return backend
+
+
+def decoder_spec(backend: tokenizers.Tokenizer) -> dict[str, Any] | None:
+    if backend.decoder is None:
+        return None
+    spec: dict[str, Any] = json.loads(backend.decoder.__getstate__())
+    return spec

@@ -1,0 +1,19 @@
+"""Chat templates made here."""
+
+CHATML = (
+    "{%- for message in messages %}"
+    "{{- '<|im_start|>' + message['role'] + '\\n' }}"
+    "{%- if message['role'] == 'assistant' %}"
+    "{%- generation %}{{- message['content'] + '<|im_end|>' }}{%- endgeneration %}"
+    "{{- '\\n' }}"
+    "{%- else %}"
+    "{{- message['content'] + '<|im_end|>\\n' }}"
+    "{%- endif %}"
+    "{%- endfor %}"
+    "{%- if add_generation_prompt %}"
+    "{{- '<|im_start|>assistant\\n' }}"
+    "{%- endif %}"
+)
+"""Turns between `<|im_start|>` and `<|im_end|>`; the assistant's words are marked, so a loss can be put on them alone."""
+
+CHATML_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")

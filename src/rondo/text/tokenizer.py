@@ -1,0 +1,187 @@
+"""A model's tokenizer: Hugging Face's files in, the same tokens and prompts as transformers out."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from rondo.base.errors import InvalidRequest, ModelError
+from rondo.text import chat, special
+from rondo.text.decoding import parse_decoder
+from rondo.text.detokenize import ByteDetokenizer, Detokenizer, PieceDetokenizer
+from rondo.text.folder import TEMPLATE_DIR, Folder, read_folder, read_model_config
+from rondo.text.pieces import ByteTable, PieceTable
+
+
+class Tokenizer:
+    """Made by `Tokenizer.load(folder)` or `train_bpe(...)`. Immutable, and safe to share between threads."""
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        folder: Folder,
+        named: Mapping[str, str],
+        templates: Mapping[str, str],
+        eos_ids: Sequence[int],
+    ) -> None:
+        self._backend = backend
+        self._folder = folder
+        self._named = dict(named)
+        self._templates = dict(templates)
+        self.eos_ids = tuple(eos_ids)
+        self.bos_id = self._named_id("bos_token")
+        self.pad_id = self._named_id("pad_token")
+        added = backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(index for index, token in added.items() if token.special)
+        self.vocab_size = max(backend.get_vocab_size(with_added_tokens=True), max(added, default=-1) + 1)
+        self._decoding = parse_decoder(special.decoder_spec(backend), str(folder.path / "tokenizer.json"))
+        self._bytes = {
+            skip: ByteTable(backend.id_to_token, self._decoding, self.special_ids if skip else frozenset())
+            for skip in (True, False)
+        }
+        self._pieces = {
+            skip: PieceTable(backend.id_to_token, self._decoding, self.special_ids if skip else frozenset())
+            for skip in (True, False)
+        }
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Tokenizer":
+        return cls.from_files(read_folder(Path(path)), read_model_config(Path(path)))
+
+    @classmethod
+    def from_files(cls, folder: Folder, model_config: Mapping[str, Any] | None = None) -> "Tokenizer":
+        backend = special.load_backend(folder)
+        named = special.add_special_tokens(backend, folder)
+        eos = backend.token_to_id(named["eos_token"]) if "eos_token" in named else None
+        eos_ids = special.end_ids(eos, folder, model_config or {})
+        return cls(backend, folder, named, special.chat_templates(folder), eos_ids)
+
+    def save(self, path: str | Path) -> None:
+        """Writes the tokenizer's files; those it was loaded from, byte for byte."""
+        for name, data in self._folder.files.items():
+            file = Path(path) / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(data)
+
+    def _named_id(self, name: str) -> int | None:
+        text = self._named.get(name)
+        return None if text is None else self._backend.token_to_id(text)
+
+    def encode(self, text: str, add_special: bool = True) -> list[int]:
+        return self.encode_batch([text], add_special)[0]
+
+    def encode_batch(self, texts: Sequence[str], add_special: bool = True) -> list[list[int]]:
+        try:
+            encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special)
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(f"the text is not valid Unicode: {error}") from error
+        return [encoding.ids for encoding in encodings]
+
+    def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
+        return self._backend.decode(list(ids), skip_special_tokens=skip_special)
+
+    def detokenizer(self, skip_special: bool = True, after: Sequence[int] = ()) -> Detokenizer:
+        """Text token by token. `after` are tokens whose text has been shown: where SentencePiece would strip the space
+        at the start of a text, the text now continues."""
+        detokenizer: Detokenizer
+        if self._decoding.byte_level:
+            detokenizer = ByteDetokenizer(self._bytes[skip_special].__getitem__)
+        else:
+            detokenizer = PieceDetokenizer(self._pieces[skip_special].get, self._decoding)
+        detokenizer.push(after)
+        return detokenizer
+
+    def token_bytes(self, token: int) -> bytes:
+        """What one token adds to a text; a special token's is its name."""
+        if self._backend.id_to_token(token) is None:
+            raise InvalidRequest(f"token id {token} is not in the vocabulary of {self.vocab_size} tokens.")
+        return self._bytes[False][token]
+
+    def token_id(self, token: str) -> int | None:
+        return self._backend.token_to_id(token)
+
+    @property
+    def chat_template(self) -> str | None:
+        return self._templates.get("default")
+
+    def with_chat_template(self, template: str) -> "Tokenizer":
+        """The same tokenizer with `template` in place of its own ones."""
+        chat.compile_template(template, "the given chat template")
+        kept = {name: data for name, data in self._folder.files.items() if not name.startswith(f"{TEMPLATE_DIR}/")}
+        folder = Folder(self._folder.path, kept | {"chat_template.jinja": template.encode()})
+        return Tokenizer(self._backend, folder, self._named, {"default": template}, self.eos_ids)
+
+    def render(
+        self,
+        messages: Sequence[chat.Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        *,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        continue_final_message: bool | str = False,
+        template_name: str | None = None,
+        **variables: Any,
+    ) -> str:
+        """The conversation as the prompt the model was trained on. Other keywords are the template's own variables."""
+        return chat.render(
+            self._template(template_name, tools),
+            messages,
+            tools=tools,
+            documents=documents,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            variables=self._named | variables,
+            where=f"the chat template of {self._folder.path}",
+        )
+
+    def apply_chat(
+        self,
+        messages: Sequence[chat.Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **options: Any,
+    ) -> list[int]:
+        """`render`, encoded; the template itself writes whatever special tokens there are."""
+        return self.encode(self.render(messages, tools, add_generation_prompt, **options), add_special=False)
+
+    def apply_chat_masked(
+        self,
+        messages: Sequence[chat.Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        template_name: str | None = None,
+        **variables: Any,
+    ) -> tuple[list[int], list[bool]]:
+        """The conversation's tokens, and which of them its `generation` blocks (the assistant's words) cover."""
+        text, spans = chat.render_spans(
+            self._template(template_name, tools),
+            messages,
+            tools=tools,
+            variables=self._named | variables,
+            where=f"the chat template of {self._folder.path}",
+        )
+        encoding = self._backend.encode(text, add_special_tokens=False)
+        mask = [False] * len(encoding.ids)
+        for start, end in spans:
+            first, last = encoding.char_to_token(start), encoding.char_to_token(end - 1)
+            if end > start and first is not None:
+                stop = len(mask) if last is None else last + 1
+                mask[first:stop] = [True] * (stop - first)
+        return list(encoding.ids), mask
+
+    def _template(self, name: str | None, tools: object) -> str:
+        if name is None:
+            name = "tool_use" if tools is not None and "tool_use" in self._templates else "default"
+        if name in self._templates:
+            return self._templates[name]
+        if not self._templates:
+            raise InvalidRequest(
+                f"the tokenizer of {self._folder.path} has no chat template: use plain completions, "
+                "or put a chat_template.jinja into the folder.",
+                param="messages",
+            )
+        raise InvalidRequest(
+            f"there is no chat template named {name!r}; there are: {', '.join(sorted(self._templates))}.",
+            param="template_name",
+        )
