@@ -14,7 +14,8 @@ from rondo.text.tokenizer import Tokenizer
 
 # Words with their leading space, contractions, single digits, runs of punctuation, newlines.
 _SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _BYTES = 256
 
@@ -31,8 +32,9 @@ def train_bpe(
 ) -> Tokenizer:
     """The same texts in the same order give the same tokenizer.
 
-    `eos_token` is by default the last special token and `pad_token` the first: with the default ones a turn ends with
-    `<|im_end|>`, and a document with `<|endoftext|>`. Both end a generation. Few texts make a smaller vocabulary.
+    `eos_token` is by default the last special token and `pad_token` the first: with the default ones
+    a turn ends with `<|im_end|>`, a document with `<|endoftext|>`, and both end a generation.
+    Few texts make a smaller vocabulary.
     """
     if not special_tokens:
         raise ConfigError("special_tokens is empty: at least one token must end a text.")

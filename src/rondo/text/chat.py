@@ -15,16 +15,17 @@ from typing import Any, NoReturn
 
 import jinja2
 from jinja2 import nodes
+from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from rondo.base.errors import InvalidRequest, ModelError
 
 Message = Mapping[str, Any]
 Span = tuple[int, int]
 
-# transformers' own marker, trailing space included: whether the template trimmed it tells whether to trim the rest.
+# transformers' own marker. Whether the template trimmed its trailing space tells whether to trim the rest.
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
@@ -42,7 +43,7 @@ _recorder: ContextVar[_Recorder | None] = ContextVar("chat_template_recorder", d
 class _Generation(Extension):
     """`{% generation %}...{% endgeneration %}` marks text made by the assistant."""
 
-    tags = {"generation"}
+    tags = {"generation"}  # noqa: RUF012 (Jinja declares it so)
 
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
@@ -70,7 +71,9 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     # Jinja's own filter escapes HTML, which a model has never seen.
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 def _strftime_now(format: str) -> str:
@@ -109,7 +112,7 @@ def render(
     variables: Mapping[str, Any] | None = None,
     where: str = "the chat template",
 ) -> str:
-    """The prompt as text. `continue_final_message` leaves the last message open (True, or the field to continue)."""
+    """The prompt as text. `continue_final_message` (True, or which field) leaves the last message open."""
     compiled = compile_template(template, where)
     _check(messages, documents)
     if continue_final_message and add_generation_prompt:
@@ -168,7 +171,9 @@ def _check(messages: Sequence[Message], documents: Sequence[Mapping[str, Any]] |
     if not messages:
         raise InvalidRequest("messages is empty: give at least one message.", param="messages")
     if documents is not None and not all(isinstance(document, Mapping) for document in documents):
-        raise InvalidRequest("documents must be a list of objects with 'title' and 'text'.", param="documents")
+        raise InvalidRequest(
+            "documents must be a list of objects with 'title' and 'text'.", param="documents"
+        )
 
 
 @contextmanager
@@ -176,9 +181,10 @@ def _template_errors(where: str) -> Iterator[None]:
     try:
         yield
     except SecurityError as error:
-        raise ModelError(f"{where} does something the sandbox forbids: {error}. Use another template.") from error
+        raise ModelError(f"{where} does what the sandbox forbids: {error}. Use another one.") from error
     except jinja2.TemplateError as error:
-        raise InvalidRequest(f"{where} refused the messages: {error.message or error}", param="messages") from error
+        reason = error.message or error
+        raise InvalidRequest(f"{where} refused the messages: {reason}", param="messages") from error
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
         # Python errors inside a template: a message of a shape that the template was not written for.
         raise InvalidRequest(f"{where} could not render the messages: {error}", param="messages") from error

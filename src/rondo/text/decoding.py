@@ -1,8 +1,8 @@
 """How a tokenizer's decoder turns tokens into text, worked out once, so that text can be made token by token.
 
-Two kinds exist among language models. Byte-level: every character of a token stands for a byte, and the text is the
-bytes of all tokens. SentencePiece-like: a token is text in which a mark stands for a space, except tokens such as
-`<0xE4>`, which are single bytes.
+Two kinds exist among language models. Byte-level: every character of a token stands for a byte, and
+the text is the bytes of all tokens. SentencePiece-like: a token is text in which a mark stands for a
+space, except tokens such as `<0xE4>`, which are single bytes.
 """
 
 import re
@@ -17,7 +17,11 @@ _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>", re.ASCII)
 
 def _byte_alphabet() -> dict[str, int]:
     """GPT-2's reversible alphabet: printable bytes stand for themselves, the others are moved above 255."""
-    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    printable = {
+        *range(ord("!"), ord("~") + 1),
+        *range(ord("¡"), ord("¬") + 1),
+        *range(ord("®"), ord("ÿ") + 1),
+    }
     moved = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(moved)}
 
@@ -26,7 +30,7 @@ _ALPHABET = _byte_alphabet()
 
 
 def alphabet_bytes(token: str) -> bytes:
-    """The bytes of a byte-level token. A token outside the alphabet (an added one) stands for its own text."""
+    """The bytes of a byte-level token. One outside the alphabet (an added token) stands for its own text."""
     try:
         return bytes([_ALPHABET[character] for character in token])
     except KeyError:
@@ -96,9 +100,10 @@ def parse_decoder(spec: Mapping[str, Any] | None, where: str) -> Decoding:
         elif step["type"] == "Strip" and fused and not step["stop"] and not strip[1]:
             strip = (step["content"], step["start"])
         else:
+            chain = " -> ".join(step["type"] for step in steps)
             raise ModelError(
-                f"{where}: its decoder ({' -> '.join(s['type'] for s in steps)}) cannot be followed token by token. "
-                "Known are ByteLevel, and Replace, Metaspace, ByteFallback, Fuse and a leading Strip in that order."
+                f"{where}: its decoder ({chain}) cannot be followed token by token. Known are ByteLevel, and "
+                "Replace, Metaspace, ByteFallback, Fuse and a leading Strip in that order."
             )
     return Decoding(before=tuple(before), byte_fallback=fallback, after=tuple(after), strip=strip)
 

@@ -1,4 +1,4 @@
-"""Text from tokens as they come: whole characters only, and in the end exactly what decoding them at once gives."""
+"""Text from tokens as they come: whole characters only, and in the end what decoding all at once gives."""
 
 import codecs
 from collections.abc import Callable, Iterable
@@ -36,7 +36,7 @@ class ByteDetokenizer:
 class PieceDetokenizer:
     """For SentencePiece-like vocabularies: tokens are pieces of text, or single bytes.
 
-    A run of byte tokens counts as a whole (valid UTF-8, or one U+FFFD a byte), so its text waits for the run's end.
+    A run of byte tokens counts as a whole (valid UTF-8, or one U+FFFD a byte), so its text waits for its end.
     """
 
     def __init__(self, piece: Callable[[int, bool], str | int | None], decoding: Decoding) -> None:

@@ -47,7 +47,9 @@ def read_folder(path: Path) -> Folder:
     try:
         return Folder(path, {name: (path / name).read_bytes() for name in names})
     except OSError as error:
-        raise ModelError(f"cannot read the tokenizer: {error}. Check the file and its permissions.") from error
+        raise ModelError(
+            f"cannot read the tokenizer: {error}. Check the file and its permissions."
+        ) from error
 
 
 def read_model_config(path: Path) -> dict[str, Any]:

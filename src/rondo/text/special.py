@@ -3,33 +3,35 @@
 The order of precedence is that of transformers' fast tokenizers.
 """
 
-import json
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import tokenizers
 from tokenizers import AddedToken
 
 from rondo.base.errors import ModelError
-from rondo.text.folder import TEMPLATE_DIR, Folder, parse_json
+from rondo.text.folder import TEMPLATE_DIR, Folder
 
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
+
+Key = TypeVar("Key")
 
 
 def add_special_tokens(backend: tokenizers.Tokenizer, folder: Folder) -> dict[str, str]:
-    """Completes the backend with the tokens that only the configuration names; returns name -> text of the named ones."""
+    """Adds the tokens that only the configuration lists; returns name -> text of the named ones."""
     config = folder.json("tokenizer_config.json")
     if "added_tokens_decoder" not in config:
         config |= folder.json("special_tokens_map.json")
     listed = _listed(config, folder)
     by_text = {token.content: token for token in listed}
     names = [*NAMED, *(key for key in config if key.endswith("_token") and key not in NAMED)]
-    named = {name: token for name in names if (token := _token(config.get(name), by_text)) is not None}
+    named = _tokens({name: config.get(name) for name in names}, by_text)
     extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
     if isinstance(extra, dict):
-        named |= {name: token for name, value in extra.items() if (token := _token(value, by_text)) is not None}
+        named |= _tokens(extra, by_text)
         extra = []
-    _add(backend, listed, named, [token for value in extra if (token := _token(value, by_text)) is not None])
+    _add(backend, listed, named, _tokens(dict(enumerate(extra)), by_text).values())
     backend.encode_special_tokens = bool(config.get("split_special_tokens", False))
     return {name: token.content for name, token in named.items()}
 
@@ -79,25 +81,27 @@ def _text(value: Any) -> str | None:
     return text if isinstance(text, str) else None
 
 
-def _token(value: Any, by_text: Mapping[str, AddedToken]) -> AddedToken | None:
-    text = _text(value)
-    if text is None:
-        return None
-    if text in by_text:
-        return by_text[text]
+def _tokens(values: Mapping[Key, Any], by_text: Mapping[str, AddedToken]) -> dict[Key, AddedToken]:
+    """Strings and serialized tokens as tokens; whatever else has a name that ends in `_token` is left out."""
+    texts = {key: text for key, value in values.items() if (text := _text(value)) is not None}
+    return {key: by_text.get(text) or _special(text, values[key]) for key, text in texts.items()}
+
+
+def _special(text: str, value: Any) -> AddedToken:
     flags = value if isinstance(value, dict) else {}
-    known = {key: bool(flags[key]) for key in ("single_word", "lstrip", "rstrip", "normalized") if key in flags}
+    known = {key: bool(flags[key]) for key in _FLAGS if key in flags}
     return AddedToken(text, special=True, **known)
 
 
 def chat_templates(folder: Folder) -> dict[str, str]:
     """Name -> template. Files of their own come before the entry of tokenizer_config.json."""
     templates: dict[str, str] = {}
-    for name, data in folder.files.items():
-        if name == "chat_template.jinja":
-            templates["default"] = _utf8(data, folder, name)
-        elif name.startswith(f"{TEMPLATE_DIR}/"):
-            templates[name.removeprefix(f"{TEMPLATE_DIR}/").removesuffix(".jinja")] = _utf8(data, folder, name)
+    for file, data in folder.files.items():
+        if file == "chat_template.jinja":
+            templates["default"] = _utf8(data, folder, file)
+        elif file.startswith(f"{TEMPLATE_DIR}/"):
+            name = file.removeprefix(f"{TEMPLATE_DIR}/").removesuffix(".jinja")
+            templates[name] = _utf8(data, folder, file)
     if templates:
         return templates
     entry = folder.json("tokenizer_config.json").get("chat_template")
@@ -114,31 +118,9 @@ def _utf8(data: bytes, folder: Folder, name: str) -> str:
 
 
 def end_ids(eos_id: int | None, folder: Folder, model_config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Every id that ends a text: the tokenizer's, then those of generation_config.json, or else of config.json."""
+    """Every id that ends a text: the tokenizer's, and those of generation_config.json or else config.json."""
     stated = folder.json("generation_config.json").get("eos_token_id")
     if stated is None:
         stated = model_config.get("eos_token_id", (model_config.get("text_config") or {}).get("eos_token_id"))
     listed = stated if isinstance(stated, list) else [stated]
     return tuple(dict.fromkeys(id for id in (eos_id, *listed) if isinstance(id, int)))
-
-
-def load_backend(folder: Folder) -> tokenizers.Tokenizer:
-    file = folder.path / "tokenizer.json"
-    parse_json(folder.files["tokenizer.json"], file)
-    try:
-        backend = tokenizers.Tokenizer.from_str(folder.files["tokenizer.json"].decode())
-    except Exception as error:  # the library raises a bare Exception
-        raise ModelError(
-            f"{file} is not a tokenizer that can be read ({error}). Download it again, or upgrade the tokenizers package."
-        ) from error
-    # Some files keep the padding and truncation of whoever saved them.
-    backend.no_padding()
-    backend.no_truncation()
-    return backend
-
-
-def decoder_spec(backend: tokenizers.Tokenizer) -> dict[str, Any] | None:
-    if backend.decoder is None:
-        return None
-    spec: dict[str, Any] = json.loads(backend.decoder.__getstate__())
-    return spec

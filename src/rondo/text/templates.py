@@ -14,6 +14,6 @@ CHATML = (
     "{{- '<|im_start|>assistant\\n' }}"
     "{%- endif %}"
 )
-"""Turns between `<|im_start|>` and `<|im_end|>`; the assistant's words are marked, so a loss can be put on them alone."""
+"""Turns between `<|im_start|>` and `<|im_end|>`. What the assistant says is marked as generated."""
 
 CHATML_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")

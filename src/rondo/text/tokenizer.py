@@ -6,8 +6,9 @@ from typing import Any
 
 import tokenizers
 
-from rondo.base.errors import InvalidRequest, ModelError
+from rondo.base.errors import InvalidRequest
 from rondo.text import chat, special
+from rondo.text.backend import decoder_spec, load_backend
 from rondo.text.decoding import parse_decoder
 from rondo.text.detokenize import ByteDetokenizer, Detokenizer, PieceDetokenizer
 from rondo.text.folder import TEMPLATE_DIR, Folder, read_folder, read_model_config
@@ -35,7 +36,7 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(index for index, token in added.items() if token.special)
         self.vocab_size = max(backend.get_vocab_size(with_added_tokens=True), max(added, default=-1) + 1)
-        self._decoding = parse_decoder(special.decoder_spec(backend), str(folder.path / "tokenizer.json"))
+        self._decoding = parse_decoder(decoder_spec(backend), str(folder.path / "tokenizer.json"))
         self._bytes = {
             skip: ByteTable(backend.id_to_token, self._decoding, self.special_ids if skip else frozenset())
             for skip in (True, False)
@@ -51,7 +52,7 @@ class Tokenizer:
 
     @classmethod
     def from_files(cls, folder: Folder, model_config: Mapping[str, Any] | None = None) -> "Tokenizer":
-        backend = special.load_backend(folder)
+        backend = load_backend(folder)
         named = special.add_special_tokens(backend, folder)
         eos = backend.token_to_id(named["eos_token"]) if "eos_token" in named else None
         eos_ids = special.end_ids(eos, folder, model_config or {})
@@ -82,8 +83,8 @@ class Tokenizer:
         return self._backend.decode(list(ids), skip_special_tokens=skip_special)
 
     def detokenizer(self, skip_special: bool = True, after: Sequence[int] = ()) -> Detokenizer:
-        """Text token by token. `after` are tokens whose text has been shown: where SentencePiece would strip the space
-        at the start of a text, the text now continues."""
+        """Text token by token. `after` are the tokens before it, if the text continues theirs: then the space
+        of the first word stays, which SentencePiece drops at the start of a text."""
         detokenizer: Detokenizer
         if self._decoding.byte_level:
             detokenizer = ByteDetokenizer(self._bytes[skip_special].__getitem__)
@@ -108,8 +109,8 @@ class Tokenizer:
     def with_chat_template(self, template: str) -> "Tokenizer":
         """The same tokenizer with `template` in place of its own ones."""
         chat.compile_template(template, "the given chat template")
-        kept = {name: data for name, data in self._folder.files.items() if not name.startswith(f"{TEMPLATE_DIR}/")}
-        folder = Folder(self._folder.path, kept | {"chat_template.jinja": template.encode()})
+        files = {name: data for name, data in self._folder.files.items() if not name.startswith(TEMPLATE_DIR)}
+        folder = Folder(self._folder.path, files | {"chat_template.jinja": template.encode()})
         return Tokenizer(self._backend, folder, self._named, {"default": template}, self.eos_ids)
 
     def render(
@@ -123,7 +124,7 @@ class Tokenizer:
         template_name: str | None = None,
         **variables: Any,
     ) -> str:
-        """The conversation as the prompt the model was trained on. Other keywords are the template's own variables."""
+        """The conversation as the model's prompt. Other keywords are the template's own variables."""
         return chat.render(
             self._template(template_name, tools),
             messages,
@@ -153,7 +154,7 @@ class Tokenizer:
         template_name: str | None = None,
         **variables: Any,
     ) -> tuple[list[int], list[bool]]:
-        """The conversation's tokens, and which of them its `generation` blocks (the assistant's words) cover."""
+        """The conversation's tokens, and which of them are the assistant's (`generation` blocks)."""
         text, spans = chat.render_spans(
             self._template(template_name, tools),
             messages,

@@ -1,0 +1,32 @@
+"""The `tokenizers` library's object behind a tokenizer.json."""
+
+import json
+from typing import Any
+
+import tokenizers
+
+from rondo.base.errors import ModelError
+from rondo.text.folder import Folder, parse_json
+
+
+def load_backend(folder: Folder) -> tokenizers.Tokenizer:
+    file = folder.path / "tokenizer.json"
+    parse_json(folder.files["tokenizer.json"], file)
+    try:
+        backend = tokenizers.Tokenizer.from_str(folder.files["tokenizer.json"].decode())
+    except Exception as error:  # the library raises a bare Exception
+        raise ModelError(
+            f"{file} is not a tokenizer that can be read ({error}). Download it again, or upgrade the "
+            "tokenizers package."
+        ) from error
+    # Some files keep the padding and truncation of whoever saved them.
+    backend.no_padding()
+    backend.no_truncation()
+    return backend
+
+
+def decoder_spec(backend: tokenizers.Tokenizer) -> dict[str, Any] | None:
+    if backend.decoder is None:
+        return None
+    spec: dict[str, Any] = json.loads(backend.decoder.__getstate__())
+    return spec
