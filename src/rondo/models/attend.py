@@ -1,0 +1,43 @@
+"""How a model's attention is computed is not its own affair: it is handed an `attend`."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from rondo.ops import AttentionSpec, packed_attention
+
+
+class Attend(Protocol):
+    @property
+    def lengths(self) -> Tensor:
+        """[T] the length so far of the sequence each token belongs to; read only by length-dependent RoPE."""
+        ...
+
+    def __call__(self, spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
+        """q [T, H, D], k [T, KV, D], v [T, KV, Dv] -> [T, H, Dv]."""
+        ...
+
+
+class Packed:
+    """Training and scoring: whole documents, one after another, nothing cached."""
+
+    def __init__(self, cu_seqlens: Sequence[int], device: torch.device | str = "cpu") -> None:
+        self.cu_seqlens = list(cu_seqlens)
+        self.device = device
+
+    @property
+    def lengths(self) -> Tensor:
+        sizes = torch.tensor(self.cu_seqlens, device=self.device).diff()
+        return sizes.repeat_interleave(sizes)
+
+    @property
+    def positions(self) -> Tensor:
+        """[T] positions that start at 0 in each document."""
+        starts = torch.tensor(self.cu_seqlens[:-1], device=self.device)
+        sizes = torch.tensor(self.cu_seqlens, device=self.device).diff()
+        return torch.arange(self.cu_seqlens[-1], device=self.device) - starts.repeat_interleave(sizes)
+
+    def __call__(self, spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
+        return packed_attention(spec, q, k, v, self.cu_seqlens, sinks)

@@ -1,0 +1,189 @@
+"""A model from a folder, and back: built on the meta device, then filled tensor by tensor, never twice in memory."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rondo.base.errors import ModelError
+from rondo.base.files import atomic_dir
+from rondo.models import safetensors
+from rondo.models.architecture import ModelConfig
+from rondo.models.decoder import Decoder
+from rondo.models.families import family_of, parse
+from rondo.models.mapping import Piece, Slot, slots
+from rondo.models.safetensors import Stored
+
+Progress = Callable[[int], None]
+"""Called with the number of bytes that were just read or written."""
+
+MAX_SHARD_BYTES = 5 << 30
+KEPT_IN_FP32 = ("router.correction",)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    path = folder / "config.json"
+    if not path.exists():
+        raise ModelError(f"{folder} has no config.json; is it a model folder?")
+    try:
+        config = json.loads(path.read_text())
+    except ValueError as error:
+        raise ModelError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise ModelError(f"{path} is not a JSON object")
+    return config
+
+
+def build(config: ModelConfig) -> Decoder:
+    """The model's shape, on the meta device: no memory and no time."""
+    with torch.device("meta"):
+        return Decoder(config)
+
+
+def load(
+    folder: str | Path,
+    dtype: torch.dtype | None = None,
+    device: str | torch.device = "cpu",
+    progress: Progress | None = None,
+) -> Decoder:
+    """Load a Hugging Face folder. `dtype=None` keeps each tensor's own.
+
+    On a CPU, tensors that need no change are mapped, not read: the pages are shared with other processes until written.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ModelError(f"{folder} is not a folder")
+    model = build(parse(read_config(folder)))
+    stored = safetensors.open_checkpoint(folder)
+    table = slots(model)
+    _check(model, table, stored, folder)
+    _fill(model, table, stored, dtype, torch.device(device), progress or (lambda count: None))
+    return model
+
+
+def _check(model: Decoder, table: list[Slot], stored: dict[str, Stored], folder: Path) -> None:
+    """Names and shapes must match exactly; what does not is listed."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    expected = {slot.name: slot.shape_for(parameters) for slot in table}
+    ignored = family_of(model.config.family).ignored
+    missing = [name for name in expected if name not in stored]
+    extra = [name for name in stored if name not in expected and not any(re.search(p, name) for p in ignored)]
+    if model.config.tied and "lm_head.weight" in extra:
+        _check_tied(stored, folder)
+        extra.remove("lm_head.weight")
+    wrong = [
+        f"{name} is {list(stored[name].shape)}, should be {list(shape)}"
+        for name, shape in expected.items()
+        if name in stored and stored[name].shape != shape
+    ]
+    not_float = [f"{n} is {stored[n].dtype}" for n in expected if n in stored and not stored[n].dtype.is_floating_point]
+    problems = [
+        f"{len(names)} {label}: {safetensors._some(names)}"
+        for label, names in (
+            ("missing", missing),
+            ("unexpected", extra),
+            ("of the wrong shape", wrong),
+            ("of a dtype that is not floating-point", not_float),
+        )
+        if names
+    ]
+    if problems:
+        raise ModelError(f"{folder} does not match a {model.config.family} model of its config.json. " + "; ".join(problems))
+
+
+def _check_tied(stored: dict[str, Stored], folder: Path) -> None:
+    head, embed = stored["lm_head.weight"], stored.get("model.embed_tokens.weight")
+    if embed is None or head.shape != embed.shape or not torch.equal(head.mapped(), embed.mapped()):
+        raise ModelError(
+            f"{folder}: config.json ties lm_head.weight to the embedding, yet the two differ; "
+            "set tie_word_embeddings to false"
+        )
+
+
+def _fill(
+    model: Decoder,
+    table: list[Slot],
+    stored: dict[str, Stored],
+    dtype: torch.dtype | None,
+    device: torch.device,
+    progress: Progress,
+) -> None:
+    parameters = dict(model.named_parameters())
+    mapped = _mappable(table, stored, parameters, dtype) if device.type == "cpu" else {}
+    tensors = dict(mapped)
+    for name, parameter in parameters.items():
+        if name not in mapped:
+            kept = dtype is None or name.endswith(KEPT_IN_FP32)
+            target = _stored_dtype(name, table, stored) if kept else dtype
+            tensors[name] = torch.empty(parameter.shape, dtype=target, device=device)
+    for slot in table:
+        source = stored[slot.name]
+        if not all(piece.param in mapped for piece in slot.pieces):
+            _copy(slot, source, tensors)
+        progress(source.stop - source.start)
+    for name, tensor in tensors.items():
+        _replace(model, name, nn.Parameter(tensor, requires_grad=parameters[name].requires_grad))
+    model.tie()
+
+
+def _mappable(
+    table: list[Slot], stored: dict[str, Stored], parameters: dict[str, nn.Parameter], dtype: torch.dtype | None
+) -> dict[str, Tensor]:
+    """Parameters that are, byte for byte, rows of one stored tensor."""
+    mapped = {}
+    for slot in table:
+        source = stored[slot.name]
+        if dtype not in (None, source.dtype) or source.start % source.dtype.itemsize:
+            continue
+        for piece in slot.pieces:
+            region = piece.theirs(source.mapped())
+            whole = piece.at is None and not piece.transposed and region.is_contiguous()
+            if whole and region.shape == parameters[piece.param].shape:
+                mapped[piece.param] = region
+    return mapped
+
+
+def _stored_dtype(name: str, table: list[Slot], stored: dict[str, Stored]) -> torch.dtype:
+    return next(stored[slot.name].dtype for slot in table for piece in slot.pieces if piece.param == name)
+
+
+def _copy(slot: Slot, source: Stored, parameters: dict[str, Tensor]) -> None:
+    if len(slot.pieces) == 1 and slot.pieces[0].into is None:
+        source.read_into(slot.pieces[0].ours(parameters))
+        return
+    whole = source.mapped()
+    for piece in slot.pieces:
+        piece.ours(parameters).copy_(piece.theirs(whole))
+
+
+def _replace(model: nn.Module, name: str, parameter: nn.Parameter) -> None:
+    path, _, leaf = name.rpartition(".")
+    setattr(model.get_submodule(path), leaf, parameter)
+
+
+def save(
+    model: Decoder, folder: str | Path, max_shard_bytes: int = MAX_SHARD_BYTES, progress: Progress | None = None
+) -> None:
+    """Write what transformers loads: config.json and safetensors. The folder appears whole or not at all."""
+    with atomic_dir(Path(folder)) as partial:
+        save_into(model, partial, max_shard_bytes, progress)
+
+
+def save_into(
+    model: Decoder, folder: Path, max_shard_bytes: int = MAX_SHARD_BYTES, progress: Progress | None = None
+) -> None:
+    """Like `save`, into a folder that exists; the caller makes the whole atomic."""
+    config = dict(model.config.hf or {})
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    tensors = []
+    for name, tensor in model.to_hf():
+        tensors.append((name, tensor))
+        if progress is not None:
+            progress(tensor.nbytes)
+    safetensors.write(folder, tensors, max_shard_bytes)
+
+

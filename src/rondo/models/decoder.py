@@ -1,0 +1,111 @@
+"""The one definition of a decoder, for training and for serving: embed, layers, head."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from rondo.models.attend import Attend
+from rondo.models.architecture import Gqa, Layer, ModelConfig, Moe
+from rondo.models.parts import DenseMlp, GqaAttention, Linear, MlaAttention, MoeMlp, RopeTables, norm_like
+from rondo.ops import AttentionSpec, RopeSpec, rope_tables
+
+
+class Embed(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
+        self.scale = config.embed_scale
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = nn.functional.embedding(tokens, self.weight)
+        # Gemma was trained with the scale rounded to the weights' dtype.
+        return x if self.scale is None else x * torch.tensor(self.scale, dtype=x.dtype, device=x.device)
+
+
+class DecoderLayer(nn.Module):
+    def __init__(self, config: ModelConfig, layer: Layer, index: int) -> None:
+        super().__init__()
+        attention = GqaAttention if isinstance(layer.attention, Gqa) else MlaAttention
+        self.attention = attention(config, layer.attention, index)  # type: ignore[arg-type]
+        self.mlp = MoeMlp(config, layer.mlp) if isinstance(layer.mlp, Moe) else DenseMlp(config, layer.mlp)
+        before, after = layer.norms in ("before", "both"), layer.norms in ("after", "both")
+        self.attention_norm = norm_like(config, config.hidden_size) if before else nn.Identity()
+        self.mlp_norm = norm_like(config, config.hidden_size) if before else nn.Identity()
+        self.attention_out_norm = norm_like(config, config.hidden_size) if after else nn.Identity()
+        self.mlp_out_norm = norm_like(config, config.hidden_size) if after else nn.Identity()
+
+    def forward(self, x: Tensor, ropes: RopeTables, attend: Attend) -> Tensor:
+        x = x + self.attention_out_norm(self.attention(self.attention_norm(x), ropes, attend))
+        return x + self.mlp_out_norm(self.mlp(self.mlp_norm(x)))
+
+
+class Head(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.norm = norm_like(config, config.hidden_size)
+        self.out = Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.softcap = config.logit_softcap
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.out(self.norm(x))
+        return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
+
+
+class Decoder(nn.Module):
+    """Tokens in, logits out, over a flat row: several documents or requests at once, no padding."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embed = Embed(config)
+        self.layers = nn.ModuleList(DecoderLayer(config, layer, i) for i, layer in enumerate(config.layers))
+        self.head = Head(config)
+        self.ropes = _distinct_ropes(config)
+        self.tie()
+
+    def tie(self) -> None:
+        """Make the output weight be the embedding, where the family says so. Needed again after replacing either."""
+        if self.config.tied:
+            self.head.out.weight = self.embed.weight
+
+    def forward(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """tokens [T], positions [T] -> logits [T, V]."""
+        logits: Tensor = self.head(self.trunk(tokens, positions, attend))
+        return logits
+
+    def trunk(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """Everything before the head: [T, H]. Serving runs the head on the rows it samples from alone."""
+        x: Tensor = self.embed(tokens)
+        ropes = self.rope_tables(positions, attend, x.dtype)
+        for layer in self.layers:
+            x = layer(x, ropes, attend)
+        return x
+
+    def rope_tables(self, positions: Tensor, attend: Attend, dtype: torch.dtype) -> RopeTables:
+        return {
+            spec: rope_tables(spec, positions, attend.lengths if spec.by_length else None, dtype)
+            for spec in self.ropes
+        }
+
+    def attention_specs(self) -> list[AttentionSpec]:
+        return [layer.attention.spec for layer in self.layers]  # type: ignore[union-attr, misc]
+
+    def to_hf(self) -> Iterator[tuple[str, Tensor]]:
+        """Hugging Face names and tensors: views of the parameters where the layout allows, else copies."""
+        from rondo.models.mapping import to_hf
+
+        return to_hf(self)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embed.weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.embed.weight.device
+
+
+def _distinct_ropes(config: ModelConfig) -> tuple[RopeSpec, ...]:
+    specs = (layer.attention.rope for layer in config.layers)
+    return tuple(dict.fromkeys(spec for spec in specs if spec is not None))

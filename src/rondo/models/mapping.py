@@ -1,0 +1,83 @@
+"""The one mapping between our parameters and Hugging Face's names, as data that reads in both directions.
+
+A `Slot` is one tensor of a Hugging Face checkpoint; its `Piece`s say which parameter, or part of one, each region of it
+holds. Loading, saving, pushing weights to engines and adapters all go through it.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from types import EllipsisType
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from rondo.models.decoder import Decoder
+
+Region = tuple[slice | EllipsisType, ...]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Part of a Hugging Face tensor: `into` is where it lies there, `param[at]` what it is here."""
+
+    param: str
+    at: int | None = None
+    into: Region | None = None
+    transposed: bool = False
+
+    def ours(self, parameters: dict[str, Tensor]) -> Tensor:
+        """Our side, as a view laid out like theirs."""
+        view = parameters[self.param]
+        if self.at is not None:
+            view = view[self.at]
+        return view.transpose(-1, -2) if self.transposed else view
+
+    def theirs(self, tensor: Tensor) -> Tensor:
+        return tensor if self.into is None else tensor[self.into]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One Hugging Face tensor. `shape` is given where several pieces make it up."""
+
+    name: str
+    pieces: tuple[Piece, ...]
+    shape: tuple[int, ...] | None = None
+
+    def shape_for(self, parameters: dict[str, Tensor]) -> tuple[int, ...]:
+        return self.shape if self.shape is not None else tuple(self.pieces[0].ours(parameters).shape)
+
+
+def one(name: str, param: str, at: int | None = None, *, transposed: bool = False) -> Slot:
+    """A Hugging Face tensor that is a whole parameter, or one expert of a stacked one."""
+    return Slot(name, (Piece(param, at, None, transposed),))
+
+
+def stacked_rows(name: str, params: Iterable[tuple[str, int]], columns: int | None) -> Slot:
+    """A Hugging Face tensor that is several of our parameters one below another: (parameter, rows)."""
+    pieces, start = [], 0
+    for param, rows in params:
+        pieces.append(Piece(param, None, (slice(start, start + rows),)))
+        start += rows
+    return Slot(name, tuple(pieces), (start,) if columns is None else (start, columns))
+
+
+def slots(model: "Decoder") -> list[Slot]:
+    from rondo.models.families import family_of
+
+    return list(family_of(model.config.family).slots(model.config))
+
+
+def to_hf(model: "Decoder") -> Iterator[tuple[str, Tensor]]:
+    parameters = {name: parameter.detach() for name, parameter in model.named_parameters(remove_duplicate=False)}
+    for slot in slots(model):
+        if len(slot.pieces) == 1 and slot.pieces[0].into is None:
+            yield slot.name, slot.pieces[0].ours(parameters)
+            continue
+        first = slot.pieces[0].ours(parameters)
+        joined = torch.empty(slot.shape_for(parameters), dtype=first.dtype, device=first.device)
+        for piece in slot.pieces:
+            piece.theirs(joined).copy_(piece.ours(parameters))
+        yield slot.name, joined

@@ -1,0 +1,195 @@
+"""Reading and writing safetensors files: memory-mapped where nothing changes, streamed where something does.
+
+The library's own reader is not used because a mapping must be private and writable (training updates weights in place)
+and a streamed read must go straight into the parameter's memory.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rondo.base.errors import ModelError, StorageError
+
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+STAGING_BYTES = 32 << 20
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One tensor in a file."""
+
+    file: "File"
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+    def mapped(self) -> Tensor:
+        """The tensor on the file's pages: private to this process, so it may be written to without changing the file."""
+        flat = self.file.mapping[self.start : self.stop].view(self.dtype)
+        return flat.view(self.shape)
+
+    def read_into(self, target: Tensor) -> None:
+        """Stream into `target`, which has the same shape and may have another dtype, layout or device."""
+        if target.device.type == "cpu" and target.dtype == self.dtype and target.is_contiguous():
+            self.file.read_exactly(_bytes_of(target), self.start)
+            return
+        if target.dim() == 0 or target.numel() == 0:
+            target.copy_(self._rows(0, 1).view(self.shape))
+            return
+        row_bytes = (self.stop - self.start) // self.shape[0]
+        step = max(1, STAGING_BYTES // max(row_bytes, 1))
+        for first in range(0, self.shape[0], step):
+            rows = self._rows(first * row_bytes, min(step, self.shape[0] - first) * row_bytes)
+            target[first : first + step].copy_(rows.view(-1, *self.shape[1:]))
+
+    def _rows(self, offset: int, size: int) -> Tensor:
+        size = min(size, self.stop - self.start - offset) or (self.stop - self.start)
+        buffer = torch.empty(size, dtype=torch.uint8)
+        self.file.read_exactly(buffer, self.start + offset)
+        return buffer.view(self.dtype)
+
+
+class File:
+    """An open safetensors file, its header checked against its size."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self.size = path.stat().st_size
+            with path.open("rb") as stream:
+                prefix = stream.read(8)
+                length = int.from_bytes(prefix, "little")
+                if len(prefix) < 8 or length > self.size - 8:
+                    raise ModelError(f"{path} is truncated or not a safetensors file; fetch or export it again")
+                header = json.loads(stream.read(length))
+        except OSError as error:
+            raise ModelError(f"cannot read {path}: {error.strerror}") from error
+        except ValueError as error:
+            raise ModelError(f"{path} has a broken header; fetch or export it again") from error
+        self.data_start = 8 + length
+        self.tensors = {name: self._stored(name, entry) for name, entry in header.items() if name != "__metadata__"}
+
+    def _stored(self, name: str, entry: Mapping[str, Any]) -> Stored:
+        try:
+            dtype = DTYPES.get(entry["dtype"])
+            shape, (start, stop) = tuple(entry["shape"]), entry["data_offsets"]
+        except (KeyError, TypeError, ValueError) as error:
+            raise ModelError(f"{self.path} has a broken header at {name!r}; fetch or export it again") from error
+        if dtype is None:
+            raise ModelError(f"{self.path}: {name} has dtype {entry['dtype']}, which cannot be loaded")
+        if self.data_start + stop > self.size:
+            raise ModelError(
+                f"{self.path} is truncated: {name} ends at byte {self.data_start + stop} of {self.size}; "
+                "fetch or export it again"
+            )
+        if stop - start != torch.Size(shape).numel() * dtype.itemsize:
+            raise ModelError(f"{self.path}: {name} has {stop - start} bytes, which is not its shape {list(shape)}")
+        return Stored(self, name, dtype, shape, self.data_start + start, self.data_start + stop)
+
+    @cached_property
+    def mapping(self) -> Tensor:
+        storage = torch.UntypedStorage.from_file(str(self.path), shared=False, nbytes=self.size)
+        return torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[call-overload, no-any-return]
+
+    def read_exactly(self, target: Tensor, offset: int) -> None:
+        """Fill a contiguous uint8 tensor from this offset on."""
+        view = memoryview(target.numpy())
+        with self.path.open("rb", buffering=0) as stream:
+            while view:
+                count = os.preadv(stream.fileno(), [view], offset)
+                if count == 0:
+                    raise ModelError(f"{self.path} ended early, at byte {offset}; fetch or export it again")
+                view, offset = view[count:], offset + count
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    return tensor.detach().view(-1).view(torch.uint8)
+
+
+def open_checkpoint(folder: Path) -> dict[str, Stored]:
+    """Every tensor of a checkpoint folder, one file or several with an index."""
+    index = folder / INDEX
+    if index.exists():
+        return _open_sharded(folder, index)
+    if (folder / SINGLE).exists():
+        return File(folder / SINGLE).tensors
+    if list(folder.glob("*.bin")):
+        raise ModelError(f"{folder} holds PyTorch pickles (*.bin), which are not loaded; convert it to safetensors")
+    raise ModelError(f"{folder} has no {SINGLE} and no {INDEX}; is it a model folder?")
+
+
+def _open_sharded(folder: Path, index: Path) -> dict[str, Stored]:
+    try:
+        weight_map: dict[str, str] = json.loads(index.read_text())["weight_map"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"{index} is broken: no readable 'weight_map'; fetch it again") from error
+    absent = sorted({shard for shard in weight_map.values() if not (folder / shard).exists()})
+    if absent:
+        raise ModelError(f"{folder} lacks {', '.join(absent)}, which {INDEX} names; fetch it again")
+    files = {shard: File(folder / shard) for shard in sorted(set(weight_map.values()))}
+    lost = [name for name, shard in weight_map.items() if name not in files[shard].tensors]
+    if lost:
+        raise ModelError(f"{index} names tensors its files do not hold: {_some(lost)}")
+    return {name: stored for file in files.values() for name, stored in file.tensors.items()}
+
+
+def _some(names: list[str], most: int = 8) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def write(folder: Path, tensors: Iterable[tuple[str, Tensor]], max_shard_bytes: int) -> None:
+    """Write a checkpoint the way transformers does: one file, or shards with an index where it is larger."""
+    from safetensors.torch import save_file
+
+    shards: list[dict[str, Tensor]] = [{}]
+    filled = total = 0
+    for name, tensor in tensors:
+        if filled and filled + tensor.nbytes > max_shard_bytes:
+            shards.append({})
+            filled = 0
+        shards[-1][name] = tensor
+        filled += tensor.nbytes
+        total += tensor.nbytes
+    _check_room(folder, total)
+    names = [SINGLE] if len(shards) == 1 else [_shard_name(i, len(shards)) for i in range(len(shards))]
+    for name, shard in zip(names, shards, strict=True):
+        ready = {key: tensor.detach().cpu().contiguous() for key, tensor in shard.items()}
+        save_file(ready, folder / name, metadata={"format": "pt"})
+    if len(shards) > 1:
+        weight_map = {key: name for name, shard in zip(names, shards, strict=True) for key in shard}
+        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+
+
+def _shard_name(i: int, count: int) -> str:
+    return f"model-{i + 1:05d}-of-{count:05d}.safetensors"
+
+
+def _check_room(folder: Path, needed: int) -> None:
+    stats = os.statvfs(folder)
+    free = stats.f_bavail * stats.f_frsize
+    if free < needed:
+        raise StorageError(f"not enough room in {folder}: {needed >> 20} MiB needed, {free >> 20} MiB free")

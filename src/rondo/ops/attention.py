@@ -1,0 +1,147 @@
+"""Causal attention over a flat row that holds several documents one after another."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rondo.ops.dispatch import Op
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """What a layer says about its attention; how it is computed is the caller's affair."""
+
+    layer: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    value_dim: int
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+    sinks: bool = False
+
+
+@Op
+def packed_attention(
+    spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Sequence[int], sinks: Tensor | None = None
+) -> Tensor:
+    """q [T, H, D], k [T, KV, D], v [T, KV, Dv] -> [T, H, Dv]; tokens attend within their own document only.
+
+    `cu_seqlens` are the documents' first positions and, last, T. `sinks` [H] is one more logit a head, which takes
+    probability and gives nothing.
+    """
+    outputs = []
+    for start, stop in zip(cu_seqlens[:-1], cu_seqlens[1:], strict=True):
+        rows = slice(start, stop)
+        mask = causal_mask(stop - start, stop - start, spec.window, q.device)
+        outputs.append(attend_masked(spec, q[rows], k[rows], v[rows], mask, sinks))
+    return torch.cat(outputs)
+
+
+def attend_masked(spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, sinks: Tensor | None) -> Tensor:
+    """The formula itself, one document: q [Q, H, D], k [K, KV, D], v [K, KV, Dv], mask [Q, K] -> [Q, H, Dv]."""
+    group = spec.num_heads // spec.num_kv_heads
+    keys, values = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+    scores = torch.einsum("qhd,khd->hqk", q, keys) * spec.scale
+    if spec.softcap is not None:
+        scores = spec.softcap * torch.tanh(scores / spec.softcap)
+    scores = scores.masked_fill(~mask, -math.inf).float()
+    if sinks is not None:
+        column = sinks.float()[:, None, None].expand(-1, scores.shape[1], 1)
+        scores = torch.cat([scores, column], dim=-1)
+    weights = scores.softmax(-1)
+    if sinks is not None:
+        weights = weights[..., :-1]
+    return torch.einsum("hqk,khd->qhd", weights.to(v.dtype), values)
+
+
+def causal_mask(queries: int, keys: int, window: int | None, device: torch.device) -> Tensor:
+    """[Q, K] true where a query sees a key; the last query is aligned with the last key."""
+    query_at = torch.arange(keys - queries, keys, device=device)[:, None]
+    key_at = torch.arange(keys, device=device)[None, :]
+    mask = key_at <= query_at
+    if window is not None:
+        mask &= key_at > query_at - window
+    return mask
+
+
+def _sdpa_can(
+    spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Sequence[int], sinks: Tensor | None = None
+) -> bool:
+    return spec.softcap is None and sinks is None
+
+
+@packed_attention.fast(_sdpa_can)
+def _packed_sdpa(
+    spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Sequence[int], sinks: Tensor | None = None
+) -> Tensor:
+    """PyTorch's fused attention, once for each group of documents of about one length."""
+    groups = _groups(cu_seqlens)
+    if len(groups) == 1 and len(groups[0].starts) == 1:
+        return _sdpa(spec, q[None], k[None], v[None])[0]
+    out = q.new_empty(q.shape[0], spec.num_heads, spec.value_dim)
+    pieces: list[Tensor] = []
+    order: list[Tensor] = []
+    for group in groups:
+        take, keep = group.rows(q.device)
+        padded = (x[take].view(len(group.starts), group.longest, *x.shape[1:]) for x in (q, k, v))
+        pieces.append(_sdpa(spec, *padded).flatten(0, 1)[keep])
+        order.append(take[keep])
+    return out.index_put((torch.cat(order),), torch.cat(pieces))
+
+
+def _sdpa(spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """q [B, L, H, D] ... -> [B, L, H, Dv]. Padding comes last, where the causal mask already hides it from real rows."""
+    length = q.shape[1]
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    grouped = spec.num_heads != spec.num_kv_heads
+    if spec.window is None or length <= spec.window:
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=spec.scale, enable_gqa=grouped)
+    else:
+        mask = causal_mask(length, length, spec.window, q.device)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=spec.scale, enable_gqa=grouped)
+    return out.transpose(1, 2)
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Documents that are padded to one length."""
+
+    starts: tuple[int, ...]
+    lengths: tuple[int, ...]
+
+    @property
+    def longest(self) -> int:
+        return max(self.lengths)
+
+    def rows(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """(which row to take for each padded place [B*L], which places are real [B*L] bool)."""
+        starts = torch.tensor(self.starts, device=device)[:, None]
+        lengths = torch.tensor(self.lengths, device=device)[:, None]
+        offsets = torch.arange(self.longest, device=device)[None, :]
+        keep = offsets < lengths
+        return (starts + torch.minimum(offsets, lengths - 1)).flatten(), keep.flatten()
+
+
+MAX_PADDING = 1.3
+"""A group is closed when its padded size would pass this many times its real one."""
+
+
+def _groups(cu_seqlens: Sequence[int]) -> list[_Group]:
+    """Sort documents by length and cut where padding would cost more than another call."""
+    documents = sorted((stop - start, start) for start, stop in zip(cu_seqlens[:-1], cu_seqlens[1:], strict=True))
+    groups: list[list[tuple[int, int]]] = []
+    real = 0
+    for length, start in documents:
+        if groups and length * (len(groups[-1]) + 1) <= MAX_PADDING * (real + length) + 64:
+            groups[-1].append((length, start))
+            real += length
+        else:
+            groups.append([(length, start)])
+            real = length
+    return [_Group(tuple(s for _, s in group), tuple(n for n, _ in group)) for group in groups]

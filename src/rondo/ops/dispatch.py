@@ -1,0 +1,52 @@
+"""The dispatcher: an operation is its reference, plus fast versions that say which arguments they take.
+
+`RONDO_OPS=reference` in the environment (or `use_reference()` in a test) runs the references alone, which is the first
+thing to try when a number looks wrong.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Generic, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_reference_only = os.environ.get("RONDO_OPS", "") == "reference"
+
+
+class Op(Generic[P, R]):
+    """Call it like the reference; the first fast version that supports the arguments runs instead."""
+
+    def __init__(self, reference: Callable[P, R]) -> None:
+        self.reference = reference
+        self.__name__ = getattr(reference, "__name__", "op")
+        self.__doc__ = reference.__doc__
+        self._fast: list[tuple[Callable[P, bool], Callable[P, R]]] = []
+
+    def fast(self, supports: Callable[P, bool]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+        """Register a fast version; the one registered first is asked first."""
+
+        def register(version: Callable[P, R]) -> Callable[P, R]:
+            self._fast.append((supports, version))
+            return version
+
+        return register
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        if not _reference_only:
+            for supports, version in self._fast:
+                if supports(*args, **kwargs):
+                    return version(*args, **kwargs)
+        return self.reference(*args, **kwargs)
+
+
+@contextmanager
+def use_reference() -> Iterator[None]:
+    """Run only references inside the block."""
+    global _reference_only
+    before, _reference_only = _reference_only, True
+    try:
+        yield
+    finally:
+        _reference_only = before

@@ -1,0 +1,87 @@
+"""The log-probability of each next token: the one function the sampler and the learner share."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rondo.ops.dispatch import Op
+
+CHUNK_ELEMENTS = 1 << 22
+"""fp32 scratch of the chunked version: 16 MiB, whatever the vocabulary and the number of tokens."""
+
+
+def token_logprobs(logits: Tensor, tokens: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
+    """log_softmax(logits / temperature)[tokens], fp32 [T], from logits [T, V] of any float dtype and tokens [T].
+
+    `temperature` is a number or [T]; 0 (greedy) counts as 1. Differentiable in `logits`; neither pass holds a second
+    fp32 copy of them.
+    """
+    return _token_logprobs(logits, tokens, _inverse_temperature(temperature, logits))
+
+
+def _inverse_temperature(temperature: float | Tensor, logits: Tensor) -> Tensor | None:
+    if isinstance(temperature, Tensor):
+        temperature = temperature.to(device=logits.device, dtype=torch.float32)
+        return torch.where(temperature == 0, 1.0, temperature).reciprocal()[:, None]
+    if temperature in (0, 1):
+        return None
+    return torch.full((1, 1), 1.0 / temperature, device=logits.device)
+
+
+@Op
+def _token_logprobs(logits: Tensor, tokens: Tensor, scale: Tensor | None) -> Tensor:
+    scaled = logits.float() if scale is None else logits.float() * scale
+    return scaled.log_softmax(-1).gather(-1, tokens[:, None]).squeeze(-1)
+
+
+def _is_plain(logits: Tensor, tokens: Tensor, scale: Tensor | None) -> bool:
+    return type(logits) is Tensor
+
+
+@_token_logprobs.fast(_is_plain)
+def _chunked(logits: Tensor, tokens: Tensor, scale: Tensor | None) -> Tensor:
+    result: Tensor = _ChunkedLogprobs.apply(logits, tokens, scale)
+    return result
+
+
+class _ChunkedLogprobs(torch.autograd.Function):
+    """A block of rows at a time. The log-sum-exp is saved, so backward rebuilds the softmax block by block."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, tokens: Tensor, scale: Tensor | None) -> Tensor:
+        rows = logits.shape[0]
+        lse = torch.empty(rows, dtype=torch.float32, device=logits.device)
+        for block in _blocks(logits):
+            lse[block] = _scaled(logits, scale, block).logsumexp(-1)
+        chosen = logits.gather(-1, tokens[:, None]).float()
+        if scale is not None:
+            chosen = chosen * scale
+        ctx.save_for_backward(logits, tokens, scale, lse)
+        return chosen.squeeze(-1) - lse
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        logits, tokens, scale, lse = ctx.saved_tensors
+        upstream = grads[0].float()[:, None]
+        if scale is not None:
+            upstream = upstream * scale
+        grad = torch.empty_like(logits)
+        for block in _blocks(logits):
+            weight = (_scaled(logits, scale, block) - lse[block, None]).exp_()
+            weight.mul_(-upstream[block])
+            weight.scatter_add_(-1, tokens[block, None], upstream[block].expand(-1, 1))
+            grad[block] = weight
+        return grad, None, None
+
+
+def _blocks(logits: Tensor) -> list[slice]:
+    step = max(1, CHUNK_ELEMENTS // logits.shape[1])
+    return [slice(start, start + step) for start in range(0, logits.shape[0], step)]
+
+
+def _scaled(logits: Tensor, scale: Tensor | None, block: slice) -> Tensor:
+    part = logits[block].float()
+    if scale is None:
+        return part
+    return part * (scale if scale.shape[0] == 1 else scale[block])

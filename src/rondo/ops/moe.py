@@ -1,0 +1,89 @@
+"""Mixture of experts: choosing experts for each token, and running the chosen ones."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rondo.ops.activation import gated
+
+
+@dataclass(frozen=True)
+class RouterSpec:
+    """How scores become chosen experts and their weights."""
+
+    num_experts: int
+    top_k: int
+    score: Literal["softmax", "softmax_of_chosen", "sigmoid"]
+    normalize: bool = False
+    scale: float = 1.0
+    groups: int = 1
+    groups_chosen: int = 1
+    group_score: Literal["max", "top2"] = "max"
+
+
+def route(spec: RouterSpec, logits: Tensor, correction: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Router logits [T, E] -> (weights [T, k] fp32, experts [T, k]).
+
+    `correction` [E] is the load-balancing bias: it takes part in choosing and not in the weights.
+    """
+    logits = logits.float()
+    if spec.score == "softmax_of_chosen":
+        chosen, experts = logits.topk(spec.top_k, dim=-1)
+        return chosen.softmax(-1), experts
+    scores = logits.sigmoid() if spec.score == "sigmoid" else logits.softmax(-1)
+    choice = scores if correction is None else scores + correction
+    if spec.groups > 1:
+        choice = _keep_best_groups(spec, choice)
+    experts = choice.topk(spec.top_k, dim=-1).indices
+    weights = scores.gather(-1, experts)
+    if spec.normalize:
+        weights = weights / (weights.sum(-1, keepdim=True) + (1e-20 if spec.score == "sigmoid" else 0.0))
+    return weights * spec.scale, experts
+
+
+def _keep_best_groups(spec: RouterSpec, choice: Tensor) -> Tensor:
+    grouped = choice.view(choice.shape[0], spec.groups, -1)
+    best = grouped.amax(-1) if spec.group_score == "max" else grouped.topk(2, dim=-1).values.sum(-1)
+    kept = best.topk(spec.groups_chosen, dim=-1).indices
+    mask = torch.zeros_like(best, dtype=torch.bool).scatter(-1, kept, True)
+    return grouped.masked_fill(~mask[..., None], -torch.inf).flatten(1)
+
+
+@dataclass(frozen=True)
+class ExpertWeights:
+    """All experts of a layer, stacked: gate and up [E, I, H], down [E, H, I], biases [E, I], [E, I], [E, H]."""
+
+    gate: Tensor
+    up: Tensor
+    down: Tensor
+    gate_bias: Tensor | None = None
+    up_bias: Tensor | None = None
+    down_bias: Tensor | None = None
+
+
+def grouped_experts(x: Tensor, weights: Tensor, experts: Tensor, parts: ExpertWeights, activation: str) -> Tensor:
+    """x [T, H], weights and experts [T, k] -> [T, H]: each token's chosen experts, weighted and summed."""
+    order = experts.flatten().argsort(stable=True)
+    rows = order // experts.shape[1]
+    counts = torch.bincount(experts.flatten(), minlength=parts.gate.shape[0]).tolist()
+    scaled = weights.flatten()[order, None]
+    outputs = []
+    start = 0
+    for expert, count in enumerate(counts):
+        if count == 0:
+            continue
+        inputs = x[rows[start : start + count]]
+        outputs.append(_expert(inputs, expert, parts, activation) * scaled[start : start + count].to(x.dtype))
+        start += count
+    return torch.zeros_like(x).index_add(0, rows, torch.cat(outputs))
+
+
+def _expert(x: Tensor, expert: int, parts: ExpertWeights, activation: str) -> Tensor:
+    def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return F.linear(inputs, weight[expert], None if bias is None else bias[expert])
+
+    hidden = gated(activation, linear(x, parts.gate, parts.gate_bias), linear(x, parts.up, parts.up_bias))
+    return linear(hidden, parts.down, parts.down_bias)

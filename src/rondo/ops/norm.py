@@ -1,0 +1,14 @@
+"""Root-mean-square normalisation."""
+
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+    """x / rms(x) * (weight + offset) over the last axis; statistics in fp32 whatever the dtype of x.
+
+    Gemma keeps its weights around zero and adds 1 (`offset`); every other family has offset 0.
+    """
+    if offset:
+        return F.rms_norm(x.float(), (x.shape[-1],), weight.float() + offset, eps).to(x.dtype)
+    return F.rms_norm(x, (x.shape[-1],), weight, eps)
