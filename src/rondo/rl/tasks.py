@@ -1,0 +1,110 @@
+"""Tasks whose problems are made by a seed and whose answers can be checked, with a reward for each part done well."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rondo.base.errors import NotFound
+from rondo.rl import puzzles
+
+Split = Literal["train", "held_out"]
+Facts = dict[str, Any]
+
+HELD_OUT_SHARE = 8
+"""One question in so many is kept for evaluation. Its own hash decides, so no seed ever trains on it."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    question: str
+    facts: Facts
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        return [{"role": "user", "content": self.question}]
+
+
+@dataclass(frozen=True)
+class Task:
+    name: str
+    about: str
+    make: Callable[[random.Random], tuple[str, Facts]]
+    solve: Callable[[Facts], str]
+    """The reference solution: what SFT learns from."""
+    grade: Callable[[Facts, str], dict[str, float]]
+    """Each part's reward in [0, 1]. `correct` is 1 exactly for a right answer."""
+    shares: Mapping[str, float]
+    """What each part adds to the total; together 1."""
+    max_tokens: int
+
+    def prompts(self, seed: int, n: int, split: Split = "train") -> list[Problem]:
+        """The same problems for the same seed; those of one split never occur in the other."""
+        source = random.Random(f"{self.name}:{split}:{seed}")
+        problems: list[Problem] = []
+        while len(problems) < n:
+            question, facts = self.make(source)
+            if (zlib.crc32(question.encode()) % HELD_OUT_SHARE == 0) == (split == "held_out"):
+                problems.append(Problem(question, facts))
+        return problems
+
+    def total(self, parts: Mapping[str, float]) -> float:
+        return sum(share * parts[name] for name, share in self.shares.items())
+
+
+def task(name: str) -> Task:
+    if name not in TASKS:
+        raise NotFound(f"There is no task {name!r}. Tasks: {', '.join(TASKS)}.", param="task")
+    return TASKS[name]
+
+
+_SHARES = {"format": 0.1, "length": 0.1, "places": 0.4, "correct": 0.4}
+
+
+def _registry(tasks: Sequence[Task]) -> dict[str, Task]:
+    return {each.name: each for each in tasks}
+
+
+TASKS = _registry(
+    [
+        Task(
+            name="reverse",
+            about="say a word of capital letters backwards: reverse PLANET",
+            make=puzzles.make_reverse,
+            solve=puzzles.solve_reverse,
+            grade=puzzles.grade_reverse,
+            shares=_SHARES,
+            max_tokens=10,
+        ),
+        Task(
+            name="add",
+            about="add two numbers: add 47 and 38",
+            make=puzzles.make_add,
+            solve=puzzles.solve_add,
+            grade=puzzles.grade_add,
+            shares=_SHARES,
+            max_tokens=6,
+        ),
+        Task(
+            name="sort",
+            about="sort digits: sort 5 3 9 1",
+            make=puzzles.make_sort,
+            solve=puzzles.solve_sort,
+            grade=puzzles.grade_sort,
+            shares=_SHARES,
+            max_tokens=14,
+        ),
+        Task(
+            name="countdown",
+            about="reach a number with three others, each used once: countdown 3 7 2 to 20",
+            make=puzzles.make_countdown,
+            solve=puzzles.solve_countdown,
+            grade=puzzles.grade_countdown,
+            shares={"format": 0.2, "numbers": 0.3, "near": 0.1, "correct": 0.4},
+            max_tokens=16,
+        ),
+    ]
+)

@@ -1,0 +1,72 @@
+"""Losses: sums over the predictions of a row. The learner divides by the number that counts in the whole batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What a loss sees of one row, [N] each: the policy's log-probabilities and what the batch says about them."""
+
+    logprobs: Tensor
+    weights: Tensor
+    columns: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class LossOutput:
+    total: Tensor
+    """The weighted sum to differentiate."""
+    sums: dict[str, Tensor] = field(default_factory=dict)
+    """Metrics that are averaged over all predictions of the batch."""
+    maxima: dict[str, Tensor] = field(default_factory=dict)
+    """Metrics of which the batch's largest is kept."""
+
+
+Loss = Callable[[Predictions], LossOutput]
+
+
+def cross_entropy(batch: Predictions) -> LossOutput:
+    return LossOutput(-(batch.logprobs * batch.weights).sum())
+
+
+@dataclass(frozen=True)
+class PolicyLoss:
+    """PPO's clipped surrogate, token by token: columns `advantages`, `sampler_logprobs` and, for `kl`, `reference_logprobs`.
+
+    The group normalisation of GRPO, the constant length of Dr. GRPO and so on are in the advantages and weights.
+    """
+
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    kl: float = 0.0
+
+    def __call__(self, batch: Predictions) -> LossOutput:
+        advantages, sampled = batch.columns["advantages"], batch.columns["sampler_logprobs"]
+        log_ratio = batch.logprobs - sampled
+        ratio = log_ratio.exp()
+        clipped = ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
+        losses = -torch.minimum(ratio * advantages, clipped * advantages)
+        with torch.no_grad():
+            sums = {
+                "clip_share": ((clipped - ratio) * advantages.sign() < 0).float().sum(),
+                "sampler_kl": (ratio - log_ratio - 1).sum(),
+                "logprob_diff": log_ratio.abs().sum(),
+            }
+            maxima = {"logprob_diff_max": log_ratio.abs().amax()}
+        if self.kl:
+            divergence = k3(batch.logprobs, batch.columns["reference_logprobs"])
+            losses = losses + self.kl * divergence
+            sums["reference_kl"] = divergence.detach().sum()
+        return LossOutput((losses * batch.weights).sum(), sums, maxima)
+
+
+def k3(logprobs: Tensor, reference: Tensor) -> Tensor:
+    """Schulman's low-variance, never negative estimate of KL(policy | reference), a token."""
+    difference = reference - logprobs
+    return difference.exp() - difference - 1
