@@ -15,14 +15,16 @@ from typing import Any, Generic, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
-from rondo.base.config_keys import Key, env_names, keys_of, nearest, sections_of
+from rondo.base.config_keys import Key, env_names, keys_of, nearest
 from rondo.base.config_text import from_text, is_bool_word, toml_lines
 from rondo.base.errors import ConfigError
 
 log = logging.getLogger("rondo.base.config")
 
 ENV_PREFIX = "RONDO_"
-RESERVED = frozenset({"RONDO_HOME", "RONDO_CONFIG", "RONDO_DEBUG", "RONDO_API_KEY", "RONDO_ADMIN_KEY", "RONDO_BASE_URL"})
+RESERVED = frozenset(
+    ENV_PREFIX + name for name in ("HOME", "CONFIG", "DEBUG", "API_KEY", "ADMIN_KEY", "BASE_URL")
+)
 """Variables with a meaning of their own, outside the tree."""
 
 
@@ -125,6 +127,8 @@ def _from_file(keys: dict[str, Key], file: Path) -> dict[str, _Setting]:
                 walk(value, path + ".")
                 if not value:
                     settings[path] = _Setting({}, source(path))
+            elif keys[path].sections:
+                raise _not_a_section(path, str(source(path)), keys)
             else:
                 settings[path] = _Setting(value, source(path))
 
@@ -171,6 +175,28 @@ def _from_flags(keys: dict[str, Key], flags: Sequence[str]) -> dict[str, _Settin
     return settings
 
 
+def split_flags(tree: type[Section], argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """(settings, the rest): a setting is a flag with a dot in its name, and its value."""
+    keys = keys_of(tree)
+    flags: list[str] = []
+    rest: list[str] = []
+    left = list(argv)
+    while left:
+        token = left.pop(0)
+        if token == "--":
+            rest += [token, *left]
+            break
+        name, equals, _ = token[2:].partition("=")
+        path = name.replace("-", "_")
+        if not token.startswith("--") or "." not in name:
+            rest.append(token)
+        elif equals or path not in keys:
+            flags.append(token)
+        else:
+            flags.append(f"{token}={_flag_value(keys[path], name, left)}")
+    return flags, rest
+
+
 def _flag_value(key: Key, name: str, rest: list[str]) -> str:
     """The value written after the flag; a lone boolean flag means true."""
     if key.is_bool and not (rest and is_bool_word(rest[0])):
@@ -185,8 +211,7 @@ def _text_settings(keys: dict[str, Key], path: str, text: str, source: Source) -
     if not keys[path].sections or value is None:
         return {path: _Setting(value, source)}
     if not isinstance(value, dict):
-        inner = next(name for name in keys if name.startswith(path + "."))
-        raise ConfigError(f"{path} ({source}) is a section, not a value. Set one of its keys, such as {inner}.")
+        raise _not_a_section(path, str(source), keys)
     for name in value:
         if f"{path}.{name}" not in keys:
             raise _unknown(f"{path}.{name}", str(source), keys)
@@ -226,6 +251,11 @@ def _unknown(path: str, where: str, keys: dict[str, Key], flat: str | None = Non
     return ConfigError(f"Unknown config key {path} ({where}).{hint}", param=path, code="unknown_key")
 
 
+def _not_a_section(path: str, where: str, keys: dict[str, Key]) -> ConfigError:
+    inner = next(name for name in keys if name.startswith(path + "."))
+    return ConfigError(f"{path} ({where}) is a section, not a value. Set one of its keys, such as {inner}.")
+
+
 def _explain(error: ValidationError, keys: dict[str, Key], settings: dict[str, _Setting]) -> ConfigError:
     details = error.errors()
     lines = [_explain_one(detail, keys, settings) for detail in details]
@@ -246,7 +276,8 @@ def _explain_one(detail: ErrorDetails, keys: dict[str, Key], settings: dict[str,
     path = _path_of(detail, keys)
     source = _source_of(path, settings)
     if source is None:  # a rule that joins several fields of a section: name what was set in it
-        source = next((s.source for p, s in settings.items() if p.startswith(f"{path}." if path else "")), None)
+        inside_of = f"{path}." if path else ""
+        source = next((setting.source for p, setting in settings.items() if p.startswith(inside_of)), None)
     message = detail["msg"].removeprefix("Value error, ").rstrip(".")
     place = path or "the config"
     if keys.get(path) is None or keys[path].sections:
@@ -254,6 +285,3 @@ def _explain_one(detail: ErrorDetails, keys: dict[str, Key], settings: dict[str,
     rest = [str(part) for part in detail["loc"][len(path.split(".")) :] if isinstance(part, int)]
     inside = f" at position {'.'.join(rest)}" if rest else ""
     return f"{path} = {detail['input']!r} ({source or 'default'}) is wrong{inside}: {message}."
-
-
-__all__ = ["ENV_PREFIX", "RESERVED", "Loaded", "Section", "Source", "leaves", "load", "sections_of"]

@@ -14,7 +14,8 @@ _BOOL_WORDS = frozenset({"true", "false", "yes", "no", "on", "off", "1", "0"})
 _NONE_WORDS = frozenset({"none", "null"})
 _TABLE = re.compile(r"^\s*\[\s*([^\[\]]+?)\s*\]\s*(?:#.*)?$")
 _TABLE_ARRAY = re.compile(r"^\s*\[\[\s*([^\[\]]+?)\s*\]\]\s*(?:#.*)?$")
-_ASSIGNMENT = re.compile(r"^\s*((?:[A-Za-z0-9_\-]+|\"[^\"]*\"|'[^']*')(?:\s*\.\s*(?:[A-Za-z0-9_\-]+|\"[^\"]*\"|'[^']*'))*)\s*=")
+_NAME = r"""(?:[A-Za-z0-9_\-]+|"[^"]*"|'[^']*')"""
+_ASSIGNMENT = re.compile(rf"^\s*({_NAME}(?:\s*\.\s*{_NAME})*)\s*=")
 
 
 def is_bool_word(text: str) -> bool:
@@ -24,8 +25,8 @@ def is_bool_word(text: str) -> bool:
 def from_text(annotation: Any, text: str, path: str, where: str) -> object:
     """The value that `text` stands for where `annotation` is expected; pydantic checks and converts the rest.
 
-    Lists and tuples are JSON or separated by commas, mappings and sections are JSON objects, and `none` is None
-    where None is allowed.
+    Lists and tuples are JSON or separated by commas, mappings and sections are JSON objects, and `none` is
+    None where None is allowed.
     """
     kinds = members(annotation)
     if type(None) in kinds and text.strip().lower() in _NONE_WORDS:

@@ -1,7 +1,7 @@
 """Every error a person can cause, each with what to do about it.
 
-A `RondoError` is shown as one line: the command line prints it and exits with `exit_code`, the server sends it in
-OpenAI's shape with `status`. Anything else that escapes is a bug and shows a traceback in the log.
+A `RondoError` is shown as one line: the command line prints it and exits with `exit_code`, the server
+sends it in OpenAI's shape with `status`. Anything else that escapes is a bug, with a traceback in the log.
 """
 
 from __future__ import annotations

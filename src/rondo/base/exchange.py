@@ -12,8 +12,8 @@ _RENAME_EXCHANGE = 2
 def exchange(one: Path, two: Path) -> None:
     """Swaps the folders; `two`'s old content is at `one` afterwards.
 
-    Where the kernel or the file system cannot (no Linux, some network file systems), two renames do it: a process
-    killed between them leaves both folders whole, with the old one under the temporary name.
+    Where the kernel or the file system cannot (no Linux, some network file systems), two renames do it: a
+    process killed between them leaves both folders whole, with the old one under the temporary name.
     """
     renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if renameat2 is not None:

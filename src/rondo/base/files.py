@@ -1,7 +1,8 @@
 """Writes that happen whole or not at all.
 
-Everything is written beside its final place, flushed to the disk, and renamed. A process killed half-way leaves
-the old content in place, and at most a hidden temporary folder that the next writer of the same path removes.
+Everything is written beside its final place, flushed to the disk, and renamed. A process killed half-way
+leaves the old content in place, and at most a hidden temporary folder that the next writer of the same path
+removes.
 """
 
 import contextlib
@@ -40,7 +41,8 @@ def atomic_write(path: str | Path, data: bytes | str) -> None:
     except OSError as error:
         raise storage_error(path, error, len(raw)) from error
     finally:
-        temp.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # renamed away, or never made
+            os.unlink(temp)
 
 
 @contextlib.contextmanager
@@ -80,7 +82,9 @@ def storage_error(path: str | Path, error: Exception, needed: int | None = None)
     """The one line for a disk that said no: what, where, how much is needed and how much is free."""
     if not _is_full(error):
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        return StorageError(f"Cannot write {path}: {reason}. Check the path and its permissions.", code="cannot_write")
+        return StorageError(
+            f"Cannot write {path}: {reason}. Check the path and its permissions.", code="cannot_write"
+        )
     facts = [f"{human_bytes(needed)} needed"] if needed is not None else []
     with contextlib.suppress(OSError):
         facts.append(f"{human_bytes(shutil.disk_usage(_existing(Path(path))).free)} free")

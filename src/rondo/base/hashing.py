@@ -36,7 +36,9 @@ def _check_keys(obj: object, where: str) -> None:
     if isinstance(obj, dict):
         for key, value in obj.items():
             if not isinstance(key, str):
-                raise InvalidRequest(f"This cannot be hashed as canonical JSON: key {key!r} at {where} is not a string.")
+                raise InvalidRequest(
+                    f"This cannot be hashed as canonical JSON: key {key!r} at {where} is not a string."
+                )
             _check_keys(value, f"{where}.{key}")
     elif isinstance(obj, list | tuple):
         for index, value in enumerate(obj):

@@ -19,13 +19,17 @@ from pydantic import Field
 
 from rondo.base.config import Section
 
-_bound: ContextVar[Mapping[str, object]] = ContextVar("rondo_log_context", default={})
+_bound: ContextVar[Mapping[str, object] | None] = ContextVar("rondo_log_context", default=None)
 _RECORD_FIELDS = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime"}
 
 
 class LogConfig(Section):
-    format: Literal["human", "json"] = Field("human", description="one line for people, or one JSON object a line")
-    level: Literal["debug", "info", "warning", "error"] = Field("info", description="the least severe level shown")
+    format: Literal["human", "json"] = Field(
+        "human", description="one line for people, or one JSON object a line"
+    )
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="the least severe level shown"
+    )
 
 
 def get_logger(name: str) -> logging.Logger:
@@ -50,7 +54,7 @@ def setup(
 @contextlib.contextmanager
 def bind(**values: object) -> Iterator[None]:
     """Adds `values` to every line logged inside the block."""
-    token = _bound.set({**_bound.get(), **values})
+    token = _bound.set({**(_bound.get() or {}), **values})
     try:
         yield
     finally:
@@ -103,7 +107,7 @@ class _Handler(logging.StreamHandler[TextIO]):
 
 def _values(record: logging.LogRecord) -> dict[str, object]:
     extra = {key: value for key, value in record.__dict__.items() if key not in _RECORD_FIELDS}
-    return {**_bound.get(), **extra}
+    return {**(_bound.get() or {}), **extra}
 
 
 def _one_line(text: str) -> str:
@@ -114,4 +118,8 @@ def _shown(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     text = str(value)
-    return json.dumps(text, ensure_ascii=False) if not text or any(c.isspace() or c in '"=' for c in text) else text
+    return (
+        json.dumps(text, ensure_ascii=False)
+        if not text or any(c.isspace() or c in '"=' for c in text)
+        else text
+    )

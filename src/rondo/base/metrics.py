@@ -7,11 +7,20 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
 
 PREFIX = "rondo:"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
+disable_created_metrics()
 registry = CollectorRegistry()
 ProcessCollector(registry=registry)
 

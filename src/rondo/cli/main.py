@@ -1,0 +1,100 @@
+"""`rondo VERB ...`: finds the verb's module, imports it, and turns errors into one line and an exit code.
+
+Nothing heavy is imported before a verb is known: `rondo --help` must answer at once.
+"""
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from rondo.base.errors import ConfigError, RondoError
+
+VERBS: dict[str, tuple[str, str]] = {
+    "up": ("rondo.cli.up", "serve the demo model, made first if there is none, and print the URL"),
+    "serve": ("rondo.cli.serve", "serve a model over the OpenAI API"),
+    "demo": ("rondo.cli.demo", "pretrain, RL-tune and try a small model on this machine"),
+    "train": ("rondo.cli.train", "pretrain or fine-tune a model"),
+    "rl": ("rondo.cli.rl", "tune a model with reinforcement learning"),
+    "model": ("rondo.cli.model", "make, import, export, inspect and list models"),
+    "config": ("rondo.cli.config", "show every setting and where its value comes from"),
+}
+"""Each module has `run(argv: list[str]) -> int` and answers `--help` itself."""
+
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+BUG = 70
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = dispatch(arguments)
+        sys.stdout.flush()
+        return code
+    except RondoError as error:
+        return _fail(error, error.exit_code)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader (`| head`) is gone. Python's own flush at exit would complain about the same pipe.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    except Exception as error:
+        return _fail(error, BUG)
+
+
+def dispatch(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        if len(arguments) > 1 and arguments[0] == "help":
+            return dispatch([arguments[1], "--help"])
+        print(usage())
+        return 0
+    verb, rest = arguments[0], arguments[1:]
+    if verb in ("--version", "-V", "version"):
+        from rondo import __version__
+
+        print(f"rondo {__version__}")
+        return 0
+    if verb not in VERBS:
+        raise _unknown(verb)
+    code: int = importlib.import_module(VERBS[verb][0]).run(rest)
+    return code
+
+
+def usage() -> str:
+    width = max(map(len, VERBS))
+    verbs = "\n".join(f"  {name:<{width}}  {text}" for name, (_, text) in VERBS.items())
+    return (
+        "usage: rondo VERB [options]\n\n"
+        "Pretrain, fine-tune, tune with reinforcement learning and serve language models.\n\n"
+        f"{verbs}\n\n"
+        "  rondo VERB --help   what a verb takes\n"
+        "  rondo --version     the version\n\n"
+        "Settings come from defaults, a TOML file (--config FILE), RONDO_* variables and flags such as\n"
+        "--train.lr=3e-4; `rondo config` shows them all. Models and jobs are kept in RONDO_HOME (~/.rondo)."
+    )
+
+
+def _unknown(verb: str) -> ConfigError:
+    import difflib
+
+    close = difflib.get_close_matches(verb, VERBS, n=1, cutoff=0)
+    return ConfigError(f"There is no verb {verb!r}. Did you mean `rondo {close[0]}`? See rondo --help.")
+
+
+def _fail(error: Exception, code: int) -> int:
+    if os.environ.get("RONDO_DEBUG", "0") not in ("", "0"):
+        import traceback
+
+        traceback.print_exception(error)
+    message = " ".join(str(error).split())
+    if code == BUG:
+        kind = type(error).__name__
+        message = f"{kind}: {message} (this is a bug; run again with RONDO_DEBUG=1 for the traceback)"
+    print(f"error: {message}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
