@@ -141,7 +141,9 @@ def test_aborts_in_every_state_leave_nothing_behind():
 
 
 @settings(max_examples=80, deadline=None)
-@given(seed=st.integers(0, 10**6), blocks=st.integers(8, 24), budget=st.integers(1, 20), seqs=st.integers(1, 6))
+@given(
+    seed=st.integers(0, 10**6), blocks=st.integers(8, 24), budget=st.integers(1, 20), seqs=st.integers(1, 6)
+)
 def test_everything_finishes_and_no_block_is_lost(seed, blocks, budget, seqs):
     rng = random.Random(seed)
     s = make(blocks=blocks, size=2, seqs=seqs, budget=budget)

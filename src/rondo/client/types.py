@@ -54,7 +54,9 @@ class SamplingParams:
         _require(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", "must be at least 1")
         _require(self.min_tokens >= 0, "min_tokens", "must not be negative")
         _require(
-            self.max_tokens is None or self.min_tokens <= self.max_tokens, "min_tokens", "must not exceed max_tokens"
+            self.max_tokens is None or self.min_tokens <= self.max_tokens,
+            "min_tokens",
+            "must not exceed max_tokens",
         )
         _require(0 <= self.temperature <= 100, "temperature", "must be between 0 and 100")
         _require(0 < self.top_p <= 1, "top_p", "must be in (0, 1]")
@@ -71,7 +73,9 @@ class SamplingParams:
         _require(self.repetition_penalty > 0, "repetition_penalty", "must be positive")
         _require(len(stop) <= MAX_STOP, "stop", f"takes at most {MAX_STOP} strings")
         _require(all(stop), "stop", "must not hold an empty string")
-        _require(not stop or self.detokenize, "stop", "needs detokenize=True: strings are matched in the text")
+        _require(
+            not stop or self.detokenize, "stop", "needs detokenize=True: strings are matched in the text"
+        )
 
     @property
     def edits_logits(self) -> bool:

@@ -79,7 +79,11 @@ class BlockPool:
         parent, size = root, self.block_size
         for i in range(min(limit, len(keys))):
             block = self._index.get(keys[i])
-            if block is None or self._identity[block] != (keys[i], parent, tuple(tokens[i * size : (i + 1) * size])):
+            if block is None or self._identity[block] != (
+                keys[i],
+                parent,
+                tuple(tokens[i * size : (i + 1) * size]),
+            ):
                 break
             found.append(block)
             parent = keys[i]

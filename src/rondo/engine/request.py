@@ -49,6 +49,7 @@ class Request:
     stop_reason: int | str | None = None
     stop_ids: frozenset[int] = frozenset()
     added_at: float = 0.0
+    started_at: float = 0.0
 
     def __post_init__(self) -> None:
         self.prompt_length = len(self.tokens)
@@ -71,5 +72,9 @@ class Request:
         return len(self.tokens) - self.prompt_length
 
     def check(self) -> None:
-        assert 0 <= self.cached <= self.computed <= len(self.tokens), (self.cached, self.computed, len(self.tokens))
+        assert 0 <= self.cached <= self.computed <= len(self.tokens), (
+            self.cached,
+            self.computed,
+            len(self.tokens),
+        )
         assert self.published <= len(self.blocks)

@@ -225,7 +225,9 @@ class Scheduler:
             heapq.heappush(self._waiting, entry)
         return admitted
 
-    def _enter(self, request: Request, found: list[int], fresh: list[int], count: int, key: int | None) -> None:
+    def _enter(
+        self, request: Request, found: list[int], fresh: list[int], count: int, key: int | None
+    ) -> None:
         self.counters.prefix_queries += len(request.tokens)
         self.counters.prefix_hits += len(found) * self.pool.block_size
         self._queued -= 1
@@ -281,7 +283,9 @@ class Scheduler:
         while request.published < full:
             i = request.published
             parent = request.keys[i - 1] if i else root
-            if not self.pool.publish(request.blocks[i], request.keys[i], parent, request.tokens[i * size : (i + 1) * size]):
+            if not self.pool.publish(
+                request.blocks[i], request.keys[i], parent, request.tokens[i * size : (i + 1) * size]
+            ):
                 request.publishable = False
                 break
             request.published += 1

@@ -1,0 +1,89 @@
+"""The KV cache's memory: for each layer, keys and values of every block."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rondo.base.errors import ConfigError
+from rondo.engine.config import EngineConfig
+from rondo.ops import AttentionSpec
+
+DEFAULT_CPU_BYTES = 2 << 30
+GPU_SHARE = 0.8
+ROOM_FOR_PREFIXES = 2
+"""How many times the blocks that a full batch may hold: the rest keeps prefixes of earlier requests."""
+
+
+@dataclass(frozen=True)
+class LayerCache:
+    """keys [blocks, block_size, KV, D], values [blocks, block_size, KV, Dv], and the same memory by token slot."""
+
+    keys: Tensor
+    values: Tensor
+    flat_keys: Tensor
+    flat_values: Tensor
+
+
+class KVCache:
+    def __init__(
+        self,
+        specs: Sequence[AttentionSpec],
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.layers = [_layer(spec, num_blocks, block_size, dtype, device) for spec in specs]
+
+
+def block_bytes(specs: Sequence[AttentionSpec], block_size: int, dtype: torch.dtype) -> int:
+    """Memory of one block over all layers."""
+    values = sum(spec.num_kv_heads * (spec.head_dim + spec.value_dim) for spec in specs)
+    return values * block_size * dtype.itemsize
+
+
+def choose_num_blocks(config: EngineConfig, per_block: int, max_model_len: int, device: torch.device) -> int:
+    """Twice what `max_num_seqs` requests of full length need, within the bytes that are set or that the device has left."""
+    longest = -(-max_model_len // config.block_size)
+    if config.num_blocks is not None:
+        count = config.num_blocks
+    else:
+        limit = config.kv_cache_bytes or _default_bytes(device)
+        count = min(longest * config.max_num_seqs * ROOM_FOR_PREFIXES, limit // per_block)
+    if count < longest:
+        raise ConfigError(
+            f"the KV cache has room for {count * config.block_size} tokens, but one request may have {max_model_len}. "
+            "Lower max_model_len, or raise kv_cache_bytes or num_blocks.",
+            param="max_model_len",
+        )
+    return count
+
+
+def _default_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0] * GPU_SHARE)
+    return DEFAULT_CPU_BYTES
+
+
+def _layer(
+    spec: AttentionSpec, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+) -> LayerCache:
+    keys = _zeros((num_blocks, block_size, spec.num_kv_heads, spec.head_dim), dtype, device)
+    values = _zeros((num_blocks, block_size, spec.num_kv_heads, spec.value_dim), dtype, device)
+    return LayerCache(keys, values, keys.flatten(0, 1), values.flatten(0, 1))
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros, since a masked place must not hold a NaN. On the CPU they come from the system untouched: memory that no
+    request ever reaches is never paid for."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    size = int(np.prod(shape)) * dtype.itemsize
+    return torch.from_numpy(np.zeros(size, dtype=np.uint8)).view(dtype).view(shape)

@@ -1,0 +1,32 @@
+"""The engine's part of the config tree. Torch-free."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from rondo.base.config import Section
+
+
+class EngineConfig(Section):
+    max_model_len: int | None = Field(
+        None, ge=1, description="Longest prompt plus answer; the model's own by default."
+    )
+    max_num_seqs: int = Field(64, ge=1, description="Most requests computed together.")
+    max_step_tokens: int = Field(
+        2048, ge=1, description="Most tokens computed in one step; longer prompts are cut."
+    )
+    max_queued: int = Field(4096, ge=1, description="Most requests that may wait; the next one is refused.")
+    block_size: int = Field(16, ge=1, description="Tokens in one block of the KV cache.")
+    num_blocks: int | None = Field(
+        None, ge=1, description="Size of the KV cache in blocks; overrides kv_cache_bytes."
+    )
+    kv_cache_bytes: int | None = Field(
+        None, ge=1, description="Size of the KV cache; what max_num_seqs need by default."
+    )
+    prefix_cache: bool = Field(True, description="Keep and share the KV blocks of prompts that begin alike.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="Of weights and KV cache."
+    )
+    device: str = Field("auto", description="cpu, cuda, cuda:1, ...; auto takes a GPU if there is one.")
+    threads: int | None = Field(None, ge=1, description="CPU threads of one step; all cores by default.")
+    seed: int = Field(0, description="Where requests without a seed of their own get theirs from.")

@@ -1,0 +1,217 @@
+"""The engine without threads or text: requests in, one step at a time, tokens out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from rondo.base.errors import Conflict, InvalidRequest
+from rondo.client.types import FinishReason, GenerateRequest
+from rondo.engine.blocks import BlockPool
+from rondo.engine.cache import KVCache, block_bytes, choose_num_blocks
+from rondo.engine.config import EngineConfig
+from rondo.engine.randomness import derive, mix
+from rondo.engine.request import Request
+from rondo.engine.runner import Runner, StepResult
+from rondo.engine.sampler import Sampler
+from rondo.engine.scheduler import Plan, Scheduler
+from rondo.models import Decoder
+
+DEFAULT_MAX_MODEL_LEN = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """`advanced` got a token each; `finished` are those of them that are done; `admitted` began to run."""
+
+    advanced: list[Request]
+    finished: list[Request]
+    admitted: list[Request]
+
+
+NOTHING = Step([], [], [])
+
+
+class EngineCore:
+    def __init__(
+        self,
+        model: Decoder,
+        config: EngineConfig | None = None,
+        eos_ids: tuple[int, ...] | None = None,
+        weight_version: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.config = config = config or EngineConfig()
+        self.model = model
+        self.eos_ids = model.config.eos_ids if eos_ids is None else eos_ids
+        self.max_model_len = _max_model_len(config, model.config.max_positions)
+        specs = model.attention_specs()
+        per_block = block_bytes(specs, config.block_size, model.dtype)
+        num_blocks = choose_num_blocks(config, per_block, self.max_model_len, model.device)
+        self.pool = BlockPool(num_blocks, config.block_size, config.prefix_cache)
+        self.scheduler = Scheduler(self.pool, config.max_num_seqs, config.max_step_tokens, config.max_queued)
+        self.scheduler.weight_version = weight_version
+        cache = KVCache(specs, num_blocks, config.block_size, model.dtype, model.device)
+        sampler = Sampler(config.max_num_seqs, self.eos_ids)
+        self.runner = Runner(model, cache, sampler, config.max_num_seqs, self.max_model_len)
+        self.updating = False
+        self._clock = clock
+        self._arrivals = 0
+        self._requests: dict[str, list[Request]] = {}
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
+
+    @property
+    def weight_version(self) -> int:
+        return self.scheduler.weight_version
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work
+
+    def add(self, request: GenerateRequest) -> list[Request]:
+        """Queues the request's `n` samples and returns them; they change in place as they come along."""
+        params = request.sampling
+        prompt = list(request.prompt_ids)
+        self._check(request, prompt)
+        self.scheduler.check_room(params.n)
+        room = self.max_model_len - len(prompt)
+        new = room if params.max_tokens is None else min(params.max_tokens, room)
+        stop_ids = frozenset(params.stop_token_ids) | (
+            frozenset() if params.ignore_eos else frozenset(self.eos_ids)
+        )
+        seed = mix(self.config.seed * 2**32 + self._arrivals) if params.seed is None else params.seed
+        samples = []
+        for index in range(params.n):
+            sample = Request(
+                id=request.id,
+                index=index,
+                tokens=prompt if index == 0 else prompt.copy(),
+                sampling=params,
+                max_length=len(prompt) + new,
+                arrival=self._arrivals,
+                priority=request.priority,
+                seed=derive(seed, index),
+                stop_ids=stop_ids,
+                added_at=self._clock(),
+            )
+            self._arrivals += 1
+            self.scheduler.add(sample)
+            samples.append(sample)
+        self._requests[request.id] = samples
+        return samples
+
+    def abort(self, request_id: str, index: int | None = None, reason: FinishReason = "abort") -> None:
+        """Ends a request, or one of its samples, whatever it is doing; unknown or finished ones are left alone."""
+        for request in list(self._requests.get(request_id, ())):
+            if request.finish_reason is None and index in (None, request.index):
+                self.scheduler.finish(request)
+                self._end(request, reason)
+
+    def abort_all(self) -> list[Request]:
+        ended = [request for samples in self._requests.values() for request in samples]
+        for request_id in list(self._requests):
+            self.abort(request_id)
+        return ended
+
+    def step(self) -> Step:
+        if self.updating:
+            raise Conflict("weights are being updated: finish the update before the next step.")
+        plan = self.scheduler.schedule()
+        if plan.empty:
+            return NOTHING
+        result = self.runner.run(plan)
+        self.scheduler.commit(plan)
+        return self._advance(plan, result)
+
+    def start_weight_update(self) -> None:
+        """The caller may now write to the model's tensors. Requests stay where they are."""
+        if self.updating:
+            raise Conflict("a weight update is already going on.")
+        self.updating = True
+
+    def finish_weight_update(self, version: int) -> None:
+        """Requests go on with the new weights over the keys and values they have; each token says which made it."""
+        if version <= self.weight_version:
+            raise Conflict(f"weight version {version} is not newer than {self.weight_version}.")
+        self.updating = False
+        self.scheduler.set_weight_version(version)
+
+    def reset_prefix_cache(self) -> None:
+        self.pool.forget()
+
+    def _check(self, request: GenerateRequest, prompt: list[int]) -> None:
+        if request.id in self._requests:
+            raise Conflict(f"a request with the id {request.id!r} is running already.", param="id")
+        if not prompt:
+            raise InvalidRequest("the prompt is empty: it needs at least one token.", param="prompt")
+        if len(prompt) >= self.max_model_len:
+            raise InvalidRequest(
+                f"the prompt has {len(prompt)} tokens, but the context is {self.max_model_len} tokens, of which at "
+                "least one must be left for the answer. Shorten the prompt.",
+                param="prompt",
+                code="context_length_exceeded",
+            )
+        vocab = self.model.config.vocab_size
+        if min(prompt) < 0 or max(prompt) >= vocab:
+            raise InvalidRequest(
+                f"the prompt has a token id outside the vocabulary of {vocab}.", param="prompt"
+            )
+        biased = request.sampling.logit_bias
+        if biased and (min(biased) < 0 or max(biased) >= vocab):
+            raise InvalidRequest(
+                f"logit_bias names a token id outside the vocabulary of {vocab}.", param="logit_bias"
+            )
+
+    def _advance(self, plan: Plan, result: StepResult) -> Step:
+        if plan.admitted:
+            at = self._clock()
+            for request in plan.admitted:
+                request.started_at = request.started_at or at
+        sampled, version = result.sampled, self.weight_version
+        if sampled is None:
+            return Step([], [], plan.admitted)
+        finished = []
+        for i, request in enumerate(result.requests):
+            token = sampled.tokens[i]
+            request.tokens.append(token)
+            if sampled.logprobs is not None and request.sampling.logprobs is not None:
+                request.logprobs.append(sampled.logprobs[i])
+                if request.sampling.logprobs:
+                    request.top_logprobs.append(sampled.top[i])
+            # Last, and before the reason: a reader in another thread counts tokens by it.
+            request.weight_versions.append(version)
+            if token in request.stop_ids or len(request.tokens) >= request.max_length:
+                finished.append(request)
+        if finished:
+            self.scheduler.finish_all(finished)
+            for request in finished:
+                self._finish(request)
+        return Step(result.requests, finished, plan.admitted)
+
+    def _finish(self, request: Request) -> None:
+        token = request.tokens[-1]
+        stopped = token in request.stop_ids
+        if stopped and token in request.sampling.stop_token_ids:
+            request.stop_reason = token
+        self._end(request, "stop" if stopped else "length")
+
+    def _end(self, request: Request, reason: FinishReason) -> None:
+        request.finish_reason = reason
+        samples = self._requests[request.id]
+        if all(sample.finish_reason is not None for sample in samples):
+            del self._requests[request.id]
+
+
+def _max_model_len(config: EngineConfig, max_positions: int) -> int:
+    if config.max_model_len is None:
+        return min(max_positions, DEFAULT_MAX_MODEL_LEN)
+    if config.max_model_len > max_positions:
+        raise InvalidRequest(
+            f"max_model_len is {config.max_model_len}, but the model knows only {max_positions} positions.",
+            param="max_model_len",
+        )
+    return config.max_model_len

@@ -1,0 +1,172 @@
+"""Prompts in, finished samples out: the engine for scripts and for rollouts, in the caller's own thread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
+
+import torch
+
+from rondo.base.errors import InvalidRequest
+from rondo.base.ids import new_id
+from rondo.client.types import CompletionOutput, GenerateRequest, RequestOutput, SamplingParams
+from rondo.engine.config import EngineConfig
+from rondo.engine.core import EngineCore
+from rondo.engine.output import SampleReader, TextSource
+from rondo.engine.request import Request
+from rondo.models import Decoder, load
+from rondo.text.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int]
+
+
+class LLM:
+    """`LLM("path/to/model").generate(["Hello"], SamplingParams(max_tokens=20))`, shaped like vLLM's.
+
+    A `Decoder` is used as it is, tensors shared: who trains it tells the engine with `start_weight_update` and
+    `finish_weight_update`.
+    """
+
+    def __init__(
+        self,
+        model: Decoder | str | Path,
+        tokenizer: TextSource | None = None,
+        config: EngineConfig | None = None,
+        eos_ids: Sequence[int] | None = None,
+        weight_version: int = 0,
+    ) -> None:
+        self.config = config = config or EngineConfig()
+        if not isinstance(model, Decoder):
+            path = Path(model)
+            model = load(path, dtype=torch_dtype(config.dtype), device=pick_device(config.device))
+            if tokenizer is None:
+                own = Tokenizer.load(path)
+                tokenizer = cast(TextSource, own)
+                eos_ids = own.eos_ids if eos_ids is None else eos_ids
+        self.tokenizer = tokenizer
+        if eos_ids is None:
+            eos_ids = getattr(tokenizer, "eos_ids", None) or model.config.eos_ids
+        self.core = EngineCore(model, config, tuple(eos_ids), weight_version)
+
+    @property
+    def weight_version(self) -> int:
+        return self.core.weight_version
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """One output a prompt, in order, each with its `n` samples. A prompt is a text or token ids."""
+        given = as_prompts(prompts)
+        each = [params or SamplingParams()] * len(given) if not isinstance(params, Sequence) else list(params)
+        if len(each) != len(given):
+            raise InvalidRequest(f"{len(given)} prompts but {len(each)} sampling parameters.", param="params")
+        requests: list[GenerateRequest] = []
+        for prompt, sampling in zip(given, each, strict=True):
+            requests.append(GenerateRequest(new_id("gen"), self._ids(prompt), self._checked(sampling)))
+        try:
+            readers = self._run(requests)
+        except BaseException:
+            self.core.abort_all()
+            raise
+        return [
+            self._output(prompt, request, readers[i])
+            for i, (prompt, request) in enumerate(zip(given, requests, strict=True))
+        ]
+
+    def start_weight_update(self) -> None:
+        self.core.start_weight_update()
+
+    def finish_weight_update(self, version: int) -> None:
+        self.core.finish_weight_update(version)
+
+    def _run(self, requests: list[GenerateRequest]) -> list[list[Request]]:
+        """Adds requests as the queue has room and steps until all are done."""
+        core = self.core
+        samples: list[list[Request]] = []
+        matching: dict[tuple[str, int], SampleReader] = {}
+        pending = iter(requests)
+        upcoming = next(pending, None)
+        while upcoming is not None or core.has_work:
+            while (
+                upcoming is not None
+                and core.scheduler.num_waiting + upcoming.sampling.n <= self._queue_room(upcoming)
+            ):
+                samples.append(core.add(upcoming))
+                if upcoming.sampling.stop:
+                    matching |= {sample.name: SampleReader(sample, self.tokenizer) for sample in samples[-1]}
+                upcoming = next(pending, None)
+            step = core.step()
+            if matching:
+                self._match_stops(step.advanced, matching)
+        return samples
+
+    def _queue_room(self, request: GenerateRequest) -> int:
+        # A request with more samples than the whole queue holds is refused by the core, not waited for.
+        return max(self.config.max_queued, request.sampling.n)
+
+    def _match_stops(self, advanced: list[Request], matching: dict[tuple[str, int], SampleReader]) -> None:
+        for request in advanced:
+            reader = matching.get(request.name)
+            if reader is None:
+                continue
+            chunk = reader.read()
+            if chunk is not None and chunk.finish_reason == "stop" and isinstance(chunk.stop_reason, str):
+                request.stop_reason = chunk.stop_reason
+                self.core.abort(request.id, request.index, reason="stop")
+
+    def _output(self, prompt: Prompt, request: GenerateRequest, samples: list[Request]) -> RequestOutput:
+        return RequestOutput(
+            request_id=request.id,
+            prompt=prompt if isinstance(prompt, str) else None,
+            prompt_token_ids=list(request.prompt_ids),
+            outputs=[self._completion(sample) for sample in samples],
+            cached_tokens=max(samples[0].first_cached, 0),
+        )
+
+    def _completion(self, sample: Request) -> CompletionOutput:
+        chunk = SampleReader(sample, self.tokenizer).read()
+        assert chunk is not None
+        return CompletionOutput(
+            index=chunk.index,
+            text=chunk.text,
+            token_ids=chunk.token_ids,
+            weight_versions=chunk.weight_versions,
+            logprobs=chunk.logprobs,
+            top_logprobs=chunk.top_logprobs,
+            finish_reason=chunk.finish_reason,
+            stop_reason=chunk.stop_reason,
+        )
+
+    def _ids(self, prompt: Prompt) -> Sequence[int]:
+        if not isinstance(prompt, str):
+            return prompt
+        if self.tokenizer is None:
+            raise InvalidRequest(
+                "this engine has no tokenizer: give token ids instead of text.", param="prompt"
+            )
+        return self.tokenizer.encode(prompt)
+
+    def _checked(self, params: SamplingParams) -> SamplingParams:
+        if params.stop and self.tokenizer is None:
+            raise InvalidRequest("stop strings need a tokenizer: use stop_token_ids instead.", param="stop")
+        return params
+
+
+def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or several -> several."""
+    if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
+        return [cast(Prompt, prompts)]
+    return list(cast(Sequence[Prompt], prompts))
+
+
+def torch_dtype(name: str) -> torch.dtype | None:
+    return None if name == "auto" else cast(torch.dtype, getattr(torch, name))
+
+
+def pick_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(name)

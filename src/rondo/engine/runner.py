@@ -1,0 +1,125 @@
+"""Executes a plan: lays its tokens out in one flat row, runs the model, and samples where a request has caught up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rondo.engine.attend import Paged, Piece, StepLayout
+from rondo.engine.cache import KVCache
+from rondo.engine.request import Request
+from rondo.engine.sampler import Sampled, Sampler
+from rondo.engine.scheduler import Plan
+from rondo.models import Decoder
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """`requests` got one token each, in the order of `sampled`; the others are still catching up."""
+
+    requests: list[Request]
+    sampled: Sampled | None
+
+
+class Runner:
+    def __init__(
+        self, model: Decoder, cache: KVCache, sampler: Sampler, max_num_seqs: int, max_model_len: int
+    ) -> None:
+        self.model = model
+        self.cache = cache
+        self.sampler = sampler
+        self.device = model.device
+        pages = -(-max_model_len // cache.block_size)
+        self._tables = np.zeros((max_num_seqs, pages), dtype=np.int64)
+        self._filled = [0] * max_num_seqs
+
+    @torch.inference_mode()
+    def run(self, plan: Plan) -> StepResult:
+        for request in plan.admitted:
+            self._filled[request.row] = 0
+            self.sampler.admit(request)
+        tokens, positions, layout = self._lay_out(plan)
+        x = self.model.trunk(tokens, positions, Paged(self.cache, layout))
+        requests, rows = _caught_up(plan)
+        if not requests:
+            return StepResult([], None)
+        if len(rows) < x.shape[0]:
+            x = x.index_select(0, self._to_device(np.array(rows)))
+        return StepResult(requests, self.sampler.sample(self.model.head(x), requests))
+
+    def _lay_out(self, plan: Plan) -> tuple[Tensor, Tensor, StepLayout]:
+        """The flat row: decodes, then prompts from their beginning, then prompts with a past."""
+        size = self.cache.block_size
+        decodes = plan.decodes
+        for request in decodes:
+            if self._filled[request.row] != len(request.blocks):
+                self._fill(request)
+        rows = np.array([request.row for request in decodes], dtype=np.int64)
+        at = np.array([request.computed for request in decodes], dtype=np.int64)
+        tokens = [request.tokens[request.computed] for request in decodes]
+        slots = self._tables[rows, at // size] * size + at % size
+        tables, longest = None, 0
+        if decodes:
+            longest = int(at.max()) + 1
+            tables = self._to_device(self._tables[rows, : -(-longest // size)])
+        lengths = at + 1
+        fresh: list[int] = []
+        pieces: list[Piece] = []
+        if plan.chunks:
+            positions_parts, slot_parts, length_parts = [at], [slots], [lengths]
+            start = len(decodes)
+            fresh.append(start)
+            for request in sorted(plan.chunks, key=_has_past):
+                self._fill(request)
+                first, count = request.computed, request.planned
+                where = np.arange(first, first + count)
+                table = self._tables[request.row]
+                tokens += request.tokens[first : first + count]
+                positions_parts.append(where)
+                slot_parts.append(table[where // size] * size + where % size)
+                length_parts.append(np.full(count, first + count))
+                if first:
+                    blocks = self._to_device(table[: -(-(first + count) // size)].copy())
+                    pieces.append(Piece(start, count, first, blocks))
+                else:
+                    fresh.append(start + count)
+                start += count
+            at, slots = np.concatenate(positions_parts), np.concatenate(slot_parts)
+            lengths = np.concatenate(length_parts)
+        layout = StepLayout(
+            self._to_device(slots), self._to_device(lengths), len(decodes), tables, longest, fresh, pieces
+        )
+        return self._to_device(np.array(tokens, dtype=np.int64)), self._to_device(at), layout
+
+    def _fill(self, request: Request) -> None:
+        row, blocks = request.row, request.blocks
+        filled = self._filled[row]
+        self._tables[row, filled : len(blocks)] = blocks[filled:]
+        self._filled[row] = len(blocks)
+
+    def _to_device(self, array: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> Tensor:
+        tensor = torch.from_numpy(array)
+        return tensor if self.device.type == "cpu" else tensor.to(self.device, non_blocking=True)
+
+
+def _has_past(request: Request) -> bool:
+    return request.computed > 0
+
+
+def _caught_up(plan: Plan) -> tuple[list[Request], list[int]]:
+    """The requests whose last token is computed in this step, and the row it is in."""
+    requests = [request for request in plan.decodes if len(request.tokens) - request.computed == 1]
+    if len(requests) == len(plan.decodes):
+        rows = list(range(len(requests)))
+    else:
+        rows = [i for i, request in enumerate(plan.decodes) if len(request.tokens) - request.computed == 1]
+    end = len(plan.decodes)
+    for request in sorted(plan.chunks, key=_has_past):
+        end += request.planned
+        if request.computed + request.planned == len(request.tokens):
+            requests.append(request)
+            rows.append(end - 1)
+    return requests, rows

@@ -1,0 +1,165 @@
+"""From logits to tokens, for the whole batch at once; what no request asks for is not computed.
+
+A request's token is a function of its own logits, seed and position. Log-probabilities come from the function the
+learner uses, of the distribution before top-k, top-p, min-p, penalties and biases.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rondo.engine.randomness import uniforms
+from rondo.engine.request import Request
+from rondo.ops import token_logprobs
+
+FILTERS, EDITS, LOGPROBS, TOP, RAW = 1, 2, 4, 8, 16
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    tokens: list[int]
+    logprobs: list[float] | None
+    top: dict[int, list[tuple[int, float]]]
+    """The likeliest alternatives, for the rows that asked."""
+
+
+class Sampler:
+    """Holds each running request's parameters by its row, so that a step gathers them without a loop."""
+
+    def __init__(self, max_num_seqs: int, stop_ids: tuple[int, ...] = ()) -> None:
+        self.eos_ids = stop_ids
+        self._temperature = np.zeros(max_num_seqs, dtype=np.float32)
+        self._top_k = np.zeros(max_num_seqs, dtype=np.int64)
+        self._top_p = np.ones(max_num_seqs, dtype=np.float32)
+        self._min_p = np.zeros(max_num_seqs, dtype=np.float32)
+        self._seed = np.zeros(max_num_seqs, dtype=np.uint64)
+        self._needs = np.zeros(max_num_seqs, dtype=np.int64)
+
+    def admit(self, request: Request) -> None:
+        params, row = request.sampling, request.row
+        self._temperature[row] = params.temperature
+        self._top_k[row] = params.top_k
+        self._top_p[row] = params.top_p
+        self._min_p[row] = params.min_p
+        self._seed[row] = request.seed
+        filtered = params.temperature > 0 and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0)
+        self._needs[row] = (
+            FILTERS * filtered
+            + EDITS * params.edits_logits
+            + LOGPROBS * (params.logprobs is not None)
+            + TOP * bool(params.logprobs)
+            + RAW * (params.logprobs_mode == "raw")
+        )
+
+    def sample(self, logits: Tensor, requests: list[Request]) -> Sampled:
+        """logits [R, V], one row a request."""
+        rows = np.array([request.row for request in requests], dtype=np.int64)
+        needs = self._needs[rows]
+        wanted = int(np.bitwise_or.reduce(needs))
+        scores = self._edit(logits, requests, needs) if wanted & EDITS else logits
+        tokens = self._choose(scores, requests, rows, needs, wanted)
+        if not wanted & LOGPROBS:
+            return Sampled(tokens.tolist(), None, {})
+        temperature = np.where(needs & RAW, 1.0, self._temperature[rows]).astype(np.float32)
+        logprobs, top = _logprobs(logits, tokens, temperature, requests, needs)
+        return Sampled(tokens.tolist(), logprobs, top)
+
+    def _choose(
+        self, logits: Tensor, requests: list[Request], rows: np.ndarray, needs: np.ndarray, wanted: int
+    ) -> Tensor:
+        temperature = self._temperature[rows]
+        hot = temperature > 0
+        if not hot.any():
+            return logits.argmax(-1)
+        positions = np.array([len(request.tokens) for request in requests], dtype=np.uint64)
+        draws = torch.from_numpy(uniforms(self._seed[rows], positions).astype(np.float32)).to(logits.device)
+        # The largest draws round up to 1, which would fall off the distribution's end.
+        draws.clamp_(max=1 - 2**-24)
+        scale = torch.from_numpy(np.where(hot, temperature, 1.0).astype(np.float32)).to(logits.device)
+        probs = torch.softmax(logits.float() / scale[:, None], dim=-1)
+        tokens = draw(probs, draws)
+        if wanted & FILTERS:
+            which = np.flatnonzero(needs & FILTERS)
+            index = torch.from_numpy(which).to(logits.device)
+            subset = rows[which]
+            limits = (self._top_k[subset], self._top_p[subset], self._min_p[subset])
+            tokens[index] = draw_filtered(probs[index], draws[index], *(torch.from_numpy(x) for x in limits))
+        if not hot.all():
+            tokens = torch.where(torch.from_numpy(hot).to(logits.device), tokens, logits.argmax(-1))
+        return tokens
+
+    def _edit(self, logits: Tensor, requests: list[Request], needs: np.ndarray) -> Tensor:
+        """A copy with the biases and penalties of the few requests that have some."""
+        logits = logits.float().clone()
+        for i in np.flatnonzero(needs & EDITS).tolist():
+            edit_row(logits[i], requests[i], self.eos_ids)
+        return logits
+
+
+def draw(probs: Tensor, draws: Tensor) -> Tensor:
+    """Inverse of the cumulative distribution: probs [R, V], draws [R] in [0, 1) -> tokens [R]."""
+    cumulative = probs.cumsum(-1)
+    targets = draws[:, None] * cumulative[:, -1:]
+    return torch.searchsorted(cumulative, targets, right=True).squeeze(-1).clamp_(max=probs.shape[-1] - 1)
+
+
+def draw_filtered(probs: Tensor, draws: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+    """As `draw`, from what top-k, then top-p, then min-p leave; a limit that is off is 0, 1 and 0."""
+    ordered, order = probs.sort(dim=-1, descending=True, stable=True)
+    limits = (limit.to(probs.device)[:, None] for limit in (top_k, top_p, min_p))
+    top_k, top_p, min_p = limits
+    ranks = torch.arange(probs.shape[-1], device=probs.device)[None]
+    ordered = ordered.masked_fill((ranks >= top_k) & (top_k > 0), 0.0)
+    mass = ordered.cumsum(-1)
+    before = mass - ordered
+    ordered = ordered.masked_fill((before >= top_p * mass[:, -1:]) & (top_p < 1), 0.0)
+    ordered = ordered.masked_fill(ordered < min_p * ordered[:, :1], 0.0)
+    return order.gather(-1, draw(ordered, draws)[:, None]).squeeze(-1)
+
+
+def edit_row(logits: Tensor, request: Request, eos_ids: tuple[int, ...]) -> None:
+    """In place: repetition penalty over prompt and answer, presence and frequency over the answer, then biases."""
+    params, device = request.sampling, logits.device
+    answer = torch.tensor(request.tokens[request.prompt_length :], dtype=torch.int64, device=device)
+    if params.repetition_penalty != 1.0:
+        seen = torch.tensor(request.tokens, dtype=torch.int64, device=device).unique()
+        values = logits[seen]
+        penalty = params.repetition_penalty
+        logits[seen] = torch.where(values > 0, values / penalty, values * penalty)
+    if params.presence_penalty or params.frequency_penalty:
+        ids, counts = answer.unique(return_counts=True)
+        logits[ids] -= params.presence_penalty + params.frequency_penalty * counts
+    for token, bias in params.logit_bias.items():
+        logits[token] += bias
+    if request.generated < params.min_tokens:
+        for token in {*eos_ids, *params.stop_token_ids}:
+            logits[token] = -torch.inf
+
+
+def _logprobs(
+    logits: Tensor, tokens: Tensor, temperature: np.ndarray, requests: list[Request], needs: np.ndarray
+) -> tuple[list[float], dict[int, list[tuple[int, float]]]]:
+    scale: Tensor | float = torch.from_numpy(temperature).to(logits.device)
+    first = float(temperature[0])
+    if (temperature == first).all():
+        scale = first
+    logprobs = token_logprobs(logits, tokens, scale)
+    top: dict[int, list[tuple[int, float]]] = {}
+    which = np.flatnonzero(needs & TOP).tolist()
+    if which:
+        index = torch.tensor(which, device=logits.device)
+        count = max(requests[i].sampling.logprobs or 0 for i in which)
+        best = logits[index].float().topk(min(count, logits.shape[-1]), dim=-1)
+        divisor = torch.from_numpy(np.where(temperature == 0, 1.0, temperature)).to(logits.device)[
+            index, None
+        ]
+        chosen = logits[index].gather(-1, tokens[index, None]).float()
+        values = (logprobs[index, None] + (best.values - chosen) / divisor).tolist()
+        for i, ids, row in zip(which, best.indices.tolist(), values, strict=True):
+            keep = requests[i].sampling.logprobs
+            top[i] = list(zip(ids[:keep], row[:keep], strict=True))
+    return logprobs.tolist(), top
