@@ -13,16 +13,12 @@ def load_backend(folder: Folder) -> tokenizers.Tokenizer:
     file = folder.path / "tokenizer.json"
     parse_json(folder.files["tokenizer.json"], file)
     try:
-        backend = tokenizers.Tokenizer.from_str(folder.files["tokenizer.json"].decode())
+        return tokenizers.Tokenizer.from_str(folder.files["tokenizer.json"].decode())
     except Exception as error:  # the library raises a bare Exception
         raise ModelError(
             f"{file} is not a tokenizer that can be read ({error}). Download it again, or upgrade the "
             "tokenizers package."
         ) from error
-    # Some files keep the padding and truncation of whoever saved them.
-    backend.no_padding()
-    backend.no_truncation()
-    return backend
 
 
 def decoder_spec(backend: tokenizers.Tokenizer) -> dict[str, Any] | None:

@@ -23,6 +23,8 @@ def add_special_tokens(backend: tokenizers.Tokenizer, folder: Folder) -> dict[st
     config = folder.json("tokenizer_config.json")
     if "added_tokens_decoder" not in config:
         config |= folder.json("special_tokens_map.json")
+    if backend.padding is not None:
+        config.setdefault("pad_token", backend.padding["pad_token"])
     listed = _listed(config, folder)
     by_text = {token.content: token for token in listed}
     names = [*NAMED, *(key for key in config if key.endswith("_token") and key not in NAMED)]
@@ -105,8 +107,13 @@ def chat_templates(folder: Folder) -> dict[str, str]:
     if templates:
         return templates
     entry = folder.json("tokenizer_config.json").get("chat_template")
-    if isinstance(entry, list):
-        return {item["name"]: item["template"] for item in entry}
+    try:
+        if isinstance(entry, list):
+            return {item["name"]: item["template"] for item in entry}
+    except (KeyError, TypeError) as error:
+        raise ModelError(
+            f"{folder.path / 'tokenizer_config.json'}: each chat_template needs a name and a template. Correct it."
+        ) from error
     return {"default": entry} if isinstance(entry, str) else {}
 
 

@@ -31,6 +31,9 @@ class Tokenizer:
         self._named = dict(named)
         self._templates = dict(templates)
         self.eos_ids = tuple(eos_ids)
+        # Some files keep the padding and truncation of whoever saved them.
+        backend.no_padding()
+        backend.no_truncation()
         self.bos_id = self._named_id("bos_token")
         self.pad_id = self._named_id("pad_token")
         added = backend.get_added_tokens_decoder()
@@ -75,8 +78,9 @@ class Tokenizer:
     def encode_batch(self, texts: Sequence[str], add_special: bool = True) -> list[list[int]]:
         try:
             encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special)
-        except UnicodeEncodeError as error:
-            raise InvalidRequest(f"the text is not valid Unicode: {error}") from error
+        except TypeError as error:
+            # What the library raises for lone surrogates, which JSON can carry and UTF-8 cannot.
+            raise InvalidRequest("the text is not valid Unicode: remove its lone surrogates.") from error
         return [encoding.ids for encoding in encodings]
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
@@ -91,6 +95,7 @@ class Tokenizer:
         else:
             detokenizer = PieceDetokenizer(self._pieces[skip_special].get, self._decoding)
         detokenizer.push(after)
+        detokenizer.flush()
         return detokenizer
 
     def token_bytes(self, token: int) -> bytes:
