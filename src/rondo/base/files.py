@@ -53,7 +53,7 @@ def atomic_dir(path: str | Path, *, replace: bool = False, needed: int | None = 
     fewer free bytes is an error before the first byte is written.
     """
     path = Path(path).absolute()
-    _refuse_existing(path, replace)
+    refuse_existing(path, replace)
     temp = _temp_name(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -76,6 +76,14 @@ def atomic_dir(path: str | Path, *, replace: bool = False, needed: int | None = 
     finally:
         shutil.rmtree(temp, ignore_errors=True)
         os.close(lock)
+
+
+def refuse_existing(path: Path, replace: bool) -> None:
+    """A `Conflict` where `atomic_dir` would not write, for callers with long work before it."""
+    if path.is_symlink() or (path.exists() and not path.is_dir()):
+        raise Conflict(f"{path} is not a plain folder. Choose another path or remove it.")
+    if not replace and path.is_dir() and any(path.iterdir()):
+        raise Conflict(f"{path} already exists and is not empty. Choose another path or remove it.")
 
 
 def storage_error(path: str | Path, error: Exception, needed: int | None = None) -> StorageError:
@@ -109,16 +117,9 @@ def write_json(path: str | Path, obj: object) -> None:
     atomic_write(path, json.dumps(obj, indent=2, ensure_ascii=False) + "\n")
 
 
-def _refuse_existing(path: Path, replace: bool) -> None:
-    if path.is_symlink() or (path.exists() and not path.is_dir()):
-        raise Conflict(f"{path} is not a plain folder. Choose another path or remove it.")
-    if not replace and path.is_dir() and any(path.iterdir()):
-        raise Conflict(f"{path} already exists and is not empty. Choose another path or remove it.")
-
-
 def _move_into_place(temp: Path, path: Path, replace: bool) -> None:
     _fsync_tree(temp)
-    _refuse_existing(path, replace)
+    refuse_existing(path, replace)
     if path.is_dir() and any(path.iterdir()):
         exchange(temp, path)  # the old content is now at `temp`, which the caller removes
     else:

@@ -20,7 +20,7 @@ from prometheus_client import (
 PREFIX = "rondo:"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-disable_created_metrics()
+disable_created_metrics()  # type: ignore[no-untyped-call]
 registry = CollectorRegistry()
 ProcessCollector(registry=registry)
 

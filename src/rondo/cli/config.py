@@ -1,7 +1,9 @@
 """`rondo config`: every setting that is in force, and where its value comes from."""
 
+import difflib
 import json
 
+from rondo.base.errors import ConfigError
 from rondo.cli.arguments import Parser
 from rondo.cli.tree import CommandLine, read_command_line
 
@@ -31,6 +33,10 @@ def run(argv: list[str]) -> int:
 
 def _rows(line: CommandLine, wanted: list[str]) -> list[tuple[str, object, str]]:
     """(path, value as JSON has it, source); secrets come out masked."""
+    known = [path for path, _, _ in line.config.rows()]
+    for prefix in wanted:
+        if prefix not in known and not any(path.startswith(prefix + ".") for path in known):
+            raise _unknown(prefix, known)
     dumped = line.config.tree.model_dump(mode="json")
     rows = []
     for path, _, source in line.config.rows():
@@ -40,6 +46,12 @@ def _rows(line: CommandLine, wanted: list[str]) -> list[tuple[str, object, str]]
         if not wanted or any(path == prefix or path.startswith(prefix + ".") for prefix in wanted):
             rows.append((path, value, str(source)))
     return rows
+
+
+def _unknown(wanted: str, known: list[str]) -> ConfigError:
+    sections = {path.rpartition(".")[0] for path in known} - {""}
+    close = difflib.get_close_matches(wanted, [*sorted(sections), *known], n=1, cutoff=0)
+    return ConfigError(f"There is no section or key {wanted!r}. Did you mean {close[0]!r}?")
 
 
 def _table(rows: list[tuple[str, object, str]]) -> str:

@@ -3,12 +3,13 @@
 Nothing heavy is imported before a verb is known: `rondo --help` must answer at once.
 """
 
+import errno
 import importlib
 import os
 import sys
 from collections.abc import Sequence
 
-from rondo.base.errors import ConfigError, RondoError
+from rondo.base.errors import ConfigError, RondoError, StorageError
 
 VERBS: dict[str, tuple[str, str]] = {
     "up": ("rondo.cli.up", "serve the demo model, made first if there is none, and print the URL"),
@@ -37,11 +38,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader (`| head`) is gone. Python's own flush at exit would complain about the same pipe.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return BROKEN_PIPE
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            return _fail(error, BUG)
+        _discard_output()
+        return _fail(StorageError("No space left to write the output."), StorageError.exit_code)
     except Exception as error:
         return _fail(error, BUG)
+
+
+def _discard_output() -> None:
+    """For an output that takes no more: Python's own flush at exit would fail on it once again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def dispatch(arguments: list[str]) -> int:

@@ -18,11 +18,11 @@ from rondo.train.config import TrainConfig
 
 
 class RondoConfig(Section):
-    engine: EngineConfig = Field(default_factory=EngineConfig, description="inference")
-    server: ServerConfig = Field(default_factory=ServerConfig, description="the HTTP server")
-    train: TrainConfig = Field(default_factory=TrainConfig, description="pretraining and fine-tuning")
-    rl: RLConfig = Field(default_factory=RLConfig, description="reinforcement learning")
-    log: LogConfig = Field(default_factory=LogConfig, description="logs")
+    engine: EngineConfig = Field(EngineConfig(), description="inference")
+    server: ServerConfig = Field(ServerConfig(), description="the HTTP server")
+    train: TrainConfig = Field(TrainConfig(), description="pretraining and fine-tuning")
+    rl: RLConfig = Field(RLConfig(), description="reinforcement learning")
+    log: LogConfig = Field(LogConfig(), description="logs")
 
 
 @dataclass(frozen=True)

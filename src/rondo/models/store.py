@@ -1,0 +1,243 @@
+"""The models of this machine: folders under `RONDO_HOME/models`, each in Hugging Face's layout."""
+
+import contextlib
+import difflib
+import re
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from rondo.base.errors import InvalidRequest, NotFound
+from rondo.base.files import atomic_dir, refuse_existing
+from rondo.base.home import models_dir
+from rondo.models.architecture import ModelConfig
+from rondo.models.checkpoint import load, read_config, save_into
+from rondo.models.decoder import Decoder
+from rondo.models.families import parse
+from rondo.models.safetensors import open_checkpoint
+from rondo.text.tokenizer import Tokenizer
+
+Report = Callable[[str, int, int], None]
+"""(stage, bytes done, bytes in all); a total of 0 means that the stage cannot be measured."""
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+WEIGHT_SUFFIXES = frozenset(
+    {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".npz"}
+)
+LARGEST_COMPANION = 256 << 20
+COMPANION_FOLDERS = ("additional_chat_templates",)
+WATCH_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a model folder holds, read from its config and the headers of its weights alone."""
+
+    path: Path
+    config: ModelConfig
+    parameters: int
+    dtypes: tuple[str, ...]
+    weight_bytes: int
+    disk_bytes: int
+    adapter_targets: tuple[str, ...]
+    has_tokenizer: bool
+
+
+def resolve(name_or_path: str | Path) -> Path:
+    """The folder of a model: a name under `RONDO_HOME/models`, or any folder with a config.json."""
+    text = str(name_or_path)
+    if NAME.fullmatch(text) and (models_dir() / text / "config.json").is_file():
+        return models_dir() / text
+    path = Path(text).expanduser()
+    if (path / "config.json").is_file():
+        return path.absolute()
+    if path.is_dir():
+        raise NotFound(f"{path} is a folder without config.json, so it is not a model.", param="model")
+    close = difflib.get_close_matches(text, [name for name, _ in list_models()], n=3, cutoff=0.4)
+    hint = f"Did you mean {' or '.join(close)}?" if close else "`rondo model list` shows what there is."
+    raise NotFound(
+        f"There is no model {text!r} in {models_dir()}, and no such folder. {hint}",
+        param="model",
+        code="model_not_found",
+    )
+
+
+def list_models() -> list[tuple[str, Path]]:
+    """(name, folder) of each model in `RONDO_HOME/models`, by name."""
+    if not models_dir().is_dir():
+        return []
+    folders = sorted(models_dir().iterdir())
+    return [
+        (path.name, path)
+        for path in folders
+        if NAME.fullmatch(path.name) and (path / "config.json").is_file()
+    ]
+
+
+def import_model(
+    source: str | Path, name: str, *, replace: bool = False, report: Report | None = None
+) -> Path:
+    """Checks the folder `source` as a whole and takes it in as `name`, tokenizer and all."""
+    target = place(name)
+    source = Path(source).expanduser()
+    if not source.is_dir():
+        raise NotFound(f"There is no folder {source} to import.", param="source")
+    return _copy(source, target, replace, report)
+
+
+def export_model(
+    name: str | Path, destination: str | Path, *, replace: bool = False, report: Report | None = None
+) -> Path:
+    """Writes the model where `transformers` can load it from."""
+    return _copy(resolve(name), Path(destination).expanduser(), replace, report)
+
+
+def create_model(
+    name: str,
+    model: Decoder,
+    tokenizer: str | Path | None = None,
+    *,
+    replace: bool = False,
+    report: Report | None = None,
+) -> Path:
+    """Keeps `model` as `name`, with the tokenizer's files from the folder `tokenizer`."""
+    tokens = Tokenizer.load(Path(tokenizer).expanduser()) if tokenizer is not None else None
+    return _write(model, tokens.save if tokens else None, place(name), replace, report)
+
+
+def facts(folder: Path) -> Facts:
+    config = parse(read_config(folder))
+    stored = open_checkpoint(folder)
+    sizes = {name: torch.Size(tensor.shape).numel() for name, tensor in stored.items()}
+    return Facts(
+        path=folder,
+        config=config,
+        parameters=sum(sizes.values()),
+        dtypes=tuple(sorted({str(tensor.dtype).removeprefix("torch.") for tensor in stored.values()})),
+        weight_bytes=sum(tensor.stop - tensor.start for tensor in stored.values()),
+        disk_bytes=_size_on_disk(folder),
+        adapter_targets=_adapter_targets({name: tensor.shape for name, tensor in stored.items()}),
+        has_tokenizer=any(
+            (folder / file).is_file() for file in ("tokenizer.json", "tokenizer.model", "vocab.json")
+        ),
+    )
+
+
+def place(name: str) -> Path:
+    """Where a model called `name` is kept."""
+    if not NAME.fullmatch(name):
+        raise InvalidRequest(
+            f"{name!r} cannot name a model. Use letters, digits, '.', '_', '-', no '.', '_' or '-' first.",
+            param="name",
+        )
+    return models_dir() / name
+
+
+def _copy(source: Path, target: Path, replace: bool, report: Report | None) -> Path:
+    if target.exists() and source.resolve() == target.resolve():
+        raise InvalidRequest(f"{source} is already there. Choose another place.")
+    refuse_existing(target, replace)
+    total = sum(tensor.stop - tensor.start for tensor in open_checkpoint(source).values())
+    done = 0
+
+    def count(size: int) -> None:
+        nonlocal done
+        done += size
+        if report is not None:
+            report("checking", min(done, total), total)
+
+    model = load(source, progress=count)
+    if (source / "tokenizer.json").is_file():
+        Tokenizer.load(source)  # a broken one is found now, not when it is served
+    others = _companions(source)
+
+    def copy_others(folder: Path) -> None:
+        for file, relative in others:
+            (folder / relative).parent.mkdir(exist_ok=True)
+            shutil.copyfile(file, folder / relative)
+
+    return _write(model, copy_others, target, replace, report)
+
+
+def _write(
+    model: Decoder,
+    write_others: Callable[[Path], None] | None,
+    target: Path,
+    replace: bool,
+    report: Report | None,
+) -> Path:
+    needed = sum(parameter.nbytes for parameter in model.parameters())
+    with atomic_dir(target, replace=replace, needed=needed) as partial:
+        with _watching(partial, needed, report):
+            save_into(model, partial)
+        if write_others is not None:
+            write_others(partial)
+        if report is not None:
+            report("flushing to disk", 0, 0)
+    return target
+
+
+def _companions(folder: Path) -> list[tuple[Path, Path]]:
+    """(file, its relative path) of what else belongs to a model: tokenizer, chat templates, licence, ..."""
+    files = [path for path in folder.iterdir() if path.is_file()]
+    for inner in COMPANION_FOLDERS:
+        files += [path for path in folder.glob(f"{inner}/*") if path.is_file()]
+    return [(path, path.relative_to(folder)) for path in sorted(files) if _is_companion(path)]
+
+
+def _is_companion(path: Path) -> bool:
+    """Neither weights nor their index, nor the config that `save_into` writes itself."""
+    ours = path.name == "config.json" or path.name.endswith((".safetensors.index.json", ".bin.index.json"))
+    hidden = path.name.startswith(".")
+    return (
+        not ours
+        and not hidden
+        and path.suffix not in WEIGHT_SUFFIXES
+        and path.stat().st_size <= LARGEST_COMPANION
+    )
+
+
+@contextlib.contextmanager
+def _watching(folder: Path, total: int, report: Report | None) -> Iterator[None]:
+    """Reports how much has really arrived in `folder`, while the block writes there."""
+    if report is None:
+        yield
+        return
+    finished = threading.Event()
+
+    def watch() -> None:
+        while not finished.wait(WATCH_SECONDS):
+            report("writing", min(_size_on_disk(folder), total), total)
+
+    thread = threading.Thread(target=watch, name="model-write-progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        finished.set()
+        thread.join()
+    report("writing", total, total)
+
+
+def _size_on_disk(folder: Path) -> int:
+    size = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):  # renamed or removed since it was listed
+            size += path.stat().st_size if path.is_file() else 0
+    return size
+
+
+def _adapter_targets(shapes: dict[str, tuple[int, ...]]) -> tuple[str, ...]:
+    """The layers' linear modules, as PEFT's `target_modules` names them, without routers and experts."""
+    names: dict[str, None] = {}
+    for name, shape in shapes.items():
+        inside = re.search(r"\.layers\.\d+\.(.+)\.weight$", name)
+        if inside and len(shape) == 2 and "experts" not in inside[1]:
+            leaf = inside[1].rpartition(".")[2]
+            if leaf not in ("gate", "router"):
+                names[leaf] = None
+    return tuple(names)

@@ -1,0 +1,86 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rondo.base.config_keys import keys_of
+from rondo.cli.main import main
+from rondo.cli.tree import RondoConfig, read_command_line
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("RONDO_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("RONDO_CONFIG", raising=False)
+    (tmp_path / "home").mkdir()
+    return tmp_path / "home"
+
+
+def shown(argv: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, object]]:
+    assert main(["config", "--json", *argv]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_every_key_is_described_and_has_a_default():
+    assert not [path for path, key in keys_of(RondoConfig).items() if not key.description]
+    assert RondoConfig() == RondoConfig()
+
+
+def test_the_tree_is_free_of_torch_and_http():
+    code = (
+        "import sys, rondo.cli.tree\nprint([name for name in ('torch', 'starlette') if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "[]\n"
+
+
+def test_json_shows_values_and_sources(
+    own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    (own_home / "config.toml").write_text("[train]\nlr = 0.5\n")
+    monkeypatch.setenv("RONDO_LOG_LEVEL", "error")
+    rows = shown(["--engine.block-size", "32"], capsys)
+    assert rows["train.lr"] == {"value": 0.5, "source": f"{own_home}/config.toml:2"}
+    assert rows["log.level"] == {"value": "error", "source": "RONDO_LOG_LEVEL"}
+    assert rows["engine.block_size"] == {"value": 32, "source": "--engine.block-size"}
+    assert rows["log.format"] == {"value": "human", "source": "default"}
+
+    other = tmp_path / "other.toml"
+    other.write_text("[train]\nlr = 0.25\n")
+    assert shown(["--config", str(other)], capsys)["train.lr"]["value"] == 0.25
+    monkeypatch.setenv("RONDO_CONFIG", str(other))
+    assert shown(["train.lr"], capsys) == {"train.lr": {"value": 0.25, "source": f"{other}:2"}}
+    assert shown([f"--config={own_home}/config.toml"], capsys)["train.lr"]["value"] == 0.5
+
+
+def test_table(capsys: pytest.CaptureFixture[str]):
+    assert main(["config", "log", "--log.level=debug"]) == 0
+    assert capsys.readouterr().out == 'log.format  "human"  default\nlog.level   "debug"  --log.level\n'
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--train.lrr=1"], "Unknown config key train.lrr (the flag --train.lrr). Did you mean train.lr?"),
+        (["--config", "absent.toml"], "There is no config file absent.toml."),
+        (["--config"], "The flag --config needs a file"),
+        (["--jsno"], "Unrecognized arguments: --jsno. See rondo config --help."),
+        (["tarin"], "There is no section or key 'tarin'. Did you mean 'train'?"),
+    ],
+)
+def test_mistakes(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]):
+    assert main(["config", *argv]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+
+
+def test_the_verbs_own_arguments_are_left():
+    line = read_command_line(["demo", "--port", "8000", "--train.lr", "0.1", "--", "--config"])
+    assert line.rest == ["demo", "--port", "8000", "--", "--config"]
+    assert line.config.tree.train.lr == 0.1

@@ -1,0 +1,122 @@
+import os
+import subprocess
+import sys
+
+import pytest
+
+import rondo
+from rondo.base.errors import NotFound
+from rondo.cli import main as command
+from rondo.cli.main import VERBS, main
+
+HEAVY = ("torch", "pydantic", "rich", "starlette", "uvicorn", "httpx", "numpy", "tokenizers", "jinja2")
+
+
+def python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, **env},
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import rondo",
+        "from rondo.cli.main import main; main(['--help'])",
+        "from rondo.cli.main import main; main(['--version'])",
+        "from rondo.cli.main import main; main(['servee'])",
+        "from rondo.cli.main import main; main(['model', '--help'])",
+    ],
+)
+def test_nothing_heavy_is_imported(code: str):
+    done = python(f"import sys\n{code}\nprint([name for name in {HEAVY} if name in sys.modules])")
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
+
+
+@pytest.mark.parametrize("argv", [[], ["--help"], ["-h"], ["help"]])
+def test_help_lists_every_verb(argv: list[str], capsys: pytest.CaptureFixture[str]):
+    assert main(argv) == 0
+    out = capsys.readouterr().out
+    assert all(f"\n  {verb} " in out for verb in VERBS)
+
+
+@pytest.mark.parametrize("argv", [["--version"], ["-V"], ["version"]])
+def test_version(argv: list[str], capsys: pytest.CaptureFixture[str]):
+    assert main(argv) == 0
+    assert capsys.readouterr().out == f"rondo {rondo.__version__}\n"
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]):
+    try:
+        code = main([verb, "--help"])
+    except SystemExit as leaving:  # how argparse ends after its help
+        code = int(leaving.code or 0)
+    captured = capsys.readouterr()
+    assert code == 0, captured.err
+    assert f"rondo {verb}" in captured.out
+
+
+def test_unknown_verb_names_the_nearest(capsys: pytest.CaptureFixture[str]):
+    assert main(["sreve"]) == 2
+    assert capsys.readouterr().err == (
+        "error: There is no verb 'sreve'. Did you mean `rondo serve`? See rondo --help.\n"
+    )
+
+
+def failing(error: BaseException):
+    def run(_: list[str]) -> int:
+        raise error
+
+    return run
+
+
+def test_an_error_is_one_line_and_a_code(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setattr(command, "dispatch", failing(NotFound("no model 'x'.\nTry another.")))
+    assert main(["model"]) == NotFound.exit_code
+    assert capsys.readouterr().err == "error: no model 'x'. Try another.\n"
+
+
+def test_a_bug_is_one_line_and_a_hint(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setattr(command, "dispatch", failing(ZeroDivisionError("division by zero")))
+    monkeypatch.delenv("RONDO_DEBUG", raising=False)
+    assert main(["model"]) == 70
+    line = capsys.readouterr().err
+    assert line.count("\n") == 1
+    assert "ZeroDivisionError: division by zero (this is a bug; run again with RONDO_DEBUG=1" in line
+    monkeypatch.setenv("RONDO_DEBUG", "1")
+    main(["model"])
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_interrupt_is_quiet(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setattr(command, "dispatch", failing(KeyboardInterrupt()))
+    assert main(["serve"]) == 130
+    assert capsys.readouterr().err == ""
+
+
+def test_a_closed_pipe_is_quiet():
+    script = f'"{sys.executable}" -m rondo.cli --help | true; echo "${{PIPESTATUS[0]}}"'
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stderr == ""
+    assert done.stdout.strip() in ("0", "141")  # 0 where it had written before the reader left
+
+
+def test_a_pipe_that_closes_early_is_quiet():
+    code = "import sys, rondo.cli.main as m; m.usage = lambda: 'x' * 10**7; sys.exit(m.main(['--help']))"
+    script = f'"{sys.executable}" -c "{code}" | head -c 1; echo " ${{PIPESTATUS[0]}}"'
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert (done.stdout, done.stderr) == ("x 141\n", "")
+
+
+def test_a_full_output_device_is_one_line():
+    code = "import sys; from rondo.cli.main import main; sys.exit(main(['--help']))"
+    script = f'"{sys.executable}" -c "{code}" > /dev/full'
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 6
+    assert done.stderr == "error: No space left to write the output.\n"

@@ -1,0 +1,106 @@
+from pathlib import Path
+
+import pytest
+
+from rondo.base.errors import Conflict, InvalidRequest, NotFound
+from rondo.models import new, save, store
+
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "vocab_size": 32,
+    "max_position_embeddings": 64,
+}
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("RONDO_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    save(new(CONFIG), tmp_path / "source", max_shard_bytes=4096)
+    return tmp_path / "source"
+
+
+def test_names_before_paths(own_home: Path, folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(folder.parent)
+    assert store.resolve("source") == folder
+    store.import_model(folder, "source")
+    assert store.resolve("source") == own_home / "models/source"
+    assert store.resolve("./source") == folder
+    assert store.resolve(folder) == folder
+    assert store.list_models() == [("source", own_home / "models/source")]
+
+
+def test_unknown_name_lists_the_nearest(folder: Path, tmp_path: Path):
+    for name in ("demo-small", "demo-large", "other"):
+        store.import_model(folder, name)
+    with pytest.raises(NotFound, match="Did you mean demo-small or demo-large"):
+        store.resolve("demo-smal")
+    with pytest.raises(NotFound, match="rondo model list"):
+        store.resolve("###")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(NotFound, match=r"without config\.json"):
+        store.resolve(tmp_path / "empty")
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../x", ".hidden", "a b", "a\n", "x" * 129])
+def test_names_that_are_not(name: str):
+    with pytest.raises(InvalidRequest):
+        store.place(name)
+
+
+def test_small_files_come_along_and_weights_do_not(folder: Path, own_home: Path):
+    (folder / "README.md").write_text("about")
+    (folder / "generation_config.json").write_text("{}")
+    (folder / "pytorch_model.bin").write_text("old weights")
+    (folder / ".cache").mkdir()
+    (folder / ".hidden").write_text("x")
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "rag.jinja").write_text("{{ 1 }}")
+    store.import_model(folder, "m")
+    target = own_home / "models/m"
+    assert sorted(str(p.relative_to(target)) for p in target.rglob("*") if p.is_file()) == [
+        "README.md",
+        "additional_chat_templates/rag.jinja",
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+    ]
+
+
+def test_existing_is_refused_before_any_work(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    store.import_model(folder, "m")
+    monkeypatch.setattr(store, "load", lambda *_, **__: pytest.fail("must not load"))
+    with pytest.raises(Conflict):
+        store.import_model(folder, "m")
+    with pytest.raises(InvalidRequest, match="already there"):
+        store.import_model(store.resolve("m"), "m", replace=True)
+
+
+def test_progress_counts_every_byte_of_both_stages(folder: Path):
+    seen: list[tuple[str, int, int]] = []
+    store.import_model(folder, "m", report=lambda *step: seen.append(step))
+    total = store.facts(folder).weight_bytes
+    for stage in ("checking", "writing"):
+        steps = [(done, whole) for name, done, whole in seen if name == stage]
+        assert steps[-1] == (total, total)
+        assert [done for done, _ in steps] == sorted(done for done, _ in steps)
+    assert seen[-1] == ("flushing to disk", 0, 0)
+
+
+def test_facts_of_a_sharded_folder(folder: Path):
+    facts = store.facts(folder)
+    model = new(CONFIG)
+    assert len(list(folder.glob("*.safetensors"))) > 1
+    assert facts.parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert facts.dtypes == ("float32",)
+    assert facts.weight_bytes == 4 * facts.parameters
+    assert facts.disk_bytes > facts.weight_bytes
+    assert not facts.has_tokenizer
