@@ -112,7 +112,7 @@ def chat_templates(folder: Folder) -> dict[str, str]:
             return {item["name"]: item["template"] for item in entry}
     except (KeyError, TypeError) as error:
         raise ModelError(
-            f"{folder.path / 'tokenizer_config.json'}: each chat_template needs a name and a template. Correct it."
+            f"{folder.path / 'tokenizer_config.json'}: a chat_template lacks name or template. Correct it."
         ) from error
     return {"default": entry} if isinstance(entry, str) else {}
 

@@ -1,0 +1,68 @@
+"""Whether a completion has the asked form: a pattern, tags in their order, a length."""
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+
+from rondo.base.errors import ConfigError
+from rondo.graders.score import Sample, Score, judged
+
+
+def tag_content(text: str, tag: str) -> str | None:
+    """What the last `<tag>...</tag>` holds, without the space around it; None if there is no whole pair."""
+    end = text.rfind(f"</{tag}>")
+    start = text.rfind(f"<{tag}>", 0, max(end, 0))
+    return text[start + len(tag) + 2 : end].strip() if start >= 0 else None
+
+
+def has_tags(text: str, tags: tuple[str, ...]) -> bool:
+    """Each tag opens and closes exactly once, and one pair ends before the next begins."""
+    at = 0
+    for tag in tags:
+        opening, closing = f"<{tag}>", f"</{tag}>"
+        if text.count(opening) != 1 or text.count(closing) != 1:
+            return False
+        start, end = text.index(opening), text.index(closing)
+        if not at <= start < end:
+            return False
+        at = end + len(closing)
+    return True
+
+
+@dataclass(frozen=True)
+class FormatChecker:
+    """Each rule that is set is a part of its own, 0 or 1; the total is their mean."""
+
+    pattern: str | None = None
+    """A regular expression for the whole completion; `.` matches newlines too."""
+    tags: tuple[str, ...] = ()
+    max_characters: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.pattern is None and not self.tags and self.max_characters is None:
+            raise ConfigError("a format checker needs a rule: pattern, tags or max_characters.")
+        _ = self._regex
+
+    @cached_property
+    def _regex(self) -> re.Pattern[str] | None:
+        try:
+            return None if self.pattern is None else re.compile(self.pattern, re.DOTALL)
+        except re.error as error:
+            raise ConfigError(
+                f"the pattern {self.pattern!r} is not a regular expression: {error}."
+            ) from error
+
+    async def score(self, sample: Sample) -> Score:
+        parts = self.check(sample.completion)
+        failed = ", ".join(name for name, passed in parts.items() if not passed)
+        return judged({name: float(passed) for name, passed in parts.items()}, failed and f"failed: {failed}")
+
+    def check(self, text: str) -> dict[str, bool]:
+        parts: dict[str, bool] = {}
+        if self._regex is not None:
+            parts["pattern"] = self._regex.fullmatch(text) is not None
+        if self.tags:
+            parts["tags"] = has_tags(text, self.tags)
+        if self.max_characters is not None:
+            parts["length"] = len(text) <= self.max_characters
+        return parts

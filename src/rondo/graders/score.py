@@ -1,0 +1,40 @@
+"""What a grader is given and what it answers."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+Outcome = Literal["ok", "timeout", "error"]
+
+
+@dataclass(frozen=True)
+class Sample:
+    prompt: str
+    completion: str
+    reference: str | tuple[str, ...] | None = None
+    """The right answer, or several that are right."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Score:
+    """`total` is a reward only where `outcome` is "ok": a grader that failed has not judged."""
+
+    outcome: Outcome
+    total: float
+    parts: dict[str, float] = field(default_factory=dict)
+    detail: str = ""
+
+    def __post_init__(self) -> None:
+        if not all(map(math.isfinite, (self.total, *self.parts.values()))):
+            raise ValueError(f"a score must be finite, not {self.total} with parts {self.parts}")
+
+
+class Grader(Protocol):
+    async def score(self, sample: Sample) -> Score: ...
+
+
+def judged(parts: dict[str, float], detail: str = "") -> Score:
+    """A score whose total is the mean of its parts."""
+    return Score("ok", sum(parts.values()) / len(parts), parts, detail)
