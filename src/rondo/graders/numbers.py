@@ -10,7 +10,7 @@ _DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?"
 _EXPONENT = r"(?:[eE][-+]?\d{1,4})?"
 _NUMBER = rf"(?:{_DIGITS}|\.\d+){_EXPONENT}"
 _FRACTION = re.compile(r"\\[dt]?frac\s*\{([^{}]+)\}\s*\{([^{}]+)\}")
-_WHOLE = re.compile(rf"([-+]?)\s*[$€£]?\s*({_NUMBER})(?:\s*/\s*({_NUMBER}))?\s*[%°]?")
+_WHOLE = re.compile(rf"([-+]?)\s*(?:[$€£]\s*)?({_NUMBER})(?:\s*/\s*({_NUMBER}))?\s*[%°]?")
 # Not inside a word or after a decimal point. A sign between two operands, as in "5-3", is not the number's,
 # and the dots of "...5" are not a decimal point.
 _IN_TEXT = re.compile(
