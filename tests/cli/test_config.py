@@ -62,6 +62,13 @@ def test_table(capsys: pytest.CaptureFixture[str]):
     assert capsys.readouterr().out == 'log.format  "human"  default\nlog.level   "debug"  --log.level\n'
 
 
+def test_secrets_are_not_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    assert shown(["server.api_key"], capsys) == {"server.api_key": {"value": None, "source": "default"}}
+    monkeypatch.setenv("RONDO_SERVER_API_KEY", "hunter2")
+    row = shown(["server.api_key"], capsys)["server.api_key"]
+    assert row == {"value": "********", "source": "RONDO_SERVER_API_KEY"}
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [

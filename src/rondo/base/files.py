@@ -39,10 +39,10 @@ def atomic_write(path: str | Path, data: bytes | str) -> None:
         os.replace(temp, path)
         _fsync_dir(path.parent)
     except OSError as error:
+        _discard(temp)  # before the free space is looked up
         raise storage_error(path, error, len(raw)) from error
     finally:
-        with contextlib.suppress(OSError):  # renamed away, or never made
-            os.unlink(temp)
+        _discard(temp)
 
 
 @contextlib.contextmanager
@@ -71,6 +71,7 @@ def atomic_dir(path: str | Path, *, replace: bool = False, needed: int | None = 
         raise
     except Exception as error:
         if _is_storage(error):
+            shutil.rmtree(temp, ignore_errors=True)  # before the free space is looked up
             raise storage_error(path, error, needed) from error
         raise
     finally:
@@ -125,6 +126,11 @@ def _move_into_place(temp: Path, path: Path, replace: bool) -> None:
     else:
         os.rename(temp, path)  # onto nothing or an empty folder: one step in POSIX
     _fsync_dir(path.parent)
+
+
+def _discard(temp: Path) -> None:
+    with contextlib.suppress(OSError):  # renamed away, or never made
+        os.unlink(temp)
 
 
 def _temp_name(path: Path) -> Path:

@@ -10,6 +10,8 @@ from rondo.cli.tree import CommandLine, read_command_line
 EPILOG = """Settings: --section.key=value, RONDO_SECTION_KEY=value, or a TOML file with [section] tables.
 A later source wins: default, file, environment, flag."""
 
+SECRETS = ("_key", "_token", "_secret", "_password")
+
 
 def run(argv: list[str]) -> int:
     parser = Parser("rondo config", f"Show every setting and where its value comes from. {EPILOG}")
@@ -44,7 +46,8 @@ def _rows(line: CommandLine, wanted: list[str]) -> list[tuple[str, object, str]]
         for name in path.split("."):
             value = value[name] if isinstance(value, dict) else value
         if not wanted or any(path == prefix or path.startswith(prefix + ".") for prefix in wanted):
-            rows.append((path, value, str(source)))
+            secret = isinstance(value, str) and value and path.endswith(SECRETS)
+            rows.append((path, "********" if secret else value, str(source)))
     return rows
 
 
