@@ -70,29 +70,14 @@ def _check(model: Decoder, table: list[Slot], stored: dict[str, Stored], folder:
     parameters = dict(model.named_parameters(remove_duplicate=False))
     expected = {slot.name: slot.shape_for(parameters) for slot in table}
     ignored = family_of(model.config.family).ignored
-    missing = [name for name in expected if name not in stored]
-    extra = [name for name in stored if name not in expected and not any(re.search(p, name) for p in ignored)]
+    extra = [name for name in stored if name not in expected]
+    dropped = {name for name in extra if any(re.search(pattern, name) for pattern in ignored)}
     if model.config.tied and "lm_head.weight" in extra:
         _check_tied(stored, folder)
-        extra.remove("lm_head.weight")
-    wrong = [
-        f"{name} is {list(stored[name].shape)}, should be {list(shape)}"
-        for name, shape in expected.items()
-        if name in stored and stored[name].shape != shape
-    ]
-    not_float = [f"{n} is {stored[n].dtype}" for n in expected if n in stored and not stored[n].dtype.is_floating_point]
-    problems = [
-        f"{len(names)} {label}: {safetensors._some(names)}"
-        for label, names in (
-            ("missing", missing),
-            ("unexpected", extra),
-            ("of the wrong shape", wrong),
-            ("of a dtype that is not floating-point", not_float),
-        )
-        if names
-    ]
-    if problems:
-        raise ModelError(f"{folder} does not match a {model.config.family} model of its config.json. " + "; ".join(problems))
+        dropped.add("lm_head.weight")
+    different = safetensors.differences(expected, {n: tensor for n, tensor in stored.items() if n not in dropped})
+    if different:
+        raise ModelError(f"{folder} does not match a {model.config.family} model of its config.json. {different}")
 
 
 def _check_tied(stored: dict[str, Stored], folder: Path) -> None:

@@ -151,11 +151,29 @@ def _open_sharded(folder: Path, index: Path) -> dict[str, Stored]:
     files = {shard: File(folder / shard) for shard in sorted(set(weight_map.values()))}
     lost = [name for name, shard in weight_map.items() if name not in files[shard].tensors]
     if lost:
-        raise ModelError(f"{index} names tensors its files do not hold: {_some(lost)}")
+        raise ModelError(f"{index} names tensors its files do not hold: {some(lost)}")
     return {name: stored for file in files.values() for name, stored in file.tensors.items()}
 
 
-def _some(names: list[str], most: int = 8) -> str:
+def differences(expected: Mapping[str, tuple[int, ...]], stored: Mapping[str, Stored]) -> str:
+    """What does not match, listed; empty where names, shapes and kinds of number all do."""
+    both = [name for name in expected if name in stored]
+    problems = {
+        "missing": [name for name in expected if name not in stored],
+        "unexpected": [name for name in stored if name not in expected],
+        "of the wrong shape": [
+            f"{name} is {list(stored[name].shape)}, should be {list(expected[name])}"
+            for name in both
+            if stored[name].shape != tuple(expected[name])
+        ],
+        "of a dtype that is not floating-point": [
+            f"{name} is {stored[name].dtype}" for name in both if not stored[name].dtype.is_floating_point
+        ],
+    }
+    return "; ".join(f"{len(names)} {label}: {some(names)}" for label, names in problems.items() if names)
+
+
+def some(names: list[str], most: int = 8) -> str:
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
