@@ -1,0 +1,78 @@
+"""How an adapter hangs on a model: as modules beside the base's, whose outputs are added to theirs.
+
+Nothing of the base is replaced or renamed, so its parameters keep their names and `to_hf` its tensors while
+an adapter is on, and taking it off is exact.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from rondo.base.errors import ModelError
+from rondo.models.decoder import Decoder
+
+CHILD = "adapter"
+
+
+@dataclass(eq=False)
+class Adapter:
+    """What is attached to a model: the parts, each under the name of the module it adds to."""
+
+    spec: Any
+    parts: Mapping[str, nn.Module]
+    frozen: list[nn.Parameter]
+    hooks: list[RemovableHandle]
+
+
+def attach(model: Decoder, spec: Any, parts: Mapping[str, nn.Module], *, train: bool) -> Adapter:
+    """Freeze the base and hang each part on the module of that name."""
+    if adapter_of(model) is not None:
+        raise ModelError("the model has an adapter already; detach or merge it first")
+    frozen = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    hooks = []
+    for path, part in parts.items():
+        part.requires_grad_(train)
+        module = model.get_submodule(path)
+        module.add_module(CHILD, part)
+        hooks.append(module.register_forward_hook(_add))
+    adapter = Adapter(spec, dict(parts), frozen, hooks)
+    model.__dict__[CHILD] = adapter
+    return adapter
+
+
+def _add(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    added: Tensor = module.adapter(inputs[0])  # type: ignore[operator]
+    return (output + added).to(output.dtype)
+
+
+def adapter_of(model: Decoder) -> Adapter | None:
+    return model.__dict__.get(CHILD)
+
+
+def detach(model: Decoder) -> None:
+    """Take the adapter off: the base computes, and trains, as before."""
+    adapter = attached(model)
+    for path in adapter.parts:
+        delattr(model.get_submodule(path), CHILD)
+    for hook in adapter.hooks:
+        hook.remove()
+    for parameter in adapter.frozen:
+        parameter.requires_grad_(True)
+    del model.__dict__[CHILD]
+
+
+def attached(model: Decoder) -> Adapter:
+    adapter = adapter_of(model)
+    if adapter is None:
+        raise ModelError("the model has no adapter")
+    return adapter
+
+
+def trainable(model: nn.Module) -> list[nn.Parameter]:
+    """What an optimiser should be given: with an adapter on, the adapter's parameters alone."""
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]

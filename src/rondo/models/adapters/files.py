@@ -1,0 +1,63 @@
+"""The two files of an adapter's folder, laid out as PEFT lays them out."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rondo.base.errors import ModelError
+from rondo.base.files import atomic_dir
+from rondo.models import safetensors
+
+CONFIG = "adapter_config.json"
+TENSORS = "adapter_model.safetensors"
+PREFIX = "base_model.model."
+"""PEFT wraps the model twice before it names its tensors."""
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    path = folder / CONFIG
+    if not path.is_file():
+        raise ModelError(f"{folder} has no {CONFIG}; is it an adapter's folder?")
+    try:
+        config = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ModelError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise ModelError(f"{path} is not a JSON object")
+    return config
+
+
+def read_tensors(
+    folder: Path, expected: Mapping[str, tuple[int, ...]], device: torch.device
+) -> dict[str, Tensor]:
+    """Exactly the expected tensors, in the file's dtypes, in memory of their own."""
+    path = folder / TENSORS
+    if not path.is_file():
+        pickled = (folder / "adapter_model.bin").exists()
+        hint = (
+            "adapter_model.bin is a pickle, which is not loaded; convert it" if pickled else "fetch it again"
+        )
+        raise ModelError(f"{folder} has no {TENSORS}; {hint}")
+    stored = safetensors.File(path).tensors
+    different = safetensors.differences(expected, stored)
+    if different:
+        raise ModelError(f"{path} does not fit its {CONFIG} and this base model. {different}")
+    tensors = {}
+    for name, source in stored.items():
+        tensors[name] = torch.empty(source.shape, dtype=source.dtype, device=device)
+        source.read_into(tensors[name])
+    return tensors
+
+
+def write(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """The folder appears whole or not at all."""
+    from safetensors.torch import save_file
+
+    ready = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    with atomic_dir(folder, needed=sum(tensor.nbytes for tensor in ready.values())) as partial:
+        (partial / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True))
+        save_file(ready, partial / TENSORS, metadata={"format": "pt"})

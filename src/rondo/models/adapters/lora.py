@@ -1,0 +1,166 @@
+"""LoRA: each covered linear module adds x Aᵀ Bᵀ · scale, with A and B the only weights that train.
+
+Names and shapes in files are Hugging Face's, through the one mapping. Where a checkpoint stacks several of
+our linears into one module (Phi-3's qkv_proj), they share its A and each has its rows of B.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from rondo.base.errors import ModelError
+from rondo.models.adapters import files, lora_config
+from rondo.models.adapters.attached import Adapter, attach, attached, detach
+from rondo.models.adapters.lora_config import LoraSpec
+from rondo.models.architecture import Moe
+from rondo.models.decoder import Decoder
+from rondo.models.mapping import Piece, slots
+from rondo.models.parts import Linear
+from rondo.ops import linear
+
+
+class Lora(nn.Module):
+    """a [r, in] and b [out, r] beside one Linear."""
+
+    def __init__(self, a: nn.Parameter, b: nn.Parameter, scale: float) -> None:
+        super().__init__()
+        self.a = a
+        self.b = b
+        self.scale = scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(linear(x.to(self.a.dtype), self.a), self.b) * self.scale
+
+    def delta(self) -> Tensor:
+        return (self.b.float() @ self.a.float()) * self.scale
+
+
+@dataclass(frozen=True)
+class Target:
+    """A linear module of Hugging Face's, and the linear module or modules here that it is."""
+
+    pieces: tuple[Piece, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def paths(self) -> list[str]:
+        return [piece.param.removesuffix(".weight") for piece in self.pieces]
+
+
+def attach_lora(
+    model: Decoder, spec: LoraSpec, *, seed: int = 0, dtype: torch.dtype = torch.float32
+) -> Adapter:
+    """A fresh adapter: A random, B zero, so the model computes what it did until the first step."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def fresh(name: str, target: Target, rank: int) -> tuple[Tensor, Tensor]:
+        a = torch.empty(rank, target.shape[1])
+        nn.init.kaiming_uniform_(a, a=math.sqrt(5), generator=generator)
+        return a.to(model.device, dtype), torch.zeros(target.shape[0], rank, dtype=dtype, device=model.device)
+
+    return _attach(model, spec, fresh, train=True)
+
+
+def load_lora(model: Decoder, folder: str | Path, *, train: bool = False) -> Adapter:
+    """Attach the adapter in `folder`, which PEFT or `save_lora` wrote."""
+    folder = Path(folder)
+    spec = lora_config.parse(files.read_config(folder), str(folder / files.CONFIG))
+    expected = {}
+    for name, target in _covered(model, spec).items():
+        rows, columns = target.shape
+        expected[_key(name, "A")] = (spec.rank(name), columns)
+        expected[_key(name, "B")] = (rows, spec.rank(name))
+    tensors = files.read_tensors(folder, expected, model.device)
+    return _attach(
+        model, spec, lambda name, target, rank: (tensors[_key(name, "A")], tensors[_key(name, "B")]), train
+    )
+
+
+def save_lora(model: Decoder, folder: str | Path) -> None:
+    """Write the attached adapter as PEFT would."""
+    spec, parts_by_path = _lora_of(model)
+    tensors: dict[str, Tensor] = {}
+    targets = _covered(model, spec)
+    for name, target in targets.items():
+        parts = [parts_by_path[path] for path in target.paths]
+        tensors[_key(name, "A")] = parts[0].a
+        tensors[_key(name, "B")] = parts[0].b if len(parts) == 1 else torch.cat([part.b for part in parts])
+    files.write(Path(folder), lora_config.dump(spec, targets, linears(model)), tensors)
+
+
+@torch.no_grad()
+def merge(model: Decoder) -> None:
+    """Add the adapter to the base's weights and take it off."""
+    _, parts = _lora_of(model)
+    parameters = dict(model.named_parameters())
+    for path, part in parts.items():
+        weight = parameters[f"{path}.weight"]
+        weight.copy_(weight.float() + part.delta())
+    detach(model)
+
+
+def linears(model: Decoder) -> dict[str, Target]:
+    """The linear modules that may be covered, under Hugging Face's names.
+
+    In a mixture of experts, attention's alone: PEFT takes a feed-forward name there to mean the experts too.
+    """
+    modules = dict(model.named_modules())
+    parameters: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
+    found = {}
+    for slot in slots(model):
+        target = Target(slot.pieces, slot.shape_for(parameters))
+        linear_here = all(isinstance(modules.get(path), Linear) for path in target.paths)
+        if linear_here and slot.name.endswith(".weight"):
+            found[slot.name.removesuffix(".weight")] = target
+    if _is_mixture(model):
+        return {name: target for name, target in found.items() if ".mlp." not in target.paths[0]}
+    return found
+
+
+def _is_mixture(model: Decoder) -> bool:
+    return any(isinstance(layer.mlp, Moe) for layer in model.config.layers)
+
+
+def _covered(model: Decoder, spec: LoraSpec) -> dict[str, Target]:
+    if spec.covers_all and _is_mixture(model):
+        raise ModelError(
+            "LoRA over the experts of a mixture is not supported; name attention's modules in target_modules",
+            param="target_modules",
+        )
+    known = linears(model)
+    return {name: known[name] for name in spec.modules(known)}
+
+
+Weights = Callable[[str, Target, int], tuple[Tensor, Tensor]]
+"""(name, target, rank) -> A [r, in], B [out, r]."""
+
+
+def _attach(model: Decoder, spec: LoraSpec, weights: Weights, train: bool) -> Adapter:
+    if train and spec.dropout:
+        raise ModelError(
+            f"training with lora_dropout {spec.dropout} is not supported, for a token's log-probability "
+            "must not depend on chance; set it to 0",
+            param="lora_dropout",
+        )
+    parts: dict[str, nn.Module] = {}
+    for name, target in _covered(model, spec).items():
+        a, b = weights(name, target, spec.rank(name))
+        shared = nn.Parameter(a)
+        for path, piece in zip(target.paths, target.pieces):
+            parts[path] = Lora(shared, nn.Parameter(piece.theirs(b).contiguous()), spec.scale(name))
+    return attach(model, spec, parts, train=train)
+
+
+def _lora_of(model: Decoder) -> tuple[LoraSpec, dict[str, Lora]]:
+    adapter = attached(model)
+    if not isinstance(adapter.spec, LoraSpec):
+        raise ModelError("the attached adapter is not LoRA")
+    return adapter.spec, {path: part for path, part in adapter.parts.items() if isinstance(part, Lora)}
+
+
+def _key(module: str, matrix: str) -> str:
+    return f"{files.PREFIX}{module}.lora_{matrix}.weight"

@@ -1,0 +1,211 @@
+"""What a LoRA adapter covers and how strongly, read from and written as PEFT's `adapter_config.json`."""
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rondo.base.errors import ModelError
+
+ALL_LINEAR = "all-linear"
+HEAD = "lm_head"
+
+READ = {
+    "base_model_name_or_path",
+    "bias",
+    "exclude_modules",
+    "init_lora_weights",
+    "lora_alpha",
+    "lora_dropout",
+    "peft_type",
+    "r",
+    "rank_pattern",
+    "alpha_pattern",
+    "target_modules",
+    "use_rslora",
+}
+INERT = {
+    "auto_mapping",
+    "corda_config",
+    "ensure_weight_tying",
+    "eva_config",
+    "inference_mode",
+    "loftq_config",
+    "megatron_core",
+    "peft_version",
+    "qalora_group_size",
+    "revision",
+    "runtime_config",
+    "task_type",
+}
+"""Fields that say nothing about what the finished adapter computes."""
+
+INITS_THAT_KEEP_THE_BASE = (True, False, None, "gaussian", "eva", "orthogonal")
+"""The others (PiSSA, OLoRA, ...) change the base's weights, of which the adapter's files say nothing."""
+
+
+@dataclass(frozen=True)
+class LoraSpec:
+    """`targets` and `excluded` are PEFT's: names of modules or their last parts, "all-linear" or a regex."""
+
+    r: int = 8
+    alpha: float = 16
+    targets: tuple[str, ...] | str = ALL_LINEAR
+    excluded: tuple[str, ...] | str = ()
+    rslora: bool = False
+    dropout: float = 0.0
+    rank_pattern: Mapping[str, int] = field(default_factory=dict)
+    alpha_pattern: Mapping[str, float] = field(default_factory=dict)
+    base: str | None = None
+    file: Mapping[str, Any] | None = None
+    """The `adapter_config.json` it came from, written back unchanged."""
+
+    @property
+    def covers_all(self) -> bool:
+        return isinstance(self.targets, str) and self.targets.lower() == ALL_LINEAR
+
+    def rank(self, module: str) -> int:
+        return self.rank_pattern.get(_key_for(self.rank_pattern, module), self.r)
+
+    def scale(self, module: str) -> float:
+        alpha = self.alpha_pattern.get(_key_for(self.alpha_pattern, module), self.alpha)
+        rank = self.rank(module)
+        return alpha / (math.sqrt(rank) if self.rslora else rank)
+
+    def modules(self, linears: Iterable[str]) -> list[str]:
+        """Which of the model's linear modules are covered; a target that names none of them is an error."""
+        linears = list(linears)
+        excluded = set() if not self.excluded else set(_matching(self.excluded, linears, "exclude_modules"))
+        if self.covers_all:
+            return [name for name in linears if name != HEAD and name not in excluded]
+        if not isinstance(self.targets, str):
+            unknown = [target for target in self.targets if not _matching((target,), linears, "")]
+            if unknown:
+                raise _unknown(unknown, linears)
+        found = [name for name in _matching(self.targets, linears, "target_modules") if name not in excluded]
+        if not found:
+            raise _unknown([str(self.targets)], linears)
+        if HEAD in found:
+            raise ModelError(
+                f"target_modules: LoRA over {HEAD} is not supported; leave it out", param="target_modules"
+            )
+        return found
+
+
+def _key_for(pattern: Mapping[str, Any], module: str) -> str:
+    return next((key for key in pattern if re.match(rf"(.*\.)?({key})$", module)), module)
+
+
+def _matching(targets: tuple[str, ...] | str, names: list[str], param: str) -> list[str]:
+    if isinstance(targets, str):
+        try:
+            return [name for name in names if re.fullmatch(targets, name)]
+        except re.error as error:
+            raise ModelError(
+                f"{param} {targets!r} is not a regular expression: {error}", param=param
+            ) from error
+    return [name for name in names if any(name == t or name.endswith(f".{t}") for t in targets)]
+
+
+def _unknown(targets: list[str], linears: list[str]) -> ModelError:
+    known = sorted({name.rpartition(".")[2] for name in linears} - {HEAD})
+    return ModelError(
+        f"target_modules: no linear module of the model is {' or '.join(map(repr, targets))}; "
+        f"there are {', '.join(known)}",
+        param="target_modules",
+    )
+
+
+def parse(config: Mapping[str, Any], where: str) -> LoraSpec:
+    """PEFT's fields -> a spec. An unknown field that may change the result is an error."""
+
+    def fail(key: str, expected: str) -> ModelError:
+        return ModelError(f"{where}: {key} is {config.get(key)!r}; {expected}", param=key)
+
+    if config.get("peft_type") != "LORA":
+        raise fail("peft_type", "should be 'LORA'")
+    if config.get("bias", "none") != "none":
+        raise fail("bias", "only 'none' is supported")
+    if not _one_of(config.get("init_lora_weights", True), INITS_THAT_KEEP_THE_BASE):
+        raise fail("init_lora_weights", "it changes the base model, so convert the adapter to plain LoRA")
+    for key, value in config.items():
+        if value and key not in READ and key not in INERT:
+            raise ModelError(f"{where}: {key} is not supported (it is {value!r})", param=key)
+    targets = config.get("target_modules")
+    if not _is_names(targets):
+        raise fail("target_modules", "should be a list of module names, 'all-linear' or a regular expression")
+    for key in ("rank_pattern", "alpha_pattern"):
+        if not _is_pattern(config.get(key) or {}):
+            raise fail(key, "should map module names to positive numbers")
+    ranks = [config.get("r", 8), *(config.get("rank_pattern") or {}).values()]
+    if not all(isinstance(rank, int) and rank > 0 for rank in ranks):
+        raise fail("r", "ranks should be whole numbers above 0")
+    if not _is_number(config.get("lora_alpha", 8)):
+        raise fail("lora_alpha", "should be a number")
+    excluded = config.get("exclude_modules") or ()
+    if not _is_names(excluded):
+        raise fail("exclude_modules", "should be a list of module names or a regular expression")
+    return LoraSpec(
+        r=config.get("r", 8),
+        alpha=config.get("lora_alpha", 8),
+        targets=targets if isinstance(targets, str) else tuple(targets or ()),
+        excluded=excluded if isinstance(excluded, str) else tuple(excluded),
+        rslora=bool(config.get("use_rslora")),
+        dropout=config.get("lora_dropout") or 0.0,
+        rank_pattern=config.get("rank_pattern") or {},
+        alpha_pattern=config.get("alpha_pattern") or {},
+        base=config.get("base_model_name_or_path"),
+        file=dict(config),
+    )
+
+
+def _one_of(value: object, allowed: tuple[object, ...]) -> bool:
+    return any(value is one or (isinstance(one, str) and value == one) for one in allowed)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_names(value: object) -> bool:
+    if isinstance(value, list | tuple):
+        return all(isinstance(name, str) for name in value)
+    return isinstance(value, str)
+
+
+def _is_pattern(value: object) -> bool:
+    return isinstance(value, dict) and all(_is_number(number) and number > 0 for number in value.values())
+
+
+def dump(spec: LoraSpec, modules: Iterable[str], linears: Iterable[str]) -> dict[str, Any]:
+    """The spec as PEFT writes it; "all-linear" is written out, for PEFT may count other modules as linear."""
+    if spec.file is not None:
+        return dict(spec.file)
+    targets = spec.targets if isinstance(spec.targets, str) else list(spec.targets)
+    if spec.covers_all:
+        targets = _shortest(set(modules), list(linears))
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": spec.base,
+        "bias": "none",
+        "exclude_modules": (spec.excluded if isinstance(spec.excluded, str) else list(spec.excluded)) or None,
+        "inference_mode": True,
+        "init_lora_weights": True,
+        "lora_alpha": spec.alpha,
+        "lora_dropout": spec.dropout,
+        "modules_to_save": None,
+        "r": spec.r,
+        "rank_pattern": dict(spec.rank_pattern),
+        "alpha_pattern": dict(spec.alpha_pattern),
+        "target_modules": targets,
+        "use_dora": False,
+        "use_rslora": spec.rslora,
+    }
+
+
+def _shortest(modules: set[str], linears: list[str]) -> list[str]:
+    """Last parts of names, as people write them, where they mean the same modules."""
+    last = sorted({name.rpartition(".")[2] for name in modules})
+    return last if set(_matching(tuple(last), linears, "")) == modules else sorted(modules)
