@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Literal, Protocol
 
 from rondo.client.types import GenerateRequest, TokenChunk
@@ -11,7 +11,7 @@ PauseMode = Literal["keep", "wait", "abort"]
 
 
 class Engine(Protocol):
-    def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         """Streams the request's samples. Leaving the iterator early aborts the request."""
 
     async def abort(self, request_id: str) -> None: ...

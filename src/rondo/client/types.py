@@ -47,7 +47,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        stop = as_tuple(self.stop)
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         object.__setattr__(self, "top_k", max(self.top_k, 0))
@@ -90,6 +90,11 @@ class SamplingParams:
 
     def with_(self, **changes: object) -> SamplingParams:
         return replace(self, **changes)  # type: ignore[arg-type]
+
+
+def as_tuple(stop: str | Sequence[str] | None) -> tuple[str, ...]:
+    """People write one stop string, a list of them or nothing."""
+    return (stop,) if isinstance(stop, str) else tuple(stop or ())
 
 
 def _require(ok: bool, param: str, message: str) -> None:

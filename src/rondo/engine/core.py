@@ -104,18 +104,24 @@ class EngineCore:
         self._requests[request.id] = samples
         return samples
 
-    def abort(self, request_id: str, index: int | None = None, reason: FinishReason = "abort") -> None:
-        """Ends a request, or one of its samples, whatever it is doing; unknown or finished ones are left alone."""
-        for request in list(self._requests.get(request_id, ())):
-            if request.finish_reason is None and index in (None, request.index):
-                self.scheduler.finish(request)
-                self._end(request, reason)
+    def knows(self, request_id: str) -> bool:
+        """Whether a sample of the request is waiting or running."""
+        return request_id in self._requests
 
-    def abort_all(self) -> list[Request]:
-        ended = [request for samples in self._requests.values() for request in samples]
+    def abort(
+        self, request_id: str, index: int | None = None, reason: FinishReason = "abort"
+    ) -> list[Request]:
+        """Ends a request, or one of its samples, whatever it is doing; returns what was ended."""
+        samples = self._requests.get(request_id, ())
+        ended = [r for r in samples if r.finish_reason is None and index in (None, r.index)]
+        for request in ended:
+            self.scheduler.finish(request)
+            self._end(request, reason)
+        return ended
+
+    def abort_all(self) -> None:
         for request_id in list(self._requests):
             self.abort(request_id)
-        return ended
 
     def step(self) -> Step:
         if self.updating:

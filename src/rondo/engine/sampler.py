@@ -6,6 +6,7 @@ learner uses, of the distribution before top-k, top-p, min-p, penalties and bias
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -124,15 +125,16 @@ def draw_filtered(probs: Tensor, draws: Tensor, top_k: Tensor, top_p: Tensor, mi
 def edit_row(logits: Tensor, request: Request, eos_ids: tuple[int, ...]) -> None:
     """In place: repetition penalty over prompt and answer, presence and frequency over the answer, then biases."""
     params, device = request.sampling, logits.device
-    answer = torch.tensor(request.tokens[request.prompt_length :], dtype=torch.int64, device=device)
     if params.repetition_penalty != 1.0:
-        seen = torch.tensor(request.tokens, dtype=torch.int64, device=device).unique()
+        seen = torch.tensor(sorted(set(request.tokens)), dtype=torch.int64, device=device)
         values = logits[seen]
         penalty = params.repetition_penalty
         logits[seen] = torch.where(values > 0, values / penalty, values * penalty)
     if params.presence_penalty or params.frequency_penalty:
-        ids, counts = answer.unique(return_counts=True)
-        logits[ids] -= params.presence_penalty + params.frequency_penalty * counts
+        counts = Counter(request.tokens[request.prompt_length :])
+        ids = torch.tensor(list(counts), dtype=torch.int64, device=device)
+        times = torch.tensor(list(counts.values()), device=device)
+        logits[ids] -= params.presence_penalty + params.frequency_penalty * times
     for token, bias in params.logit_bias.items():
         logits[token] += bias
     if request.generated < params.min_tokens:

@@ -119,7 +119,7 @@ class Scheduler:
             count = min(request.remaining, budget)
             need = self.pool.blocks_for(request.computed + count) - len(request.blocks)
             budget += self._make_room(request, need, preempted)
-            if request.state != "running":
+            if request.row < 0:
                 break
             request.blocks += self.pool.allocate(need)
             request.planned = count

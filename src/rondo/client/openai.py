@@ -1,0 +1,228 @@
+"""The OpenAI API on the wire: what may be asked, field by field, and the shapes of the answers.
+
+A field that is not here, or whose value asks for what no engine here does, is a 400 that names it. Fields that clients
+send by default and that change nothing (`user`, `metadata`, `store: false`, ...) are accepted.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import Annotated, Any, Literal, TypeVar, cast
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from rondo.base.errors import InvalidRequest
+from rondo.client.types import SamplingParams
+
+
+class Wire(BaseModel):
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+
+Body = TypeVar("Body", bound=Wire)
+
+TokenIds = list[Annotated[int, Field(ge=0)]]
+
+
+class StreamOptions(Wire):
+    include_usage: bool = False
+    include_obfuscation: Literal[False] = False
+    continuous_usage_stats: bool = False
+
+
+class ResponseFormat(Wire):
+    type: Literal["text"]
+
+
+class SamplingBody(Wire):
+    """What chat and plain completions have in common. `top_k`, `min_p`, ... are vLLM's extensions."""
+
+    model: str
+    max_tokens: int | None = Field(None, ge=1)
+    temperature: float | None = None
+    top_p: float | None = None
+    n: int | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    user: str | None = None
+
+    top_k: int | None = None
+    min_p: float | None = None
+    min_tokens: int | None = None
+    repetition_penalty: float | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    priority: int = 0
+    return_token_ids: bool = False
+
+    def sampling(self, logprobs: int | None, max_tokens: int | None) -> SamplingParams:
+        given = {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "n": self.n,
+            "seed": self.seed,
+            "stop": self.stop,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "logit_bias": self.logit_bias,
+            "top_k": self.top_k,
+            "min_p": self.min_p,
+            "min_tokens": self.min_tokens,
+            "repetition_penalty": self.repetition_penalty,
+            "stop_token_ids": self.stop_token_ids,
+        }
+        options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        return SamplingParams(
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            logprobs_mode="raw",
+            include_stop_str_in_output=self.include_stop_str_in_output,
+            ignore_eos=self.ignore_eos,
+            skip_special_tokens=self.skip_special_tokens,
+            **options,
+        )
+
+
+class TextPart(Wire):
+    type: Literal["text"]
+    text: str
+
+
+class Message(BaseModel):
+    """A chat message. Other keys (`name`, `tool_calls`, ...) are the chat template's business."""
+
+    model_config = ConfigDict(extra="allow")
+
+    role: str
+    content: str | list[TextPart] | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        message = self.model_dump(exclude_unset=True)
+        if isinstance(self.content, list):
+            message["content"] = "".join(part.text for part in self.content)
+        return message
+
+
+class ChatRequest(SamplingBody):
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    response_format: ResponseFormat | None = None
+    metadata: dict[str, str] | None = None
+    store: Literal[False] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+
+    def to_sampling(self) -> SamplingParams:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InvalidRequest("top_logprobs needs logprobs: true.", param="top_logprobs")
+        logprobs = (self.top_logprobs or 0) if self.logprobs else None
+        return self.sampling(logprobs, self.max_completion_tokens or self.max_tokens)
+
+
+class CompletionRequest(SamplingBody):
+    prompt: str | list[str] | TokenIds | list[TokenIds]
+    logprobs: int | None = Field(None, ge=0, le=20)
+    echo: bool | None = None
+    best_of: int | None = None
+    suffix: None = None
+
+    def to_sampling(self) -> SamplingParams:
+        if self.best_of not in (None, self.n or 1):
+            raise InvalidRequest("best_of is not supported, except where it equals n.", param="best_of")
+        if self.echo and self.logprobs is not None:
+            raise InvalidRequest("echo together with logprobs is not supported.", param="echo")
+        return self.sampling(self.logprobs, 16 if self.max_tokens is None else self.max_tokens)
+
+    def prompts(self) -> list[str | list[int]]:
+        prompt = self.prompt
+        if isinstance(prompt, str):
+            return [prompt]
+        if prompt and isinstance(prompt[0], int):
+            return [list(prompt)]
+        return cast(list[str | list[int]], prompt)
+
+
+class Usage(Wire):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    total_tokens: int = 0
+    prompt_tokens_details: dict[str, int] | None = None
+
+
+class ModelCard(Wire):
+    id: str
+    object: Literal["model"] = "model"
+    created: int = 0
+    owned_by: str = "rondo"
+    max_model_len: int | None = None
+
+
+class ModelList(Wire):
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+
+
+KNOWN_UNSUPPORTED = frozenset(
+    """tools tool_choice parallel_tool_calls functions function_call audio modalities prediction reasoning_effort
+    verbosity web_search_options prompt_cache_key safety_identifier prompt_logprobs guided_json guided_regex
+    guided_choice structured_outputs use_beam_search moderation prompt_cache_retention""".split()
+)
+"""Fields of OpenAI's or vLLM's API that exist, but that this engine does not do: said plainly, not as a typo."""
+
+
+SHAPES = {
+    "prompt": "must be a text, a list of texts, a list of token ids, or a list of lists of token ids",
+    "stop": "must be a text or a list of texts",
+    "messages": "must be a list of {role, content}, content a text or a list of text parts",
+    "response_format": 'only {"type": "text"} is supported',
+    "suffix": "is not supported",
+    "store": "is not supported, except as false",
+}
+"""Said in place of pydantic's message, where a field has several forms."""
+
+
+def parse(kind: type[Body], raw: bytes) -> Body:
+    """The checked request, or an `InvalidRequest` that names the field."""
+    try:
+        return kind.model_validate_json(raw, strict=True)
+    except ValidationError as error:
+        raise _explain(kind, error) from None
+
+
+def _explain(kind: type[Wire], error: ValidationError) -> InvalidRequest:
+    first = error.errors(include_url=False)[0]
+    location = [str(part) for part in first["loc"]]
+    if not location:
+        reason = first["msg"] if first["type"] == "json_invalid" else "the request body must be a JSON object"
+        return InvalidRequest(f"{reason}.", code="invalid_json")
+    name, where = location[0], ".".join(location)
+    if first["type"] == "extra_forbidden":
+        return _unknown(kind, location)
+    if first["type"] == "missing" and len(location) == 1:
+        return InvalidRequest(f"{where} is required.", param=name, code="missing_required_parameter")
+    shown = repr(first["input"])
+    shown = shown if len(shown) <= 80 else shown[:77] + "..."
+    message = SHAPES.get(name, f"is wrong ({first['msg']})")
+    return InvalidRequest(f"{name} {message}; got {shown}.", param=name, code="invalid_value")
+
+
+def _unknown(kind: type[Wire], location: list[str]) -> InvalidRequest:
+    where = ".".join(location)
+    if len(location) == 1 and where in KNOWN_UNSUPPORTED:
+        return InvalidRequest(f"{where} is not supported.", param=where, code="unsupported_parameter")
+    inner: dict[str, type[BaseModel]] = {"stream_options": StreamOptions, "response_format": ResponseFormat}
+    fields = (kind if len(location) == 1 else inner.get(location[0], Wire)).model_fields
+    near = difflib.get_close_matches(location[-1], fields, n=1)
+    hint = f" Did you mean {near[0]}?" if near else ""
+    return InvalidRequest(f"unknown field: {where}.{hint}", param=where, code="unknown_parameter")

@@ -1,0 +1,117 @@
+"""The engine server: one model behind the OpenAI API, with its health and metrics beside it."""
+
+from __future__ import annotations
+
+import hmac
+import time
+from collections.abc import Awaitable, Callable
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from rondo import __version__
+from rondo.base import metrics
+from rondo.base.errors import RondoError
+from rondo.client.openai import ModelCard, ModelList
+from rondo.engine.async_engine import AsyncEngine
+from rondo.server.completions import Served, chat, completions
+from rondo.server.config import ServerConfig
+from rondo.server.errors import error_body, of_rondo, on_bug, on_http_error, on_rondo_error
+from rondo.server.shapes import Tokens
+from rondo.text.tokenizer import Tokenizer
+
+
+def create_app(engine: AsyncEngine, tokenizer: Tokenizer, name: str, config: ServerConfig) -> ASGIApp:
+    served = Served(
+        engine=engine,
+        tokenizer=tokenizer,
+        tokens=Tokens(tokenizer),
+        name=name,
+        max_model_len=engine.core.max_model_len,
+        max_body_bytes=config.max_body_bytes,
+        created=int(time.time()),
+    )
+    routes = [
+        _post("/v1/chat/completions", lambda request: chat(served, request)),
+        _post("/v1/completions", lambda request: completions(served, request)),
+        *_model_routes(served),
+        *_health_routes(engine, config),
+    ]
+    app: ASGIApp = Starlette(
+        routes=routes,
+        exception_handlers={RondoError: on_rondo_error, HTTPException: on_http_error, Exception: on_bug},
+    )
+    return app if config.api_key is None else require_key(app, config.api_key)
+
+
+def _post(path: str, handler: Callable[[Request], Awaitable[ASGIApp]]) -> Route:
+    async def endpoint(request: Request) -> Response:
+        try:
+            # An event stream is an ASGI application like any response.
+            return await handler(request)  # type: ignore[return-value]
+        except ClientDisconnect:
+            return Response(status_code=499)
+
+    return Route(path, endpoint, methods=["POST"])
+
+
+def _model_routes(served: Served) -> list[Route]:
+    card = ModelCard(id=served.name, created=served.created, max_model_len=served.max_model_len)
+
+    async def models(request: Request) -> Response:
+        return JSONResponse(ModelList(data=[card]).model_dump())
+
+    async def model(request: Request) -> Response:
+        served.check_name(request.path_params["name"])
+        return JSONResponse(card.model_dump())
+
+    return [Route("/v1/models", models), Route("/v1/models/{name:path}", model)]
+
+
+def _health_routes(engine: AsyncEngine, config: ServerConfig) -> list[Route]:
+    async def health(request: Request) -> Response:
+        return JSONResponse({"status": "ok"}) if engine.failure is None else of_rondo(engine.failure)
+
+    async def ready(request: Request) -> Response:
+        if engine.failure is not None:
+            return of_rondo(engine.failure)
+        return JSONResponse({"ready": engine.ready}, status_code=200 if engine.ready else 503)
+
+    async def version(request: Request) -> Response:
+        return JSONResponse({"version": __version__, "weight_version": engine.weight_version})
+
+    async def load(request: Request) -> Response:
+        running, waiting = len(engine.core.scheduler.running), engine.core.scheduler.num_waiting
+        return JSONResponse({"server_load": running + waiting, "running": running, "waiting": waiting})
+
+    async def show_metrics(request: Request) -> Response:
+        return Response(metrics.render(config.metrics_alias), media_type=metrics.CONTENT_TYPE)
+
+    return [
+        Route("/health", health),
+        Route("/ready", ready),
+        Route("/version", version),
+        Route("/load", load),
+        Route("/metrics", show_metrics),
+    ]
+
+
+def require_key(app: ASGIApp, key: str) -> ASGIApp:
+    """Everything under /v1 needs `Authorization: Bearer <key>`; health and metrics stay open."""
+    expected = f"Bearer {key}".encode()
+
+    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].startswith("/v1"):
+            given = dict(scope["headers"]).get(b"authorization", b"")
+            if not hmac.compare_digest(given, expected):
+                message = "a valid API key is needed: send it as 'Authorization: Bearer <key>'."
+                body = error_body(message, "authentication_error", code="invalid_api_key")
+                await JSONResponse(body, status_code=401)(scope, receive, send)
+                return
+        await app(scope, receive, send)
+
+    return guarded

@@ -1,0 +1,17 @@
+"""The HTTP server's part of the config tree. Torch-free."""
+
+from pydantic import Field
+
+from rondo.base.config import Section
+
+
+class ServerConfig(Section):
+    host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 is every interface")
+    port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    api_key: str | None = Field(None, description="what clients must send as Bearer token under /v1")
+    served_model_name: str | None = Field(
+        None, description="the name clients ask for; the model's by default"
+    )
+    drain_seconds: float = Field(30.0, ge=0, description="how long running requests may finish after SIGTERM")
+    max_body_bytes: int = Field(64 << 20, ge=1024, description="the largest request body")
+    metrics_alias: str | None = Field(None, description="repeat each metric under this prefix, e.g. vllm:")

@@ -1,0 +1,49 @@
+"""Errors in OpenAI's shape."""
+
+import logging
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from rondo.base.errors import Overloaded, RondoError
+
+log = logging.getLogger("rondo.server")
+
+RETRY_SECONDS = "1"
+KINDS = {401: "authentication_error", 404: "invalid_request_error", 405: "invalid_request_error"}
+
+
+def error_body(
+    message: str, kind: str, param: str | None = None, code: str | None = None
+) -> dict[str, object]:
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def of_rondo(error: RondoError) -> JSONResponse:
+    headers = {"Retry-After": RETRY_SECONDS} if isinstance(error, Overloaded) else None
+    body = error_body(error.message, error.kind, error.param, error.code)
+    return JSONResponse(body, status_code=error.status, headers=headers)
+
+
+async def on_rondo_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RondoError)
+    return of_rondo(error)
+
+
+async def on_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    message = {
+        404: f"there is no {request.url.path} here. Try /v1/models, /v1/chat/completions or /v1/completions.",
+        405: f"{request.method} is not allowed on {request.url.path}.",
+    }.get(error.status_code, error.detail)
+    body = error_body(message, KINDS.get(error.status_code, "invalid_request_error"))
+    return JSONResponse(body, status_code=error.status_code, headers=error.headers)
+
+
+async def on_bug(request: Request, error: Exception) -> Response:
+    """The traceback goes to the log, by whoever called us; the client learns that it is our fault."""
+    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return JSONResponse(
+        error_body("internal error; the server's log has the details.", "internal_error"), 500
+    )

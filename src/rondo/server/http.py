@@ -1,0 +1,114 @@
+"""What the routes need of HTTP: bounded bodies, event streams, and noticing that a client has left."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import aclosing, suppress
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive, Scope, Send
+
+from rondo.base.errors import InvalidRequest, RondoError
+from rondo.server.errors import error_body, log
+
+T = TypeVar("T")
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > limit:
+            raise InvalidRequest(f"the request body is larger than {limit} bytes.", code="body_too_large")
+        parts.append(part)
+    return b"".join(parts)
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`; if the client hangs up first, `work` is cancelled."""
+    task = asyncio.create_task(work)
+    gone = asyncio.create_task(_gone(request.receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnect
+        return task.result()
+    finally:
+        await _cancel(task)
+        await _cancel(gone)
+
+
+class EventStream:
+    """A response of server-sent events; stops its source as soon as the client is gone.
+
+    The status line waits for the first event, so that a request refused by the engine is an ordinary error.
+    """
+
+    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+        self.events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sender = asyncio.create_task(self._send(send))
+        gone = asyncio.create_task(_gone(receive))
+        try:
+            await asyncio.wait({sender, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if sender.done():
+                sender.result()
+        finally:
+            await _cancel(sender)
+            await _cancel(gone)
+
+    async def _send(self, send: Send) -> None:
+        async with aclosing(self.events) as events:
+            started = False
+            try:
+                async for event in events:
+                    if not started:
+                        await send(START)
+                        started = True
+                    await send({"type": "http.response.body", "body": event, "more_body": True})
+            except RondoError as error:
+                if not started:
+                    raise
+                body = error_body(error.message, error.kind, error.param, error.code)
+                await send({"type": "http.response.body", "body": event_of(body), "more_body": True})
+            except Exception:
+                if not started:
+                    raise
+                log.exception("a stream failed")
+                body = error_body("internal error; the server's log has the details.", "internal_error")
+                await send({"type": "http.response.body", "body": event_of(body), "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+START = {
+    "type": "http.response.start",
+    "status": 200,
+    "headers": [
+        (b"content-type", b"text/event-stream; charset=utf-8"),
+        (b"cache-control", b"no-cache"),
+        (b"x-accel-buffering", b"no"),
+    ],
+}
+DONE = b"data: [DONE]\n\n"
+
+
+def event_of(body: object) -> bytes:
+    return b"data: " + json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _cancel(task: asyncio.Task[Any]) -> None:
+    if not task.done():
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+    elif not task.cancelled():
+        task.exception()

@@ -1,0 +1,37 @@
+"""From a model's name to an application that serves it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+import torch
+from starlette.types import ASGIApp
+
+from rondo.base import metrics
+from rondo.engine.async_engine import AsyncEngine
+from rondo.engine.config import EngineConfig
+from rondo.engine.core import EngineCore
+from rondo.engine.llm import pick_device, torch_dtype
+from rondo.engine.output import TextSource
+from rondo.models import load
+from rondo.models.store import resolve
+from rondo.server.app import create_app
+from rondo.server.config import ServerConfig
+from rondo.text.tokenizer import Tokenizer
+
+
+def load_app(
+    model: str | Path, engine: EngineConfig, server: ServerConfig
+) -> tuple[ASGIApp, AsyncEngine, str]:
+    """(the application, its engine, the name clients ask for). Stop the engine when the server is done."""
+    folder = resolve(model)
+    name = server.served_model_name or (str(model) if str(model) != str(folder) else folder.name)
+    if engine.threads is not None:
+        torch.set_num_threads(engine.threads)
+    tokenizer = Tokenizer.load(folder)
+    decoder = load(folder, dtype=torch_dtype(engine.dtype), device=pick_device(engine.device)).eval()
+    core = EngineCore(decoder, engine, tokenizer.eos_ids or decoder.config.eos_ids)
+    running = AsyncEngine(core, cast(TextSource, tokenizer), model_name=name)
+    metrics.registry.register(running.metrics)
+    return create_app(running, tokenizer, name, server), running, name

@@ -1,0 +1,90 @@
+"""Runs the engine server: the port first, then the model, then requests until a signal."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import signal
+import socket
+from collections.abc import Callable, Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from rondo.base.errors import ConfigError
+from rondo.server.config import ServerConfig
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Takes the port before anything slow is done, so that a port in use is known at once."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        # From here on clients may connect; they are answered when the model is there.
+        listener.listen(2048)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            message = f"port {port} on {host} is in use. Stop what uses it, or choose another with --port."
+        else:
+            message = (
+                f"cannot listen on {host}:{port}: {error.strerror}. Choose others with --host and --port."
+            )
+        raise ConfigError(message, param="port") from error
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    return f"http://{host}:{port}"
+
+
+class _Server(uvicorn.Server):
+    """Signals are ours: the first drains and ends with exit code 0, the second ends at once."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        handled = []
+        for number in (signal.SIGTERM, signal.SIGINT):
+            # Only the main thread may; elsewhere (tests, notebooks) the caller sets `should_exit`.
+            with contextlib.suppress(ValueError, RuntimeError):
+                loop.add_signal_handler(number, self._on_signal)
+                handled.append(number)
+        try:
+            yield
+        finally:
+            for number in handled:
+                loop.remove_signal_handler(number)
+
+    def _on_signal(self) -> None:
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+
+def make_server(app: ASGIApp, config: ServerConfig) -> uvicorn.Server:
+    return _Server(
+        uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            ws="none",
+            lifespan="off",
+            loop="asyncio",
+            server_header=False,
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=max(1, round(config.drain_seconds)),
+        )
+    )
+
+
+def run_server(server: uvicorn.Server, listener: socket.socket, on_start: Callable[[], None]) -> None:
+    async def main() -> None:
+        asyncio.get_running_loop().call_soon(on_start)
+        await server.serve(sockets=[listener])
+
+    asyncio.run(main())

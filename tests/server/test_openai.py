@@ -1,0 +1,271 @@
+"""The real `openai` client against a real server."""
+
+import asyncio
+import json
+
+import httpx
+import openai
+import pytest
+
+CHAT = [{"role": "user", "content": "abc def"}]
+
+
+@pytest.fixture
+def client(running) -> openai.OpenAI:
+    return openai.OpenAI(base_url=running.url + "/v1", api_key="none", max_retries=0)
+
+
+def test_models(client):
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    assert client.models.retrieve("tiny").object == "model"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("other")
+
+
+def test_chat_and_its_stream_say_the_same(client):
+    options = {"model": "tiny", "messages": CHAT, "max_tokens": 20, "seed": 1, "temperature": 1.2}
+    whole = client.chat.completions.create(**options)
+    assert whole.choices[0].message.role == "assistant"
+    assert whole.usage.completion_tokens <= 20
+    assert whole.usage.prompt_tokens + whole.usage.completion_tokens == whole.usage.total_tokens
+    events = list(
+        client.chat.completions.create(**options, stream=True, stream_options={"include_usage": True})
+    )
+    assert events[0].choices[0].delta.role == "assistant"
+    text = "".join(event.choices[0].delta.content or "" for event in events if event.choices)
+    assert text == whole.choices[0].message.content
+    assert events[-1].choices == []
+    assert events[-1].usage.completion_tokens == whole.usage.completion_tokens
+    assert all(event.usage is None for event in events[:-1])
+    assert [e.choices[0].finish_reason for e in events if e.choices][-1] == whole.choices[0].finish_reason
+    assert whole.choices[0].weight_version == 0
+
+
+def test_seeds_reproduce_and_differ(client):
+    def say(seed):
+        answer = client.completions.create(
+            model="tiny", prompt="abc", max_tokens=24, seed=seed, temperature=1.5
+        )
+        return answer.choices[0].text
+
+    assert say(1) == say(1) != say(2)
+
+
+def test_chat_logprobs(client):
+    answer = client.chat.completions.create(
+        model="tiny", messages=CHAT, max_tokens=6, logprobs=True, top_logprobs=3, temperature=0
+    )
+    content = answer.choices[0].logprobs.content
+    assert len(content) == answer.usage.completion_tokens
+    for token in content:
+        assert len(token.top_logprobs) == 3
+        assert token.top_logprobs[0].token == token.token
+        assert token.top_logprobs[0].logprob == pytest.approx(token.logprob)
+        assert bytes(token.bytes).decode("utf-8", "replace") == token.token
+    streamed = client.chat.completions.create(
+        model="tiny", messages=CHAT, max_tokens=6, logprobs=True, top_logprobs=3, temperature=0, stream=True
+    )
+    seen = [token for e in streamed if e.choices[0].logprobs for token in e.choices[0].logprobs.content]
+    assert [token.logprob for token in seen] == [token.logprob for token in content]
+
+
+def test_completion_logprobs_and_offsets(client):
+    choice = client.completions.create(
+        model="tiny", prompt="abc", max_tokens=8, logprobs=2, temperature=0, extra_body={"ignore_eos": True}
+    ).choices[0]
+    assert len(choice.logprobs.tokens) == len(choice.logprobs.token_logprobs) == 8
+    assert choice.logprobs.text_offset[0] == 0
+    assert all(2 <= len(top) <= 3 for top in choice.logprobs.top_logprobs)
+
+
+def test_prompts_as_text_ids_and_lists(client):
+    def say(prompt, **options):
+        return client.completions.create(model="tiny", prompt=prompt, max_tokens=5, temperature=0, **options)
+
+    ids = [70, 71, 72]
+    both = say([ids, [80, 81]])
+    assert [choice.index for choice in both.choices] == [0, 1]
+    assert both.choices[0].text == say(ids).choices[0].text
+    assert both.usage.prompt_tokens == 5
+    assert [choice.index for choice in say(["ab", "cd"], n=2, seed=1).choices] == [0, 1, 2, 3]
+    assert say("abc", echo=True).choices[0].text == "abc" + say("abc").choices[0].text
+    events = list(say(["ab", "cd"], stream=True))
+    texts = {i: "".join(e.choices[0].text for e in events if e.choices[0].index == i) for i in (0, 1)}
+    assert texts == {0: say("ab").choices[0].text, 1: say("cd").choices[0].text}
+
+
+def test_stop_strings_cut_whole_and_streamed_answers_alike(client):
+    options = {"model": "tiny", "prompt": "abc", "max_tokens": 40, "temperature": 0}
+    full = client.completions.create(**options, extra_body={"ignore_eos": True}).choices[0].text
+    stop = full[10:13]
+    at = full.index(stop)
+    cut = client.completions.create(**options, stop=[stop], extra_body={"ignore_eos": True}).choices[0]
+    assert (cut.text, cut.finish_reason) == (full[:at], "stop")
+    kept = client.completions.create(
+        **options, stop=stop, extra_body={"ignore_eos": True, "include_stop_str_in_output": True}
+    )
+    assert kept.choices[0].text == full[: at + len(stop)]
+    events = client.completions.create(**options, stop=[stop], extra_body={"ignore_eos": True}, stream=True)
+    assert "".join(event.choices[0].text for event in events) == full[:at]
+
+
+def test_concurrent_streams_are_not_mixed_up(running):
+    async def main():
+        async with openai.AsyncOpenAI(base_url=running.url + "/v1", api_key="none", max_retries=0) as client:
+
+            async def say(i, stream):
+                options = {
+                    "model": "tiny",
+                    "prompt": f"a{i}",
+                    "max_tokens": 20,
+                    "seed": i,
+                    "temperature": 1.5,
+                }
+                if not stream:
+                    return (await client.completions.create(**options)).choices[0].text
+                events = await client.completions.create(**options, stream=True)
+                return "".join([event.choices[0].text async for event in events])
+
+            alone = [await say(i, False) for i in range(20)]
+            together = await asyncio.gather(*(say(i, True) for i in range(20)))
+            assert together == alone
+            assert len(set(alone)) > 15
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("change", "param", "says"),
+    [
+        ({"temperatur": 1}, "temperatur", "Did you mean temperature"),
+        ({"tools": []}, "tools", "not supported"),
+        ({"temperature": "hot"}, "temperature", "hot"),
+        ({"temperature": -1}, "temperature", "between"),
+        ({"max_tokens": 0}, "max_tokens", "0"),
+        ({"messages": []}, "messages", "list"),
+        ({"messages": "hi"}, "messages", "list"),
+        ({"messages": [{"content": "x"}]}, "messages", "role"),
+        ({"stop": 5}, "stop", "list of texts"),
+        ({"top_logprobs": 3}, "top_logprobs", "logprobs"),
+        ({"logprobs": True, "top_logprobs": 30}, "top_logprobs", "30"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "text"),
+        (
+            {"stream_options": {"include_usag": True}, "stream": True},
+            "stream_options.include_usag",
+            "include_usage",
+        ),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "stream"),
+        ({"messages": [{"role": "user", "content": "abc " * 600}]}, "prompt", "512"),
+        ({"logit_bias": {"100000": 1}}, "logit_bias", "vocabulary"),
+        ({"n": 0}, "n", "between"),
+        ({"store": True}, "store", "not supported"),
+    ],
+)
+def test_bad_requests_name_the_field(running, change, param, says):
+    body = {"model": "tiny", "messages": CHAT, **change}
+    for stream in {False, body.get("stream", "stream_options" not in body)}:
+        answer = httpx.post(
+            running.url + "/v1/chat/completions", json=body | ({"stream": True} if stream else {})
+        )
+        assert answer.status_code == 400, answer.text
+        error = answer.json()["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert error["param"] == param
+        assert says in error["message"]
+
+
+def test_other_errors_have_the_same_shape(running):
+    url = running.url + "/v1/chat/completions"
+    for answer, status in (
+        (httpx.post(url, content=b"{nope"), 400),
+        (httpx.post(url, content=b"[1]"), 400),
+        (httpx.post(url, json={"model": "gpt", "messages": CHAT}), 404),
+        (httpx.post(url, json={"messages": CHAT}), 400),
+        (httpx.get(url), 405),
+        (httpx.get(running.url + "/nothing"), 404),
+    ):
+        assert answer.status_code == status
+        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+
+
+def test_fields_that_clients_send_by_default_are_accepted(client):
+    client.chat.completions.create(
+        model="tiny",
+        messages=[{"role": "user", "content": [{"type": "text", "text": "abc"}], "name": "me"}],
+        max_completion_tokens=3,
+        n=1,
+        user="me",
+        store=False,
+        metadata={"a": "b"},
+        response_format={"type": "text"},
+        logit_bias={"70": -100},
+        presence_penalty=0.5,
+        frequency_penalty=0.5,
+        extra_body={"top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1},
+    )
+
+
+def test_leaving_a_stream_aborts_the_request(running, client):
+    for stream in (True, False):
+        before = running.engine.metrics.finished["abort"]
+        options = {
+            "model": "tiny",
+            "prompt": "abc",
+            "max_tokens": 500,
+            "extra_body": {"ignore_eos": True},
+            "n": 4,
+        }
+        if stream:
+            with client.completions.create(**options, stream=True) as events:
+                next(iter(events))
+        else:
+            with pytest.raises(openai.APITimeoutError):
+                client.with_options(timeout=0.05).completions.create(**options)
+        _eventually(lambda before=before: running.engine.metrics.finished["abort"] == before + 4)
+        _eventually(lambda: not running.engine.core.has_work and running.engine.core.pool.used == 0)
+
+
+def test_health_and_metrics(running, client):
+    client.completions.create(model="tiny", prompt="abc", max_tokens=3)
+    assert httpx.get(running.url + "/health").status_code == 200
+    assert httpx.get(running.url + "/ready").status_code == 200
+    assert httpx.get(running.url + "/version").json()["weight_version"] == 0
+    assert httpx.get(running.url + "/load").json()["server_load"] == 0
+    text = httpx.get(running.url + "/metrics").text
+    for name in (
+        "time_to_first_token_seconds_bucket",
+        "inter_token_latency_seconds_sum",
+        "e2e_request_latency_seconds_count",
+        "request_queue_time_seconds_count",
+        "num_requests_running",
+        "num_requests_waiting",
+        "prompt_tokens_total",
+        "generation_tokens_total",
+        'request_success_total{finished_reason="length",model_name="tiny"}',
+        "prefix_cache_queries_total",
+        "prefix_cache_hits_total",
+        "kv_cache_usage_perc",
+    ):
+        assert f"rondo:{name}" in text
+
+
+def _eventually(check, seconds=10.0):
+    async def wait():
+        for _ in range(int(seconds / 0.02)):
+            if check():
+                return
+            await asyncio.sleep(0.02)
+        raise AssertionError("it did not come to pass")
+
+    asyncio.run(wait())
+
+
+def test_sse_is_framed_as_the_specification_says(running):
+    body = {"model": "tiny", "prompt": "abc", "max_tokens": 3, "stream": True}
+    with httpx.stream("POST", running.url + "/v1/completions", json=body) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        events = "".join(answer.iter_text()).split("\n\n")
+    assert events[-2:] == ["data: [DONE]", ""]
+    assert all(
+        json.loads(event.removeprefix("data: "))["object"] == "text_completion" for event in events[:-2]
+    )
