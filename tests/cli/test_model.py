@@ -1,4 +1,9 @@
+import contextlib
 import json
+import os
+import pty
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -186,3 +191,18 @@ def test_plain_progress_says_what_was_really_done(capsys: pytest.CaptureFixture[
     assert lines[0] == "importing m: checking 2.0 KB"
     assert lines[1].startswith("importing m: checking done in ")
     assert lines[2:] == ["importing m: flushing to disk"]
+
+
+def test_a_terminal_gets_bars(own_home: Path):
+    ours, theirs = pty.openpty()
+    argv = [sys.executable, "-m", "rondo.cli", "model", "new", "m", "--preset", "tiny"]
+    shown = b""
+    with subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=theirs) as process:
+        os.close(theirs)
+        with contextlib.suppress(OSError):  # how a terminal ends when its last writer is gone
+            while part := os.read(ours, 4096):
+                shown += part
+        os.close(ours)
+        assert process.wait(timeout=60) == 0
+    assert b"making m: writing" in shown
+    assert b"3.3 MB of 3.3 MB" in shown

@@ -23,20 +23,12 @@ def byte_progress(label: str) -> Iterator[Callable[[str, int, int], None]]:
 @contextlib.contextmanager
 def _bar(label: str) -> Iterator[Callable[[str, int, int], None]]:
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TransferSpeedColumn,
-    )
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
+        TextColumn("{task.fields[amount]}"),
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=Console(stderr=True)) as bars:
@@ -44,10 +36,14 @@ def _bar(label: str) -> Iterator[Callable[[str, int, int], None]]:
 
         def report(stage: str, done: int, total: int) -> None:
             if stage not in stages:
-                stages[stage] = bars.add_task(f"{label}: {stage}", total=total or None)
-            bars.update(stages[stage], completed=done)
+                stages[stage] = bars.add_task(f"{label}: {stage}", total=total or None, amount="")
+            amount = f"{human_bytes(done)} of {human_bytes(total)}" if total else ""
+            bars.update(stages[stage], completed=done, amount=amount)
 
         yield report
+        for task in bars.tasks:
+            if task.total is None:
+                bars.update(task.id, total=1, completed=1)
 
 
 def _plain(label: str) -> Callable[[str, int, int], None]:
