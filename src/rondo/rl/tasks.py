@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from rondo.base.errors import NotFound
+from rondo.graders import Sample, Score
 from rondo.rl import puzzles
 
 Split = Literal["train", "held_out"]
@@ -50,6 +51,13 @@ class Task:
             if (zlib.crc32(question.encode()) % HELD_OUT_SHARE == 0) == (split == "held_out"):
                 problems.append(Problem(question, facts))
         return problems
+
+    async def score(self, sample: Sample) -> Score:
+        """An answer that had to be cut off is neither well formed nor correct."""
+        parts = self.grade(dict(sample.metadata), sample.completion)
+        if not sample.metadata.get("finished", True):
+            parts |= {"format": 0.0, "correct": 0.0}
+        return Score("ok", self.total(parts), parts)
 
     def total(self, parts: Mapping[str, float]) -> float:
         return sum(share * parts[name] for name, share in self.shares.items())

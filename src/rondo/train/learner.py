@@ -36,7 +36,8 @@ class Learner:
         self, batch: Sequence[Row], loss: Loss, *, temperature: float = 1.0, valid: int | None = None
     ) -> Metrics:
         """Adds the gradient of the batch's mean loss; `valid` is the divisor if the batch is part of a larger one."""
-        valid = sum(row.valid for row in batch) if valid is None else valid
+        own = sum(row.valid for row in batch)
+        valid = own if valid is None else valid
         totals: dict[str, Tensor] = {}
         for row in batch:
             device = self.model.device
@@ -48,8 +49,8 @@ class Learner:
                 )
             )
             (output.total / valid).backward()  # type: ignore[no-untyped-call]
-            for name, value in {"loss": output.total.detach(), **output.sums}.items():
-                totals[name] = totals[name] + value / valid if name in totals else value / valid
+            for name, value in {"loss": output.total.detach() * (own / valid), **output.sums}.items():
+                totals[name] = totals[name] + value / own if name in totals else value / own
             for name, value in output.maxima.items():
                 totals[name] = torch.maximum(totals[name], value) if name in totals else value
         return {name: float(value) for name, value in totals.items()} | {"tokens": float(valid)}

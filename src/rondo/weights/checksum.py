@@ -1,0 +1,22 @@
+"""One number for a whole set of weights."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from rondo.base.hashing import sha256_json
+
+
+def checksum(shards: Iterable[tuple[str, Tensor]]) -> str:
+    """The same for equal names, types, shapes and bits, whatever the order and the device."""
+    facts = sorted([name, str(x.dtype), list(x.shape), _crc(x)] for name, x in shards)
+    return sha256_json(facts)
+
+
+def _crc(tensor: Tensor) -> int:
+    flat = tensor.detach().cpu().contiguous().view(-1)
+    return zlib.crc32(flat.view(torch.uint8).numpy()) if flat.numel() else 0
