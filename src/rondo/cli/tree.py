@@ -12,7 +12,7 @@ from rondo.base.errors import ConfigError
 from rondo.base.home import home
 from rondo.base.log import LogConfig, setup
 from rondo.engine.config import EngineConfig
-from rondo.rl.config import RLConfig
+from rondo.rl.config import RlConfig
 from rondo.server.config import ServerConfig
 from rondo.train.config import TrainConfig
 
@@ -21,7 +21,7 @@ class RondoConfig(Section):
     engine: EngineConfig = Field(EngineConfig(), description="inference")
     server: ServerConfig = Field(ServerConfig(), description="the HTTP server")
     train: TrainConfig = Field(TrainConfig(), description="pretraining and fine-tuning")
-    rl: RLConfig = Field(RLConfig(), description="reinforcement learning")
+    rl: RlConfig = Field(RlConfig(), description="reinforcement learning")
     log: LogConfig = Field(LogConfig(), description="logs")
 
 
