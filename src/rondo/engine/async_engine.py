@@ -74,11 +74,8 @@ class AsyncEngine:
         """Streams the request's samples. Leaving the iterator early aborts the request."""
         self._check_open(request)
         stream = _Stream(asyncio.get_running_loop())
-        readers: list[SampleReader] = []
-        opened = False
         try:
             samples = await self._ask(lambda: self._open(request, stream), held=True)
-            opened = True
             readers = [SampleReader(sample, self.tokenizer) for sample in samples]
             while readers:
                 await stream.event.wait()
@@ -91,13 +88,8 @@ class AsyncEngine:
                         self._end_at_stop_string(reader, chunk)
                         yield chunk
                 readers = [reader for reader in readers if not reader.done]
-        except RondoError:
-            # Refused or failed: the engine does not hold the request, and its id may be another's.
-            opened, readers = True, []
-            raise
         finally:
-            if readers or not opened:
-                self._post(lambda: self._close(request.id))
+            self._post(lambda: self._leave(request.id, stream))
 
     async def abort(self, request_id: str) -> None:
         await self._ask(lambda: self._close(request_id))
@@ -159,6 +151,8 @@ class AsyncEngine:
         answer: Future[T] = Future()
 
         def run() -> None:
+            if not answer.set_running_or_notify_cancel():
+                return
             try:
                 answer.set_result(work())
             except Exception as error:
@@ -209,7 +203,8 @@ class AsyncEngine:
             command()
         if self._waiters_are_due():
             for waiter in self._idle_waiters:
-                waiter.set_result(None)
+                if waiter.set_running_or_notify_cancel():
+                    waiter.set_result(None)
             self._idle_waiters.clear()
 
     def _can_step(self) -> bool:
@@ -229,6 +224,11 @@ class AsyncEngine:
             raise
         self._streams[request.id] = stream
         return samples
+
+    def _leave(self, request_id: str, stream: _Stream) -> None:
+        """The reader is gone; whatever the engine still holds for it ends."""
+        if self._streams.get(request_id) is stream:
+            self._close(request_id)
 
     def _close(self, request_id: str, index: int | None = None, stopped: bool = False) -> None:
         now = time.monotonic()
