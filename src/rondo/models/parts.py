@@ -18,6 +18,9 @@ LATENT_EPS = 1e-6
 class Linear(nn.Linear):
     """`nn.Linear` through our own operation."""
 
+    def reset_parameters(self) -> None:
+        """Weights come from a checkpoint or from `new`; drawing them here as well would only cost time."""
+
     def forward(self, input: Tensor) -> Tensor:
         return linear(input, self.weight, self.bias)
 
