@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -25,12 +25,16 @@ from rondo.server.shapes import Tokens
 from rondo.text.tokenizer import Tokenizer
 
 
-def create_app(engine: AsyncEngine, tokenizer: Tokenizer, name: str, config: ServerConfig) -> ASGIApp:
+def create_app(
+    engine: AsyncEngine, tokenizer: Tokenizer, name: str, config: ServerConfig, aliases: Iterable[str] = ()
+) -> ASGIApp:
+    """Clients may ask for the model by `name`, which is what answers show, or by one of `aliases`."""
     served = Served(
         engine=engine,
         tokenizer=tokenizer,
         tokens=Tokens(tokenizer),
         name=name,
+        aliases=frozenset(aliases),
         max_model_len=engine.core.max_model_len,
         max_body_bytes=config.max_body_bytes,
         created=int(time.time()),

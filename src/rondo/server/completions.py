@@ -33,12 +33,13 @@ class Served:
     tokenizer: Tokenizer
     tokens: Tokens
     name: str
+    aliases: frozenset[str]
     max_model_len: int
     max_body_bytes: int
     created: int
 
     def check_name(self, name: str) -> None:
-        if name != self.name:
+        if name != self.name and name not in self.aliases:
             raise NotFound(
                 f"the model {name!r} does not exist here; this server has {self.name!r}.",
                 param="model",

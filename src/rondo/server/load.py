@@ -26,7 +26,7 @@ def load_app(
 ) -> tuple[ASGIApp, AsyncEngine, str]:
     """(the application, its engine, the name clients ask for). Stop the engine when the server is done."""
     folder = resolve(model)
-    name = server.served_model_name or (str(model) if str(model) != str(folder) else folder.name)
+    name = server.served_model_name or folder.name
     if engine.threads is not None:
         torch.set_num_threads(engine.threads)
     tokenizer = Tokenizer.load(folder)
@@ -34,4 +34,5 @@ def load_app(
     core = EngineCore(decoder, engine, tokenizer.eos_ids or decoder.config.eos_ids)
     running = AsyncEngine(core, cast(TextSource, tokenizer), model_name=name)
     metrics.registry.register(running.metrics)
-    return create_app(running, tokenizer, name, server), running, name
+    aliases = () if server.served_model_name else (str(model),)
+    return create_app(running, tokenizer, name, server, aliases), running, name

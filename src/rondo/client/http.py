@@ -1,0 +1,250 @@
+"""The HTTP client of an engine, sync and async: `rondo.Client("http://127.0.0.1:8000").chat("Hello")`.
+
+Answers are the server's JSON as it is; a refusal is the `RondoError` that the server raised, told by its status.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import Any
+
+import httpx
+
+from rondo.base.errors import Conflict, InvalidRequest, NotFound, Overloaded, RondoError, Unavailable
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+TIMEOUT = httpx.Timeout(600.0, connect=10.0)
+
+Messages = str | Sequence[Mapping[str, Any]]
+Prompt = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
+
+_ERRORS: dict[int, type[RondoError]] = {
+    400: InvalidRequest,
+    404: NotFound,
+    409: Conflict,
+    429: Overloaded,
+    503: Unavailable,
+}
+
+
+class _Base:
+    """What both clients share: where the server is, and how a request to it is written."""
+
+    def __init__(self, base_url: str | None, api_key: str | None) -> None:
+        url = base_url or os.environ.get("RONDO_BASE_URL") or DEFAULT_URL
+        self.base_url = url.rstrip("/").removesuffix("/v1")
+        key = api_key or os.environ.get("RONDO_API_KEY")
+        self._options: dict[str, Any] = {
+            "base_url": self.base_url,
+            "headers": {"Authorization": f"Bearer {key}"} if key else {},
+            "timeout": TIMEOUT,
+        }
+        self._model: str | None = None
+
+    def _unreachable(self, error: httpx.HTTPError) -> Unavailable:
+        reason = str(error) or type(error).__name__
+        return Unavailable(f"no answer from {self.base_url} ({reason}). Is the server running?")
+
+
+class Client(_Base):
+    def __init__(
+        self,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        """`base_url` and `api_key` default to RONDO_BASE_URL and RONDO_API_KEY."""
+        super().__init__(base_url, api_key)
+        self._http = httpx.Client(transport=transport, **self._options)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._http.close()
+
+    def health(self) -> bool:
+        """Whether the server is there and can serve."""
+        try:
+            return self._http.get("/health").is_success
+        except httpx.HTTPError:
+            return False
+
+    def models(self) -> list[str]:
+        return _names(self._call("GET", "/v1/models"))
+
+    def chat(self, messages: Messages, model: str | None = None, **options: Any) -> dict[str, Any]:
+        return self._call(
+            "POST", "/v1/chat/completions", chat_body(messages, model or self._first(), options)
+        )
+
+    def stream_chat(
+        self, messages: Messages, model: str | None = None, **options: Any
+    ) -> Iterator[dict[str, Any]]:
+        return self._stream("/v1/chat/completions", chat_body(messages, model or self._first(), options))
+
+    def complete(self, prompt: Prompt, model: str | None = None, **options: Any) -> dict[str, Any]:
+        return self._call("POST", "/v1/completions", completion_body(prompt, model or self._first(), options))
+
+    def stream_complete(
+        self, prompt: Prompt, model: str | None = None, **options: Any
+    ) -> Iterator[dict[str, Any]]:
+        return self._stream("/v1/completions", completion_body(prompt, model or self._first(), options))
+
+    def _first(self) -> str:
+        """The server's own model, for those who do not say which."""
+        if self._model is None:
+            self._model = _only(self.models())
+        return self._model
+
+    def _call(self, method: str, path: str, body: object = None) -> dict[str, Any]:
+        try:
+            answer = self._http.request(method, path, json=body)
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from error
+        return _checked(answer)
+
+    def _stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        try:
+            with self._http.stream("POST", path, json=body | {"stream": True}) as answer:
+                if not answer.is_success:
+                    answer.read()
+                    _checked(answer)
+                for line in answer.iter_lines():
+                    event = _event(line)
+                    if event is not None:
+                        yield event
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from error
+
+
+class AsyncClient(_Base):
+    def __init__(
+        self,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        super().__init__(base_url, api_key)
+        self._http = httpx.AsyncClient(transport=transport, **self._options)
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(self, *args: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def health(self) -> bool:
+        try:
+            return (await self._http.get("/health")).is_success
+        except httpx.HTTPError:
+            return False
+
+    async def models(self) -> list[str]:
+        return _names(await self._call("GET", "/v1/models"))
+
+    async def chat(self, messages: Messages, model: str | None = None, **options: Any) -> dict[str, Any]:
+        body = chat_body(messages, model or await self._first(), options)
+        return await self._call("POST", "/v1/chat/completions", body)
+
+    async def stream_chat(
+        self, messages: Messages, model: str | None = None, **options: Any
+    ) -> AsyncIterator[dict[str, Any]]:
+        body = chat_body(messages, model or await self._first(), options)
+        async for event in self._stream("/v1/chat/completions", body):
+            yield event
+
+    async def complete(self, prompt: Prompt, model: str | None = None, **options: Any) -> dict[str, Any]:
+        body = completion_body(prompt, model or await self._first(), options)
+        return await self._call("POST", "/v1/completions", body)
+
+    async def stream_complete(
+        self, prompt: Prompt, model: str | None = None, **options: Any
+    ) -> AsyncIterator[dict[str, Any]]:
+        body = completion_body(prompt, model or await self._first(), options)
+        async for event in self._stream("/v1/completions", body):
+            yield event
+
+    async def _first(self) -> str:
+        if self._model is None:
+            self._model = _only(await self.models())
+        return self._model
+
+    async def _call(self, method: str, path: str, body: object = None) -> dict[str, Any]:
+        try:
+            answer = await self._http.request(method, path, json=body)
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from error
+        return _checked(answer)
+
+    async def _stream(self, path: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        try:
+            async with self._http.stream("POST", path, json=body | {"stream": True}) as answer:
+                if not answer.is_success:
+                    await answer.aread()
+                    _checked(answer)
+                async for line in answer.aiter_lines():
+                    event = _event(line)
+                    if event is not None:
+                        yield event
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from error
+
+
+def chat_body(messages: Messages, model: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """A text alone is one message of the user's."""
+    given = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
+    return {"model": model, "messages": given, **options}
+
+
+def completion_body(prompt: Prompt, model: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    return {"model": model, "prompt": prompt, **options}
+
+
+def _names(answer: Mapping[str, Any]) -> list[str]:
+    return [card["id"] for card in answer["data"]]
+
+
+def _only(names: list[str]) -> str:
+    if not names:
+        raise NotFound("the server has no model.", param="model")
+    return names[0]
+
+
+def _event(line: str) -> dict[str, Any] | None:
+    """One event; None for blank lines and the end. An error inside a stream is raised."""
+    if not line.startswith("data: ") or line == "data: [DONE]":
+        return None
+    event: dict[str, Any] = json.loads(line.removeprefix("data: "))
+    if "error" in event:
+        raise _error(500, event)
+    return event
+
+
+def _checked(answer: httpx.Response) -> dict[str, Any]:
+    try:
+        body = answer.json()
+    except ValueError:
+        body = None
+    if answer.is_success and isinstance(body, dict):
+        return body
+    if not isinstance(body, dict) or "error" not in body:
+        body = {"error": {"message": f"{answer.url} answered {answer.status_code}, not as this API does."}}
+    raise _error(answer.status_code, body)
+
+
+def _error(status: int, body: Mapping[str, Any]) -> RondoError:
+    details = body["error"]
+    error = _ERRORS.get(status, RondoError)(
+        details.get("message", "unknown error"), param=details.get("param"), code=details.get("code")
+    )
+    error.status = status
+    return error
