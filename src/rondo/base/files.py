@@ -10,6 +10,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import secrets
 import shutil
 import time
@@ -164,12 +165,17 @@ def _glob_escape(name: str) -> str:
 
 
 def _is_full(error: Exception) -> bool:
-    # Rust extensions (safetensors, tokenizers) raise their own types, with the errno only in the text.
-    return getattr(error, "errno", None) in _FULL or "(os error 28)" in str(error)
+    return _number_of(error) in _FULL
 
 
 def _is_storage(error: Exception) -> bool:
-    return _is_full(error) or getattr(error, "errno", None) in {errno.EROFS, errno.EIO}
+    return _number_of(error) in {*_FULL, errno.EROFS, errno.EIO}
+
+
+def _number_of(error: Exception) -> int | None:
+    """The errno; Rust extensions (safetensors, tokenizers) have it in the text of their errors alone."""
+    written = re.search(r"\(os error (\d+)\)", str(error))
+    return int(written[1]) if written else getattr(error, "errno", None)
 
 
 def _existing(path: Path) -> Path:
