@@ -122,7 +122,7 @@ def _mappable(
     mapped = {}
     for slot in table:
         source = stored[slot.name]
-        if dtype not in (None, source.dtype) or source.start % source.dtype.itemsize:
+        if dtype not in (None, source.dtype) or not source.aligned:
             continue
         for piece in slot.pieces:
             region = piece.theirs(source.mapped())
@@ -154,7 +154,8 @@ def save(
     model: Decoder, folder: str | Path, max_shard_bytes: int = MAX_SHARD_BYTES, progress: Progress | None = None
 ) -> None:
     """Write what transformers loads: config.json and safetensors. The folder appears whole or not at all."""
-    with atomic_dir(Path(folder)) as partial:
+    needed = sum(parameter.nbytes for parameter in model.parameters())
+    with atomic_dir(Path(folder), needed=needed) as partial:
         save_into(model, partial, max_shard_bytes, progress)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rondo.base.errors import ModelError, StorageError
+from rondo.base.errors import ModelError
 
 DTYPES = {
     "F64": torch.float64,
@@ -46,9 +46,17 @@ class Stored:
     stop: int
 
     def mapped(self) -> Tensor:
-        """The tensor on the file's pages: private to this process, so it may be written to without changing the file."""
-        flat = self.file.mapping[self.start : self.stop].view(self.dtype)
-        return flat.view(self.shape)
+        """The tensor on the file's pages: private to this process, so writing to it leaves the file as it is.
+
+        Files of other writers may have it where its dtype cannot be read in place; then it is read.
+        """
+        if not self.aligned:
+            return self._rows(0, self.stop - self.start).view(self.shape)
+        return self.file.mapping[self.start : self.stop].view(self.dtype).view(self.shape)
+
+    @property
+    def aligned(self) -> bool:
+        return self.start % self.dtype.itemsize == 0
 
     def read_into(self, target: Tensor) -> None:
         """Stream into `target`, which has the same shape and may have another dtype, layout or device."""
@@ -83,10 +91,10 @@ class File:
                 length = int.from_bytes(prefix, "little")
                 if len(prefix) < 8 or length > self.size - 8:
                     raise ModelError(f"{path} is truncated or not a safetensors file; fetch or export it again")
-                header = json.loads(stream.read(length))
+                header = dict(json.loads(stream.read(length)).items())
         except OSError as error:
             raise ModelError(f"cannot read {path}: {error.strerror}") from error
-        except ValueError as error:
+        except (ValueError, AttributeError) as error:
             raise ModelError(f"{path} has a broken header; fetch or export it again") from error
         self.data_start = 8 + length
         self.tensors = {name: self._stored(name, entry) for name, entry in header.items() if name != "__metadata__"}
@@ -95,6 +103,8 @@ class File:
         try:
             dtype = DTYPES.get(entry["dtype"])
             shape, (start, stop) = tuple(entry["shape"]), entry["data_offsets"]
+            if not all(isinstance(number, int) and number >= 0 for number in (*shape, start, stop)):
+                raise ValueError
         except (KeyError, TypeError, ValueError) as error:
             raise ModelError(f"{self.path} has a broken header at {name!r}; fetch or export it again") from error
         if dtype is None:
@@ -142,8 +152,10 @@ def open_checkpoint(folder: Path) -> dict[str, Stored]:
 
 def _open_sharded(folder: Path, index: Path) -> dict[str, Stored]:
     try:
-        weight_map: dict[str, str] = json.loads(index.read_text())["weight_map"]
-    except (ValueError, KeyError, TypeError) as error:
+        weight_map: dict[str, str] = dict(json.loads(index.read_text())["weight_map"].items())
+        if not all(isinstance(shard, str) for shard in weight_map.values()):
+            raise ValueError
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"{index} is broken: no readable 'weight_map'; fetch it again") from error
     absent = sorted({shard for shard in weight_map.values() if not (folder / shard).exists()})
     if absent:
@@ -191,7 +203,6 @@ def write(folder: Path, tensors: Iterable[tuple[str, Tensor]], max_shard_bytes: 
         shards[-1][name] = tensor
         filled += tensor.nbytes
         total += tensor.nbytes
-    _check_room(folder, total)
     names = [SINGLE] if len(shards) == 1 else [_shard_name(i, len(shards)) for i in range(len(shards))]
     for name, shard in zip(names, shards, strict=True):
         ready = {key: tensor.detach().cpu().contiguous() for key, tensor in shard.items()}
@@ -204,10 +215,3 @@ def write(folder: Path, tensors: Iterable[tuple[str, Tensor]], max_shard_bytes: 
 
 def _shard_name(i: int, count: int) -> str:
     return f"model-{i + 1:05d}-of-{count:05d}.safetensors"
-
-
-def _check_room(folder: Path, needed: int) -> None:
-    stats = os.statvfs(folder)
-    free = stats.f_bavail * stats.f_frsize
-    if free < needed:
-        raise StorageError(f"not enough room in {folder}: {needed >> 20} MiB needed, {free >> 20} MiB free")

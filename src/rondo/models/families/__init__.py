@@ -38,7 +38,7 @@ class Family:
 
 
 def family_of(model_type: str) -> Family:
-    module = FAMILIES.get(model_type)
+    module = FAMILIES.get(str(model_type))
     if module is None:
         near = difflib.get_close_matches(str(model_type), FAMILIES, 1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
@@ -55,14 +55,51 @@ def parse(hf: Mapping[str, Any]) -> ModelConfig:
     if "model_type" not in hf:
         raise ModelError("config.json has no 'model_type', so the architecture is unknown", param="model_type")
     if hf.get("quantization_config"):
-        method = hf["quantization_config"].get("quant_method", "unknown")
+        settings = hf["quantization_config"]
+        method = settings.get("quant_method", "unknown") if isinstance(settings, dict) else settings
         raise ModelError(
             f"config.json asks for quantized weights ({method}), which cannot be loaded; use the unquantized checkpoint",
             param="quantization_config",
         )
+    family = family_of(hf["model_type"])
+    _check_sizes(hf)
     try:
-        return family_of(hf["model_type"]).parse(hf)
+        return family.parse(hf)
     except KeyError as missing:
         raise ModelError(
             f"config.json of a {hf['model_type']} model lacks {missing}", param=str(missing.args[0])
         ) from missing
+    except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise ModelError(
+            f"config.json of a {hf['model_type']} model has a value that makes no sense: {error}"
+        ) from error
+
+
+SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "max_position_embeddings",
+)
+OPTIONAL_SIZES = ("num_key_value_heads", "head_dim", "sliding_window")
+
+
+def _check_sizes(hf: Mapping[str, Any]) -> None:
+    """Numbers that, when wrong, would fail far from their cause."""
+    for key in (*SIZES, *OPTIONAL_SIZES):
+        value = hf.get(key, 1)
+        if value is None and key in OPTIONAL_SIZES:
+            continue
+        if not isinstance(value, int) or value < 1:
+            raise ModelError(
+                f"config.json of a {hf['model_type']} model: {key} is {value!r}, not a whole number above 0",
+                param=key,
+            )
+    heads, kv_heads = hf.get("num_attention_heads", 1), hf.get("num_key_value_heads") or 1
+    if heads % kv_heads:
+        raise ModelError(
+            f"config.json: num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}",
+            param="num_key_value_heads",
+        )
