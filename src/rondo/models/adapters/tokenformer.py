@@ -1,8 +1,8 @@
 """Tokenformer: each feed-forward layer adds (x W(x)) P, where a small attention over slots makes W(x).
 
-Each of h heads sees its d = H/h columns of x, and mixes h matrices A_hj by softmax of x_h · k_hj / √d. Done as
-written, W(x) has H·r numbers a token. But it acts on x at once, so mixing the products x_h A_hj is the same, and
-needs h·h·r.
+Each of h heads sees its d = H/h columns of x, and mixes h matrices A_hj by softmax of x_h · k_hj / √d.
+Done as written, W(x) has H·r numbers a token. Applied to x at once, mixing the products x_h A_hj is the same
+and needs h·h·r.
 """
 
 import math
