@@ -65,7 +65,9 @@ def arguments(description: str, **peers: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--json", action="store_true", help="print one JSON object last")
     parser.add_argument("--quick", action="store_true", help="small sizes and few runs: does it work at all?")
-    parser.add_argument("--peers", default=",".join(peers), help=f"comma-separated, of: {', '.join(peers) or 'none'}")
+    parser.add_argument(
+        "--peers", default=",".join(peers), help=f"comma-separated, of: {', '.join(peers) or 'none'}"
+    )
     options = parser.parse_args()
     options.peers = [name for name in options.peers.split(",") if name]
     unknown = [name for name in options.peers if name not in peers]

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+
 from common import THREADS, Report, alternate, arguments, median, say, seconds
 from load import SHAPE
-
 from rondo.models import Packed, new
 
 DOCUMENTS = (1500, 1200, 900, 496)
@@ -46,7 +46,9 @@ def transformers_twin(model: Any, dtype: torch.dtype) -> Any:
 
 def measure(dtype: torch.dtype, layers: int, runs: int, peer: bool) -> dict[str, float]:
     model = new(SHAPE | {"num_hidden_layers": layers}, dtype=dtype)
-    tokens = torch.randint(0, model.config.vocab_size, (sum(DOCUMENTS),), generator=torch.Generator().manual_seed(0))
+    tokens = torch.randint(
+        0, model.config.vocab_size, (sum(DOCUMENTS),), generator=torch.Generator().manual_seed(0)
+    )
     starts = [0, *torch.tensor(DOCUMENTS).cumsum(0).tolist()]
     sides: dict[str, Callable[[], Any]] = {"rondo": lambda: ours(model, tokens, starts)}
     if peer:

@@ -42,7 +42,7 @@ before = resident('VmRSS')
 start = time.perf_counter()
 model = {load}
 loaded = time.perf_counter() - start
-total = sum(float(p.detach().float().abs().sum()) if p.numel() < 1e6 else float(p.detach().view(-1)[::512].float().sum()) for p in model.parameters())
+total = sum(float(p.detach().view(-1)[::512].float().sum()) for p in model.parameters())
 touched = time.perf_counter() - start
 print(json.dumps(dict(load_s=loaded, touched_s=touched, peak_mib=resident('VmHWM') - before,
                       parameters=sum(p.numel() for p in model.parameters()))))
@@ -90,7 +90,9 @@ def main() -> None:
         alternate(2 if options.quick else 5, **{side: (lambda side=side: one(side)) for side in details})
 
     def figures(side: str) -> dict[str, float]:
-        middle = {key: median([run[key] for run in details[side]]) for key in ("load_s", "touched_s", "peak_mib")}
+        middle = {
+            key: median([run[key] for run in details[side]]) for key in ("load_s", "touched_s", "peak_mib")
+        }
         return {
             "load, s": middle["load_s"],
             "load and touch every page once, s": middle["touched_s"],

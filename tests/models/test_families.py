@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
-from support.families import CONFIGS, VOCAB, reference
 
 from rondo.models import Decoder, Packed, load, save
 from rondo.ops.dispatch import use_reference
+from support.families import CONFIGS, VOCAB, reference
 
 FAMILIES = list(CONFIGS)
 RELATIVE = 1e-4
@@ -72,7 +72,9 @@ def test_greedy_continuation(pair: tuple[Any, Decoder, Path]) -> None:
     assert tokens.tolist() == expected.tolist()
 
 
-def test_export_is_byte_equal_and_loads_in_transformers(pair: tuple[Any, Decoder, Path], tmp_path: Path) -> None:
+def test_export_is_byte_equal_and_loads_in_transformers(
+    pair: tuple[Any, Decoder, Path], tmp_path: Path
+) -> None:
     theirs, ours, folder = pair
     save(ours, tmp_path / "export")
     exported = (tmp_path / "export" / "model.safetensors").read_bytes()

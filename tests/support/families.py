@@ -17,7 +17,12 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
-YARN_ROPE = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+YARN_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
 DEEPSEEK_ROPE = {**YARN_ROPE, "mscale": 0.7, "mscale_all_dim": 1.3, "beta_fast": 32, "beta_slow": 1}
 
 
@@ -85,11 +90,17 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "llama-yarn": lambda: hf.LlamaConfig(**_base(rope_parameters=YARN_ROPE)),
     "mistral": lambda: hf.MistralConfig(**_base(sliding_window=7)),
     "qwen2": lambda: hf.Qwen2Config(**_base(tie_word_embeddings=True)),
-    "qwen2.5-window": lambda: hf.Qwen2Config(**_base(use_sliding_window=True, sliding_window=9, max_window_layers=1)),
+    "qwen2.5-window": lambda: hf.Qwen2Config(
+        **_base(use_sliding_window=True, sliding_window=9, max_window_layers=1)
+    ),
     "qwen3": lambda: hf.Qwen3Config(**_base(head_dim=24, tie_word_embeddings=True)),
     "qwen3-moe": lambda: hf.Qwen3MoeConfig(
         **_base(
-            num_experts=6, num_experts_per_tok=2, moe_intermediate_size=40, norm_topk_prob=True, mlp_only_layers=[1]
+            num_experts=6,
+            num_experts_per_tok=2,
+            moe_intermediate_size=40,
+            norm_topk_prob=True,
+            mlp_only_layers=[1],
         )
     ),
     "smollm3": lambda: hf.SmolLM3Config(**_base(no_rope_layer_interval=2, tie_word_embeddings=True)),
@@ -113,7 +124,9 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "olmo2": lambda: hf.Olmo2Config(**_base()),
     "mixtral": lambda: hf.MixtralConfig(**_base(num_local_experts=4, num_experts_per_tok=2)),
     "gpt-oss": lambda: hf.GptOssConfig(
-        **_base(head_dim=16, num_local_experts=4, num_experts_per_tok=2, sliding_window=6, rope_parameters=None)
+        **_base(
+            head_dim=16, num_local_experts=4, num_experts_per_tok=2, sliding_window=6, rope_parameters=None
+        )
     ),
     "deepseek-v2-lite": lambda: hf.DeepseekV2Config(**_deepseek(q_lora_rank=None, topk_method="greedy")),
     "deepseek-v2": lambda: hf.DeepseekV2Config(

@@ -15,7 +15,9 @@ class Attend(Protocol):
         """[T] the length so far of the sequence each token belongs to; read only by length-dependent RoPE."""
         ...
 
-    def __call__(self, spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
+    def __call__(
+        self, spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None
+    ) -> Tensor:
         """q [T, H, D], k [T, KV, D], v [T, KV, Dv] -> [T, H, Dv]."""
         ...
 
@@ -39,5 +41,7 @@ class Packed:
         sizes = torch.tensor(self.cu_seqlens, device=self.device).diff()
         return torch.arange(self.cu_seqlens[-1], device=self.device) - starts.repeat_interleave(sizes)
 
-    def __call__(self, spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
+    def __call__(
+        self, spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None
+    ) -> Tensor:
         return packed_attention(spec, q, k, v, self.cu_seqlens, sinks)

@@ -15,8 +15,9 @@ from rondo.models import safetensors
 from rondo.models.architecture import ModelConfig
 from rondo.models.decoder import Decoder
 from rondo.models.families import family_of, parse
-from rondo.models.mapping import Piece, Slot, slots
+from rondo.models.mapping import Slot, outgoing, slots
 from rondo.models.safetensors import Stored
+from rondo.models.safetensors_write import write
 
 Progress = Callable[[int], None]
 """Called with the number of bytes that were just read or written."""
@@ -75,9 +76,13 @@ def _check(model: Decoder, table: list[Slot], stored: dict[str, Stored], folder:
     if model.config.tied and "lm_head.weight" in extra:
         _check_tied(stored, folder)
         dropped.add("lm_head.weight")
-    different = safetensors.differences(expected, {n: tensor for n, tensor in stored.items() if n not in dropped})
+    different = safetensors.differences(
+        expected, {n: tensor for n, tensor in stored.items() if n not in dropped}
+    )
     if different:
-        raise ModelError(f"{folder} does not match a {model.config.family} model of its config.json. {different}")
+        raise ModelError(
+            f"{folder} does not match a {model.config.family} model of its config.json. {different}"
+        )
 
 
 def _check_tied(stored: dict[str, Stored], folder: Path) -> None:
@@ -116,7 +121,10 @@ def _fill(
 
 
 def _mappable(
-    table: list[Slot], stored: dict[str, Stored], parameters: dict[str, nn.Parameter], dtype: torch.dtype | None
+    table: list[Slot],
+    stored: dict[str, Stored],
+    parameters: dict[str, nn.Parameter],
+    dtype: torch.dtype | None,
 ) -> dict[str, Tensor]:
     """Parameters that are, byte for byte, rows of one stored tensor."""
     mapped = {}
@@ -151,7 +159,10 @@ def _replace(model: nn.Module, name: str, parameter: nn.Parameter) -> None:
 
 
 def save(
-    model: Decoder, folder: str | Path, max_shard_bytes: int = MAX_SHARD_BYTES, progress: Progress | None = None
+    model: Decoder,
+    folder: str | Path,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+    progress: Progress | None = None,
 ) -> None:
     """Write what transformers loads: config.json and safetensors. The folder appears whole or not at all."""
     needed = sum(parameter.nbytes for parameter in model.parameters())
@@ -165,11 +176,4 @@ def save_into(
     """Like `save`, into a folder that exists; the caller makes the whole atomic."""
     config = dict(model.config.hf or {})
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    tensors = []
-    for name, tensor in model.to_hf():
-        tensors.append((name, tensor))
-        if progress is not None:
-            progress(tensor.nbytes)
-    safetensors.write(folder, tensors, max_shard_bytes)
-
-
+    write(folder, outgoing(model), max_shard_bytes, progress or (lambda count: None))

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from rondo.models.attend import Attend
 from rondo.models.architecture import Gqa, Layer, ModelConfig, Moe
+from rondo.models.attend import Attend
 from rondo.models.parts import DenseMlp, GqaAttention, Linear, MlaAttention, MoeMlp, RopeTables, norm_like
 from rondo.ops import AttentionSpec, RopeSpec, rope_tables
 
@@ -37,7 +37,8 @@ class DecoderLayer(nn.Module):
 
     def forward(self, x: Tensor, ropes: RopeTables, attend: Attend) -> Tensor:
         x = x + self.attention_out_norm(self.attention(self.attention_norm(x), ropes, attend))
-        return x + self.mlp_out_norm(self.mlp(self.mlp_norm(x)))
+        x = x + self.mlp_out_norm(self.mlp(self.mlp_norm(x)))
+        return x
 
 
 class Head(nn.Module):

@@ -4,8 +4,9 @@ A `Slot` is one tensor of a Hugging Face checkpoint; its `Piece`s say which para
 holds. Loading, saving, pushing weights to engines and adapters all go through it.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import EllipsisType
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,7 @@ class Piece:
     into: Region | None = None
     transposed: bool = False
 
-    def ours(self, parameters: dict[str, Tensor]) -> Tensor:
+    def ours(self, parameters: Mapping[str, Tensor]) -> Tensor:
         """Our side, as a view laid out like theirs."""
         view = parameters[self.param]
         if self.at is not None:
@@ -46,7 +47,7 @@ class Slot:
     pieces: tuple[Piece, ...]
     shape: tuple[int, ...] | None = None
 
-    def shape_for(self, parameters: dict[str, Tensor]) -> tuple[int, ...]:
+    def shape_for(self, parameters: Mapping[str, Tensor]) -> tuple[int, ...]:
         return self.shape if self.shape is not None else tuple(self.pieces[0].ours(parameters).shape)
 
 
@@ -70,14 +71,45 @@ def slots(model: "Decoder") -> list[Slot]:
     return list(family_of(model.config.family).slots(model.config))
 
 
+@dataclass(frozen=True)
+class Outgoing:
+    """A Hugging Face tensor that is not made yet: `make` returns a view where the layout allows, else a copy."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    make: Callable[[], Tensor]
+
+    @property
+    def nbytes(self) -> int:
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+
+def outgoing(model: "Decoder") -> list[Outgoing]:
+    """What a checkpoint of this model holds."""
+    parameters = {
+        name: parameter.detach() for name, parameter in model.named_parameters(remove_duplicate=False)
+    }
+    return [
+        Outgoing(
+            slot.name,
+            slot.shape_for(parameters),
+            parameters[slot.pieces[0].param].dtype,
+            partial(_theirs, slot, parameters),
+        )
+        for slot in slots(model)
+    ]
+
+
 def to_hf(model: "Decoder") -> Iterator[tuple[str, Tensor]]:
-    parameters = {name: parameter.detach() for name, parameter in model.named_parameters(remove_duplicate=False)}
-    for slot in slots(model):
-        if len(slot.pieces) == 1 and slot.pieces[0].into is None:
-            yield slot.name, slot.pieces[0].ours(parameters)
-            continue
-        first = slot.pieces[0].ours(parameters)
-        joined = torch.empty(slot.shape_for(parameters), dtype=first.dtype, device=first.device)
-        for piece in slot.pieces:
-            piece.theirs(joined).copy_(piece.ours(parameters))
-        yield slot.name, joined
+    return ((tensor.name, tensor.make()) for tensor in outgoing(model))
+
+
+def _theirs(slot: Slot, parameters: dict[str, Tensor]) -> Tensor:
+    first = slot.pieces[0].ours(parameters)
+    if len(slot.pieces) == 1 and slot.pieces[0].into is None:
+        return first
+    joined = torch.empty(slot.shape_for(parameters), dtype=first.dtype, device=first.device)
+    for piece in slot.pieces:
+        piece.theirs(joined).copy_(piece.ours(parameters))
+    return joined

@@ -5,9 +5,19 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from rondo.models.attend import Attend
 from rondo.models.architecture import Dense, Gqa, Mla, ModelConfig, Moe
-from rondo.ops import AttentionSpec, ExpertWeights, RopeSpec, gated, grouped_experts, linear, rms_norm, rotate, route
+from rondo.models.attend import Attend
+from rondo.ops import (
+    AttentionSpec,
+    ExpertWeights,
+    RopeSpec,
+    gated,
+    grouped_experts,
+    linear,
+    rms_norm,
+    rotate,
+    route,
+)
 
 RopeTables = Mapping[RopeSpec, tuple[Tensor, Tensor]]
 
@@ -77,7 +87,8 @@ class GqaAttention(nn.Module):
         if self.part.rope is not None:
             cos, sin = ropes[self.part.rope]
             q, k = rotate(self.part.rope, q, cos, sin), rotate(self.part.rope, k, cos, sin)
-        return self.o(attend(self.spec, q, k, v, self.sinks).flatten(1))
+        out: Tensor = self.o(attend(self.spec, q, k, v, self.sinks).flatten(1))
+        return out
 
 
 class MlaAttention(nn.Module):
@@ -100,7 +111,9 @@ class MlaAttention(nn.Module):
     def forward(self, x: Tensor, ropes: RopeTables, attend: Attend) -> Tensor:
         part = self.part
         q = self.q(x) if part.q_rank is None else self.q_up(self.q_norm(self.q_down(x)))
-        q_nope, q_rope = q.unflatten(-1, (part.num_heads, part.head_dim)).split([part.nope_dim, part.rope_dim], -1)
+        q_nope, q_rope = q.unflatten(-1, (part.num_heads, part.head_dim)).split(
+            [part.nope_dim, part.rope_dim], -1
+        )
         latent, k_rope = self.kv_down(x).split([part.kv_rank, part.rope_dim], -1)
         kv = self.kv_up(self.kv_norm(latent)).unflatten(-1, (part.num_heads, part.nope_dim + part.value_dim))
         k_nope, v = kv.split([part.nope_dim, part.value_dim], -1)
@@ -108,7 +121,8 @@ class MlaAttention(nn.Module):
         q_rope = rotate(part.rope, q_rope, cos, sin)
         k_rope = rotate(part.rope, k_rope[:, None], cos, sin).expand(-1, part.num_heads, -1)
         q, k = torch.cat([q_nope, q_rope], -1), torch.cat([k_nope, k_rope], -1)
-        return self.o(attend(self.spec, q, k, v, None).flatten(1))
+        out: Tensor = self.o(attend(self.spec, q, k, v).flatten(1))
+        return out
 
 
 class DenseMlp(nn.Module):
@@ -120,7 +134,8 @@ class DenseMlp(nn.Module):
         self.down = Linear(part.intermediate, config.hidden_size, part.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(gated(self.activation, self.gate(x), self.up(x)))
+        out: Tensor = self.down(gated(self.activation, self.gate(x), self.up(x)))
+        return out
 
 
 class Router(nn.Module):
@@ -132,7 +147,9 @@ class Router(nn.Module):
         self.weight = nn.Parameter(torch.empty(part.router.num_experts, config.hidden_size))
         self.bias = nn.Parameter(torch.empty(part.router.num_experts)) if part.router_bias else None
         self.correction = (
-            nn.Parameter(torch.empty(part.router.num_experts), requires_grad=False) if part.correction else None
+            nn.Parameter(torch.empty(part.router.num_experts), requires_grad=False)
+            if part.correction
+            else None
         )
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:

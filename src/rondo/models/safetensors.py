@@ -6,7 +6,7 @@ and a streamed read must go straight into the parameter's memory.
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -90,14 +90,18 @@ class File:
                 prefix = stream.read(8)
                 length = int.from_bytes(prefix, "little")
                 if len(prefix) < 8 or length > self.size - 8:
-                    raise ModelError(f"{path} is truncated or not a safetensors file; fetch or export it again")
+                    raise ModelError(
+                        f"{path} is truncated or not a safetensors file; fetch or export it again"
+                    )
                 header = dict(json.loads(stream.read(length)).items())
         except OSError as error:
             raise ModelError(f"cannot read {path}: {error.strerror}") from error
         except (ValueError, AttributeError) as error:
             raise ModelError(f"{path} has a broken header; fetch or export it again") from error
         self.data_start = 8 + length
-        self.tensors = {name: self._stored(name, entry) for name, entry in header.items() if name != "__metadata__"}
+        self.tensors = {
+            name: self._stored(name, entry) for name, entry in header.items() if name != "__metadata__"
+        }
 
     def _stored(self, name: str, entry: Mapping[str, Any]) -> Stored:
         try:
@@ -106,7 +110,9 @@ class File:
             if not all(isinstance(number, int) and number >= 0 for number in (*shape, start, stop)):
                 raise ValueError
         except (KeyError, TypeError, ValueError) as error:
-            raise ModelError(f"{self.path} has a broken header at {name!r}; fetch or export it again") from error
+            raise ModelError(
+                f"{self.path} has a broken header at {name!r}; fetch or export it again"
+            ) from error
         if dtype is None:
             raise ModelError(f"{self.path}: {name} has dtype {entry['dtype']}, which cannot be loaded")
         if self.data_start + stop > self.size:
@@ -115,17 +121,19 @@ class File:
                 "fetch or export it again"
             )
         if stop - start != torch.Size(shape).numel() * dtype.itemsize:
-            raise ModelError(f"{self.path}: {name} has {stop - start} bytes, which is not its shape {list(shape)}")
+            raise ModelError(
+                f"{self.path}: {name} has {stop - start} bytes, which is not its shape {list(shape)}"
+            )
         return Stored(self, name, dtype, shape, self.data_start + start, self.data_start + stop)
 
     @cached_property
     def mapping(self) -> Tensor:
         storage = torch.UntypedStorage.from_file(str(self.path), shared=False, nbytes=self.size)
-        return torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[call-overload, no-any-return]
+        return torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[arg-type]
 
     def read_exactly(self, target: Tensor, offset: int) -> None:
         """Fill a contiguous uint8 tensor from this offset on."""
-        view = memoryview(target.numpy())
+        view = memoryview(target.numpy())  # type: ignore[arg-type]
         with self.path.open("rb", buffering=0) as stream:
             while view:
                 count = os.preadv(stream.fileno(), [view], offset)
@@ -146,7 +154,9 @@ def open_checkpoint(folder: Path) -> dict[str, Stored]:
     if (folder / SINGLE).exists():
         return File(folder / SINGLE).tensors
     if list(folder.glob("*.bin")):
-        raise ModelError(f"{folder} holds PyTorch pickles (*.bin), which are not loaded; convert it to safetensors")
+        raise ModelError(
+            f"{folder} holds PyTorch pickles (*.bin), which are not loaded; convert it to safetensors"
+        )
     raise ModelError(f"{folder} has no {SINGLE} and no {INDEX}; is it a model folder?")
 
 
@@ -188,30 +198,3 @@ def differences(expected: Mapping[str, tuple[int, ...]], stored: Mapping[str, St
 def some(names: list[str], most: int = 8) -> str:
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
-
-
-def write(folder: Path, tensors: Iterable[tuple[str, Tensor]], max_shard_bytes: int) -> None:
-    """Write a checkpoint the way transformers does: one file, or shards with an index where it is larger."""
-    from safetensors.torch import save_file
-
-    shards: list[dict[str, Tensor]] = [{}]
-    filled = total = 0
-    for name, tensor in tensors:
-        if filled and filled + tensor.nbytes > max_shard_bytes:
-            shards.append({})
-            filled = 0
-        shards[-1][name] = tensor
-        filled += tensor.nbytes
-        total += tensor.nbytes
-    names = [SINGLE] if len(shards) == 1 else [_shard_name(i, len(shards)) for i in range(len(shards))]
-    for name, shard in zip(names, shards, strict=True):
-        ready = {key: tensor.detach().cpu().contiguous() for key, tensor in shard.items()}
-        save_file(ready, folder / name, metadata={"format": "pt"})
-    if len(shards) > 1:
-        weight_map = {key: name for name, shard in zip(names, shards, strict=True) for key in shard}
-        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
-        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
-
-
-def _shard_name(i: int, count: int) -> str:
-    return f"model-{i + 1:05d}-of-{count:05d}.safetensors"

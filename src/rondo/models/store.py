@@ -1,11 +1,9 @@
 """The models of this machine: folders under `RONDO_HOME/models`, each in Hugging Face's layout."""
 
-import contextlib
 import difflib
 import re
 import shutil
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +28,6 @@ WEIGHT_SUFFIXES = frozenset(
 )
 LARGEST_COMPANION = 256 << 20
 COMPANION_FOLDERS = ("additional_chat_templates",)
-WATCH_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -142,15 +139,7 @@ def _copy(source: Path, target: Path, replace: bool, report: Report | None) -> P
         raise InvalidRequest(f"{source} is already there. Choose another place.")
     refuse_existing(target, replace)
     total = sum(tensor.stop - tensor.start for tensor in open_checkpoint(source).values())
-    done = 0
-
-    def count(size: int) -> None:
-        nonlocal done
-        done += size
-        if report is not None:
-            report("checking", min(done, total), total)
-
-    model = load(source, progress=count)
+    model = load(source, progress=_counting("checking", total, report))
     if (source / "tokenizer.json").is_file():
         Tokenizer.load(source)  # a broken one is found now, not when it is served
     others = _companions(source)
@@ -172,13 +161,26 @@ def _write(
 ) -> Path:
     needed = sum(parameter.nbytes for parameter in model.parameters())
     with atomic_dir(target, replace=replace, needed=needed) as partial:
-        with _watching(partial, needed, report):
-            save_into(model, partial)
+        save_into(model, partial, progress=_counting("writing", needed, report))
         if write_others is not None:
             write_others(partial)
         if report is not None:
             report("flushing to disk", 0, 0)
     return target
+
+
+def _counting(stage: str, total: int, report: Report | None) -> Callable[[int], None] | None:
+    """A function of the bytes just moved that reports the sum of them."""
+    if report is None:
+        return None
+    done = 0
+
+    def count(size: int) -> None:
+        nonlocal done
+        done += size
+        report(stage, min(done, total), total)
+
+    return count
 
 
 def _companions(folder: Path) -> list[tuple[Path, Path]]:
@@ -190,8 +192,8 @@ def _companions(folder: Path) -> list[tuple[Path, Path]]:
 
 
 def _is_companion(path: Path) -> bool:
-    """Neither weights nor their index, nor the config that `save_into` writes itself."""
-    ours = path.name == "config.json" or path.name.endswith((".safetensors.index.json", ".bin.index.json"))
+    """Neither weights nor their index. The config is one: copied, it keeps the very bytes it came with."""
+    ours = path.name.endswith((".safetensors.index.json", ".bin.index.json"))
     hidden = path.name.startswith(".")
     return (
         not ours
@@ -201,34 +203,8 @@ def _is_companion(path: Path) -> bool:
     )
 
 
-@contextlib.contextmanager
-def _watching(folder: Path, total: int, report: Report | None) -> Iterator[None]:
-    """Reports how much has really arrived in `folder`, while the block writes there."""
-    if report is None:
-        yield
-        return
-    finished = threading.Event()
-
-    def watch() -> None:
-        while not finished.wait(WATCH_SECONDS):
-            report("writing", min(_size_on_disk(folder), total), total)
-
-    thread = threading.Thread(target=watch, name="model-write-progress", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        finished.set()
-        thread.join()
-    report("writing", total, total)
-
-
 def _size_on_disk(folder: Path) -> int:
-    size = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(FileNotFoundError):  # renamed or removed since it was listed
-            size += path.stat().st_size if path.is_file() else 0
-    return size
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def _adapter_targets(shapes: dict[str, tuple[int, ...]]) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """Causal attention over a flat row that holds several documents one after another."""
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,7 +29,12 @@ class AttentionSpec:
 
 @Op
 def packed_attention(
-    spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Sequence[int], sinks: Tensor | None = None
+    spec: AttentionSpec,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: Sequence[int],
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """q [T, H, D], k [T, KV, D], v [T, KV, Dv] -> [T, H, Dv]; tokens attend within their own document only.
 
@@ -36,14 +42,16 @@ def packed_attention(
     probability and gives nothing.
     """
     outputs = []
-    for start, stop in zip(cu_seqlens[:-1], cu_seqlens[1:], strict=True):
+    for start, stop in itertools.pairwise(cu_seqlens):
         rows = slice(start, stop)
         mask = causal_mask(stop - start, stop - start, spec.window, q.device)
         outputs.append(attend_masked(spec, q[rows], k[rows], v[rows], mask, sinks))
     return torch.cat(outputs)
 
 
-def attend_masked(spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, sinks: Tensor | None) -> Tensor:
+def attend_masked(
+    spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, sinks: Tensor | None
+) -> Tensor:
     """The formula itself, one document: q [Q, H, D], k [K, KV, D], v [K, KV, Dv], mask [Q, K] -> [Q, H, Dv]."""
     group = spec.num_heads // spec.num_kv_heads
     keys, values = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
@@ -71,14 +79,24 @@ def causal_mask(queries: int, keys: int, window: int | None, device: torch.devic
 
 
 def _sdpa_can(
-    spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Sequence[int], sinks: Tensor | None = None
+    spec: AttentionSpec,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: Sequence[int],
+    sinks: Tensor | None = None,
 ) -> bool:
     return spec.softcap is None and sinks is None
 
 
 @packed_attention.fast(_sdpa_can)
 def _packed_sdpa(
-    spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Sequence[int], sinks: Tensor | None = None
+    spec: AttentionSpec,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: Sequence[int],
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """PyTorch's fused attention, once for each group of documents of about one length."""
     groups = _groups(cu_seqlens)
@@ -96,7 +114,7 @@ def _packed_sdpa(
 
 
 def _sdpa(spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """q [B, L, H, D] ... -> [B, L, H, Dv]. Padding comes last, where the causal mask already hides it from real rows."""
+    """q [B, L, H, D] ... -> [B, L, H, Dv]. Padding comes last, where the causal mask hides it from real rows."""
     length = q.shape[1]
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     grouped = spec.num_heads != spec.num_kv_heads
@@ -134,7 +152,7 @@ MAX_PADDING = 1.3
 
 def _groups(cu_seqlens: Sequence[int]) -> list[_Group]:
     """Sort documents by length and cut where padding would cost more than another call."""
-    documents = sorted((stop - start, start) for start, stop in zip(cu_seqlens[:-1], cu_seqlens[1:], strict=True))
+    documents = sorted((stop - start, start) for start, stop in itertools.pairwise(cu_seqlens))
     groups: list[list[tuple[int, int]]] = []
     real = 0
     for length, start in documents:

@@ -44,4 +44,8 @@ def _cpu_multiplies_bf16() -> bool:
         flags = Path("/proc/cpuinfo").read_text()
     except OSError:
         return True
-    return "avx512_bf16" in flags or "amx_bf16" in flags or "bf16" in flags.split("Features", 1)[-1].split("\n", 1)[0]
+    return (
+        "avx512_bf16" in flags
+        or "amx_bf16" in flags
+        or "bf16" in flags.split("Features", 1)[-1].split("\n", 1)[0]
+    )

@@ -8,7 +8,7 @@ from torch import Tensor
 from rondo.ops.dispatch import Op
 
 CHUNK_ELEMENTS = 1 << 22
-"""fp32 scratch of the chunked version: 16 MiB, whatever the vocabulary and the number of tokens."""
+"""Rows are done in blocks of this size, so the fp32 scratch is a few times 16 MiB whatever comes in."""
 
 
 def token_logprobs(logits: Tensor, tokens: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
@@ -41,34 +41,35 @@ def _is_plain(logits: Tensor, tokens: Tensor, scale: Tensor | None) -> bool:
 
 @_token_logprobs.fast(_is_plain)
 def _chunked(logits: Tensor, tokens: Tensor, scale: Tensor | None) -> Tensor:
-    result: Tensor = _ChunkedLogprobs.apply(logits, tokens, scale)
+    result: Tensor = _ChunkedLogprobs.apply(logits, tokens, scale)  # type: ignore[no-untyped-call]
     return result
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
-    """A block of rows at a time. The log-sum-exp is saved, so backward rebuilds the softmax block by block."""
+    """A block of rows at a time; backward makes the softmax again, block by block.
+
+    PyTorch's softmax works row by row, so a token's log-probability does not depend, to the last bit, on how many
+    rows are beside it. (A plain sum over a long row is split among threads when there are few rows.)
+    """
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, tokens: Tensor, scale: Tensor | None) -> Tensor:
-        rows = logits.shape[0]
-        lse = torch.empty(rows, dtype=torch.float32, device=logits.device)
+        result = torch.empty(logits.shape[0], dtype=torch.float32, device=logits.device)
         for block in _blocks(logits):
-            lse[block] = _scaled(logits, scale, block).logsumexp(-1)
-        chosen = logits.gather(-1, tokens[:, None]).float()
-        if scale is not None:
-            chosen = chosen * scale
-        ctx.save_for_backward(logits, tokens, scale, lse)
-        return chosen.squeeze(-1) - lse
+            rows = _scaled(logits, scale, block).log_softmax(-1)
+            result[block] = rows.gather(-1, tokens[block, None]).squeeze(-1)
+        ctx.save_for_backward(logits, tokens, scale)
+        return result
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        logits, tokens, scale, lse = ctx.saved_tensors
+        logits, tokens, scale = ctx.saved_tensors
         upstream = grads[0].float()[:, None]
         if scale is not None:
             upstream = upstream * scale
         grad = torch.empty_like(logits)
         for block in _blocks(logits):
-            weight = (_scaled(logits, scale, block) - lse[block, None]).exp_()
+            weight = _scaled(logits, scale, block).softmax(-1)
             weight.mul_(-upstream[block])
             weight.scatter_add_(-1, tokens[block, None], upstream[block].expand(-1, 1))
             grad[block] = weight

@@ -64,7 +64,9 @@ class ExpertWeights:
     down_bias: Tensor | None = None
 
 
-def grouped_experts(x: Tensor, weights: Tensor, experts: Tensor, parts: ExpertWeights, activation: str) -> Tensor:
+def grouped_experts(
+    x: Tensor, weights: Tensor, experts: Tensor, parts: ExpertWeights, activation: str
+) -> Tensor:
     """x [T, H], weights and experts [T, k] -> [T, H]: each token's chosen experts, weighted and summed."""
     order = experts.flatten().argsort(stable=True)
     rows = order // experts.shape[1]

@@ -40,8 +40,10 @@ class RopeSpec:
         return self.kind in ("dynamic", "longrope")
 
 
-def rope_tables(spec: RopeSpec, positions: Tensor, lengths: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """cos and sin [T, 1, dim/2] for tokens at `positions` [T] in sequences of `lengths` [T] (used if `spec.by_length`)."""
+def rope_tables(
+    spec: RopeSpec, positions: Tensor, lengths: Tensor | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """cos and sin [T, 1, dim/2] for tokens at `positions` [T] in sequences of `lengths` [T]."""
     if spec.by_length:
         assert lengths is not None
         angles = positions[:, None].float() * _frequencies_by_length(spec, lengths)
@@ -116,7 +118,9 @@ def _yarn(spec: RopeSpec, base: Tensor) -> Tensor:
     low, high = max(low, 0), min(high, spec.dim - 1)
     if low == high:
         high += 0.001
-    ramp = ((torch.arange(spec.dim // 2, dtype=torch.float32, device=base.device) - low) / (high - low)).clamp(0, 1)
+    ramp = (
+        (torch.arange(spec.dim // 2, dtype=torch.float32, device=base.device) - low) / (high - low)
+    ).clamp(0, 1)
     return (base / spec.factor) * ramp + base * (1 - ramp)
 
 
@@ -128,7 +132,9 @@ def _frequencies_by_length(spec: RopeSpec, lengths: Tensor) -> Tensor:
         short = base / torch.tensor(spec.short_factor, device=lengths.device)
         long = base / torch.tensor(spec.long_factor, device=lengths.device)
         return torch.where(beyond[:, None], long, short)
-    reach = spec.factor * lengths.clamp(min=spec.original_max_positions).double() / spec.original_max_positions
+    reach = (
+        spec.factor * lengths.clamp(min=spec.original_max_positions).double() / spec.original_max_positions
+    )
     theta = spec.theta * (reach - (spec.factor - 1)) ** (spec.dim / (spec.dim - 2))
     exponents = torch.arange(0, spec.dim, 2, dtype=torch.int64, device=lengths.device).double() / spec.dim
     return (1.0 / theta[:, None] ** exponents).float()

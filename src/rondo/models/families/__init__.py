@@ -43,7 +43,8 @@ def family_of(model_type: str) -> Family:
         near = difflib.get_close_matches(str(model_type), FAMILIES, 1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise ModelError(
-            f"unknown architecture: model_type {model_type!r} in config.json.{hint} Known: {', '.join(sorted(FAMILIES))}.",
+            f"unknown architecture: model_type {model_type!r} in config.json.{hint} "
+            f"Known: {', '.join(sorted(FAMILIES))}.",
             param="model_type",
         )
     family: Family = import_module(f"{__name__}.{module}").FAMILY
@@ -53,12 +54,15 @@ def family_of(model_type: str) -> Family:
 def parse(hf: Mapping[str, Any]) -> ModelConfig:
     """A Hugging Face `config.json` -> what the decoder is made of."""
     if "model_type" not in hf:
-        raise ModelError("config.json has no 'model_type', so the architecture is unknown", param="model_type")
+        raise ModelError(
+            "config.json has no 'model_type', so the architecture is unknown", param="model_type"
+        )
     if hf.get("quantization_config"):
         settings = hf["quantization_config"]
         method = settings.get("quant_method", "unknown") if isinstance(settings, dict) else settings
         raise ModelError(
-            f"config.json asks for quantized weights ({method}), which cannot be loaded; use the unquantized checkpoint",
+            f"config.json asks for quantized weights ({method}), which cannot be loaded; "
+            "use the unquantized checkpoint",
             param="quantization_config",
         )
     family = family_of(hf["model_type"])

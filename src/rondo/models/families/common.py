@@ -17,16 +17,18 @@ ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"
 def activation(hf: Hf, key: str = "hidden_act", default: str = "silu") -> str:
     name = hf.get(key) or default
     if name not in ACTIVATIONS:
-        raise ModelError(f"config.json: {key} {name!r} is not supported; supported: {', '.join(ACTIVATIONS)}", param=key)
+        raise ModelError(
+            f"config.json: {key} {name!r} is not supported; supported: {', '.join(ACTIVATIONS)}", param=key
+        )
     return ACTIVATIONS[name]
 
 
 def head_dim(hf: Hf) -> int:
-    return hf.get("head_dim") or hf["hidden_size"] // hf["num_attention_heads"]
+    return int(hf.get("head_dim") or hf["hidden_size"] // hf["num_attention_heads"])
 
 
 def kv_heads(hf: Hf) -> int:
-    return hf.get("num_key_value_heads") or hf["num_attention_heads"]
+    return int(hf.get("num_key_value_heads") or hf["num_attention_heads"])
 
 
 def windows(hf: Hf) -> list[int | None]:
@@ -38,7 +40,9 @@ def windows(hf: Hf) -> list[int | None]:
     return [window if kind == "sliding_attention" else None for kind in types]
 
 
-def rope(hf: Hf, dim: int, *, theta: float = 10000.0, interleaved: bool = False, layer_type: str = "") -> RopeSpec:
+def rope(
+    hf: Hf, dim: int, *, theta: float = 10000.0, interleaved: bool = False, layer_type: str = ""
+) -> RopeSpec:
     """The rotary embedding, from `rope_parameters` (newer configs) or `rope_theta` and `rope_scaling` (older ones)."""
     settings = dict(hf.get("rope_parameters") or hf.get("rope_scaling") or {})
     if layer_type and layer_type in settings:
@@ -46,13 +50,18 @@ def rope(hf: Hf, dim: int, *, theta: float = 10000.0, interleaved: bool = False,
     theta = settings.get("rope_theta") or hf.get("rope_theta") or theta
     partial = settings.get("partial_rotary_factor") or hf.get("partial_rotary_factor") or 1.0
     kind = settings.get("rope_type") or settings.get("type") or "default"
-    spec = {"dim": int(dim * partial), "theta": float(theta), "interleaved": interleaved}
-    return RopeSpec(**spec, **_scaling(kind, settings, hf))
+    return RopeSpec(
+        dim=int(dim * partial), theta=float(theta), interleaved=interleaved, **_scaling(kind, settings, hf)
+    )
 
 
 def _scaling(kind: str, settings: dict[str, Any], hf: Hf) -> dict[str, Any]:
     longest = hf.get("max_position_embeddings", 0)
-    original = settings.get("original_max_position_embeddings") or hf.get("original_max_position_embeddings") or longest
+    original = (
+        settings.get("original_max_position_embeddings")
+        or hf.get("original_max_position_embeddings")
+        or longest
+    )
     factor = settings.get("factor") or (longest / original if original else 1.0)
     if kind == "default":
         return {}
@@ -198,7 +207,7 @@ def decoder_slots(
     yield one("model.embed_tokens.weight", "embed.weight")
     for i, layer in enumerate(config.layers):
         theirs, ours = f"model.layers.{i}", f"layers.{i}"
-        of_attention = attention or (gqa_slots if isinstance(layer.attention, Gqa) else mla_slots)
+        of_attention: PartSlots = attention or (gqa_slots if isinstance(layer.attention, Gqa) else mla_slots)
         yield from of_attention(f"{theirs}.self_attn", f"{ours}.attention", layer.attention)
         if isinstance(layer.mlp, Moe):
             yield from moe(f"{theirs}.{moe_name}", f"{ours}.mlp", layer.mlp)

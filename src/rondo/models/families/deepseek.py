@@ -10,7 +10,9 @@ def parse(hf: Hf) -> ModelConfig:
     attention = _attention(hf)
     dense = Dense(hf["intermediate_size"], activation(hf), bool(hf.get("mlp_bias", False)))
     dense_layers = hf.get("first_k_dense_replace", 0)
-    layers = [Layer(attention, dense if i < dense_layers else _moe(hf)) for i in range(hf["num_hidden_layers"])]
+    layers = [
+        Layer(attention, dense if i < dense_layers else _moe(hf)) for i in range(hf["num_hidden_layers"])
+    ]
     return model_config(hf, layers)
 
 
@@ -53,7 +55,9 @@ def _moe(hf: Hf) -> Moe:
         groups_chosen=(hf.get("topk_group") or 1) if grouped else 1,
         group_score="top2" if v3 else "max",
     )
-    shared = Dense(hf["moe_intermediate_size"] * hf["n_shared_experts"], activation(hf), bool(hf.get("mlp_bias", False)))
+    shared = Dense(
+        hf["moe_intermediate_size"] * hf["n_shared_experts"], activation(hf), bool(hf.get("mlp_bias", False))
+    )
     return Moe(router, hf["moe_intermediate_size"], activation(hf), correction=v3, shared=shared)
 
 

@@ -11,7 +11,9 @@ from rondo.ops import RopeSpec
 
 def parse(hf: Hf) -> ModelConfig:
     if hf.get("use_bidirectional_attention"):
-        raise ModelError("config.json: bidirectional attention is not supported", param="use_bidirectional_attention")
+        raise ModelError(
+            "config.json: bidirectional attention is not supported", param="use_bidirectional_attention"
+        )
     bias = bool(hf.get("attention_bias", False))
     mlp = Dense(hf["intermediate_size"], activation(hf, "hidden_activation", "gelu_pytorch_tanh"))
     softcap = hf.get("attn_logit_softcapping")

@@ -21,7 +21,8 @@ def parse(hf: Hf) -> ModelConfig:
     bias = bool(hf.get("attention_bias", True))
     rotary = rope(hf, head_dim(hf), theta=150000.0)
     layers = [
-        Layer(gqa(hf, rotary, window, qkv_bias=bias, out_bias=bias, sinks=True), moe) for window in _windows(hf)
+        Layer(gqa(hf, rotary, window, qkv_bias=bias, out_bias=bias, sinks=True), moe)
+        for window in _windows(hf)
     ]
     return model_config(hf, layers)
 

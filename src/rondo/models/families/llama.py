@@ -2,7 +2,16 @@
 
 from rondo.models.architecture import Dense, Layer, ModelConfig
 from rondo.models.families import Family
-from rondo.models.families.common import Hf, activation, decoder_slots, gqa, head_dim, model_config, rope, windows
+from rondo.models.families.common import (
+    Hf,
+    activation,
+    decoder_slots,
+    gqa,
+    head_dim,
+    model_config,
+    rope,
+    windows,
+)
 
 
 def parse(hf: Hf) -> ModelConfig:

@@ -5,7 +5,16 @@ from functools import partial
 
 from rondo.models.architecture import Layer, ModelConfig, Moe
 from rondo.models.families import Family
-from rondo.models.families.common import Hf, activation, decoder_slots, gqa, head_dim, model_config, rope, windows
+from rondo.models.families.common import (
+    Hf,
+    activation,
+    decoder_slots,
+    gqa,
+    head_dim,
+    model_config,
+    rope,
+    windows,
+)
 from rondo.models.mapping import Slot, one
 from rondo.ops import RouterSpec
 

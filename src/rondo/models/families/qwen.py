@@ -15,7 +15,11 @@ def parse(hf: Hf) -> ModelConfig:
         else:
             bias = bool(hf.get("attention_bias", False))
             attention = gqa(hf, rotary, window, qkv_bias=bias, out_bias=bias, qk_norm="head")
-        layers.append(Layer(attention, _moe(hf) if _is_sparse(hf, i) else Dense(hf["intermediate_size"], activation(hf))))
+        layers.append(
+            Layer(
+                attention, _moe(hf) if _is_sparse(hf, i) else Dense(hf["intermediate_size"], activation(hf))
+            )
+        )
     return model_config(hf, layers)
 
 
@@ -39,7 +43,9 @@ def _is_sparse(hf: Hf, layer: int) -> bool:
 
 def _moe(hf: Hf) -> Moe:
     experts = hf["num_experts"] if "num_experts" in hf else hf["num_local_experts"]
-    router = RouterSpec(experts, hf["num_experts_per_tok"], "softmax", normalize=bool(hf.get("norm_topk_prob", False)))
+    router = RouterSpec(
+        experts, hf["num_experts_per_tok"], "softmax", normalize=bool(hf.get("norm_topk_prob", False))
+    )
     return Moe(router, hf["moe_intermediate_size"], activation(hf))
 
 

@@ -11,7 +11,9 @@ def parse(hf: Hf) -> ModelConfig:
     rotary = rope(hf, head_dim(hf), theta=2000000.0)
     layers = []
     for i, rotates in enumerate(_rotates(hf)):
-        window = hf.get("sliding_window") if hf.get("use_sliding_window") and _slides(hf, i, rotates) else None
+        window = (
+            hf.get("sliding_window") if hf.get("use_sliding_window") and _slides(hf, i, rotates) else None
+        )
         layers.append(Layer(gqa(hf, rotary if rotates else None, window, qkv_bias=bias, out_bias=bias), mlp))
     return model_config(hf, layers, tied=True)
 
