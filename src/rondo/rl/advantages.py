@@ -24,6 +24,9 @@ def group_advantages(rewards: Floats, normalise: Normalise = "std") -> Floats:
     count = known.sum(1, keepdims=True)
     filled = np.where(known, rewards, 0.0)
     centred = np.where(known, rewards - filled.sum(1, keepdims=True) / np.maximum(count, 1), 0.0)
+    # The mean of equal numbers is off by a rounding, which the division below would blow up.
+    lowest, highest = np.where(known, rewards, np.inf).min(1), np.where(known, rewards, -np.inf).max(1)
+    centred[highest <= lowest] = 0.0
     if normalise == "mean":
         return centred
     deviation = np.sqrt((centred**2).sum(1, keepdims=True) / np.maximum(count - 1, 1))

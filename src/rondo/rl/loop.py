@@ -90,9 +90,14 @@ class Grpo:
             step, lr=config.lr, warmup=config.warmup, steps=config.steps, decay=config.decay, lr_end=config.lr_end
         )
 
-    def evaluate(self) -> Metrics:
-        """On held-out prompts, sampled at temperature 1."""
-        return evaluate(self.engine, self.tokenizer, self.task, self.config.eval_prompts, self.max_tokens)
+    def push(self) -> None:
+        """Tells the engine that somebody else has written to the weights."""
+        with self.weights.update(self.engine.weight_version + 1, self.receivers):
+            pass
+
+    def evaluate(self, seed: int = 0) -> Metrics:
+        """On held-out prompts, one sample each at temperature 1. Another seed is another set of prompts."""
+        return evaluate(self.engine, self.tokenizer, self.task, self.config.eval_prompts, self.max_tokens, seed)
 
 
 def engine_config(config: RlConfig, max_tokens: int) -> EngineConfig:

@@ -17,7 +17,7 @@ Parts = dict[str, float]
 
 
 def make_reverse(source: random.Random) -> tuple[str, Facts]:
-    word = "".join(source.choices(string.ascii_uppercase, k=source.randint(3, 7)))
+    word = "".join(source.choices(string.ascii_uppercase, k=source.randint(3, 6)))
     return f"reverse {word}", {"word": word}
 
 

@@ -71,12 +71,12 @@ def reward_metrics(scores: Sequence[Sequence[Score]]) -> dict[str, float]:
 
 
 def evaluate(
-    engine: LLM, tokenizer: Tokenizer, task: Task, n: int, max_tokens: int, temperature: float = 1.0
+    engine: LLM, tokenizer: Tokenizer, task: Task, n: int, max_tokens: int, seed: int = 0
 ) -> dict[str, float]:
-    """Reward metrics on `n` held-out problems, one sample each."""
-    problems = task.prompts(0, n, "held_out")
-    sampling = SamplingParams(max_tokens=max_tokens, temperature=temperature)
-    return reward_metrics(score(task, rollout(engine, tokenizer, problems, sampling, seed=0)))
+    """Reward metrics on `n` held-out problems, one sample each at temperature 1."""
+    problems = task.prompts(seed, n, "held_out")
+    sampling = SamplingParams(max_tokens=max_tokens)
+    return reward_metrics(score(task, rollout(engine, tokenizer, problems, sampling, seed)))
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -21,16 +21,22 @@ Batches = Callable[[Position], tuple[list[Row], Position]]
 OnStep = Callable[[int, Metrics], None]
 
 
+class Stop(Exception):
+    """Raised by `on_step` to end training early, as if this had been the last step."""
+
+
 def train(learner: Learner, batches: Batches, config: TrainConfig, job: Job | None = None, on_step: OnStep | None = None) -> None:
     """Steps `learner` until `config.steps`, from the job's last checkpoint if it has one."""
     position = _resume(learner, job) if job else Position()
     try:
         while learner.step < config.steps:
             position, metrics = _step(learner, batches, position, config)
-            if on_step:
-                on_step(learner.step, metrics)
             if job:
                 _record(job, learner, position, config, metrics)
+            if on_step:
+                on_step(learner.step, metrics)
+    except Stop:
+        return
     except (Exception, KeyboardInterrupt) as error:
         if job:
             stopped = "paused" if isinstance(error, KeyboardInterrupt) else "failed"

@@ -1,0 +1,69 @@
+from hypothesis import given
+from hypothesis import strategies as st
+import numpy as np
+import pytest
+
+from rondo.base.errors import InvalidRequest
+from rondo.data.packing import Document, Row, Tree, pack, plan_rows
+
+documents = st.lists(st.lists(st.integers(1, 99), min_size=1, max_size=20), min_size=1, max_size=12)
+
+
+def predicted(row: Row) -> list[tuple[tuple[int, ...], int]]:
+    """(everything the model sees before it, the token to predict) of each prediction."""
+    found = []
+    for where, target in zip(row.where.tolist(), row.targets.tolist(), strict=True):
+        segment = int(np.searchsorted(row.cu_seqlens, where, side="right")) - 1
+        seen = row.tokens[row.cu_seqlens[segment] : where + 1].tolist()
+        parent = row.parents[segment]
+        if parent >= 0:
+            seen = row.tokens[row.cu_seqlens[parent] : row.cu_seqlens[parent + 1]].tolist() + seen
+        assert row.positions[where] == len(seen) - 1
+        found.append((tuple(seen), target))
+    return found
+
+
+@given(st.lists(st.integers(1, 30), max_size=40), st.integers(30, 60))
+def test_a_plan_holds_each_document_once_within_the_budget(lengths: list[int], budget: int) -> None:
+    plan = plan_rows(lengths, budget)
+    assert sorted(i for row in plan for i in row) == list(range(len(lengths)))
+    assert all(sum(lengths[i] for i in row) <= budget for row in plan)
+    assert plan == plan_rows(lengths, budget)
+    if lengths:
+        # best-fit decreasing never needs more than 11/9 of the fewest rows, plus one
+        assert len(plan) <= 11 / 9 * -(-sum(lengths) // budget) * 2 + 1
+
+
+@given(documents, st.integers(20, 50))
+def test_targets_never_cross_documents(tokens: list[list[int]], budget: int) -> None:
+    rows = pack([Document(ids, [1.0] * len(ids)) for ids in tokens], budget)
+    expected = sorted((tuple(ids[:i]), ids[i]) for ids in tokens for i in range(1, len(ids)))
+    assert sorted(p for row in rows for p in predicted(row)) == expected
+    assert all(len(row.tokens) <= budget for row in rows)
+
+
+@given(st.lists(st.tuples(st.lists(st.integers(1, 9), min_size=1, max_size=8), documents), min_size=1, max_size=4))
+def test_answers_that_share_a_prompt_see_what_separate_ones_see(groups: list[tuple[list[int], list[list[int]]]]) -> None:
+    shared = [Tree(prompt, [Document(a, [1.0] * len(a)) for a in answers]) for prompt, answers in groups]
+    apart = [
+        Document(prompt + a, [0.0] * len(prompt) + [1.0] * len(a)) for prompt, answers in groups for a in answers
+    ]
+    one = sorted(p for row in pack(shared, 64) for p in predicted(row))
+    other = sorted(p for row in pack(apart, 64) for p in predicted(row))
+    assert one == other
+    assert sum(len(r.tokens) for r in pack(shared, 64)) <= sum(len(r.tokens) for r in pack(apart, 64)) + 8 * len(groups)
+
+
+def test_weights_and_columns_stay_with_their_tokens() -> None:
+    document = Document([5, 6, 7, 8], [0.0, 0.0, 2.0, 3.0], {"advantages": [0.0, 0.0, 0.5, 0.25]})
+    (row,) = pack([document], 8)
+    assert row.where.tolist() == [1, 2] and row.targets.tolist() == [7, 8]
+    assert row.weights.tolist() == [2.0, 3.0] and row.columns["advantages"].tolist() == [0.5, 0.25]
+    assert row.valid == 2
+
+
+def test_what_does_not_fit_says_which_setting_to_raise() -> None:
+    with pytest.raises(InvalidRequest, match="tokens_per_microbatch=4"):
+        pack([Document([1] * 9, [1.0] * 9)], 4)
+    with pytest.raises(InvalidRequest, match="tokens_per_microbatch=4"):
+        pack([Tree([1] * 9, [Document([1, 2], [1.0] * 2)] * 2)], 4)
