@@ -30,7 +30,8 @@ def test_a_bad_value_is_named(field, value):
 
 def test_stop_may_be_one_string_and_top_k_minus_one_means_all():
     params = SamplingParams(stop="END", top_k=-1)
-    assert params.stop == ("END",) and params.top_k == 0
+    assert params.stop == ("END",)
+    assert params.top_k == 0
 
 
 def test_chunks_join():

@@ -29,7 +29,9 @@ async def collect(engine, name, params=PARAMS, prompt=(5, 6, 7)):
 
 
 async def idle(engine):
-    while engine.core.has_work or engine._streams:
+    for _ in range(2000):
+        if not engine.core.has_work and not engine._streams:
+            break
         await asyncio.sleep(0.005)
     engine.core.pool.check()
     assert engine.core.pool.used == 0

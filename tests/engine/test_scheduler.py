@@ -46,7 +46,8 @@ def test_prefill_is_chunked_to_the_budget_and_decodes_go_first():
     assert [(r.id, r.planned) for r in plan.decodes] == [("r0", 1)]
     assert [(r.id, r.planned) for r in plan.chunks] == [("r1", 9)]
     finish_step(s, plan)
-    assert b.computed == 16 and a.generated == 2
+    assert b.computed == 16
+    assert a.generated == 2
 
 
 def test_the_newest_gives_way_and_comes_back():
@@ -56,15 +57,19 @@ def test_the_newest_gives_way_and_comes_back():
     s.add(b)
     finish_step(s, s.schedule())
     plan = s.schedule()
-    assert [r.id for r in plan.preempted] == ["r1"] and [r.id for r in plan.decodes] == ["r0"]
-    assert b.computed == 0 and b.generated == 1 and b.blocks == []
+    assert [r.id for r in plan.preempted] == ["r1"]
+    assert [r.id for r in plan.decodes] == ["r0"]
+    assert b.computed == 0
+    assert b.generated == 1
+    assert b.blocks == []
     while a.state != "finished":
         finish_step(s, plan)
         plan = s.schedule()
     while s.has_work:
         finish_step(s, plan)
         plan = s.schedule()
-    assert b.generated == 8 and b.preemptions == 1
+    assert b.generated == 8
+    assert b.preemptions == 1
     s.pool.check()
     assert s.pool.used == 0
 
@@ -113,9 +118,10 @@ def test_a_new_weight_version_never_hits_and_old_requests_stop_publishing():
     s.set_weight_version(1)
     for _ in range(5):
         finish_step(s, s.schedule())
-    second = request(1, prompt + [7, 7, 7, 7, 7, 7])
+    second = request(1, [*prompt, 7, 7, 7, 7, 7, 7])
     s.add(second)
-    assert s.schedule().admitted == [second] and second.cached == 0
+    assert s.schedule().admitted == [second]
+    assert second.cached == 0
     s.pool.check()
 
 
@@ -133,11 +139,15 @@ def test_aborts_in_every_state_leave_nothing_behind():
     for r in (decoding, prefilling, waiting):
         s.add(r)
     finish_step(s, s.schedule())
-    assert decoding.generated == 1 and 0 < prefilling.computed < 12 and waiting.state == "waiting"
+    assert decoding.generated == 1
+    assert 0 < prefilling.computed < 12
+    assert waiting.state == "waiting"
     for r in (waiting, prefilling, decoding):
         s.finish(r)
         s.pool.check()
-    assert not s.has_work and s.pool.used == 0 and s.schedule().empty
+    assert not s.has_work
+    assert s.pool.used == 0
+    assert s.schedule().empty
 
 
 @settings(max_examples=80, deadline=None)
@@ -162,7 +172,8 @@ def test_everything_finishes_and_no_block_is_lost(seed, blocks, budget, seqs):
             s.set_weight_version(s.weight_version + 1)
         plan = s.schedule()
         moved = plan.decodes + plan.chunks
-        assert sum(r.planned for r in moved) <= budget and len(s.running) <= seqs
+        assert sum(r.planned for r in moved) <= budget
+        assert len(s.running) <= seqs
         for r in moved:
             assert len(r.blocks) * 2 >= r.computed + r.planned
         rows = [r.row for r in s.running]
@@ -173,7 +184,8 @@ def test_everything_finishes_and_no_block_is_lost(seed, blocks, budget, seqs):
         assert s.pool.used == len({b for r in s.running for b in r.blocks})
         if step >= 40 and not s.has_work:
             break
-    assert not alive and s.pool.used == 0
+    assert not alive
+    assert s.pool.used == 0
 
 
 def test_the_cost_of_a_step_does_not_grow_with_the_queue():

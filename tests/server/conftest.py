@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from server.running import Running, make_model, start
 
 from rondo.server.config import ServerConfig
+from server.running import Running, make_model, start
 
 
 @pytest.fixture(scope="session")

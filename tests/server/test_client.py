@@ -4,12 +4,12 @@ import asyncio
 
 import httpx
 import pytest
-from server.running import start
 
 import rondo
 from rondo.base.errors import InvalidRequest, NotFound, Overloaded, RondoError, Unavailable
 from rondo.engine.config import EngineConfig
 from rondo.server.config import ServerConfig
+from server.running import start
 
 
 def test_sync_client(running):

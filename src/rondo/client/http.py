@@ -1,6 +1,7 @@
 """The HTTP client of an engine, sync and async: `rondo.Client("http://127.0.0.1:8000").chat("Hello")`.
 
-Answers are the server's JSON as it is; a refusal is the `RondoError` that the server raised, told by its status.
+Answers are the server's JSON as it is; a refusal is the `RondoError` that the server raised, told by its
+status.
 """
 
 from __future__ import annotations

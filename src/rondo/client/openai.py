@@ -1,7 +1,7 @@
 """The OpenAI API on the wire: what may be asked, field by field, and the shapes of the answers.
 
-A field that is not here, or whose value asks for what no engine here does, is a 400 that names it. Fields that clients
-send by default and that change nothing (`user`, `metadata`, `store: false`, ...) are accepted.
+A field that is not here, or whose value asks for what no engine here does, is a 400 that names it. Fields
+that clients send by default and that change nothing (`user`, `metadata`, `store: false`, ...) are accepted.
 """
 
 from __future__ import annotations
@@ -174,11 +174,32 @@ class ModelList(Wire):
 
 
 KNOWN_UNSUPPORTED = frozenset(
-    """tools tool_choice parallel_tool_calls functions function_call audio modalities prediction reasoning_effort
-    verbosity web_search_options prompt_cache_key safety_identifier prompt_logprobs guided_json guided_regex
-    guided_choice structured_outputs use_beam_search moderation prompt_cache_retention""".split()
+    [
+        "tools",
+        "tool_choice",
+        "parallel_tool_calls",
+        "functions",
+        "function_call",
+        "audio",
+        "modalities",
+        "prediction",
+        "reasoning_effort",
+        "verbosity",
+        "web_search_options",
+        "prompt_cache_key",
+        "safety_identifier",
+        "prompt_logprobs",
+        "guided_json",
+        "guided_regex",
+        "guided_choice",
+        "structured_outputs",
+        "use_beam_search",
+        "moderation",
+        "prompt_cache_retention",
+    ]
 )
-"""Fields of OpenAI's or vLLM's API that exist, but that this engine does not do: said plainly, not as a typo."""
+"""Fields of OpenAI's or vLLM's API that exist, but that this engine does not do: said plainly, not as a
+typo."""
 
 
 SHAPES = {

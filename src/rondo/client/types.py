@@ -19,10 +19,11 @@ MAX_STOP = 16
 class SamplingParams:
     """How to continue a prompt; names and defaults are vLLM's where the thing is the same.
 
-    `max_tokens=None` generates until the context is full. `temperature=0` is greedy. `top_k=0` and `-1` both mean
-    "all". `logprobs=k` asks for the sampled token's log-probability and the k likeliest alternatives.
-    `logprobs_mode` says of which distribution: "scaled" is that of the logits divided by the temperature, before any
-    top-k, top-p or min-p (what a learner recomputes), "raw" is at temperature 1 (what the HTTP API reports).
+    `max_tokens=None` generates until the context is full. `temperature=0` is greedy. `top_k=0` and `-1` both
+    mean "all". `logprobs=k` asks for the sampled token's log-probability and the k likeliest alternatives.
+    `logprobs_mode` says of which distribution: "scaled" is that of the logits divided by the temperature,
+    before any top-k, top-p or min-p (what a learner recomputes), "raw" is at temperature 1 (what the HTTP API
+    reports).
     """
 
     max_tokens: int | None = 16
@@ -116,8 +117,8 @@ class GenerateRequest:
 class TokenChunk:
     """The next tokens of one sample of a request: the unit of streaming.
 
-    `weight_versions` holds one entry a token. `top_logprobs`, when asked for, one list of (token, log-probability)
-    a token, likeliest first. The chunk with a `finish_reason` is the sample's last.
+    `weight_versions` holds one entry a token. `top_logprobs`, when asked for, one list of (token,
+    log-probability) a token, likeliest first. The chunk with a `finish_reason` is the sample's last.
     """
 
     request_id: str
@@ -133,7 +134,8 @@ class TokenChunk:
     cached_tokens: int = 0
 
     def extend(self, other: TokenChunk) -> None:
-        """Takes the tokens of the chunk that follows, so that a slow reader holds one chunk and not a queue."""
+        """Takes the tokens of the chunk that follows, so that a slow reader holds one chunk and not a
+        queue."""
         self.token_ids += other.token_ids
         self.weight_versions += other.weight_versions
         if self.logprobs is not None and other.logprobs is not None:

@@ -114,15 +114,15 @@ class AsyncEngine:
     async def reset_prefix_cache(self) -> None:
         await self._ask(self.core.reset_prefix_cache)
 
-    async def drain(self, timeout: float) -> None:
-        """Takes no more requests and lets the running ones finish; after `timeout` seconds they end as aborted."""
+    async def drain(self, seconds: float) -> None:
+        """Takes no more requests and lets the running ones finish; after `seconds` they end as aborted."""
         self._draining = True
         waiter: Future[None] = Future()
         self._post(lambda: self._idle_waiters.append(waiter))
         try:
-            await asyncio.wait_for(asyncio.wrap_future(waiter), timeout)
+            await asyncio.wait_for(asyncio.wrap_future(waiter), seconds)
         except TimeoutError:
-            log.warning("requests were cut off while draining", extra={"timeout": timeout})
+            log.warning("requests were cut off while draining", extra={"seconds": seconds})
         await asyncio.to_thread(self.stop)
 
     def stop(self) -> None:

@@ -65,8 +65,7 @@ class Paged:
             first, last = layout.fresh[0], layout.fresh[-1]
             bounds = [row - first for row in layout.fresh]
             parts.append(packed_attention(spec, q[first:last], k[first:last], v[first:last], bounds, sinks))
-        for piece in layout.pieces:
-            parts.append(self._continue(spec, q[piece.start : piece.start + piece.count], piece, sinks))
+        parts += [self._continue(spec, q[p.start : p.start + p.count], p, sinks) for p in layout.pieces]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _decode(self, spec: AttentionSpec, q: Tensor, sinks: Tensor | None) -> Tensor:

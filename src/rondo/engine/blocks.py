@@ -123,7 +123,9 @@ class BlockPool:
         free, cached = set(self._free), set(self._cached)
         used = {block for block, refs in enumerate(self._refs) if refs > 0}
         assert len(free) == len(self._free)
-        assert not free & cached and not free & used and not cached & used
+        assert not free & cached
+        assert not free & used
+        assert not cached & used
         assert len(free) + len(cached) + len(used) == self.num_blocks
         assert all(refs >= 0 for refs in self._refs)
         assert all(self._identity[block] is None for block in free)

@@ -50,7 +50,7 @@ def block_bytes(specs: Sequence[AttentionSpec], block_size: int, dtype: torch.dt
 
 
 def choose_num_blocks(config: EngineConfig, per_block: int, max_model_len: int, device: torch.device) -> int:
-    """Twice what `max_num_seqs` requests of full length need, within the bytes that are set or that the device has left."""
+    """Twice what `max_num_seqs` requests of full length need, within the bytes set or left on the device."""
     longest = -(-max_model_len // config.block_size)
     if config.num_blocks is not None:
         count = config.num_blocks

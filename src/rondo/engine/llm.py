@@ -24,8 +24,8 @@ Prompt = str | Sequence[int]
 class LLM:
     """`LLM("path/to/model").generate(["Hello"], SamplingParams(max_tokens=20))`, shaped like vLLM's.
 
-    A `Decoder` is used as it is, tensors shared: who trains it tells the engine with `start_weight_update` and
-    `finish_weight_update`.
+    A `Decoder` is used as it is, tensors shared: who trains it tells the engine with `start_weight_update`
+    and `finish_weight_update`.
     """
 
     def __init__(

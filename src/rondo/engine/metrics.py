@@ -1,4 +1,5 @@
-"""What an engine counts, in plain numbers on the step's path, and turned into Prometheus form when asked for."""
+"""What an engine counts, in plain numbers on the step's path, and turned into Prometheus form when asked
+for."""
 
 from __future__ import annotations
 

@@ -55,8 +55,9 @@ def _overlap(text: str, stop: str) -> int:
 
 
 class SampleReader:
-    """Reads one sample as chunks, from where the last one ended. The engine only appends to a request, and appends a
-    token's version last, so that reading needs no lock, and a slow reader finds more in its next chunk."""
+    """Reads one sample as chunks, from where the last one ended. The engine only appends to a request, and
+    appends a token's version last, so that reading needs no lock, and a slow reader finds more in its next
+    chunk."""
 
     def __init__(self, request: Request, tokenizer: TextSource | None) -> None:
         params = request.sampling

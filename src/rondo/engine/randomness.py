@@ -1,5 +1,5 @@
-"""Randomness by counter: the number for (seed, position) is a hash of the two, so a request's samples depend on
-nothing else: not on its neighbours, not on how its prompt was cut, not on whether it was preempted."""
+"""Randomness by counter: the number for (seed, position) is a hash of the two, so a request's samples depend
+on nothing else: not on its neighbours, not on how its prompt was cut, not on whether it was preempted."""
 
 from __future__ import annotations
 
