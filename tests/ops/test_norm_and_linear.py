@@ -69,7 +69,22 @@ def test_when_bf16_goes_through_fp32() -> None:
         assert takes(x.view(8, 8, 96), weight)
         assert not takes(x[:8], weight), "few rows do not pay for converting the weight"
         assert not takes(x.float(), weight.float())
-    assert not takes(x, weight), "training keeps one numeric path"
+    assert takes(x, weight), "training takes the same numeric path"
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.usefixtures("without_bf16")
+def test_gradients_through_fp32(bias: bool) -> None:
+    x, weight, b = bf16_case(64, bias)
+    upstream = torch.randn(64, 48).bfloat16()
+    results = []
+    for run, dtype in ((linear, torch.bfloat16), (linear.reference, torch.float64)):
+        leaves = [None if t is None else t.detach().to(dtype).requires_grad_() for t in (x, weight, b)]
+        run(*leaves).backward(upstream.to(dtype))
+        results.append([leaf.grad.double() for leaf in leaves if leaf is not None and leaf.grad is not None])
+    assert len(results[0]) == 2 + bias
+    for ours, exact in zip(*results, strict=True):
+        assert (ours - exact).abs().max() <= 2**-8 * exact.abs().max()
 
 
 @pytest.mark.parametrize("shape", [(5, 96), (2, 5, 96), (0, 96)])

@@ -2,6 +2,7 @@
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +25,6 @@ def _bf16_is_emulated(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> 
         x.dtype == torch.bfloat16
         and x.device.type == "cpu"
         and x.numel() >= WIDE_ROWS * x.shape[-1]
-        and not torch.is_grad_enabled()
         and not _cpu_multiplies_bf16()
     )
 
@@ -35,7 +35,29 @@ def _through_fp32(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
 
     Products of two bf16 numbers are exact in fp32, so this is also the more accurate result.
     """
-    return F.linear(x.float(), weight.float(), None if bias is None else bias.float()).to(x.dtype)
+    result: Tensor = _ThroughFp32.apply(x, weight, bias)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _ThroughFp32(torch.autograd.Function):
+    """Keeps the bf16 tensors for backward and widens them again there: no fp32 copy outlives a call."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return F.linear(x.float(), weight.float(), None if bias is None else bias.float()).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        grad = grads[0].float()
+        rows, inputs = grad.flatten(0, -2), x.flatten(0, -2)
+        for_x, for_weight, for_bias = ctx.needs_input_grad
+        return (
+            (grad @ weight.float()).to(x.dtype) if for_x else None,
+            (rows.T @ inputs.float()).to(weight.dtype) if for_weight else None,
+            rows.sum(0).to(weight.dtype) if for_bias else None,
+        )
 
 
 @cache
