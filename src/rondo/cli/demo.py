@@ -1,0 +1,82 @@
+"""`rondo demo`: pretrain, tune and reinforce a small model on this machine, then chat with it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from rondo.cli.arguments import Parser
+from rondo.cli.tree import RondoConfig, read_command_line
+
+if TYPE_CHECKING:
+    from rondo.rl.demo import DemoResult
+
+
+def run(argv: list[str]) -> int:
+    parser = Parser("rondo demo", "From nothing to a served model tuned with reinforcement learning, in minutes.")
+    parser.add_argument("--task", default="reverse", help="reverse, add, sort or countdown (reverse)")
+    parser.add_argument("--seed", type=int, default=0, help="equal seeds make equal models (0)")
+    parser.add_argument("--quick", action="store_true", help="run every part, but too briefly to learn much")
+    parser.add_argument("--no-serve", action="store_true", help="stop when the model is saved")
+    parser.add_argument("--json", action="store_true", help="print the result as one JSON line")
+    parser.add_argument("--port", type=int, help="port to serve on (8000)")
+    if any(flag in argv for flag in ("-h", "--help")):
+        parser.print_help()
+        return 0
+    command = read_command_line(argv)
+    given = parser.parse_args(command.rest)
+    tree = _with_port(command.config.tree, given.port)
+    if not given.no_serve:
+        _check_port(tree)
+
+    from rondo.cli.demo_view import demo_view
+    from rondo.rl.demo import run_demo
+    from rondo.rl.recipe import QUICK, Recipe
+
+    with demo_view() as on_event:
+        result = run_demo(given.task, given.seed, QUICK if given.quick else Recipe(), on_event)
+    url = None if given.no_serve else f"http://{tree.server.host}:{tree.server.port}"
+    _tell(result, url, given.json)
+    if given.no_serve:
+        return 0
+    from rondo.cli.serve import serve
+
+    return serve(result.model, tree)
+
+
+def _tell(result: DemoResult, url: str | None, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({**asdict(result), "url": url}), flush=True)
+        return
+    from rondo.rl.tasks import task
+
+    goal = task(result.task)
+    problem = goal.prompts(1, 1, "held_out")[0]
+    print(
+        f"\n{result.task}: right on {result.reward_start:.0%} of held-out prompts before RL, "
+        f"{result.reward_end:.0%} after {result.steps} steps; {result.seconds:.0f} s in all.\n"
+        f"Largest difference between the learner's and the sampler's log-probabilities: "
+        f"{result.logprob_max_diff:.1e}.\nThe model is in {result.model}.",
+        flush=True,
+    )
+    if url:
+        body = json.dumps({"model": "demo", "messages": problem.messages, "temperature": 0})
+        print(f"\nAsk it ({goal.solve(problem.facts)} is right; Ctrl-C ends):\n", flush=True)
+        print(f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'\n", flush=True)
+    else:
+        print("Serve it with: rondo serve demo", file=sys.stderr)
+
+
+def _with_port(tree: RondoConfig, port: int | None) -> RondoConfig:
+    from rondo.cli.serve import override
+
+    return tree if port is None else override(tree, {"server.port": port})
+
+
+def _check_port(tree: RondoConfig) -> None:
+    """Minutes of making a model should not end in a port that is taken."""
+    from rondo.server.run import bind
+
+    bind(tree.server.host, tree.server.port).close()

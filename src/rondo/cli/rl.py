@@ -1,0 +1,31 @@
+"""`rondo rl`: tune a model with reinforcement learning on one of the built-in tasks."""
+
+from __future__ import annotations
+
+import sys
+
+from rondo.cli.arguments import Parser
+from rondo.cli.tree import read_command_line
+
+
+def run(argv: list[str]) -> int:
+    parser = Parser("rondo rl", "Tune a model with GRPO; the same command again resumes.")
+    parser.add_argument("--model", help="a name from `rondo model list`, or a folder")
+    parser.add_argument("--task", help="reverse, add, sort or countdown")
+    parser.epilog = "Every setting is a flag too: --rl.lr=1e-5; `rondo config` lists them."
+    if any(flag in argv for flag in ("-h", "--help")):
+        parser.print_help()
+        return 0
+    command = read_command_line(argv)
+    given = {name: value for name, value in vars(parser.parse_args(command.rest)).items() if value is not None}
+    config = command.config.tree.rl.model_copy(update=given)
+
+    from rondo.cli.steps import step_progress
+    from rondo.rl import jobs
+
+    plan = jobs.plan(config)
+    print(f"job {plan.job.name[:12]} in {plan.job.path}", file=sys.stderr)
+    with step_progress(f"rl {config.task}", config.steps) as report:
+        path = jobs.run(plan, report)
+    print(path)
+    return 0

@@ -1,0 +1,76 @@
+"""An RL job from its config: find the model, step from wherever it stopped, export."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rondo import models
+from rondo.base.errors import ConfigError, RondoError
+from rondo.models.store import resolve
+from rondo.rl.config import RlConfig
+from rondo.rl.loop import Grpo
+from rondo.rl.tasks import task
+from rondo.text.tokenizer import Tokenizer
+from rondo.train import checkpoint
+from rondo.train.job import Job
+from rondo.train.learner import Metrics
+from rondo.train.loop import export
+
+
+@dataclass(frozen=True)
+class Plan:
+    config: RlConfig
+    model: Path
+    job: Job
+
+
+def plan(config: RlConfig) -> Plan:
+    if not config.model:
+        raise ConfigError("which model? Give --model.", param="rl.model")
+    task(config.task)
+    model = resolve(config.model)
+    spec = {"kind": "rl", "model": str(model), "config": config.model_dump(mode="json", exclude={"model"})}
+    return Plan(config, model, Job.of(spec))
+
+
+def run(plan: Plan, on_step: Callable[[int, Metrics], None] | None = None) -> Path:
+    """The exported model's folder. A job that is done already is not done again."""
+    config, job = plan.config, plan.job
+    if job.state() == "succeeded":
+        return job.export
+    model = models.load(plan.model, device=config.device)
+    grpo = Grpo(model, Tokenizer.load(plan.model), task(config.task), config)
+    job.set_status("running", _resume(grpo, job), steps=config.steps)
+    try:
+        while grpo.learner.step < config.steps:
+            metrics = grpo.step()
+            _record(grpo, job, metrics)
+            if on_step:
+                on_step(grpo.learner.step, metrics)
+    except (Exception, KeyboardInterrupt) as error:
+        stopped = "paused" if isinstance(error, KeyboardInterrupt) else "failed"
+        reason = error.message if isinstance(error, RondoError) else repr(error)
+        job.set_status(stopped, grpo.learner.step, reason=reason)  # type: ignore[arg-type]
+        raise
+    return export(grpo.learner, grpo.tokenizer.save, job)
+
+
+def _resume(grpo: Grpo, job: Job) -> int:
+    """Prompts and samples follow from the step, so weights and optimizer are all there is to restore."""
+    found = checkpoint.latest(job.path)
+    step = found.step if found else 0
+    if found:
+        grpo.learner.load(found.path, found.step)
+        grpo.push()
+    job.forget_after(step)
+    return step
+
+
+def _record(grpo: Grpo, job: Job, metrics: Metrics) -> None:
+    step, config = grpo.learner.step, grpo.config
+    job.log({"step": step, **metrics})
+    if step == config.steps or (config.save_every and step % config.save_every == 0):
+        checkpoint.save(job.path, step, grpo.learner.save, {"weight_version": grpo.engine.weight_version}, config.keep)
+    job.set_status("running", step, steps=config.steps, reward=metrics["reward"])

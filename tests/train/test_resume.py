@@ -1,0 +1,136 @@
+"""A job that is killed at any moment goes on, and ends with the weights of one that was not."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from support.tiny import tiny_model, tiny_tokenizer
+
+from rondo import models
+from rondo.base.files import atomic_dir
+from rondo.base.hashing import sha256_file
+from rondo.train import checkpoint, jobs
+from rondo.train.config import TrainConfig
+
+STEPS = 40
+
+
+@pytest.fixture(scope="module")
+def ground(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model and data."""
+    folder = tmp_path_factory.mktemp("ground")
+    with atomic_dir(folder / "model") as model:
+        models.save_into(tiny_model(), model)
+        tiny_tokenizer().save(model)
+    lines = [json.dumps({"text": f"the user asks {i} and the assistant answers {i * i}"}) for i in range(50)]
+    (folder / "data.jsonl").write_text("\n".join(lines))
+    return folder
+
+
+def config(ground: Path) -> TrainConfig:
+    return TrainConfig(
+        model=str(ground / "model"),
+        data=str(ground / "data.jsonl"),
+        steps=STEPS,
+        tokens_per_step=200,
+        tokens_per_microbatch=128,
+        max_length=64,
+        save_every=2,
+        warmup=5,
+    )
+
+
+WORKER = """
+import sys
+from pathlib import Path
+from rondo.train import jobs
+from rondo.train.config import TrainConfig
+import torch
+torch.set_num_threads(1)
+jobs.run(jobs.plan("pretrain", TrainConfig.model_validate_json(sys.argv[1])))
+"""
+
+
+def worker(ground: Path, home: Path) -> "subprocess.Popen[bytes]":
+    environment = {**os.environ, "RONDO_HOME": str(home), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen([sys.executable, "-c", WORKER, config(ground).model_dump_json()], env=environment)
+
+
+def job_of(home: Path) -> Path:
+    (job,) = (home / "jobs").iterdir()
+    return job
+
+
+def test_killed_and_resumed_is_bit_equal(ground: Path, tmp_path: Path) -> None:
+    calm = worker(ground, tmp_path / "calm")
+    assert calm.wait(120) == 0
+    shaken = tmp_path / "shaken"
+    for steps in (5, 17):
+        process = worker(ground, shaken)
+        deadline = time.monotonic() + 60
+        while not (shaken / "jobs").exists() or _steps_done(shaken) < steps:
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.005)
+        process.send_signal(signal.SIGKILL)
+        process.wait(30)
+        assert _steps_done(shaken) < STEPS
+    assert worker(ground, shaken).wait(120) == 0
+    one, other = job_of(tmp_path / "calm"), job_of(shaken)
+    assert one.name == other.name
+    for file in (f"checkpoints/step_{STEPS}/model.safetensors", "export/model.safetensors"):
+        assert sha256_file(one / file) == sha256_file(other / file)
+    rows = [json.loads(line) for line in (other / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
+    losses = [json.loads(line)["loss"] for line in (one / "metrics.jsonl").read_text().splitlines()]
+    assert [row["loss"] for row in rows] == losses and losses[-1] < losses[0] - 0.5
+    assert json.loads((other / "status.json").read_text())["state"] == "succeeded"
+
+
+def _steps_done(home: Path) -> int:
+    files = list((home / "jobs").glob("*/metrics.jsonl"))
+    return files[0].read_text().count("\n") if files else 0
+
+
+def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
+    def write(folder: Path) -> None:
+        (folder / "model.safetensors").write_bytes(b"weights")
+
+    for step in (2, 4, 6):
+        checkpoint.save(tmp_path, step, write, {"position": {}}, keep=3)
+    found = checkpoint.latest(tmp_path)
+    assert found is not None and found.step == 6
+    (tmp_path / "checkpoints/step_6/model.safetensors").write_bytes(b"weighty")
+    found = checkpoint.latest(tmp_path)
+    assert found is not None and found.step == 4
+    (tmp_path / "checkpoints/step_4/model.safetensors").unlink()
+    found = checkpoint.latest(tmp_path)
+    assert found is not None and found.step == 2
+    (tmp_path / "checkpoints/step_2/manifest.json").unlink()
+    assert checkpoint.latest(tmp_path) is None
+
+
+def test_only_the_newest_checkpoints_stay(tmp_path: Path) -> None:
+    for step in range(1, 6):
+        checkpoint.save(tmp_path, step, lambda folder: None, {}, keep=2)
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step_4", "step_5"]
+
+
+def test_the_same_submission_is_one_job_and_done_once(
+    ground: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RONDO_HOME", str(tmp_path))
+    short = config(ground).model_copy(update={"steps": 2})
+    seen: list[int] = []
+    path = jobs.run(jobs.plan("pretrain", short), lambda step, metrics: seen.append(step))
+    assert path == jobs.run(jobs.plan("pretrain", short), lambda step, metrics: seen.append(step))
+    assert seen == [1, 2]
+    shutil.copy(ground / "data.jsonl", tmp_path / "moved.jsonl")
+    moved = short.model_copy(update={"data": str(tmp_path / "moved.jsonl")})
+    assert jobs.plan("pretrain", moved).job == jobs.plan("pretrain", short).job
+    assert jobs.plan("sft", short).job != jobs.plan("pretrain", short).job
