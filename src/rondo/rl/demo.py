@@ -67,15 +67,38 @@ def run_demo(
     """Makes corpus, tokenizer and model; pretrains, tunes, reinforces and saves it. Equal seeds, equal model."""
     begin = time.perf_counter()
     recipe, say = recipe or Recipe(), on_event or (lambda event: None)
-    goal = find_task(task)
+    made = prepare(task, seed, recipe, say)
+    steps, logprob_max_diff = _reinforce(made.grpo, recipe, say)
+    reward_end = made.grpo.evaluate(seed=1)["reward/correct"]
+
+    path = models_dir() / NAME
+    seconds = time.perf_counter() - begin
+    result = DemoResult(task, made.reward, reward_end, steps, seconds, logprob_max_diff, str(path))
+    say(Event("save", 0, 1))
+    save(made.model, made.tokenizer, result, path)
+    say(Event("save", 1, 1, {"seconds": seconds}))
+    return result
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A model that succeeds now and then, and the loop that is going to improve it."""
+
+    model: Decoder
+    tokenizer: Tokenizer
+    grpo: Grpo
+    reward: float
+
+
+def prepare(task: str, seed: int, recipe: Recipe, say: OnEvent = lambda event: None) -> Prepared:
+    """All that comes before RL."""
     say(Event("corpus", 0, 1))
     tokenizer = tokenizer_for(seed)
     texts = corpus.stories(seed, recipe.stories)
     model = models.new(hf_config(recipe, tokenizer), seed=seed)
-    grpo = Grpo(model, tokenizer, goal, recipe.reinforcement(task, seed))
+    grpo = Grpo(model, tokenizer, find_task(task), recipe.reinforcement(task, seed))
     parameters = sum(p.numel() for p in model.parameters())
     say(Event("corpus", 1, 1, {"parameters": parameters, "vocabulary": tokenizer.vocab_size}))
-
     plan = recipe.pretraining(seed)
     train(
         Learner(model, plan),
@@ -83,17 +106,8 @@ def run_demo(
         plan,
         on_step=lambda step, metrics: say(Event("pretrain", step, plan.steps, metrics)),
     )
-    reward_start = _tune(model, tokenizer, grpo, recipe, seed, say)
-    steps, logprob_max_diff = _reinforce(grpo, recipe, say)
-    reward_end = grpo.evaluate(seed=1)["reward/correct"]
-
-    path = models_dir() / NAME
-    seconds = time.perf_counter() - begin
-    result = DemoResult(task, reward_start, reward_end, steps, seconds, logprob_max_diff, str(path))
-    say(Event("save", 0, 1))
-    save(model, tokenizer, result, path)
-    say(Event("save", 1, 1, {"seconds": seconds}))
-    return result
+    reward = _tune(model, tokenizer, grpo, recipe, seed, say)
+    return Prepared(model, tokenizer, grpo, reward)
 
 
 def save(model: Decoder, tokenizer: Tokenizer, result: DemoResult, path: Path) -> None:
