@@ -47,9 +47,10 @@ def layout_of(tables: list[list[int]], steps: list[tuple[int, int]]) -> tuple[St
     )
 
 
+@pytest.mark.parametrize("native", [True, False], ids=["compiled", "torch"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
-def test_every_path_gives_whole_sequence_attention(spec, dtype):
+def test_every_path_gives_whole_sequence_attention(spec, dtype, native):
     generator = torch.Generator().manual_seed(0)
     lengths = [13, 9, 17]
 
@@ -67,7 +68,9 @@ def test_every_path_gives_whole_sequence_attention(spec, dtype):
     sinks = random(spec.num_heads) if spec.sinks else None
     with use_reference():
         want = [
-            packed_attention(spec, a.float(), b.float(), c.float(), [0, len(a)], None if sinks is None else sinks.float())
+            packed_attention(
+                spec, a.float(), b.float(), c.float(), [0, len(a)], None if sinks is None else sinks.float()
+            )
             for a, b, c in zip(q, k, v, strict=True)
         ]
     cache = KVCache([spec], 20, SIZE, dtype, torch.device("cpu"))
@@ -80,6 +83,10 @@ def test_every_path_gives_whole_sequence_attention(spec, dtype):
         layout, order = layout_of([tables[i] for i in active], [(done[i], counts[i]) for i in active])
         rows = [(active[i], done[active[i]], counts[active[i]]) for i in order]
         attend = Paged(cache, layout)
+        if not native:
+            attend._native = False
+        elif not attend._native:
+            pytest.skip("no C compiler here: install gcc to test the compiled kernel")
         take = [torch.cat([x[i][past : past + count] for i, past, count in rows]) for x in (q, k, v)]
         out = attend(spec, *take, sinks).float()
         assert torch.equal(attend.lengths, layout.lengths)

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rondo.engine.cache import KVCache
+from rondo.engine.native.paged_decode import available, paged_decode
 from rondo.ops import AttentionSpec, packed_attention
 
 
@@ -46,6 +47,7 @@ class Paged:
     def __init__(self, cache: KVCache, layout: StepLayout) -> None:
         self.cache = cache
         self.layout = layout
+        self._native = available(cache.device, cache.dtype)
         self._masks: dict[int | None, Tensor] = {}
 
     @property
@@ -56,17 +58,30 @@ class Paged:
         self, spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None
     ) -> Tensor:
         layer, layout = self.cache.layers[spec.layer], self.layout
+        decodes = layout.decodes
+        if self._native and decodes == q.shape[0]:
+            return self._decode_native(spec, q, k, v, sinks)
         layer.flat_keys.index_copy_(0, layout.slots, k)
         layer.flat_values.index_copy_(0, layout.slots, v)
         parts = []
-        if layout.decodes:
-            parts.append(self._decode(spec, q[: layout.decodes], sinks))
+        if decodes and self._native:
+            parts.append(self._decode_native(spec, q[:decodes], k[:decodes], v[:decodes], sinks))
+        elif decodes:
+            parts.append(self._decode(spec, q[:decodes], sinks))
         if len(layout.fresh) > 1:
             first, last = layout.fresh[0], layout.fresh[-1]
             bounds = [row - first for row in layout.fresh]
             parts.append(packed_attention(spec, q[first:last], k[first:last], v[first:last], bounds, sinks))
         parts += [self._continue(spec, q[p.start : p.start + p.count], p, sinks) for p in layout.pieces]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _decode_native(
+        self, spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None
+    ) -> Tensor:
+        layer, layout = self.cache.layers[spec.layer], self.layout
+        assert layout.tables is not None
+        tables, lengths, slots = layout.tables, layout.lengths, layout.slots
+        return paged_decode(spec, layer, q, k, v, tables, lengths, slots, layout.longest, sinks)
 
     def _decode(self, spec: AttentionSpec, q: Tensor, sinks: Tensor | None) -> Tensor:
         layer, layout = self.cache.layers[spec.layer], self.layout

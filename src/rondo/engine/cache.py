@@ -40,6 +40,8 @@ class KVCache:
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.dtype = dtype
+        self.device = device
         self.layers = [_layer(spec, num_blocks, block_size, dtype, device) for spec in specs]
 
 

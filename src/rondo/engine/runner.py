@@ -64,7 +64,7 @@ class Runner:
         tables, longest = None, 0
         if decodes:
             longest = int(at.max()) + 1
-            tables = self._to_device(self._tables[rows, : -(-longest // size)])
+            tables = self._to_device(self._tables[:, : -(-longest // size)].take(rows, axis=0))
         lengths = at + 1
         fresh: list[int] = []
         pieces: list[Piece] = []

@@ -1,0 +1,81 @@
+"""Calls `paged_decode.c`."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from rondo.engine.cache import LayerCache
+from rondo.engine.native.build import library
+from rondo.ops import AttentionSpec
+
+_POINTERS = ("keys", "values", "q", "k", "v", "out", "tables", "lengths", "slots", "sinks")
+_NUMBERS = ("batch", "heads", "kv", "dim", "value_dim", "size", "pages", "window", "longest", "threads")
+_NAMES = {torch.float32: "paged_decode_f32", torch.bfloat16: "paged_decode_bf16"}
+WORK_FOR_THREADS = 1 << 16
+"""Multiplications below which waking another thread costs more than it saves."""
+
+
+class _Args(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in _POINTERS),
+        *((name, ctypes.c_int64) for name in _NUMBERS),
+        ("scale", ctypes.c_float),
+        ("softcap", ctypes.c_float),
+    )
+
+
+def available(device: torch.device, dtype: torch.dtype) -> bool:
+    return device.type == "cpu" and dtype in _NAMES and library("paged_decode") is not None
+
+
+def paged_decode(
+    spec: AttentionSpec,
+    layer: LayerCache,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    tables: Tensor,
+    lengths: Tensor,
+    slots: Tensor,
+    longest: int,
+    sinks: Tensor | None,
+) -> Tensor:
+    """q [B, H, D], k [B, KV, D], v [B, KV, Dv] of one token each -> [B, H, Dv]; writes k and v to `slots`."""
+    compiled = library("paged_decode")
+    assert compiled is not None
+    q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+    batch = q.shape[0]
+    out = torch.empty(batch, spec.num_heads, spec.value_dim, dtype=q.dtype)
+    if sinks is not None:
+        sinks = sinks.float().contiguous()
+    work = batch * spec.num_heads * longest * (spec.head_dim + spec.value_dim)
+    arguments = _Args(
+        layer.keys.data_ptr(),
+        layer.values.data_ptr(),
+        q.data_ptr(),
+        k.data_ptr(),
+        v.data_ptr(),
+        out.data_ptr(),
+        tables.data_ptr(),
+        lengths.data_ptr(),
+        slots.data_ptr(),
+        None if sinks is None else sinks.data_ptr(),
+        batch,
+        spec.num_heads,
+        spec.num_kv_heads,
+        spec.head_dim,
+        spec.value_dim,
+        layer.keys.shape[1],
+        tables.shape[1],
+        spec.window or 0,
+        longest,
+        torch.get_num_threads() if work > WORK_FOR_THREADS else 1,
+        spec.scale,
+        spec.softcap or 0.0,
+    )
+    if getattr(compiled, _NAMES[q.dtype])(ctypes.byref(arguments)):
+        raise MemoryError("no memory for the scratch of attention")
+    return out
