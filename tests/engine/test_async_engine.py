@@ -1,4 +1,5 @@
 import asyncio
+import time
 
 import pytest
 
@@ -14,7 +15,16 @@ PARAMS = SamplingParams(max_tokens=20, seed=1, ignore_eos=True, detokenize=False
 
 @pytest.fixture
 def engine(tiny):
-    engine = AsyncEngine(EngineCore(tiny, EngineConfig(max_num_seqs=4, block_size=4)))
+    """A step takes at least a millisecond, so that a long request is still running when a test looks."""
+    core = EngineCore(tiny, EngineConfig(max_num_seqs=4, block_size=4))
+    run = core.runner.run
+
+    def slowly(plan):
+        time.sleep(0.001)
+        return run(plan)
+
+    core.runner.run = slowly
+    engine = AsyncEngine(core)
     yield engine
     engine.stop()
 
@@ -99,7 +109,7 @@ def test_refusals_leave_others_alone(engine):
 @pytest.mark.parametrize("mode", ["keep", "wait", "abort"])
 def test_pause_and_resume(engine, mode):
     async def main():
-        running = asyncio.create_task(collect(engine, "a", PARAMS.with_(max_tokens=60)))
+        running = asyncio.create_task(collect(engine, "a", PARAMS.with_(max_tokens=200)))
         await asyncio.sleep(0.01)
         await engine.pause(mode)
         assert not engine.ready

@@ -14,7 +14,9 @@ print("got", library("paged_decode") is not None)
 
 def run(home, **env) -> str:
     full = {**os.environ, "RONDO_HOME": str(home), **env}
-    return subprocess.run([sys.executable, "-c", SCRIPT], env=full, capture_output=True, text=True, check=True).stdout
+    return subprocess.run(
+        [sys.executable, "-c", SCRIPT], env=full, capture_output=True, text=True, check=True
+    ).stdout
 
 
 def test_without_a_compiler_the_slower_kernels_serve(tmp_path):

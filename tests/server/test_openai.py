@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 
 import httpx
 import openai
@@ -205,24 +206,36 @@ def test_fields_that_clients_send_by_default_are_accepted(client):
     )
 
 
-def test_leaving_a_stream_aborts_the_request(running, client):
-    for stream in (True, False):
-        before = running.engine.metrics.finished["abort"]
-        options = {
+@pytest.mark.parametrize("stream", [True, False])
+def test_leaving_aborts_the_request(running, monkeypatch, stream):
+    runner, metrics = running.engine.core.runner, running.engine.metrics
+    run, before = runner.run, metrics.finished["abort"]
+
+    def slowly(plan):
+        time.sleep(0.005)
+        return run(plan)
+
+    monkeypatch.setattr(runner, "run", slowly)
+
+    async def main():
+        body = {
             "model": "tiny",
             "prompt": "abc",
-            "max_tokens": 500,
-            "extra_body": {"ignore_eos": True},
+            "max_tokens": 400,
+            "ignore_eos": True,
             "n": 4,
+            "stream": stream,
         }
-        if stream:
-            with client.completions.create(**options, stream=True) as events:
-                next(iter(events))
-        else:
-            with pytest.raises(openai.APITimeoutError):
-                client.with_options(timeout=0.05).completions.create(**options)
-        _eventually(lambda before=before: running.engine.metrics.finished["abort"] == before + 4)
-        _eventually(lambda: not running.engine.core.has_work and running.engine.core.pool.used == 0)
+        async with httpx.AsyncClient(timeout=30) as client:
+            task = asyncio.create_task(client.post(running.url + "/v1/completions", json=body))
+            await eventually(lambda: len(running.engine.core.scheduler.running) == 4)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        await eventually(lambda: metrics.finished["abort"] == before + 4)
+        assert not running.engine.core.has_work
+        assert running.engine.core.pool.used == 0
+
+    asyncio.run(main())
 
 
 def test_health_and_metrics(running, client):
@@ -249,15 +262,12 @@ def test_health_and_metrics(running, client):
         assert f"rondo:{name}" in text
 
 
-def _eventually(check, seconds=10.0):
-    async def wait():
-        for _ in range(int(seconds / 0.02)):
-            if check():
-                return
-            await asyncio.sleep(0.02)
-        raise AssertionError("it did not come to pass")
-
-    asyncio.run(wait())
+async def eventually(check, seconds=20.0):
+    for _ in range(int(seconds / 0.01)):
+        if check():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it did not come to pass")
 
 
 def test_sse_is_framed_as_the_specification_says(running):

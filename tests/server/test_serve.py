@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -101,3 +102,30 @@ def test_what_cannot_start_says_so_in_one_line(model_folder, arguments, says):
     assert len(lines) == 1, errors
     assert lines[0].startswith("error: ")
     assert says in lines[0]
+
+
+def test_up_serves_the_demo_model_that_is_there_and_says_where(model_folder, tmp_path):
+    from rondo.rl.demo import NAME
+
+    (tmp_path / "models").mkdir()
+    shutil.copytree(model_folder, tmp_path / "models" / NAME)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rondo.cli", "up", "--port", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "RONDO_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        printed: list[str] = []
+        while not any("curl" in line for line in printed):
+            line = process.stdout.readline()
+            assert line, process.stderr.read()
+            printed.append(line)
+        url = next(word for line in printed for word in line.split() if word.startswith("http"))
+        assert httpx.get(url + "/models", timeout=60).json()["data"][0]["id"] == NAME
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.communicate()
