@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rondo.engine.attend import Paged, Piece, StepLayout
@@ -14,6 +15,9 @@ from rondo.engine.request import Request
 from rondo.engine.sampler import Sampled, Sampler
 from rondo.engine.scheduler import Plan
 from rondo.models import Decoder
+from rondo.ops import DecodeStep
+
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +65,18 @@ class Runner:
         at = np.array([request.computed for request in decodes], dtype=np.int64)
         tokens = [request.tokens[request.computed] for request in decodes]
         slots = self._tables[rows, at // size] * size + at % size
-        tables, longest = None, 0
+        lengths = at + 1
+        step = None
         if decodes:
             longest = int(at.max()) + 1
-            tables = self._to_device(self._tables[:, : -(-longest // size)].take(rows, axis=0))
-        lengths = at + 1
+            tables = self._tables[:, : -(-longest // size)].take(rows, axis=0)
+            on_device = self._to_device(tables), self._to_device(lengths), self._to_device(slots)
+            step = DecodeStep(*on_device, longest)
         fresh: list[int] = []
         pieces: list[Piece] = []
         if plan.chunks:
-            positions_parts, slot_parts, length_parts = [at], [slots], [lengths]
+            positions_parts, length_parts = [at], [lengths]
+            slot_parts: list[Ints] = []
             start = len(decodes)
             fresh.append(start)
             for request in sorted(plan.chunks, key=_has_past):
@@ -89,9 +96,7 @@ class Runner:
                 start += count
             at, slots = np.concatenate(positions_parts), np.concatenate(slot_parts)
             lengths = np.concatenate(length_parts)
-        layout = StepLayout(
-            self._to_device(slots), self._to_device(lengths), len(decodes), tables, longest, fresh, pieces
-        )
+        layout = StepLayout(self._to_device(lengths), step, self._to_device(slots), fresh, pieces)
         return self._to_device(np.array(tokens, dtype=np.int64)), self._to_device(at), layout
 
     def _fill(self, request: Request) -> None:
@@ -100,7 +105,7 @@ class Runner:
         self._tables[row, filled : len(blocks)] = blocks[filled:]
         self._filled[row] = len(blocks)
 
-    def _to_device(self, array: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> Tensor:
+    def _to_device(self, array: Ints) -> Tensor:
         tensor = torch.from_numpy(array)
         return tensor if self.device.type == "cpu" else tensor.to(self.device, non_blocking=True)
 

@@ -5,11 +5,14 @@ from rondo.ops.attention import AttentionSpec, packed_attention
 from rondo.ops.linear import linear
 from rondo.ops.logprobs import token_logprobs
 from rondo.ops.moe import ExpertWeights, RouterSpec, grouped_experts, route
+from rondo.ops.native import paged_decode as _native_paged_decode  # noqa: F401 registers itself
 from rondo.ops.norm import rms_norm
+from rondo.ops.paged_attention import DecodeStep, paged_decode
 from rondo.ops.rope import RopeSpec, rope_tables, rotate
 
 __all__ = [
     "AttentionSpec",
+    "DecodeStep",
     "ExpertWeights",
     "RopeSpec",
     "RouterSpec",
@@ -17,6 +20,7 @@ __all__ = [
     "grouped_experts",
     "linear",
     "packed_attention",
+    "paged_decode",
     "rms_norm",
     "rope_tables",
     "rotate",

@@ -7,7 +7,7 @@ import pytest
 SCRIPT = """
 import logging, sys
 logging.basicConfig(level=logging.INFO, stream=sys.stdout)
-from rondo.engine.native.build import library
+from rondo.ops.native.build import library
 print("got", library("paged_decode") is not None)
 """
 

@@ -35,7 +35,7 @@ SECONDS = 60
 @cache
 def library(name: str) -> ctypes.CDLL | None:
     """The compiled library; None where `RONDO_NATIVE=0`, there is no C compiler, or it fails."""
-    if os.environ.get("RONDO_NATIVE", "1") == "0" or os.environ.get("RONDO_OPS") == "reference":
+    if os.environ.get("RONDO_NATIVE", "1") == "0":
         return None
     compiler = shlex.split(os.environ.get("CC", "")) or [shutil.which("cc") or shutil.which("gcc") or ""]
     if not compiler[0]:

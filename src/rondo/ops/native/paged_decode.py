@@ -1,4 +1,4 @@
-"""Calls `paged_decode.c`."""
+"""The compiled version of `paged_decode`, registered with the operation."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import ctypes
 import torch
 from torch import Tensor
 
-from rondo.engine.cache import LayerCache
-from rondo.engine.native.build import library
-from rondo.ops import AttentionSpec
+from rondo.ops.attention import AttentionSpec
+from rondo.ops.native.build import library
+from rondo.ops.paged_attention import DecodeStep, paged_decode
 
 _POINTERS = ("keys", "values", "q", "k", "v", "out", "tables", "lengths", "slots", "sinks")
 _NUMBERS = ("batch", "heads", "kv", "dim", "value_dim", "size", "pages", "window", "longest", "threads")
@@ -27,23 +27,30 @@ class _Args(ctypes.Structure):
     )
 
 
-def available(device: torch.device, dtype: torch.dtype) -> bool:
-    return device.type == "cpu" and dtype in _NAMES and library("paged_decode") is not None
-
-
-def paged_decode(
+def _can(
     spec: AttentionSpec,
-    layer: LayerCache,
+    key_pages: Tensor,
+    value_pages: Tensor,
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    tables: Tensor,
-    lengths: Tensor,
-    slots: Tensor,
-    longest: int,
-    sinks: Tensor | None,
+    step: DecodeStep,
+    sinks: Tensor | None = None,
+) -> bool:
+    return key_pages.device.type == "cpu" and q.dtype in _NAMES and library("paged_decode") is not None
+
+
+@paged_decode.fast(_can)
+def paged_decode_native(
+    spec: AttentionSpec,
+    key_pages: Tensor,
+    value_pages: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    step: DecodeStep,
+    sinks: Tensor | None = None,
 ) -> Tensor:
-    """q [B, H, D], k [B, KV, D], v [B, KV, Dv] of one token each -> [B, H, Dv]; writes k and v to `slots`."""
     compiled = library("paged_decode")
     assert compiled is not None
     q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
@@ -51,27 +58,27 @@ def paged_decode(
     out = torch.empty(batch, spec.num_heads, spec.value_dim, dtype=q.dtype)
     if sinks is not None:
         sinks = sinks.float().contiguous()
-    work = batch * spec.num_heads * longest * (spec.head_dim + spec.value_dim)
+    work = batch * spec.num_heads * step.longest * (spec.head_dim + spec.value_dim)
     arguments = _Args(
-        layer.keys.data_ptr(),
-        layer.values.data_ptr(),
+        key_pages.data_ptr(),
+        value_pages.data_ptr(),
         q.data_ptr(),
         k.data_ptr(),
         v.data_ptr(),
         out.data_ptr(),
-        tables.data_ptr(),
-        lengths.data_ptr(),
-        slots.data_ptr(),
+        step.tables.data_ptr(),
+        step.lengths.data_ptr(),
+        step.slots.data_ptr(),
         None if sinks is None else sinks.data_ptr(),
         batch,
         spec.num_heads,
         spec.num_kv_heads,
         spec.head_dim,
         spec.value_dim,
-        layer.keys.shape[1],
-        tables.shape[1],
+        key_pages.shape[1],
+        step.tables.shape[1],
         spec.window or 0,
-        longest,
+        step.longest,
         torch.get_num_threads() if work > WORK_FOR_THREADS else 1,
         spec.scale,
         spec.softcap or 0.0,
