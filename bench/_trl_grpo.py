@@ -19,15 +19,18 @@ sys.path.insert(0, settings["source"])
 
 import torch  # noqa: E402
 from datasets import Dataset  # noqa: E402
-from rondo.rl import puzzles  # noqa: E402  (plain Python: the very grader the other side uses)
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback  # noqa: E402
 from trl import GRPOConfig, GRPOTrainer  # noqa: E402
+
+from rondo.rl import puzzles  # noqa: E402  (plain Python: the very grader the other side uses)
 
 torch.set_num_threads(settings["threads"])
 seen: dict[str, Any] = {}
 
 
-def reward(completions: list[Any], facts: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
+def reward(
+    completions: list[Any], facts: list[str], completion_ids: list[list[int]], **_: Any
+) -> list[float]:
     grade = getattr(puzzles, f"grade_{settings['task']}")
     texts = [completion[0]["content"] for completion in completions]
     parts = [grade(json.loads(fact), text) for fact, text in zip(facts, texts, strict=True)]

@@ -120,7 +120,9 @@ def main() -> None:
         else:
             with trl(settings_for(config, folder, Path(root), runs + warm)) as peer:
                 finish(report, runs, warm, sides | {"trl": peer.step}, rows)
-                compare(report, rows, peer, config.prompts_per_step * config.samples_per_prompt, options.quick)
+                compare(
+                    report, rows, peer, config.prompts_per_step * config.samples_per_prompt, options.quick
+                )
     report.notes.append(
         f"{THREADS} threads, load average {os.getloadavg()[0]:.1f}; {config.prompts_per_step} prompts x "
         f"{config.samples_per_prompt} samples, at most {grpo.max_tokens} tokens each"
@@ -131,7 +133,11 @@ def main() -> None:
 def settings_for(config: Any, folder: Path, output: Path, steps: int) -> dict[str, Any]:
     """The very prompts our side draws, step by step."""
     goal = task(TASK)
-    drawn = [p for at in range(steps + 1) for p in goal.prompts(config.seed * 1_000_003 + at, config.prompts_per_step)]
+    drawn = [
+        p
+        for at in range(steps + 1)
+        for p in goal.prompts(config.seed * 1_000_003 + at, config.prompts_per_step)
+    ]
     return {
         "source": str(SOURCE),
         "model": str(folder),
@@ -166,7 +172,9 @@ def compare(report: Report, rows: list[dict[str, float]], peer: Peer, samples: i
     own = sum(row["answer_tokens"] for row in rows) / len(rows)
     theirs = sum(peer.tokens) / len(peer.tokens) / samples
     reward, their_reward = sum(r["reward"] for r in rows) / len(rows), sum(peer.rewards) / len(peer.rewards)
-    report.notes.append(f"tokens an answer: {own:.2f}, TRL {theirs:.2f}; reward {reward:.3f}, TRL {their_reward:.3f}")
+    report.notes.append(
+        f"tokens an answer: {own:.2f}, TRL {theirs:.2f}; reward {reward:.3f}, TRL {their_reward:.3f}"
+    )
     if not quick and (abs(own / theirs - 1) > 0.05 or abs(reward - their_reward) > 0.05):
         sys.exit(f"the two sides did not do the same work: {report.notes[-1]}")
 

@@ -1,7 +1,7 @@
-from hypothesis import given
-from hypothesis import strategies as st
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rondo.base.errors import InvalidRequest
 from rondo.data.packing import Document, Row, Tree, pack, plan_rows
@@ -42,23 +42,35 @@ def test_targets_never_cross_documents(tokens: list[list[int]], budget: int) -> 
     assert all(len(row.tokens) <= budget for row in rows)
 
 
-@given(st.lists(st.tuples(st.lists(st.integers(1, 9), min_size=1, max_size=8), documents), min_size=1, max_size=4))
-def test_answers_that_share_a_prompt_see_what_separate_ones_see(groups: list[tuple[list[int], list[list[int]]]]) -> None:
+@given(
+    st.lists(
+        st.tuples(st.lists(st.integers(1, 9), min_size=1, max_size=8), documents), min_size=1, max_size=4
+    )
+)
+def test_answers_that_share_a_prompt_see_what_separate_ones_see(
+    groups: list[tuple[list[int], list[list[int]]]],
+) -> None:
     shared = [Tree(prompt, [Document(a, [1.0] * len(a)) for a in answers]) for prompt, answers in groups]
     apart = [
-        Document(prompt + a, [0.0] * len(prompt) + [1.0] * len(a)) for prompt, answers in groups for a in answers
+        Document(prompt + a, [0.0] * len(prompt) + [1.0] * len(a))
+        for prompt, answers in groups
+        for a in answers
     ]
     one = sorted(p for row in pack(shared, 64) for p in predicted(row))
     other = sorted(p for row in pack(apart, 64) for p in predicted(row))
     assert one == other
-    assert sum(len(r.tokens) for r in pack(shared, 64)) <= sum(len(r.tokens) for r in pack(apart, 64)) + 8 * len(groups)
+    assert sum(len(r.tokens) for r in pack(shared, 64)) <= sum(
+        len(r.tokens) for r in pack(apart, 64)
+    ) + 8 * len(groups)
 
 
 def test_weights_and_columns_stay_with_their_tokens() -> None:
     document = Document([5, 6, 7, 8], [0.0, 0.0, 2.0, 3.0], {"advantages": [0.0, 0.0, 0.5, 0.25]})
     (row,) = pack([document], 8)
-    assert row.where.tolist() == [1, 2] and row.targets.tolist() == [7, 8]
-    assert row.weights.tolist() == [2.0, 3.0] and row.columns["advantages"].tolist() == [0.5, 0.25]
+    assert row.where.tolist() == [1, 2]
+    assert row.targets.tolist() == [7, 8]
+    assert row.weights.tolist() == [2.0, 3.0]
+    assert row.columns["advantages"].tolist() == [0.5, 0.25]
     assert row.valid == 2
 
 

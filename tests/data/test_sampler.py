@@ -34,7 +34,8 @@ def test_whole_documents_come_in_order_and_resume_where_they_stopped(lengths: li
     seen: list[int] = []
     for _ in range(5):
         taken, position = take_whole(lengths, 7, position, budget)
-        assert taken and (len(taken) == 1 or sum(lengths[i] for i in taken) <= budget)
+        assert taken
+        assert len(taken) == 1 or sum(lengths[i] for i in taken) <= budget
         seen += taken
     endless = [int(i) for epoch in range(400) for i in order(len(lengths), 7, epoch)]
     assert seen == endless[: len(seen)]

@@ -32,7 +32,8 @@ def test_equal_rewards_teach_nothing() -> None:
 def test_a_sample_nobody_judged_counts_for_nothing() -> None:
     with_gap = group_advantages(np.array([[1.0, 0.0, np.nan, 0.0]]))
     without = group_advantages(np.array([[1.0, 0.0, 0.0]]))
-    assert with_gap[0, 2] == 0 and np.allclose(with_gap[0, [0, 1, 3]], without[0])
+    assert with_gap[0, 2] == 0
+    assert np.allclose(with_gap[0, [0, 1, 3]], without[0])
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=8))

@@ -17,14 +17,23 @@ def test_the_reference_solution_earns_everything(goal: Task) -> None:
         answer = goal.solve(problem.facts)
         assert goal.grade(problem.facts, answer) == dict.fromkeys(goal.shares, 1.0)
         score = asyncio.run(goal.score(Sample(problem.question, answer, metadata=problem.facts)))
-        assert score.outcome == "ok" and score.total == pytest.approx(1.0)
+        assert score.outcome == "ok"
+        assert score.total == pytest.approx(1.0)
 
 
 @tasks
 def test_rubbish_earns_little_and_stays_in_range(goal: Task) -> None:
     source = random.Random(0)
     for problem in goal.prompts(0, 50):
-        for answer in ("", " ", "((((", "9**9**9", "hello there", "A" * 500, "".join(source.choices("ABC 123+*()", k=8))):
+        for answer in (
+            "",
+            " ",
+            "((((",
+            "9**9**9",
+            "hello there",
+            "A" * 500,
+            "".join(source.choices("ABC 123+*()", k=8)),
+        ):
             parts = goal.grade(problem.facts, answer)
             assert parts.keys() == goal.shares.keys()
             assert all(0 <= part <= 1 for part in parts.values())
@@ -37,7 +46,8 @@ def test_prompts_are_a_function_of_the_seed_and_held_out_ones_are_never_trained_
     assert goal.prompts(3, 20) != goal.prompts(4, 20)
     held_out = {p.question for p in goal.prompts(0, 100, "held_out")}
     assert held_out.isdisjoint(p.question for seed in range(5) for p in goal.prompts(seed, 100))
-    assert goal.shares.values() and sum(goal.shares.values()) == pytest.approx(1.0)
+    assert goal.shares.values()
+    assert sum(goal.shares.values()) == pytest.approx(1.0)
 
 
 def test_partial_credit() -> None:
@@ -48,7 +58,9 @@ def test_partial_credit() -> None:
     assert puzzles.grade_sort({"numbers": [3, 1, 2]}, "1 2 2")["places"] == pytest.approx(2 / 3)
     near = puzzles.grade_countdown({"numbers": [3, 7, 2], "target": 20}, "(3+7)*2")
     far = puzzles.grade_countdown({"numbers": [3, 7, 2], "target": 20}, "(3+7)*3")
-    assert near["correct"] == 1.0 and far["correct"] == 0.0 and far["numbers"] == pytest.approx(2 / 3)
+    assert near["correct"] == 1.0
+    assert far["correct"] == 0.0
+    assert far["numbers"] == pytest.approx(2 / 3)
 
 
 def test_an_answer_that_was_cut_off_is_not_correct() -> None:

@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.tiny import VOCAB, tiny_model
 
 from rondo import models
 from rondo.base.errors import ModelError
@@ -14,6 +13,7 @@ from rondo.models import Decoder, Packed
 from rondo.train.config import OptimConfig
 from rondo.train.learner import Learner
 from rondo.train.losses import PolicyLoss, cross_entropy
+from support.tiny import VOCAB, tiny_model
 
 CONFIG = OptimConfig(lr=1e-2, weight_decay=0.1)
 
@@ -32,7 +32,10 @@ def answers(source: random.Random, n: int) -> list[Document]:
 
 def groups(seed: int = 0) -> list[Tree]:
     source = random.Random(seed)
-    return [Tree([source.randrange(VOCAB) for _ in range(source.randint(1, 8))], answers(source, 4)) for _ in range(5)]
+    return [
+        Tree([source.randrange(VOCAB) for _ in range(source.randint(1, 8))], answers(source, 4))
+        for _ in range(5)
+    ]
 
 
 def separate(trees: Sequence[Tree]) -> list[Document]:
@@ -55,7 +58,9 @@ def gradients(model: Decoder, rows: list[Row], loss: object) -> tuple[dict[str, 
     return metrics, found
 
 
-@pytest.mark.parametrize("loss", [cross_entropy, PolicyLoss(kl=0.0), PolicyLoss(0.1, 0.3)], ids=["ce", "ppo", "clip"])
+@pytest.mark.parametrize(
+    "loss", [cross_entropy, PolicyLoss(kl=0.0), PolicyLoss(0.1, 0.3)], ids=["ce", "ppo", "clip"]
+)
 def test_the_result_does_not_depend_on_how_the_batch_was_cut(loss: object) -> None:
     model, trees = tiny_model(), groups()
     metrics, expected = gradients(model, pack(trees, 1000), loss)
@@ -133,11 +138,14 @@ def test_saved_and_loaded_it_goes_on_to_the_bit(tmp_path: Path) -> None:
     other = Learner(tiny_model(seed=9), CONFIG)
     tensors = [p.data_ptr() for p in other.model.parameters()]
     other.load(tmp_path, 2)
-    assert tensors == [p.data_ptr() for p in other.model.parameters()] and other.step == 2
+    assert tensors == [p.data_ptr() for p in other.model.parameters()]
+    assert other.step == 2
     for learner in (one, other):
         learner.forward_backward(rows, cross_entropy)
         learner.optim_step()
-    assert all(torch.equal(a, b) for a, b in zip(one.model.parameters(), other.model.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(one.model.parameters(), other.model.parameters(), strict=True)
+    )
     with pytest.raises(ModelError, match="another model"):
         Learner(tiny_model(num_hidden_layers=1), CONFIG).load(tmp_path, 2)
 
@@ -147,4 +155,5 @@ def test_shards_and_export_speak_of_the_same_tensors(tmp_path: Path) -> None:
     learner.export_hf(tmp_path / "out")
     loaded = dict(models.load(tmp_path / "out").to_hf())
     own = dict(learner.shards())
-    assert own.keys() == loaded.keys() and all(torch.equal(own[name], loaded[name]) for name in own)
+    assert own.keys() == loaded.keys()
+    assert all(torch.equal(own[name], loaded[name]) for name in own)

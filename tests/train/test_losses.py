@@ -1,3 +1,4 @@
+import itertools
 import math
 
 import pytest
@@ -6,7 +7,6 @@ from torch import Tensor
 
 from rondo.train.losses import PolicyLoss, Predictions, k3
 from rondo.train.schedule import learning_rate
-import itertools
 
 
 def predictions(logprobs: Tensor, sampled: Tensor, advantages: Tensor) -> Predictions:
@@ -19,8 +19,10 @@ def test_on_policy_the_gradient_is_that_of_reinforce() -> None:
     advantages = torch.tensor([1.0, -2.0, 0.0])
     output = PolicyLoss()(predictions(logprobs, logprobs.detach().clone(), advantages))
     output.total.backward()
-    assert logprobs.grad is not None and torch.equal(logprobs.grad, -advantages)
-    assert output.sums["clip_share"] == 0 and output.sums["sampler_kl"] == 0
+    assert logprobs.grad is not None
+    assert torch.equal(logprobs.grad, -advantages)
+    assert output.sums["clip_share"] == 0
+    assert output.sums["sampler_kl"] == 0
     assert output.maxima["logprob_diff_max"] == 0
 
 
@@ -30,15 +32,17 @@ def test_a_ratio_that_is_clipped_has_no_gradient() -> None:
     output = PolicyLoss(0.2, 0.3)(predictions(logprobs, torch.zeros(4), advantages))
     output.total.backward()
     assert logprobs.grad is not None
-    assert logprobs.grad[:2].tolist() == [0.0, 0.0] and bool((logprobs.grad[2:] != 0).all())
+    assert logprobs.grad[:2].tolist() == [0.0, 0.0]
+    assert bool((logprobs.grad[2:] != 0).all())
     assert output.sums["clip_share"] == 2
     up, down = math.exp(0.5), math.exp(-0.5)
-    assert float(output.total) == pytest.approx(-1.3 + 0.8 + up - down, rel=1e-5)
+    assert output.total.item() == pytest.approx(-1.3 + 0.8 + up - down, rel=1e-5)
 
 
 def test_k3_is_never_negative_and_nothing_at_equality() -> None:
     x = torch.linspace(-3, 0, 50)
-    assert bool((k3(x, torch.full_like(x, -1.5)) >= 0).all()) and not k3(x, x).any()
+    assert bool((k3(x, torch.full_like(x, -1.5)) >= 0).all())
+    assert not k3(x, x).any()
 
 
 @pytest.mark.parametrize("decay", ["cosine", "linear", "wsd"])
@@ -50,9 +54,12 @@ def test_schedules_warm_up_and_end_where_they_should(decay: str) -> None:
         ]
 
     plain = rates(lr_end=0.1)
-    assert plain[0] == pytest.approx(0.2) and plain[9] == plain[10] == pytest.approx(2.0)
-    assert plain[110] == pytest.approx(0.2) and min(plain[10:]) >= 0.2 - 1e-9
-    assert all(a >= b for a, b in itertools.pairwise(plain))
+    assert plain[0] == pytest.approx(0.2)
+    assert plain[9] == plain[10] == pytest.approx(2.0)
+    assert plain[110] == pytest.approx(0.2)
+    assert min(plain[10:]) >= 0.2 - 1e-9
+    assert all(a >= b for a, b in itertools.pairwise(plain[10:]))
     if decay == "wsd":
-        assert plain[88] == pytest.approx(2.0) and plain[99] == pytest.approx(1.1)
+        assert plain[88] == pytest.approx(2.0)
+        assert plain[99] == pytest.approx(1.1)
     assert learning_rate(50, lr=2.0, warmup=10, steps=110, decay="constant") == 2.0

@@ -10,13 +10,13 @@ import time
 from pathlib import Path
 
 import pytest
-from support.tiny import tiny_model, tiny_tokenizer
 
 from rondo import models
 from rondo.base.files import atomic_dir
 from rondo.base.hashing import sha256_file
 from rondo.train import checkpoint, jobs
 from rondo.train.config import TrainConfig
+from support.tiny import tiny_model, tiny_tokenizer
 
 STEPS = 40
 
@@ -75,7 +75,8 @@ def test_killed_and_resumed_is_bit_equal(ground: Path, tmp_path: Path) -> None:
         process = worker(ground, shaken)
         deadline = time.monotonic() + 60
         while not (shaken / "jobs").exists() or _steps_done(shaken) < steps:
-            assert process.poll() is None and time.monotonic() < deadline
+            assert process.poll() is None
+            assert time.monotonic() < deadline
             time.sleep(0.005)
         process.send_signal(signal.SIGKILL)
         process.wait(30)
@@ -88,7 +89,8 @@ def test_killed_and_resumed_is_bit_equal(ground: Path, tmp_path: Path) -> None:
     rows = [json.loads(line) for line in (other / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
     losses = [json.loads(line)["loss"] for line in (one / "metrics.jsonl").read_text().splitlines()]
-    assert [row["loss"] for row in rows] == losses and losses[-1] < losses[0] - 0.5
+    assert [row["loss"] for row in rows] == losses
+    assert losses[-1] < losses[0] - 0.5
     assert json.loads((other / "status.json").read_text())["state"] == "succeeded"
 
 
@@ -104,13 +106,16 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
     for step in (2, 4, 6):
         checkpoint.save(tmp_path, step, write, {"position": {}}, keep=3)
     found = checkpoint.latest(tmp_path)
-    assert found is not None and found.step == 6
+    assert found is not None
+    assert found.step == 6
     (tmp_path / "checkpoints/step_6/model.safetensors").write_bytes(b"weighty")
     found = checkpoint.latest(tmp_path)
-    assert found is not None and found.step == 4
+    assert found is not None
+    assert found.step == 4
     (tmp_path / "checkpoints/step_4/model.safetensors").unlink()
     found = checkpoint.latest(tmp_path)
-    assert found is not None and found.step == 2
+    assert found is not None
+    assert found.step == 2
     (tmp_path / "checkpoints/step_2/manifest.json").unlink()
     assert checkpoint.latest(tmp_path) is None
 

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 
 def run(argv: list[str]) -> int:
-    parser = Parser("rondo demo", "From nothing to a served model tuned with reinforcement learning, in minutes.")
+    parser = Parser(
+        "rondo demo", "From nothing to a served model tuned with reinforcement learning, in minutes."
+    )
     parser.add_argument("--task", default="reverse", help="reverse, add, sort or countdown (reverse)")
     parser.add_argument("--seed", type=int, default=0, help="equal seeds make equal models (0)")
     parser.add_argument("--quick", action="store_true", help="run every part, but too briefly to learn much")
@@ -64,7 +66,9 @@ def _tell(result: DemoResult, url: str | None, as_json: bool) -> None:
     if url:
         body = json.dumps({"model": "demo", "messages": problem.messages, "temperature": 0})
         print(f"\nAsk it ({goal.solve(problem.facts)} is right; Ctrl-C ends):\n", flush=True)
-        print(f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'\n", flush=True)
+        print(
+            f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'\n", flush=True
+        )
     else:
         print("Serve it with: rondo serve demo", file=sys.stderr)
 

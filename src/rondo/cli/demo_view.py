@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -49,7 +50,7 @@ def sparkline(values: list[float], width: int = WIDTH) -> str:
         return ""
     count = min(width, len(values))
     edges = [i * len(values) // count for i in range(count + 1)]
-    means = [sum(values[a:b]) / (b - a) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    means = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
     return "".join(BARS[min(int(max(mean, 0.0) * len(BARS)), len(BARS) - 1)] for mean in means)
 
 
@@ -79,14 +80,22 @@ class View:
         phases = list(PHASES)
         current = max((phases.index(name) for name in self.latest), default=-1)
         for index, (name, title) in enumerate(PHASES.items()):
-            mark = "✓" if index < current or (name == "save" and self._done(name)) else "▸" if index == current else " "
+            mark = (
+                "✓"
+                if index < current or (name == "save" and self._done(name))
+                else "▸"
+                if index == current
+                else " "
+            )
             event = self.latest.get(name)
             step = f"{event.step}/{event.steps}" if event and name != "corpus" else ""
             seconds = f"{self.end[name] - self.begin[name]:.0f} s" if name in self.end else ""
             table.add_row(mark, title, step, seconds, self._detail(name))
         if not self.rewards:
             return table
-        curve = Text.assemble("\nsuccess  ", (sparkline(self.rewards), "green"), f"  {self.rewards[-1]:.0%}\n")
+        curve = Text.assemble(
+            "\nsuccess  ", (sparkline(self.rewards), "green"), f"  {self.rewards[-1]:.0%}\n"
+        )
         return Group(table, curve, Text(self._parts(), style="dim"))
 
     def _done(self, name: str) -> bool:
@@ -131,6 +140,10 @@ def plain() -> Callable[[Event], None]:
         shown = ("loss", "reward", "reward/correct", "held_out", "tokens_per_second", "logprob_diff_max")
         facts = "  ".join(f"{name} {event.metrics[name]:.4g}" for name in shown if name in event.metrics)
         if facts:
-            print(f"[{now - begin:5.0f} s]   step {event.step} of at most {event.steps}  {facts}", file=sys.stderr, flush=True)
+            print(
+                f"[{now - begin:5.0f} s]   step {event.step} of at most {event.steps}  {facts}",
+                file=sys.stderr,
+                flush=True,
+            )
 
     return on_event

@@ -51,6 +51,9 @@ def _plain(label: str, steps: int) -> OnStep:
         now = time.monotonic()
         if step == steps or now - last >= PLAIN_SECONDS:
             last = now
-            print(f"{label}: step {step} of {steps}  {facts(metrics)}  {human_seconds(now - begin)}", file=sys.stderr)
+            print(
+                f"{label}: step {step} of {steps}  {facts(metrics)}  {human_seconds(now - begin)}",
+                file=sys.stderr,
+            )
 
     return report

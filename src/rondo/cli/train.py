@@ -36,7 +36,9 @@ def run(argv: list[str]) -> int:
         parser.print_help()
         return 0
     command = read_command_line(argv[1:])
-    given = {name: value for name, value in vars(parser.parse_args(command.rest)).items() if value is not None}
+    given = {
+        name: value for name, value in vars(parser.parse_args(command.rest)).items() if value is not None
+    }
     config = command.config.tree.train.model_copy(update=given)
 
     from rondo.cli.steps import step_progress

@@ -85,4 +85,6 @@ def take_whole(
 
 def _check(lengths: Sequence[int], least: int) -> None:
     if not any(length >= least for length in lengths):
-        raise InvalidRequest("the data set is empty: no document has enough tokens to learn from", param="data")
+        raise InvalidRequest(
+            "the data set is empty: no document has enough tokens to learn from", param="data"
+        )

@@ -1,4 +1,4 @@
-"""Text to pretrain the demo's model on, made by a small grammar: simple sentences about who did what, where and when."""
+"""Text to pretrain the demo's model on, made by a small grammar: who did what, where and when."""
 
 from __future__ import annotations
 
@@ -6,13 +6,79 @@ import random
 
 from rondo.rl.tasks import Task
 
-_WHO = "the cat|a dog|the old man|my sister|a small bird|the king|her friend|the farmer|our teacher|a child|the fox".split("|")
-_DID = "saw|found|wanted|liked|took|lost|made|painted|carried|forgot|bought|sold|followed|remembered".split("|")
-_WHAT = "a red apple|the long road|some bread|a new hat|the little boat|an open door|a warm coat|the last letter|two stones|a song".split("|")
-_WHERE = "in the garden|near the river|at home|on the hill|by the sea|under a tree|behind the house|in the city".split("|")
-_WHEN = "in the morning|at night|after the rain|last summer|every day|before dinner|one day|when it was cold".split("|")
-_AND = "and then|but|so|because|while|until".split("|")
-_FELT = "was happy|was tired|laughed|went to sleep|ran away|said nothing|smiled|waited|began to sing".split("|")
+_WHO = [
+    "the cat",
+    "a dog",
+    "the old man",
+    "my sister",
+    "a small bird",
+    "the king",
+    "her friend",
+    "the farmer",
+    "our teacher",
+    "a child",
+    "the fox",
+]
+_DID = [
+    "saw",
+    "found",
+    "wanted",
+    "liked",
+    "took",
+    "lost",
+    "made",
+    "painted",
+    "carried",
+    "forgot",
+    "bought",
+    "sold",
+    "followed",
+    "remembered",
+]
+_WHAT = [
+    "a red apple",
+    "the long road",
+    "some bread",
+    "a new hat",
+    "the little boat",
+    "an open door",
+    "a warm coat",
+    "the last letter",
+    "two stones",
+    "a song",
+]
+_WHERE = [
+    "in the garden",
+    "near the river",
+    "at home",
+    "on the hill",
+    "by the sea",
+    "under a tree",
+    "behind the house",
+    "in the city",
+]
+_WHEN = [
+    "in the morning",
+    "at night",
+    "after the rain",
+    "last summer",
+    "every day",
+    "before dinner",
+    "one day",
+    "when it was cold",
+]
+_AND = ["and then", "but", "so", "because", "while", "until"]
+_FELT = [
+    "was happy",
+    "was tired",
+    "laughed",
+    "went to sleep",
+    "ran away",
+    "said nothing",
+    "smiled",
+    "waited",
+    "began to sing",
+]
 
 
 def sentence(source: random.Random) -> str:

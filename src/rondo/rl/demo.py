@@ -152,5 +152,7 @@ def _reinforce(grpo: Grpo, recipe: Recipe, say: OnEvent) -> tuple[int, float]:
 
 def _log_event(event: Event) -> None:
     if event.step in (0, event.steps) or event.step % 10 == 0:
-        known = {name: round(event.metrics[name], 3) for name in ("loss", "reward/correct") if name in event.metrics}
+        known: dict[str, object] = {
+            n: round(event.metrics[n], 3) for n in ("loss", "reward/correct") if n in event.metrics
+        }
         log.info(f"demo: {event.phase} {event.step} of at most {event.steps}", extra=known)

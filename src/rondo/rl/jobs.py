@@ -72,5 +72,7 @@ def _record(grpo: Grpo, job: Job, metrics: Metrics) -> None:
     step, config = grpo.learner.step, grpo.config
     job.log({"step": step, **metrics})
     if step == config.steps or (config.save_every and step % config.save_every == 0):
-        checkpoint.save(job.path, step, grpo.learner.save, {"weight_version": grpo.engine.weight_version}, config.keep)
+        checkpoint.save(
+            job.path, step, grpo.learner.save, {"weight_version": grpo.engine.weight_version}, config.keep
+        )
     job.set_status("running", step, steps=config.steps, reward=metrics["reward"])

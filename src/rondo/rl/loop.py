@@ -40,7 +40,10 @@ class Grpo:
         self.weights = InPlace(config.model or "policy", self.learner.shards, Directory())
         self.receivers = [Receiver("engine", self.engine, self.engine.core.model.to_hf)]
         self.sampling = SamplingParams(
-            n=config.samples_per_prompt, max_tokens=self.max_tokens, temperature=config.temperature, logprobs=0
+            n=config.samples_per_prompt,
+            max_tokens=self.max_tokens,
+            temperature=config.temperature,
+            logprobs=0,
         )
 
     def step(self) -> Metrics:
@@ -48,7 +51,9 @@ class Grpo:
         clock = Clock()
         with clock("rollout"):
             problems = self.task.prompts(config.seed * 1_000_003 + at, config.prompts_per_step)
-            groups = rollout(self.engine, self.tokenizer, problems, self.sampling, seed=config.seed * 1_000_003 + at)
+            groups = rollout(
+                self.engine, self.tokenizer, problems, self.sampling, seed=config.seed * 1_000_003 + at
+            )
         with clock("score"):
             scores = score(self.task, groups)
             advantages = group_advantages(rewards(scores), config.normalise)
@@ -87,7 +92,12 @@ class Grpo:
     def learning_rate(self, step: int) -> float:
         config = self.config
         return learning_rate(
-            step, lr=config.lr, warmup=config.warmup, steps=config.steps, decay=config.decay, lr_end=config.lr_end
+            step,
+            lr=config.lr,
+            warmup=config.warmup,
+            steps=config.steps,
+            decay=config.decay,
+            lr_end=config.lr_end,
         )
 
     def push(self) -> None:
@@ -97,16 +107,18 @@ class Grpo:
 
     def evaluate(self, seed: int = 0) -> Metrics:
         """On held-out prompts, one sample each at temperature 1. Another seed is another set of prompts."""
-        return evaluate(self.engine, self.tokenizer, self.task, self.config.eval_prompts, self.max_tokens, seed)
+        return evaluate(
+            self.engine, self.tokenizer, self.task, self.config.eval_prompts, self.max_tokens, seed
+        )
 
 
 def engine_config(config: RlConfig, max_tokens: int) -> EngineConfig:
-    """All samples of a step run at once; small blocks, so that nearly all of a prompt is shared by its samples."""
+    """All samples of a step run at once."""
     return EngineConfig(
         max_num_seqs=max(config.prompts_per_step * config.samples_per_prompt, config.eval_prompts),
         max_queued=config.prompts_per_step * config.samples_per_prompt,
         max_step_tokens=config.tokens_per_microbatch,
-        block_size=8,
+        block_size=config.block_size,
         seed=config.seed,
     )
 

@@ -84,7 +84,7 @@ def solve_countdown(facts: Facts) -> str:
 
 def grade_countdown(facts: Facts, answer: str) -> Parts:
     value, used = _evaluate(answer)
-    given = Counter(facts["numbers"])
+    given: Counter[int] = Counter(facts["numbers"])
     overlap = sum((given & Counter(used)).values())
     exact = value == facts["target"] and Counter(used) == given
     near = 0.0 if value is None else 1 / (1 + abs(value - facts["target"]))

@@ -15,7 +15,6 @@ from rondo.train.config import TrainConfig
 VOCAB_SIZE = 512
 
 
-
 @dataclass(frozen=True)
 class Recipe:
     hidden: int = 256
@@ -24,13 +23,13 @@ class Recipe:
     pretrain_steps: int = 30
     sft_steps: int = 300
     """At most: SFT ends when the task succeeds now and then."""
-    sft_until: float = 0.15
-    sft_check_every: int = 4
-    rl_steps: int = 250
+    sft_until: float = 0.12
+    sft_check_every: int = 2
+    rl_steps: int = 200
     """At most: RL ends when the task nearly always succeeds."""
     rl_until: float = 0.97
     rl_check_every: int = 10
-    prompts_per_step: int = 32
+    prompts_per_step: int = 64
     samples_per_prompt: int = 8
     eval_prompts: int = 256
 
@@ -55,25 +54,37 @@ class Recipe:
         return RlConfig(
             task=task,
             steps=self.rl_steps,
-            lr=1e-3,
+            lr=5e-4,
+            warmup=5,
             decay="linear",
             lr_end=0.1,
             betas=(0.9, 0.95),
             prompts_per_step=self.prompts_per_step,
             samples_per_prompt=self.samples_per_prompt,
+            block_size=1,
             eval_prompts=self.eval_prompts,
             seed=seed,
         )
 
 
-QUICK = Recipe(stories=200, pretrain_steps=2, sft_steps=8, sft_check_every=4, rl_steps=4, rl_check_every=2, eval_prompts=32)
+QUICK = Recipe(
+    hidden=64,
+    stories=200,
+    pretrain_steps=2,
+    sft_steps=8,
+    sft_check_every=4,
+    rl_steps=4,
+    rl_check_every=2,
+    prompts_per_step=8,
+    eval_prompts=32,
+)
 """Every part of the demo, none of it long enough to learn much."""
 
 
 def tokenizer_for(seed: int) -> Tokenizer:
     """A byte-level BPE that has never seen a capital, so that the letters of a task's word are tokens of their own."""
     texts = [record["text"].lower() for record in stories(seed, 1000)]
-    frame = "user\nassistant\nsystem\n reverse add and sort countdown to "
+    frame = "user\nassistant\nsystem\nreverse\nadd\nsort\ncountdown\n and to "
     return train_bpe([*texts, *[frame] * len(texts)], VOCAB_SIZE)
 
 

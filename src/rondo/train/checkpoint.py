@@ -66,5 +66,8 @@ def verify(path: Path) -> None:
 
 def _existing(job: Path) -> list[Checkpoint]:
     """Newest first."""
-    found = [Checkpoint(path.parent, int(path.parent.name[5:])) for path in job.glob(f"checkpoints/step_*/{MANIFEST}")]
+    found = [
+        Checkpoint(path.parent, int(path.parent.name[5:]))
+        for path in job.glob(f"checkpoints/step_*/{MANIFEST}")
+    ]
     return sorted(found, key=lambda checkpoint: -checkpoint.step)

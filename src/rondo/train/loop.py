@@ -25,7 +25,13 @@ class Stop(Exception):
     """Raised by `on_step` to end training early, as if this had been the last step."""
 
 
-def train(learner: Learner, batches: Batches, config: TrainConfig, job: Job | None = None, on_step: OnStep | None = None) -> None:
+def train(
+    learner: Learner,
+    batches: Batches,
+    config: TrainConfig,
+    job: Job | None = None,
+    on_step: OnStep | None = None,
+) -> None:
     """Steps `learner` until `config.steps`, from the job's last checkpoint if it has one."""
     position = _resume(learner, job) if job else Position()
     try:
@@ -45,7 +51,9 @@ def train(learner: Learner, batches: Batches, config: TrainConfig, job: Job | No
         raise
 
 
-def _step(learner: Learner, batches: Batches, position: Position, config: TrainConfig) -> tuple[Position, Metrics]:
+def _step(
+    learner: Learner, batches: Batches, position: Position, config: TrainConfig
+) -> tuple[Position, Metrics]:
     begin = time.perf_counter()
     rows, position = batches(position)
     loaded = time.perf_counter()

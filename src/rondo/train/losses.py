@@ -37,9 +37,10 @@ def cross_entropy(batch: Predictions) -> LossOutput:
 
 @dataclass(frozen=True)
 class PolicyLoss:
-    """PPO's clipped surrogate, token by token: columns `advantages`, `sampler_logprobs` and, for `kl`, `reference_logprobs`.
+    """PPO's clipped surrogate, token by token.
 
-    The group normalisation of GRPO, the constant length of Dr. GRPO and so on are in the advantages and weights.
+    Columns: `advantages`, `sampler_logprobs` and, for `kl`, `reference_logprobs`. The group normalisation of GRPO,
+    the constant length of Dr. GRPO and so on are in the advantages and weights.
     """
 
     clip_low: float = 0.2

@@ -23,7 +23,9 @@ def batches(tokens: Sequence[Sequence[int]], config: TrainConfig) -> Batches:
     lengths = [len(ids) for ids in tokens]
 
     def batch(position: Position) -> tuple[list[Row], Position]:
-        pieces, position = take_tokens(lengths, config.seed, position, config.tokens_per_step, config.max_length)
+        pieces, position = take_tokens(
+            lengths, config.seed, position, config.tokens_per_step, config.max_length
+        )
         cut = [tokens[piece.document][piece.begin : piece.end] for piece in pieces]
         return pack([Document(ids, [1.0] * len(ids)) for ids in cut], config.tokens_per_microbatch), position
 

@@ -11,7 +11,9 @@ WSD_DECAY_SHARE = 0.2
 """The last part of training in which warm-up-stable-decay goes down."""
 
 
-def learning_rate(step: int, *, lr: float, warmup: int, steps: int, decay: Decay, lr_end: float = 0.0) -> float:
+def learning_rate(
+    step: int, *, lr: float, warmup: int, steps: int, decay: Decay, lr_end: float = 0.0
+) -> float:
     """For step 0, 1, ... of `steps`: linear warm-up to `lr`, then down to `lr_end` times `lr`."""
     if step < warmup:
         return lr * (step + 1) / warmup

@@ -43,7 +43,10 @@ def _documents(tokenizer: Tokenizer, record: Record) -> list[Document]:
     if "text" in record:
         ids = tokenizer.encode(record["text"]) + end
         return [Document(ids, [1.0] * len(ids))]
-    prompt, answer = tokenizer.encode(record["prompt"]), tokenizer.encode(record["completion"], add_special=False) + end
+    prompt, answer = (
+        tokenizer.encode(record["prompt"]),
+        tokenizer.encode(record["completion"], add_special=False) + end,
+    )
     return [Document(prompt + answer, [0.0] * len(prompt) + [1.0] * len(answer))]
 
 

@@ -24,13 +24,21 @@ def shares_prefixes(specs: Sequence[AttentionSpec]) -> bool:
 class SharedPrefix:
     """`parents[i]` is the segment that segment i continues, or -1; a parent continues nothing itself."""
 
-    def __init__(self, cu_seqlens: Sequence[int], parents: Sequence[int], device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, cu_seqlens: Sequence[int], parents: Sequence[int], device: torch.device | str = "cpu"
+    ) -> None:
         starts, ends = np.asarray(cu_seqlens[:-1]), np.asarray(cu_seqlens[1:])
         parent = np.asarray(parents)
         sizes = ends - starts
         before = np.where(parent >= 0, sizes[parent], 0)
         self._parts = [
-            _Padded(starts[chosen], sizes[chosen], np.where(before[chosen] > 0, starts[parent[chosen]], 0), before[chosen], device)
+            _Padded(
+                starts[chosen],
+                sizes[chosen],
+                np.where(before[chosen] > 0, starts[parent[chosen]], 0),
+                before[chosen],
+                device,
+            )
             for chosen in (np.flatnonzero(parent < 0), np.flatnonzero(parent >= 0))
             if len(chosen)
         ]
@@ -45,8 +53,11 @@ class SharedPrefix:
         """A prompt counts as long as its longest answer."""
         return self._lengths
 
-    def __call__(self, spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
-        assert spec.softcap is None and sinks is None, "ask shares_prefixes() first"
+    def __call__(
+        self, spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None
+    ) -> Tensor:
+        assert spec.softcap is None, "ask shares_prefixes() first"
+        assert sinks is None, "ask shares_prefixes() first"
         outputs = [part.attend(spec, q, k, v) for part in self._parts]
         return torch.cat(outputs)[self._back] if len(outputs) > 1 else outputs[0][self._back]
 
@@ -71,7 +82,11 @@ class _Padded:
         prefix_rows = prefix_starts[:, None] + np.minimum(before, np.maximum(prefix_sizes[:, None] - 1, 0))
         # distance from query to key, for windows: the prefix's last token is one before the first own one
         distance = np.concatenate(
-            [own[None, :, None] + prefix_sizes[:, None, None] - before, np.broadcast_to((own[:, None] - own)[None], (len(starts), queries, queries))], -1
+            [
+                own[None, :, None] + prefix_sizes[:, None, None] - before,
+                np.broadcast_to((own[:, None] - own)[None], (len(starts), queries, queries)),
+            ],
+            -1,
         )
         visible = np.concatenate(
             [
@@ -109,6 +124,6 @@ class _Padded:
         return out.transpose(1, 2).flatten(0, 1)[self.real]
 
     def _take(self, x: Tensor, rows: Tensor) -> Tensor:
-        """x [T, H, D] -> [B, H, L, D]. An embedding look-up, because its backward adds repeated rows fast and in order."""
+        """x [T, H, D] -> [B, H, L, D], as an embedding: its backward adds repeated rows fast and in order."""
         taken = F.embedding(rows, x.flatten(1))
         return taken.view(self.shape[0], -1, *x.shape[1:]).transpose(1, 2)

@@ -19,4 +19,4 @@ def checksum(shards: Iterable[tuple[str, Tensor]]) -> str:
 
 def _crc(tensor: Tensor) -> int:
     flat = tensor.detach().cpu().contiguous().view(-1)
-    return zlib.crc32(flat.view(torch.uint8).numpy()) if flat.numel() else 0
+    return zlib.crc32(flat.view(torch.uint8).numpy().data) if flat.numel() else 0

@@ -1,4 +1,7 @@
-"""Who holds which version of which model's weights, and where. In this process; an owner that stops renewing is gone."""
+"""Who holds which version of which model's weights, and where, in this process.
+
+An owner that stops renewing its lease is gone, and its shards with it.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,9 @@ class Directory:
         self._lock = threading.Lock()
         self._entries: dict[tuple[str, int, str], _Entry] = {}
 
-    def publish(self, model: str, version: int, owner: str, shards: Sequence[Shard], checksum: str) -> Published:
+    def publish(
+        self, model: str, version: int, owner: str, shards: Sequence[Shard], checksum: str
+    ) -> Published:
         """Makes a whole version known. One version has one checksum, whoever holds it."""
         entry = Published(model, version, owner, tuple(shards), checksum)
         with self._lock:

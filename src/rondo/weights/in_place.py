@@ -93,5 +93,8 @@ class InPlace:
 
 def _same(a: Tensor, b: Tensor) -> bool:
     return (
-        a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.stride() == b.stride() and a.dtype == b.dtype
+        a.data_ptr() == b.data_ptr()
+        and a.shape == b.shape
+        and a.stride() == b.stride()
+        and a.dtype == b.dtype
     )
