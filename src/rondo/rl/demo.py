@@ -121,7 +121,7 @@ def save(model: Decoder, tokenizer: Tokenizer, result: DemoResult, path: Path) -
 def _tune(model: Decoder, tokenizer: Tokenizer, grpo: Grpo, recipe: Recipe, seed: int, say: OnEvent) -> float:
     """SFT on solved problems until the model succeeds now and then. Returns the success rate then."""
     config = recipe.tuning(seed)
-    solved = corpus.solved(grpo.task, seed, recipe.sft_steps * config.tokens_per_step // 20)
+    solved = corpus.solved(grpo.task, seed, recipe.sft_examples)
     examples = sft.examples(tokenizer, solved, config.max_length)
 
     def on_step(step: int, metrics: Metrics) -> None:

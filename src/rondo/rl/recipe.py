@@ -20,6 +20,7 @@ class Recipe:
     hidden: int = 256
     layers: int = 2
     stories: int = 3000
+    sft_examples: int = 20_000
     pretrain_steps: int = 30
     sft_steps: int = 300
     """At most: SFT ends when the task succeeds now and then."""
@@ -70,6 +71,7 @@ class Recipe:
 QUICK = Recipe(
     hidden=64,
     stories=200,
+    sft_examples=500,
     pretrain_steps=2,
     sft_steps=8,
     sft_check_every=4,
