@@ -12,6 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rondo.base.threads import yield_soon
+
+yield_soon()  # ours and, by the environment, the peers: on a busy machine it matters more than either
+
 THREADS = int(os.environ.get("RONDO_BENCH_THREADS", os.cpu_count() or 1))
 
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from rondo.base.errors import ConfigError, RondoError, StorageError
+from rondo.base.threads import yield_soon
 
 VERBS: dict[str, tuple[str, str]] = {
     "up": ("rondo.cli.up", "serve the demo model, made first if there is none, and print the URL"),
@@ -29,6 +30,7 @@ BUG = 70
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
+    yield_soon()
     try:
         code = dispatch(arguments)
         sys.stdout.flush()
