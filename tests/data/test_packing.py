@@ -6,20 +6,21 @@ from hypothesis import strategies as st
 from rondo.base.errors import InvalidRequest
 from rondo.data.packing import Document, Row, Tree, pack, plan_rows
 
+alike = st.lists(st.lists(st.integers(1, 2), min_size=1, max_size=6), min_size=1, max_size=12)
 documents = st.lists(st.lists(st.integers(1, 99), min_size=1, max_size=20), min_size=1, max_size=12)
 
 
 def predicted(row: Row) -> list[tuple[tuple[int, ...], int]]:
     """(everything the model sees before it, the token to predict) of each prediction."""
+    paths: list[list[int]] = []
+    for parent, start, stop in zip(row.parents, row.cu_seqlens, row.cu_seqlens[1:], strict=False):
+        context = paths[parent][: row.positions[start]] if parent >= 0 else []
+        paths.append(context + row.tokens[start:stop].tolist())
+        assert row.positions[start:stop].tolist() == list(range(len(context), len(paths[-1])))
     found = []
     for where, target in zip(row.where.tolist(), row.targets.tolist(), strict=True):
         segment = int(np.searchsorted(row.cu_seqlens, where, side="right")) - 1
-        seen = row.tokens[row.cu_seqlens[segment] : where + 1].tolist()
-        parent = row.parents[segment]
-        if parent >= 0:
-            seen = row.tokens[row.cu_seqlens[parent] : row.cu_seqlens[parent + 1]].tolist() + seen
-        assert row.positions[where] == len(seen) - 1
-        found.append((tuple(seen), target))
+        found.append((tuple(paths[segment][: row.positions[where] + 1]), target))
     return found
 
 
@@ -43,9 +44,7 @@ def test_targets_never_cross_documents(tokens: list[list[int]], budget: int) -> 
 
 
 @given(
-    st.lists(
-        st.tuples(st.lists(st.integers(1, 9), min_size=1, max_size=8), documents), min_size=1, max_size=4
-    )
+    st.lists(st.tuples(st.lists(st.integers(1, 9), min_size=1, max_size=8), alike), min_size=1, max_size=4)
 )
 def test_answers_that_share_a_prompt_see_what_separate_ones_see(
     groups: list[tuple[list[int], list[list[int]]]],
@@ -79,3 +78,16 @@ def test_what_does_not_fit_says_which_setting_to_raise() -> None:
         pack([Document([1] * 9, [1.0] * 9)], 4)
     with pytest.raises(InvalidRequest, match="tokens_per_microbatch=4"):
         pack([Tree([1] * 9, [Document([1, 2], [1.0] * 2)] * 2)], 4)
+
+
+def test_answers_that_begin_alike_are_computed_once() -> None:
+    answers = [[5, 6, 7, 8], [5, 6, 7, 8], [5, 6, 9, 9], [5, 6], [4]]
+    tree = Tree(
+        [1, 2, 3], [Document(a, [1.0] * len(a), {"at": [float(i)] * len(a)}) for i, a in enumerate(answers)]
+    )
+    (row,) = pack([tree], 99)
+    assert row.tokens.tolist() == [1, 2, 3, 5, 6, 7, 9]
+    assert row.parents == [-1, 0, 1, 2]
+    assert row.valid == sum(map(len, answers))
+    for i, answer in enumerate(answers):
+        assert row.targets[row.columns["at"] == i].tolist() == answer

@@ -86,8 +86,8 @@ def test_a_group_in_which_all_earn_the_same_is_left_out_and_counts_in_the_mean()
     groups = [Group(problem, [1, 2, 3], [answer(0, [5, 6]), answer(1, [7])]) for _ in range(2)]
     (row,) = loop.pack(groups, np.array([[1.0, -1.0], [0.0, 0.0]]))
     assert row.tokens.tolist() == [1, 2, 3, 5]
-    assert row.targets.tolist() == [5, 6, 7]
-    assert row.columns["advantages"].tolist() == [1.0, 1.0, -1.0]
+    assert row.targets.tolist() == [7, 5, 6]
+    assert row.columns["advantages"].tolist() == [-1.0, 1.0, 1.0]
 
 
 def test_the_kl_term_pulls_towards_the_reference() -> None:

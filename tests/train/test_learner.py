@@ -21,7 +21,7 @@ CONFIG = OptimConfig(lr=1e-2, weight_decay=0.1)
 def answers(source: random.Random, n: int) -> list[Document]:
     found = []
     for _ in range(n):
-        ids = [source.randrange(VOCAB) for _ in range(source.randint(1, 9))]
+        ids = [source.choice([7, 8]) for _ in range(source.randint(1, 9))]  # many begin alike
         columns = {
             "advantages": [source.uniform(-1, 1)] * len(ids),
             "sampler_logprobs": [source.uniform(-6, -5) for _ in ids],

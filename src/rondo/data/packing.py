@@ -4,7 +4,8 @@ A row has two halves. What goes in: `tokens`, their `positions`, and the segment
 predicted: for each prediction the input token it is made from (`where`), the token it should be (`targets`), its
 weight in the loss, and further columns (advantages, the sampler's log-probabilities, ...). Keeping the halves apart
 means that only tokens somebody learns from pass through the model's head, and that many answers to one prompt can
-share a single copy of it: a segment may continue another one, its `parents` entry.
+share a single copy of it, and of whatever else they begin with alike: a segment may continue another one, its
+`parents` entry, from the position it starts at.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Row:
     positions: Ints
     cu_seqlens: list[int]
     parents: list[int]
-    """For each segment the segment it continues, or -1."""
+    """For each segment the one it continues, or -1. It sees what its parent sees, up to its own first position."""
     where: Ints
     targets: Ints
     weights: Floats
@@ -83,35 +84,57 @@ def plan_rows(lengths: Sequence[int], budget: int) -> list[list[int]]:
 def pack(items: Iterable[Document | Tree], budget: int) -> list[Row]:
     """Rows of at most `budget` tokens that hold every prediction of `items` with a weight, each exactly once."""
     trees = [part for item in items for part in _fit(_as_tree(item), budget)]
-    plan = plan_rows([_size(tree) for tree in trees], budget)
-    return [_row([trees[i] for i in row]) for row in plan]
+    grown = [_grow(tree) for tree in trees]
+    plan = plan_rows([each.size for each in grown], budget)
+    return [_row([grown[i] for i in row]) for row in plan]
 
 
 def _as_tree(item: Document | Tree) -> Tree:
     return item if isinstance(item, Tree) else Tree((), (item,))
 
 
-def _branch_inputs(tree: Tree, branch: Document) -> int:
+@dataclass(frozen=True)
+class _Grown:
+    """A tree with its branches in lexical order, each with the number of input tokens it shares with the last."""
+
+    prefix: Sequence[int]
+    branches: list[tuple[Document, Sequence[int], int]]
+    size: int
+
+
+def _grow(tree: Tree) -> _Grown:
     """The last token of a branch is only ever predicted, so it is no input."""
-    return max(len(branch.tokens) - 1, 0)
+    ordered = sorted(((branch.tokens[:-1], i) for i, branch in enumerate(tree.branches)))
+    branches: list[tuple[Document, Sequence[int], int]] = []
+    size, last = len(tree.prefix), list[int]()
+    for inputs, i in ordered:
+        shared = _common(last, inputs) if tree.prefix else 0
+        branches.append((tree.branches[i], inputs, shared))
+        size += len(inputs) - shared
+        last = list(inputs)
+    return _Grown(tree.prefix, branches, size)
 
 
-def _size(tree: Tree) -> int:
-    return len(tree.prefix) + sum(_branch_inputs(tree, b) for b in tree.branches)
+def _common(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens two sequences begin with alike."""
+    for i, (x, y) in enumerate(zip(a, b, strict=False)):
+        if x != y:
+            return i
+    return min(len(a), len(b))
 
 
 def _fit(tree: Tree, budget: int) -> list[Tree]:
     """A tree too large for one row becomes several with the same prefix."""
-    if _size(tree) <= budget or len(tree.branches) <= 1:
+    if len(tree.branches) <= 1 or _grow(tree).size <= budget:
         return [tree]
     room = budget - len(tree.prefix)
-    groups = plan_rows([_branch_inputs(tree, b) for b in tree.branches], room) if room > 0 else []
-    if not groups:
+    lengths = [max(len(branch.tokens) - 1, 0) for branch in tree.branches]
+    if room <= 0:
         raise InvalidRequest(
             f"a prompt of {len(tree.prefix)} tokens does not fit into tokens_per_microbatch={budget}",
             param="tokens_per_microbatch",
         )
-    return [Tree(tree.prefix, [tree.branches[i] for i in group]) for group in groups]
+    return [Tree(tree.prefix, [tree.branches[i] for i in group]) for group in plan_rows(lengths, room)]
 
 
 class _Builder:
@@ -154,25 +177,17 @@ class _Builder:
             column.extend([0.0] * len(keep) if source is None else [source[first + i] for i in keep])
 
 
-def _row(trees: Sequence[Tree]) -> Row:
+def _row(trees: Sequence[_Grown]) -> Row:
     out = _Builder()
     for tree in trees:
-        parent, last = -1, -1
         if tree.prefix:
-            parent = out.segment(tree.prefix, -1, 0)
-            last = len(out.tokens) - 1
-        for branch in tree.branches:
-            inputs = branch.tokens[:-1]
-            if tree.prefix:
+            _add_tree(out, tree)
+        else:
+            for branch, inputs, _ in tree.branches:
                 begin = len(out.tokens)
                 if inputs:
-                    out.segment(inputs, parent, len(tree.prefix))
-                if branch.tokens:
-                    out.predict([last, *range(begin, begin + len(inputs))], branch, 0)
-            elif inputs:
-                begin = len(out.tokens)
-                out.segment(inputs, -1, 0)
-                out.predict(range(begin, begin + len(inputs)), branch, 1)
+                    out.segment(inputs, -1, 0)
+                    out.predict(range(begin, begin + len(inputs)), branch, 1)
     return Row(
         tokens=np.asarray(out.tokens, np.int64),
         positions=np.asarray(out.positions, np.int64),
@@ -183,3 +198,20 @@ def _row(trees: Sequence[Tree]) -> Row:
         weights=np.asarray(out.weights, np.float32),
         columns={name: np.asarray(column, np.float32) for name, column in out.columns.items()},
     )
+
+
+def _add_tree(out: _Builder, tree: _Grown) -> None:
+    root = out.segment(tree.prefix, -1, 0)
+    last = len(out.tokens) - 1
+    at: list[int] = []  # where the last branch's inputs are in the row
+    owner: list[int] = []  # which segment each of them belongs to
+    for branch, inputs, shared in tree.branches:
+        at, owner = at[:shared], owner[:shared]
+        new = inputs[shared:]
+        if new:
+            begin = len(out.tokens)
+            segment = out.segment(new, owner[-1] if owner else root, len(tree.prefix) + shared)
+            at += range(begin, begin + len(new))
+            owner += [segment] * len(new)
+        if branch.tokens:
+            out.predict([last, *at], branch, 0)

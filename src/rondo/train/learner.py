@@ -118,7 +118,8 @@ class Learner:
 
 def _attend(row: Row, device: torch.device) -> Attend:
     if any(parent >= 0 for parent in row.parents):
-        return SharedPrefix(row.cu_seqlens, row.parents, device)
+        starts = row.positions[row.cu_seqlens[:-1]].tolist()
+        return SharedPrefix(row.cu_seqlens, row.parents, starts, device)
     return Packed(row.cu_seqlens, device)
 
 

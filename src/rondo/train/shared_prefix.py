@@ -1,19 +1,24 @@
-"""Attention over a row in which many answers continue one prompt, which is computed once.
+"""Attention over a row in which many answers continue one prompt, and one another, without computing it twice.
 
-A group of S samples over a prompt of P tokens costs P + S*R instead of S*(P + R). Only the attention sees the
-difference: each answer attends to its prompt's keys and to its own, causally; gradients of the prompt's keys add up.
+A group of S samples over a prompt of P tokens costs P + S*R instead of S*(P + R), and less where answers begin alike.
+Only the attention sees the difference: each segment attends to the keys of what it continues and to its own,
+causally; gradients of shared keys add up.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rondo.ops import AttentionSpec
+
+Ints = NDArray[np.int64]
 
 
 def shares_prefixes(specs: Sequence[AttentionSpec]) -> bool:
@@ -22,36 +27,39 @@ def shares_prefixes(specs: Sequence[AttentionSpec]) -> bool:
 
 
 class SharedPrefix:
-    """`parents[i]` is the segment that segment i continues, or -1; a parent continues nothing itself."""
+    """Segment i sees the first `positions[i]` tokens of what segment `parents[i]` sees and is; -1 sees itself alone."""
 
     def __init__(
-        self, cu_seqlens: Sequence[int], parents: Sequence[int], device: torch.device | str = "cpu"
+        self,
+        cu_seqlens: Sequence[int],
+        parents: Sequence[int],
+        positions: Sequence[int],
+        device: torch.device | str = "cpu",
     ) -> None:
-        starts, ends = np.asarray(cu_seqlens[:-1]), np.asarray(cu_seqlens[1:])
-        parent = np.asarray(parents)
-        sizes = ends - starts
-        before = np.where(parent >= 0, sizes[parent], 0)
+        self._sizes = np.diff(cu_seqlens)
+        self._parents = list(parents)
+        self._device = device
+        starts = np.asarray(cu_seqlens[:-1])
+        contexts = _contexts(cu_seqlens, parents, positions)
+        groups = ([i for i, p in enumerate(parents) if p < 0], [i for i, p in enumerate(parents) if p >= 0])
         self._parts = [
-            _Padded(
-                starts[chosen],
-                sizes[chosen],
-                np.where(before[chosen] > 0, starts[parent[chosen]], 0),
-                before[chosen],
-                device,
-            )
-            for chosen in (np.flatnonzero(parent < 0), np.flatnonzero(parent >= 0))
-            if len(chosen)
+            _Padded(starts[chosen], self._sizes[chosen], [contexts[i] for i in chosen], device)
+            for chosen in groups
+            if chosen
         ]
         order = np.concatenate([part.order for part in self._parts])
         self._back = torch.from_numpy(np.argsort(order)).to(device)
-        longest = before + sizes
-        np.maximum.at(longest, parent[parent >= 0], longest[parent >= 0])
-        self._lengths = torch.from_numpy(np.repeat(longest, sizes)).to(device)
+        self._ends = [len(context) + int(size) for context, size in zip(contexts, self._sizes, strict=True)]
 
     @property
     def lengths(self) -> Tensor:
-        """A prompt counts as long as its longest answer."""
-        return self._lengths
+        """A token counts as part of the longest answer that continues it."""
+        longest = list(self._ends)
+        for i in reversed(range(len(longest))):
+            parent = self._parents[i]
+            if parent >= 0:
+                longest[parent] = max(longest[parent], longest[i])
+        return torch.from_numpy(np.repeat(longest, self._sizes)).to(self._device)
 
     def __call__(
         self, spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None
@@ -62,56 +70,61 @@ class SharedPrefix:
         return torch.cat(outputs)[self._back] if len(outputs) > 1 else outputs[0][self._back]
 
 
+def _contexts(cu_seqlens: Sequence[int], parents: Sequence[int], positions: Sequence[int]) -> list[list[int]]:
+    """For each segment the rows of the tokens before it. A parent comes before its children."""
+    contexts: list[list[int]] = []
+    for parent, start in zip(parents, positions, strict=True):
+        if parent < 0:
+            contexts.append([])
+        else:
+            path = [*contexts[parent], *range(cu_seqlens[parent], cu_seqlens[parent + 1])]
+            contexts.append(path[:start])
+    return contexts
+
+
 class _Padded:
-    """Segments padded to one length, beside keys of their prefix and their own."""
+    """Segments padded to one length, beside the keys of what they continue and their own."""
 
     def __init__(
-        self,
-        starts: np.ndarray,
-        sizes: np.ndarray,
-        prefix_starts: np.ndarray,
-        prefix_sizes: np.ndarray,
-        device: torch.device | str,
+        self, starts: Ints, sizes: Ints, contexts: Sequence[Sequence[int]], device: torch.device | str
     ) -> None:
-        queries, prefix = int(sizes.max()), int(prefix_sizes.max())
+        before = np.array([len(context) for context in contexts])
+        queries, prefix = int(sizes.max()), int(before.max())
         self.shape = (len(starts), queries)
-        own = np.arange(queries)
+        own, ahead = np.arange(queries), np.arange(prefix)
         rows = starts[:, None] + np.minimum(own, sizes[:, None] - 1)
         real = own < sizes[:, None]
-        before = np.arange(prefix)
-        prefix_rows = prefix_starts[:, None] + np.minimum(before, np.maximum(prefix_sizes[:, None] - 1, 0))
-        # distance from query to key, for windows: the prefix's last token is one before the first own one
-        distance = np.concatenate(
-            [
-                own[None, :, None] + prefix_sizes[:, None, None] - before,
-                np.broadcast_to((own[:, None] - own)[None], (len(starts), queries, queries)),
-            ],
-            -1,
-        )
-        visible = np.concatenate(
-            [
-                np.broadcast_to((before < prefix_sizes[:, None])[:, None], (len(starts), queries, prefix)),
-                np.broadcast_to((own[:, None] >= own)[None], (len(starts), queries, queries)),
-            ],
-            -1,
-        )
+        context_rows = np.zeros((len(starts), prefix), np.int64)
+        context_rows[ahead < before[:, None]] = np.fromiter(itertools.chain.from_iterable(contexts), np.int64)
+        visible = np.empty((len(starts), queries, prefix + queries), bool)
+        visible[:, :, :prefix] = (ahead < before[:, None])[:, None]
+        visible[:, :, prefix:] = own[:, None] >= own
         self.order = rows[real]
         self.rows = torch.from_numpy(rows.ravel()).to(device)
-        self.keys = torch.from_numpy(np.concatenate([prefix_rows, rows], 1).ravel()).to(device)
+        self.keys = torch.from_numpy(np.concatenate([context_rows, rows], 1).ravel()).to(device)
         self.real = torch.from_numpy(np.flatnonzero(real)).to(device)
         self.visible = torch.from_numpy(visible).to(device)
-        self.distance = torch.from_numpy(np.ascontiguousarray(distance)).to(device)
-        self.longest = int((sizes + prefix_sizes).max())
+        self.before = torch.from_numpy(before).to(device)
+        self.longest = int((sizes + before).max())
         self.causal = prefix == 0
+
+    def mask(self, window: int | None) -> Tensor | None:
+        """[B, 1, Q, K] or None, where plain causal attention does."""
+        if window is None or self.longest <= window:
+            return None if self.causal else self.visible[:, None]
+        _, queries, keys = self.visible.shape
+        prefix = keys - queries
+        own, ahead = (torch.arange(n, device=self.visible.device) for n in (queries, prefix))
+        # how far back each key is: a context's last token is one before the segment's first
+        far = self.before[:, None, None] + own[:, None] - ahead
+        near = (own[:, None] - own).expand(len(far), -1, -1)
+        return (self.visible & (torch.cat([far, near], -1) < window))[:, None]
 
     def attend(self, spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """-> [sum of the segments' lengths, H, Dv], in the order of `self.order`."""
         queries = self._take(q, self.rows)
         keys, values = self._take(k, self.keys), self._take(v, self.keys)
-        if spec.window is not None and self.longest > spec.window:
-            mask: Tensor | None = (self.visible & (self.distance < spec.window))[:, None]
-        else:
-            mask = None if self.causal else self.visible[:, None]
+        mask = self.mask(spec.window)
         out = F.scaled_dot_product_attention(
             queries,
             keys,
