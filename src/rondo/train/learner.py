@@ -72,15 +72,17 @@ class Learner:
         return [self._row_logprobs(row, temperature).cpu().numpy() for row in batch]
 
     def _row_logprobs(self, row: Row, temperature: float) -> Tensor:
+        """Answers that begin alike make some predictions more than once: those go through the head once."""
         model = self.model
+        vocabulary = model.config.vocab_size
+        pairs, back = np.unique(row.where * vocabulary + row.targets, return_inverse=True)
         tokens, positions, where, targets = (
-            torch.from_numpy(x).to(model.device) for x in (row.tokens, row.positions, row.where, row.targets)
+            torch.from_numpy(x).to(model.device)
+            for x in (row.tokens, row.positions, pairs // vocabulary, pairs % vocabulary)
         )
         hidden = model.trunk(tokens, positions, _attend(row, model.device))
-        if len(row.where) != len(row.tokens) or not np.array_equal(row.where, np.arange(len(row.tokens))):
-            hidden = torch.nn.functional.embedding(where, hidden)
-        logprobs: Tensor = token_logprobs(model.head(hidden), targets, temperature)
-        return logprobs
+        logprobs = token_logprobs(model.head(_rows(hidden, where)), targets, temperature)
+        return _rows(logprobs[:, None], torch.from_numpy(back).to(model.device))[:, 0]
 
     def shards(self) -> Iterator[tuple[str, Tensor]]:
         """(Hugging Face name, tensor): views of the weights as they are, whole."""
@@ -121,6 +123,11 @@ def _attend(row: Row, device: torch.device) -> Attend:
         starts = row.positions[row.cu_seqlens[:-1]].tolist()
         return SharedPrefix(row.cu_seqlens, row.parents, starts, device)
     return Packed(row.cu_seqlens, device)
+
+
+def _rows(x: Tensor, rows: Tensor) -> Tensor:
+    """x[rows] for x [T, H], as an embedding: its backward adds repeated rows fast and in a fixed order."""
+    return torch.nn.functional.embedding(rows, x)
 
 
 def _state(model: Decoder) -> dict[str, Tensor]:

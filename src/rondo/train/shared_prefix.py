@@ -41,11 +41,9 @@ class SharedPrefix:
         self._device = device
         starts = np.asarray(cu_seqlens[:-1])
         contexts = _contexts(cu_seqlens, parents, positions)
-        groups = ([i for i, p in enumerate(parents) if p < 0], [i for i, p in enumerate(parents) if p >= 0])
         self._parts = [
             _Padded(starts[chosen], self._sizes[chosen], [contexts[i] for i in chosen], device)
-            for chosen in groups
-            if chosen
+            for chosen in _alike(parents, self._sizes.tolist())
         ]
         order = np.concatenate([part.order for part in self._parts])
         self._back = torch.from_numpy(np.argsort(order)).to(device)
@@ -68,6 +66,14 @@ class SharedPrefix:
         assert sinks is None, "ask shares_prefixes() first"
         outputs = [part.attend(spec, q, k, v) for part in self._parts]
         return torch.cat(outputs)[self._back] if len(outputs) > 1 else outputs[0][self._back]
+
+
+def _alike(parents: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
+    """Segments that are padded together: of nearly one length, and all with a context or all without."""
+    groups: dict[tuple[bool, int], list[int]] = {}
+    for i, (parent, size) in enumerate(zip(parents, sizes, strict=True)):
+        groups.setdefault((parent >= 0, (size - 1).bit_length()), []).append(i)
+    return list(groups.values())
 
 
 def _contexts(cu_seqlens: Sequence[int], parents: Sequence[int], positions: Sequence[int]) -> list[list[int]]:
