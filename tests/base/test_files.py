@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rondo.base import files
-from rondo.base.errors import Conflict, NotFound, StorageError
-from rondo.base.files import atomic_dir, atomic_write, read_json, write_json
+from rondo.base.errors import Conflict, ModelError, NotFound, StorageError
+from rondo.base.files import atomic_dir, atomic_write, parse_json, read_json, write_json
 
 
 def listing(folder: Path) -> list[str]:
@@ -184,3 +184,19 @@ def test_json_errors(tmp_path: Path):
     (tmp_path / "broken.json").write_text("{")
     with pytest.raises(StorageError, match=r"broken\.json is not valid JSON"):
         read_json(tmp_path / "broken.json")
+
+
+BROKEN_JSON = [b"{", b"\xff\xfe{", b"", b'{"a": "\xff"}', b"[" * 100_000, b'{"a":' * 100_000, b"1" * 10_000]
+
+
+@pytest.mark.parametrize("data", BROKEN_JSON, ids=range(len(BROKEN_JSON)))
+def test_json_that_cannot_be_read_is_named(tmp_path: Path, data: bytes):
+    with pytest.raises(ModelError, match=r"here\.json is not valid JSON"):
+        parse_json(data, "here.json")
+    (tmp_path / "own.json").write_bytes(data)
+    with pytest.raises(StorageError, match=r"own\.json is not valid JSON"):
+        read_json(tmp_path / "own.json")
+
+
+def test_json_as_bytes_and_as_text():
+    assert parse_json('{"a": [1]}', "x") == parse_json(b'{"a": [1]}', "x") == {"a": [1]}

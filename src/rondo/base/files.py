@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rondo.base.errors import Conflict, NotFound, RondoError, StorageError
+from rondo.base.errors import Conflict, ModelError, NotFound, RondoError, StorageError
 from rondo.base.exchange import exchange
 from rondo.base.units import human_bytes
 
@@ -109,10 +109,19 @@ def read_json(path: str | Path) -> Any:
         return json.loads(Path(path).read_text("utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         raise NotFound(f"There is no file {path}.") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise StorageError(f"{path} is not valid JSON ({error}). Restore it or remove it.") from None
     except OSError as error:
         raise StorageError(f"Cannot read {path}: {error.strerror}.") from error
+
+
+def parse_json(data: bytes | str, where: str | Path) -> Any:
+    """A file of somebody else's: whatever is wrong with it, from bytes that are no text to a million brackets,
+    is a `ModelError` that names it."""
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
+        raise ModelError(f"{where} is not valid JSON ({error}). Correct it or download it again.") from None
 
 
 def write_json(path: str | Path, obj: object) -> None:

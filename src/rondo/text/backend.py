@@ -6,12 +6,12 @@ from typing import Any
 import tokenizers
 
 from rondo.base.errors import ModelError
-from rondo.text.folder import Folder, parse_json
+from rondo.text.folder import Folder, parse_object
 
 
 def load_backend(folder: Folder) -> tokenizers.Tokenizer:
     file = folder.path / "tokenizer.json"
-    parse_json(folder.files["tokenizer.json"], file)
+    parse_object(folder.files["tokenizer.json"], file)
     try:
         return tokenizers.Tokenizer.from_str(folder.files["tokenizer.json"].decode())
     except Exception as error:  # the library raises a bare Exception

@@ -1,11 +1,11 @@
 """The tokenizer's files in a Hugging Face model folder."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rondo.base.errors import ModelError
+from rondo.base.files import parse_json
 
 TEMPLATE_DIR = "additional_chat_templates"
 
@@ -34,7 +34,7 @@ class Folder:
         """An absent file is an empty one."""
         if name not in self.files:
             return {}
-        return parse_json(self.files[name], self.path / name)
+        return parse_object(self.files[name], self.path / name)
 
 
 def read_folder(path: Path) -> Folder:
@@ -55,14 +55,11 @@ def read_folder(path: Path) -> Folder:
 def read_model_config(path: Path) -> dict[str, Any]:
     """config.json belongs to the model; only its end-of-sequence ids are of interest here."""
     file = path / "config.json"
-    return parse_json(file.read_bytes(), file) if file.is_file() else {}
+    return parse_object(file.read_bytes(), file) if file.is_file() else {}
 
 
-def parse_json(data: bytes, file: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(data)
-    except ValueError as error:
-        raise ModelError(f"{file} is not valid JSON ({error}). Download it again.") from error
+def parse_object(data: bytes, file: Path) -> dict[str, Any]:
+    value = parse_json(data, file)
     if not isinstance(value, dict):
         raise ModelError(f"{file} must hold a JSON object. Download it again.")
     return value

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rondo.base.errors import ModelError
-from rondo.base.files import atomic_dir
+from rondo.base.files import atomic_dir, parse_json
 from rondo.models import safetensors
 
 CONFIG = "adapter_config.json"
@@ -22,10 +22,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG
     if not path.is_file():
         raise ModelError(f"{folder} has no {CONFIG}; is it an adapter's folder?")
-    try:
-        config = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise ModelError(f"{path} is not valid JSON: {error}") from error
+    config = parse_json(path.read_bytes(), path)
     if not isinstance(config, dict):
         raise ModelError(f"{path} is not a JSON object")
     return config
