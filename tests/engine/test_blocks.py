@@ -23,7 +23,7 @@ def lookup(pool: BlockPool, tokens: list[int], root: int) -> list[int]:
 
 def test_a_published_prefix_is_found_and_shared():
     pool = BlockPool(8, 4)
-    root = pool.root(None, 0)
+    root = pool.root(0)
     tokens = list(range(10))
     blocks = pool.allocate(3)
     publish_all(pool, tokens, blocks, root)
@@ -40,14 +40,13 @@ def test_a_published_prefix_is_found_and_shared():
 def test_versions_and_adapters_do_not_mix():
     pool = BlockPool(8, 4)
     tokens = [1, 2, 3, 4]
-    publish_all(pool, tokens, pool.allocate(1), pool.root(None, 0))
-    assert lookup(pool, tokens, pool.root(None, 1)) == []
-    assert lookup(pool, tokens, pool.root("a", 0)) == []
+    publish_all(pool, tokens, pool.allocate(1), pool.root(0))
+    assert lookup(pool, tokens, pool.root(1)) == []
 
 
 def test_the_least_recently_used_goes_first_and_tails_before_heads():
     pool = BlockPool(4, 2)
-    root = pool.root(None, 0)
+    root = pool.root(0)
     old, young = pool.allocate(2), pool.allocate(2)
     publish_all(pool, [1, 2, 3, 4], old, root)
     publish_all(pool, [5, 6, 7, 8], young, root)
@@ -78,7 +77,7 @@ def test_blocks_are_never_lost_nor_owned_twice(seed, size, count):
     owners: list[tuple[list[int], list[int]]] = []
     for step in range(60):
         action = rng.random()
-        root = pool.root(None, step // 40)
+        root = pool.root(step // 40)
         if action < 0.5:
             tokens = [rng.randrange(2) for _ in range(rng.randrange(1, 4 * size))]
             found = lookup(pool, tokens, root)

@@ -187,8 +187,19 @@ def test_what_cannot_be_served_is_refused(tiny):
         with pytest.raises(InvalidRequest) as caught:
             llm.generate([prompt], GREEDY)
         assert caught.value.param == param
+    llm.core.add(GenerateRequest("waits", [5], GREEDY))
     with pytest.raises(Overloaded):
-        llm.generate([[5]], SamplingParams(n=5, detokenize=False))
+        llm.core.add(GenerateRequest("many", [5], GREEDY.with_(n=4)))
+    llm.core.abort_all()
+    for params, param in (
+        (SamplingParams(n=5, detokenize=False), "n"),
+        (SamplingParams(stop_token_ids=[97], detokenize=False), "stop_token_ids"),
+        (SamplingParams(stop_token_ids=[-1], detokenize=False), "stop_token_ids"),
+        (SamplingParams(stop_token_ids=range(97), min_tokens=1, detokenize=False), "min_tokens"),
+    ):
+        with pytest.raises(InvalidRequest) as caught:
+            llm.generate([[5]], params)
+        assert caught.value.param == param
     with pytest.raises(InvalidRequest):
         llm.generate(["text"], GREEDY)
     with pytest.raises(InvalidRequest):

@@ -13,11 +13,14 @@ LogprobsMode = Literal["scaled", "raw"]
 
 MAX_LOGPROBS = 100
 MAX_STOP = 16
+COLDEST = 1e-5
+"""A temperature below this is 0: logits divided by less are not finite any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How to continue a prompt; names and defaults are vLLM's where the thing is the same.
+    """How to continue a prompt; names and defaults are vLLM's where the thing is the same. What it lets through
+    cannot make a step fail, whatever else is in the batch.
 
     `max_tokens=None` generates until the context is full. `temperature=0` is greedy. `top_k=0` and `-1` both
     mean "all". `logprobs=k` asks for the sampled token's log-probability and the k likeliest alternatives.
@@ -60,6 +63,8 @@ class SamplingParams:
             "must not exceed max_tokens",
         )
         _require(0 <= self.temperature <= 100, "temperature", "must be between 0 and 100")
+        if self.temperature < COLDEST:
+            object.__setattr__(self, "temperature", 0.0)
         _require(0 < self.top_p <= 1, "top_p", "must be in (0, 1]")
         _require(0 <= self.min_p <= 1, "min_p", "must be in [0, 1]")
         _require(1 <= self.n <= 1024, "n", "must be between 1 and 1024")
@@ -71,7 +76,12 @@ class SamplingParams:
         _require(self.logprobs_mode in ("scaled", "raw"), "logprobs_mode", "must be 'scaled' or 'raw'")
         _require(-2 <= self.presence_penalty <= 2, "presence_penalty", "must be between -2 and 2")
         _require(-2 <= self.frequency_penalty <= 2, "frequency_penalty", "must be between -2 and 2")
-        _require(self.repetition_penalty > 0, "repetition_penalty", "must be positive")
+        _require(0.01 <= self.repetition_penalty <= 10, "repetition_penalty", "must be between 0.01 and 10")
+        _require(
+            all(-100 <= bias <= 100 for bias in self.logit_bias.values()),
+            "logit_bias",
+            "must hold numbers between -100 and 100",
+        )
         _require(len(stop) <= MAX_STOP, "stop", f"takes at most {MAX_STOP} strings")
         _require(all(stop), "stop", "must not hold an empty string")
         _require(
@@ -159,10 +169,6 @@ class CompletionOutput:
     top_logprobs: list[list[tuple[int, float]]] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
-
-    @property
-    def cumulative_logprob(self) -> float | None:
-        return None if self.logprobs is None else sum(self.logprobs)
 
 
 @dataclass(slots=True)

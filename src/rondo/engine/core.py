@@ -19,6 +19,7 @@ from rondo.engine.runner import Runner, StepResult
 from rondo.engine.sampler import Sampler
 from rondo.engine.scheduler import Plan, Scheduler
 from rondo.models import Decoder
+from rondo.ops.native.build import library
 
 DEFAULT_MAX_MODEL_LEN = 8192
 
@@ -46,7 +47,9 @@ class EngineCore:
     ) -> None:
         self.config = config = config or EngineConfig()
         self.model = model
-        self.eos_ids = model.config.eos_ids if eos_ids is None else eos_ids
+        given = model.config.eos_ids if eos_ids is None else eos_ids
+        # A tokenizer may know more tokens than the model does.
+        self.eos_ids = tuple(token for token in given if 0 <= token < model.config.vocab_size)
         self.max_model_len = _max_model_len(config, model.config.max_positions)
         specs = model.attention_specs()
         per_block = block_bytes(specs, config.block_size, model.dtype)
@@ -63,6 +66,9 @@ class EngineCore:
         self._requests: dict[str, list[Request]] = {}
         if config.threads is not None:
             torch.set_num_threads(config.threads)
+        if model.device.type == "cpu":
+            # Where it must be compiled first, that belongs to loading, not to the first request.
+            library("paged_decode")
 
     @property
     def weight_version(self) -> int:
@@ -170,6 +176,21 @@ class EngineCore:
         if biased and (min(biased) < 0 or max(biased) >= vocab):
             raise InvalidRequest(
                 f"logit_bias names a token id outside the vocabulary of {vocab}.", param="logit_bias"
+            )
+        stops = request.sampling.stop_token_ids
+        if stops and (min(stops) < 0 or max(stops) >= vocab):
+            raise InvalidRequest(
+                f"stop_token_ids names a token id outside the vocabulary of {vocab}.", param="stop_token_ids"
+            )
+        if request.sampling.min_tokens and len({*stops, *self.eos_ids}) == vocab:
+            raise InvalidRequest(
+                "min_tokens cannot hold back the end where every token is a stop token.", param="min_tokens"
+            )
+        if request.sampling.n > self.config.max_queued:
+            raise InvalidRequest(
+                f"n is {request.sampling.n}, but at most {self.config.max_queued} samples may wait here at all. "
+                "Lower n, or raise max_queued.",
+                param="n",
             )
 
     def _advance(self, plan: Plan, result: StepResult) -> Step:

@@ -24,7 +24,6 @@ class Request:
     arrival: int
     priority: int = 0
     seed: int = 0
-    adapter: str | None = None
 
     prompt_length: int = 0
     cached: int = 0

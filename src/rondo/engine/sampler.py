@@ -18,6 +18,8 @@ from rondo.engine.request import Request
 from rondo.ops import token_logprobs
 
 FILTERS, EDITS, LOGPROBS, TOP, RAW = 1, 2, 4, 8, 16
+ALL = 2**31
+"""A top-k beyond every vocabulary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ class Sampler:
     def admit(self, request: Request) -> None:
         params, row = request.sampling, request.row
         self._temperature[row] = params.temperature
-        self._top_k[row] = params.top_k
+        self._top_k[row] = min(params.top_k, ALL)
         self._top_p[row] = params.top_p
         self._min_p[row] = params.min_p
         self._seed[row] = request.seed
