@@ -1,4 +1,5 @@
 import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import Field, model_validator
 
-from rondo.base.config import Section, leaves, load, split_flags
+from rondo.base.config import RESERVED, Section, leaves, load, split_flags
 from rondo.base.errors import ConfigError
 
 
@@ -188,6 +189,15 @@ def test_variables_outside_the_tree(caplog: pytest.LogCaptureFixture):
     assert [record.args for record in caplog.records] == [("RONDO_TRAINING",)]
 
 
+@pytest.mark.parametrize("folder", ["src", "bench", "tests"])
+def test_every_variable_that_is_read_is_known(folder: str):
+    root = Path(__file__).parents[2] / folder
+    files = [path for path in root.rglob("*") if path.suffix in (".py", ".sh")]
+    read = re.compile(r"""(?:environ(?:\.get\(|\[)|getenv\()["'](RONDO_\w+)|\$\{?(RONDO_\w+)""")
+    names = {name for file in files for found in read.findall(file.read_text()) for name in found if name}
+    assert names <= RESERVED
+
+
 def test_a_variable_that_could_mean_two_keys_is_refused():
     class B(Section):
         c: int = 0
@@ -243,6 +253,52 @@ def test_file_errors(tmp_path: Path, toml: Callable[[str], Path]):
     assert "There is no config file" in error(file=tmp_path / "absent.toml")
     assert "is not valid TOML" in error(file=toml("[train\n"))
     assert "Cannot read the config file" in error(file=tmp_path)
+
+
+class Numbers(Section):
+    port: int = 1
+    rate: float | None = None
+    rates: tuple[float, ...] = ()
+    limits: dict[str, int] = Field(default_factory=dict)
+    level: Literal[0, 1] = 0
+    mixed: dict[str, bool | int] = Field(default_factory=dict)
+    api_key: str | None = None
+
+
+class Secretive(Section):
+    server: Numbers = Field(default_factory=Numbers)
+
+
+@pytest.mark.parametrize(
+    "line", ["port = true", "rate = false", "rates = [0.5, true]", "limits = {a = true}", "level = true"]
+)
+def test_true_is_no_number(toml: Callable[[str], Path], line: str):
+    with pytest.raises(ConfigError, match=r"^server\.\w+ = .*true and false have no meaning here\.$"):
+        load(Secretive, toml("[server]\n" + line), env={})
+    assert load(Secretive, toml("[server]\nmixed = {a = true}"), env={}).tree.server.mixed == {"a": True}
+
+
+def test_a_quoted_key_is_one_name(toml: Callable[[str], Path]):
+    file = toml('"train.lr" = 3')
+    said = f"'train.lr' in quotes is one name, which no key has ({file}:1). Write train.lr without quotes."
+    assert error(file=file) == said
+    assert "Unknown config key loss.a.b" in error(flags=['--loss={"a.b": 1}'])
+
+
+def test_errors_do_not_tell_secrets(toml: Callable[[str], Path]):
+    for file, flags in [
+        (toml("[server]\napi_key = 123456"), []),
+        (None, ['--server={"api_key": "123456"']),
+        (None, ['--server={"api_key": 123456}']),
+    ]:
+        with pytest.raises(ConfigError, match="server") as caught:
+            load(Secretive, file, env={}, flags=flags)
+        assert "123456" not in str(caught.value)
+
+
+def test_nesting_too_deep_is_an_error(toml: Callable[[str], Path]):
+    assert "is not valid TOML" in error(file=toml("a = " + "[" * 100_000))
+    assert "is not valid JSON" in error(flags=["--train.stop=" + "[" * 100_000])
 
 
 def test_split_flags():

@@ -15,7 +15,8 @@ from typing import Any, Generic, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
-from rondo.base.config_keys import Key, env_names, keys_of, nearest
+from rondo.base.config_errors import not_a_section, unknown_key
+from rondo.base.config_keys import Key, env_names, holds_bool, is_secret, keys_of, takes_bool
 from rondo.base.config_text import from_text, is_bool_word, toml_lines
 from rondo.base.errors import ConfigError
 
@@ -23,7 +24,11 @@ log = logging.getLogger("rondo.base.config")
 
 ENV_PREFIX = "RONDO_"
 RESERVED = frozenset(
-    ENV_PREFIX + name for name in ("HOME", "CONFIG", "DEBUG", "API_KEY", "ADMIN_KEY", "BASE_URL")
+    ENV_PREFIX + name
+    for name in (
+        *("HOME", "CONFIG", "DEBUG", "API_KEY", "ADMIN_KEY", "BASE_URL", "OPS", "NATIVE"),
+        *("PEERS", "BENCH_THREADS", "BENCH_TRL_MICROBATCHES"),  # of the benchmarks and the tests with peers
+    )
 )
 """Variables with a meaning of their own, outside the tree."""
 
@@ -79,6 +84,8 @@ def load(
     ):
         for path, setting in part.items():
             _put(settings, path, setting)
+    for path, setting in settings.items():
+        _refuse_bools(keys, path, setting.value, setting.source)
     try:
         made = tree.model_validate(_nest(settings))
     except ValidationError as error:
@@ -104,7 +111,7 @@ def _from_file(keys: dict[str, Key], file: Path) -> dict[str, _Setting]:
         data = tomllib.loads(text)
     except FileNotFoundError:
         raise ConfigError(f"There is no config file {file}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{file} is not valid TOML: {error}") from None
     except OSError as error:
         raise ConfigError(f"Cannot read the config file {file}: {error.strerror}.") from None
@@ -121,14 +128,14 @@ def _from_file(keys: dict[str, Key], file: Path) -> dict[str, _Setting]:
     def walk(table: dict[str, Any], prefix: str) -> None:
         for name, value in table.items():
             path = prefix + name
-            if path not in keys:
-                raise _unknown(path, str(source(path)), keys)
+            if path not in keys or "." in name:  # a quoted "a.b" is one name, which no key has
+                raise unknown_key(path, str(source(path)), keys)
             if isinstance(value, dict) and keys[path].sections:
                 walk(value, path + ".")
                 if not value:
                     settings[path] = _Setting({}, source(path))
             elif keys[path].sections:
-                raise _not_a_section(path, str(source(path)), keys)
+                raise not_a_section(path, str(source(path)), keys)
             else:
                 settings[path] = _Setting(value, source(path))
 
@@ -152,7 +159,7 @@ def _from_env(keys: dict[str, Key], env: Mapping[str, str]) -> dict[str, _Settin
         if paths:
             settings.update(_text_settings(keys, paths[0], env[name], Source("env", name)))
         elif any(rest.startswith(top + "_") or rest == top for top in tops):
-            raise _unknown(dotted, f"the environment variable {name}", keys, flat=rest)
+            raise unknown_key(dotted, f"the environment variable {name}", keys, flat=rest)
         else:
             log.warning("the environment variable %s is not one that Rondo knows; it has no effect", name)
     return settings
@@ -168,7 +175,7 @@ def _from_flags(keys: dict[str, Key], flags: Sequence[str]) -> dict[str, _Settin
         name, equals, text = flag[2:].partition("=")
         path = name.replace("-", "_")
         if path not in keys:
-            raise _unknown(path, f"the flag --{name}", keys)
+            raise unknown_key(path, f"the flag --{name}", keys)
         if not equals:
             text = _flag_value(keys[path], name, rest)
         settings.update(_text_settings(keys, path, text, Source("flag", f"--{name}")))
@@ -211,10 +218,10 @@ def _text_settings(keys: dict[str, Key], path: str, text: str, source: Source) -
     if not keys[path].sections or value is None:
         return {path: _Setting(value, source)}
     if not isinstance(value, dict):
-        raise _not_a_section(path, str(source), keys)
+        raise not_a_section(path, str(source), keys)
     for name in value:
-        if f"{path}.{name}" not in keys:
-            raise _unknown(f"{path}.{name}", str(source), keys)
+        if f"{path}.{name}" not in keys or "." in name:
+            raise unknown_key(f"{path}.{name}", str(source), keys)
     return {f"{path}.{name}": _Setting(inner, source) for name, inner in value.items()}
 
 
@@ -224,6 +231,17 @@ def _put(settings: dict[str, _Setting], path: str, setting: _Setting) -> None:
         if other == path or other.startswith(path + ".") or path.startswith(other + "."):
             del settings[other]
     settings[path] = setting
+
+
+def _refuse_bools(keys: dict[str, Key], path: str, value: object, source: Source) -> None:
+    """Pydantic takes true for 1, so `port = true` would be port 1."""
+    if path in keys and keys[path].sections:
+        for name, inner in value.items() if isinstance(value, dict) else ():
+            _refuse_bools(keys, f"{path}.{name}", inner, source)
+    elif path in keys and holds_bool(value) and not takes_bool(keys[path].annotation):
+        given = "********" if is_secret(path) else repr(value)
+        said = f"{path} = {given} ({source}) is wrong: true and false have no meaning here."
+        raise ConfigError(said, param=path, code="invalid_value")
 
 
 def _nest(settings: dict[str, _Setting]) -> dict[str, Any]:
@@ -243,17 +261,6 @@ def _source_of(path: str, settings: dict[str, _Setting]) -> Source | None:
             return settings[path].source
         path = path.rpartition(".")[0]
     return None
-
-
-def _unknown(path: str, where: str, keys: dict[str, Key], flat: str | None = None) -> ConfigError:
-    right = nearest(path, keys, flat)
-    hint = f" Did you mean {right}?" if right else ""
-    return ConfigError(f"Unknown config key {path} ({where}).{hint}", param=path, code="unknown_key")
-
-
-def _not_a_section(path: str, where: str, keys: dict[str, Key]) -> ConfigError:
-    inner = next(name for name in keys if name.startswith(path + "."))
-    return ConfigError(f"{path} ({where}) is a section, not a value. Set one of its keys, such as {inner}.")
 
 
 def _explain(error: ValidationError, keys: dict[str, Key], settings: dict[str, _Setting]) -> ConfigError:
@@ -284,4 +291,5 @@ def _explain_one(detail: ErrorDetails, keys: dict[str, Key], settings: dict[str,
         return f"{place} ({source or 'default'}) is wrong: {message}."
     rest = [str(part) for part in detail["loc"][len(path.split(".")) :] if isinstance(part, int)]
     inside = f" at position {'.'.join(rest)}" if rest else ""
-    return f"{path} = {detail['input']!r} ({source or 'default'}) is wrong{inside}: {message}."
+    given = "********" if is_secret(path) else repr(detail["input"])
+    return f"{path} = {given} ({source or 'default'}) is wrong{inside}: {message}."

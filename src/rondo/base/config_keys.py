@@ -8,6 +8,8 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
+SECRETS = ("_key", "_token", "_secret", "_password")
+
 
 @dataclass(frozen=True)
 class Key:
@@ -33,6 +35,27 @@ def members(annotation: Any) -> tuple[Any, ...]:
 
 def sections_of(annotation: Any) -> tuple[type[BaseModel], ...]:
     return tuple(one for one in members(annotation) if isinstance(one, type) and issubclass(one, BaseModel))
+
+
+def takes_bool(annotation: Any) -> bool:
+    """Whether true or false may stand somewhere in a value of this type."""
+    for one in members(annotation):
+        if one in (bool, Any, object) or sections_of(one):  # a section checks its own values
+            return True
+        if any(inner is True or inner is False or takes_bool(inner) for inner in get_args(one)):
+            return True
+    return False
+
+
+def holds_bool(value: object) -> bool:
+    if isinstance(value, Mapping):
+        return any(map(holds_bool, value.values()))
+    return isinstance(value, bool) or (isinstance(value, list | tuple) and any(map(holds_bool, value)))
+
+
+def is_secret(path: str) -> bool:
+    """Whether the value is for nobody's screen."""
+    return path.endswith(SECRETS)
 
 
 def keys_of(tree: type[BaseModel], prefix: str = "") -> dict[str, Key]:

@@ -39,7 +39,8 @@ def from_text(annotation: Any, text: str, path: str, where: str) -> object:
     if str in kinds:
         return text
     if any(_is(kind, Mapping) for kind in kinds) or sections_of(annotation):
-        return _json(text, path, where) if text.lstrip().startswith("{") else text
+        hidden = bool(sections_of(annotation))  # a section may hold a secret
+        return _json(text, path, where, hidden) if text.lstrip().startswith("{") else text
     if any(_is(kind, Sequence) or _is(kind, AbstractSet) for kind in kinds):
         if text.lstrip().startswith("["):
             return _json(text, path, where)
@@ -81,11 +82,12 @@ def _parts(key: str) -> list[str]:
     return parts
 
 
-def _json(text: str, path: str, where: str) -> object:
+def _json(text: str, path: str, where: str, hidden: bool = False) -> object:
     try:
         return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{path} = {text!r} ({where}) is not valid JSON: {error}.", param=path) from None
+    except (ValueError, RecursionError) as error:
+        shown = "" if hidden else f" = {text!r}"
+        raise ConfigError(f"{path}{shown} ({where}) is not valid JSON: {error}.", param=path) from None
 
 
 def _is(kind: Any, base: type) -> bool:

@@ -3,14 +3,13 @@
 import difflib
 import json
 
+from rondo.base.config_keys import is_secret
 from rondo.base.errors import ConfigError
 from rondo.cli.arguments import Parser
 from rondo.cli.tree import CommandLine, read_command_line
 
 EPILOG = """Settings: --section.key=value, RONDO_SECTION_KEY=value, or a TOML file with [section] tables.
 A later source wins: default, file, environment, flag."""
-
-SECRETS = ("_key", "_token", "_secret", "_password")
 
 
 def run(argv: list[str]) -> int:
@@ -46,7 +45,7 @@ def _rows(line: CommandLine, wanted: list[str]) -> list[tuple[str, object, str]]
         for name in path.split("."):
             value = value[name] if isinstance(value, dict) else value
         if not wanted or any(path == prefix or path.startswith(prefix + ".") for prefix in wanted):
-            secret = isinstance(value, str) and value and path.endswith(SECRETS)
+            secret = isinstance(value, str) and value and is_secret(path)
             rows.append((path, "********" if secret else value, str(source)))
     return rows
 
