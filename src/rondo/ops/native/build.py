@@ -13,7 +13,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from rondo.base.home import home
+from rondo.base.home import cache_dir
 from rondo.base.log import get_logger
 
 log = get_logger(__name__)
@@ -53,9 +53,7 @@ def library(name: str) -> ctypes.CDLL | None:
 
 def _compiled(source: Path, compiler: list[str]) -> Path:
     identity = "\0".join([source.read_text(), *compiler, *FLAGS, platform.machine(), _cpu_flags()])
-    target = (
-        home() / "cache" / "native" / f"{source.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.so"
-    )
+    target = cache_dir() / "native" / f"{source.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.so"
     if target.is_file():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
