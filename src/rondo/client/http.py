@@ -6,28 +6,20 @@ status.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
 import httpx
 
-from rondo.base.errors import Conflict, InvalidRequest, NotFound, Overloaded, RondoError, Unavailable
+from rondo.base.errors import NotFound, Unavailable
+from rondo.client.answers import Events, checked
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 TIMEOUT = httpx.Timeout(600.0, connect=10.0)
 
 Messages = str | Sequence[Mapping[str, Any]]
 Prompt = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
-
-_ERRORS: dict[int, type[RondoError]] = {
-    400: InvalidRequest,
-    404: NotFound,
-    409: Conflict,
-    429: Overloaded,
-    503: Unavailable,
-}
 
 
 class _Base:
@@ -108,18 +100,17 @@ class Client(_Base):
             answer = self._http.request(method, path, json=body)
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
-        return _checked(answer)
+        return checked(answer)
 
     def _stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         try:
             with self._http.stream("POST", path, json=body | {"stream": True}) as answer:
                 if not answer.is_success:
                     answer.read()
-                    _checked(answer)
-                for line in answer.iter_lines():
-                    event = _event(line)
-                    if event is not None:
-                        yield event
+                    checked(answer)
+                events = Events()
+                for data in answer.iter_bytes():
+                    yield from events.push(data)
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
 
@@ -184,17 +175,17 @@ class AsyncClient(_Base):
             answer = await self._http.request(method, path, json=body)
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
-        return _checked(answer)
+        return checked(answer)
 
     async def _stream(self, path: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         try:
             async with self._http.stream("POST", path, json=body | {"stream": True}) as answer:
                 if not answer.is_success:
                     await answer.aread()
-                    _checked(answer)
-                async for line in answer.aiter_lines():
-                    event = _event(line)
-                    if event is not None:
+                    checked(answer)
+                events = Events()
+                async for data in answer.aiter_bytes():
+                    for event in events.push(data):
                         yield event
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
@@ -218,34 +209,3 @@ def _only(names: list[str]) -> str:
     if not names:
         raise NotFound("the server has no model.", param="model")
     return names[0]
-
-
-def _event(line: str) -> dict[str, Any] | None:
-    """One event; None for blank lines and the end. An error inside a stream is raised."""
-    if not line.startswith("data: ") or line == "data: [DONE]":
-        return None
-    event: dict[str, Any] = json.loads(line.removeprefix("data: "))
-    if "error" in event:
-        raise _error(500, event)
-    return event
-
-
-def _checked(answer: httpx.Response) -> dict[str, Any]:
-    try:
-        body = answer.json()
-    except ValueError:
-        body = None
-    if answer.is_success and isinstance(body, dict):
-        return body
-    if not isinstance(body, dict) or "error" not in body:
-        body = {"error": {"message": f"{answer.url} answered {answer.status_code}, not as this API does."}}
-    raise _error(answer.status_code, body)
-
-
-def _error(status: int, body: Mapping[str, Any]) -> RondoError:
-    details = body["error"]
-    error = _ERRORS.get(status, RondoError)(
-        details.get("message", "unknown error"), param=details.get("param"), code=details.get("code")
-    )
-    error.status = status
-    return error
