@@ -20,7 +20,7 @@ Q = "model.layers.0.self_attn.q_proj.weight"
 @pytest.fixture(scope="module")
 def good(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folders = {}
-    for name in ("llama2", "qwen2", "phi3"):
+    for name in ("llama2", "qwen2", "phi3", "gemma2", "deepseek-v3"):
         folders[name] = tmp_path_factory.mktemp(name)
         reference(name).save_pretrained(folders[name])
     folders["sharded"] = tmp_path_factory.mktemp("sharded")
@@ -137,6 +137,36 @@ CASES: dict[str, tuple[str, Callable[[Path], Any], str]] = {
         "llama2",
         config(rope_parameters={"rope_type": "spiral", "rope_theta": 1e4}),
         r"config.json: rope type 'spiral' is not supported",
+    ),
+    "norm epsilon in quotes": (
+        "llama2",
+        config(rms_norm_eps="1e-6"),
+        r"rms_norm_eps is '1e-6', not a number",
+    ),
+    "tied in quotes": ("llama2", config(tie_word_embeddings="false"), r"tie_word_embeddings is 'false'"),
+    "end token as text": ("llama2", config(eos_token_id="</s>"), r"eos_token_id is '</s>', not a token id"),
+    "layers are true": ("llama2", config(num_hidden_layers=True), r"num_hidden_layers is True"),
+    "odd head": ("llama2", config(head_dim=15), r"15 dimensions, which is odd"),
+    "kinds of layers": (
+        "qwen2",
+        config(layer_types=["full_attention", "linear_attention", "full_attention"]),
+        r"layer_types has 'linear_attention', which is not supported",
+    ),
+    "too few kinds": (
+        "gemma2",
+        config(layer_types=["full_attention"]),
+        r"layer_types has 1 entries for 3 layers",
+    ),
+    "experts in some layers": (
+        "deepseek-v3",
+        config(moe_layer_freq=2),
+        r"moe_layer_freq other than 1 is not supported",
+    ),
+    "deep config": ("llama2", text("config.json", "[" * 100_000), r"config.json"),
+    "deep header": (
+        "llama2",
+        text("model.safetensors", struct.pack("<Q", 100_000) + b"[" * 100_000),
+        r"broken header",
     ),
     "rope of a wrong type": ("llama2", config(rope_parameters="linear"), r"config.json of a llama model"),
     "quantized": (
@@ -292,7 +322,11 @@ CASES: dict[str, tuple[str, Callable[[Path], Any], str]] = {
         text("model-00003-of-00006.safetensors", b"\x10"),
         r"model-00003-of-00006.safetensors is truncated",
     ),
-    "index is no JSON": ("sharded", text("model.safetensors.index.json", "{"), r"index.json is broken"),
+    "index is no JSON": (
+        "sharded",
+        text("model.safetensors.index.json", "{"),
+        r"index.json is not valid JSON",
+    ),
     "index is empty": ("sharded", text("model.safetensors.index.json", "{}"), r"index.json is broken"),
     "index with a list": ("sharded", index(lambda i: i.update(weight_map=[1])), r"index.json is broken"),
     "index with numbers": (

@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -56,7 +57,7 @@ def test_names_that_are_not(name: str):
         store.place(name)
 
 
-def test_small_files_come_along_and_weights_do_not(folder: Path, own_home: Path):
+def test_files_come_along_and_foreign_weights_do_not(folder: Path, own_home: Path):
     (folder / "README.md").write_text("about")
     (folder / "generation_config.json").write_text("{}")
     (folder / "pytorch_model.bin").write_text("old weights")
@@ -71,27 +72,36 @@ def test_small_files_come_along_and_weights_do_not(folder: Path, own_home: Path)
         "additional_chat_templates/rag.jinja",
         "config.json",
         "generation_config.json",
-        "model.safetensors",
+        *(f"model-{i + 1:05d}-of-00006.safetensors" for i in range(6)),
+        "model.safetensors.index.json",
     ]
+
+
+def test_import_then_export_keeps_every_byte(folder: Path, own_home: Path, tmp_path: Path):
+    """Shards, their index, and a config.json written by another hand."""
+    (folder / "config.json").write_text(json.dumps(CONFIG, separators=(",", ":")))
+    store.import_model(folder, "m")
+    store.export_model("m", tmp_path / "export")
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert {path.name: path.read_bytes() for path in (tmp_path / "export").iterdir()} == files
 
 
 def test_existing_is_refused_before_any_work(folder: Path, monkeypatch: pytest.MonkeyPatch):
     store.import_model(folder, "m")
-    monkeypatch.setattr(store, "load", lambda *_, **__: pytest.fail("must not load"))
+    monkeypatch.setattr(store, "check", lambda *_: pytest.fail("must not look"))
     with pytest.raises(Conflict):
         store.import_model(folder, "m")
     with pytest.raises(InvalidRequest, match="already there"):
         store.import_model(store.resolve("m"), "m", replace=True)
 
 
-def test_progress_counts_every_byte_of_both_stages(folder: Path):
+def test_progress_counts_every_byte(folder: Path):
     seen: list[tuple[str, int, int]] = []
     store.import_model(folder, "m", report=lambda *step: seen.append(step))
-    total = store.facts(folder).weight_bytes
-    for stage in ("checking", "writing"):
-        steps = [(done, whole) for name, done, whole in seen if name == stage]
-        assert steps[-1] == (total, total)
-        assert [done for done, _ in steps] == sorted(done for done, _ in steps)
+    total = sum(path.stat().st_size for path in folder.iterdir())
+    steps = [(done, whole) for name, done, whole in seen if name == "copying"]
+    assert steps[-1] == (total, total)
+    assert [done for done, _ in steps] == sorted(done for done, _ in steps)
     assert seen[-1] == ("flushing to disk", 0, 0)
 
 

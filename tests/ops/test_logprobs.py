@@ -156,5 +156,5 @@ def test_no_second_copy_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
         return peak_above_now()[0] - before
 
     values: list[Tensor] = []
-    assert peak_of(lambda: values.append(token_logprobs(logits, tokens, 0.7))) < 8 * chunk_bytes
-    assert peak_of(lambda: values[0].sum().backward()) < logits.nbytes + 10 * chunk_bytes < 2 * logits.nbytes
+    assert peak_of(lambda: values.append(token_logprobs(logits, tokens, 0.7))) < 12 * chunk_bytes
+    assert peak_of(lambda: values[0].sum().backward()) < logits.nbytes + 14 * chunk_bytes < 2 * logits.nbytes

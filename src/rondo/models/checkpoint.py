@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rondo.base.errors import ModelError
-from rondo.base.files import atomic_dir
+from rondo.base.files import atomic_dir, parse_json
 from rondo.models import safetensors
 from rondo.models.architecture import ModelConfig
 from rondo.models.decoder import Decoder
@@ -22,18 +23,16 @@ from rondo.models.safetensors_write import write
 Progress = Callable[[int], None]
 """Called with the number of bytes that were just read or written."""
 
-MAX_SHARD_BYTES = 5 << 30
-KEPT_IN_FP32 = ("router.correction",)
+MAX_SHARD_BYTES = 5 * 10**9
+KEPT_AS_STORED = ("router.correction",)
+"""Small and added to fp32 scores: DeepSeek ships it in fp32 beside bf16 weights."""
 
 
 def read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not path.exists():
         raise ModelError(f"{folder} has no config.json; is it a model folder?")
-    try:
-        config = json.loads(path.read_text())
-    except ValueError as error:
-        raise ModelError(f"{path} is not valid JSON: {error}") from error
+    config = parse_json(path.read_bytes(), path)
     if not isinstance(config, dict):
         raise ModelError(f"{path} is not a JSON object")
     return config
@@ -51,7 +50,7 @@ def load(
     device: str | torch.device = "cpu",
     progress: Progress | None = None,
 ) -> Decoder:
-    """Load a Hugging Face folder. `dtype=None` keeps each tensor's own.
+    """Load a Hugging Face folder. `dtype=None` keeps the one most of the weights are stored in.
 
     On a CPU, tensors that need no change are mapped, not read: the pages are shared with other processes until written.
     """
@@ -62,15 +61,38 @@ def load(
     stored = safetensors.open_checkpoint(folder)
     table = slots(model)
     _check(model, table, stored, folder)
-    _fill(model, table, stored, dtype, torch.device(device), progress or (lambda count: None))
+    _fill(
+        model,
+        table,
+        stored,
+        dtype or _main_dtype(stored),
+        torch.device(device),
+        progress or (lambda count: None),
+    )
     return model
+
+
+def check(folder: Path) -> dict[str, Stored]:
+    """Whether the folder is a whole model, from its config and headers alone. Returns what it holds."""
+    model = build(parse(read_config(folder)))
+    stored = safetensors.open_checkpoint(folder)
+    _check(model, slots(model), stored, folder)
+    return stored
+
+
+def _main_dtype(stored: dict[str, Stored]) -> torch.dtype:
+    """A step cannot mix dtypes, so tensors stored in another one are converted."""
+    sizes: Counter[torch.dtype] = Counter()
+    for tensor in stored.values():
+        sizes[tensor.dtype] += tensor.stop - tensor.start
+    return sizes.most_common(1)[0][0]
 
 
 def _check(model: Decoder, table: list[Slot], stored: dict[str, Stored], folder: Path) -> None:
     """Names and shapes must match exactly; what does not is listed."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     expected = {slot.name: slot.shape_for(parameters) for slot in table}
-    ignored = family_of(model.config.family).ignored
+    ignored = family_of(model.config.family).ignored(model.config)
     extra = [name for name in stored if name not in expected]
     dropped = {name for name in extra if any(re.search(pattern, name) for pattern in ignored)}
     if model.config.tied and "lm_head.weight" in extra:
@@ -98,7 +120,7 @@ def _fill(
     model: Decoder,
     table: list[Slot],
     stored: dict[str, Stored],
-    dtype: torch.dtype | None,
+    dtype: torch.dtype,
     device: torch.device,
     progress: Progress,
 ) -> None:
@@ -107,8 +129,7 @@ def _fill(
     tensors = dict(mapped)
     for name, parameter in parameters.items():
         if name not in mapped:
-            kept = dtype is None or name.endswith(KEPT_IN_FP32)
-            target = _stored_dtype(name, table, stored) if kept else dtype
+            target = _stored_dtype(name, table, stored) if name.endswith(KEPT_AS_STORED) else dtype
             tensors[name] = torch.empty(parameter.shape, dtype=target, device=device)
     for slot in table:
         source = stored[slot.name]
@@ -124,15 +145,16 @@ def _mappable(
     table: list[Slot],
     stored: dict[str, Stored],
     parameters: dict[str, nn.Parameter],
-    dtype: torch.dtype | None,
+    dtype: torch.dtype,
 ) -> dict[str, Tensor]:
     """Parameters that are, byte for byte, rows of one stored tensor."""
     mapped = {}
     for slot in table:
         source = stored[slot.name]
-        if dtype not in (None, source.dtype) or not source.aligned:
-            continue
         for piece in slot.pieces:
+            kept = source.dtype == dtype or piece.param.endswith(KEPT_AS_STORED)
+            if not kept or not source.aligned:
+                continue
             region = piece.theirs(source.mapped())
             whole = piece.at is None and not piece.transposed and region.is_contiguous()
             if whole and region.shape == parameters[piece.param].shape:

@@ -4,7 +4,9 @@ The library's own reader is not used because a mapping must be private and writa
 and a streamed read must go straight into the parameter's memory.
 """
 
+import itertools
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +18,7 @@ import torch
 from torch import Tensor
 
 from rondo.base.errors import ModelError
+from rondo.base.files import parse_json
 
 DTYPES = {
     "F64": torch.float64,
@@ -96,18 +99,22 @@ class File:
                 header = dict(json.loads(stream.read(length)).items())
         except OSError as error:
             raise ModelError(f"cannot read {path}: {error.strerror}") from error
-        except (ValueError, AttributeError) as error:
+        except (ValueError, AttributeError, RecursionError) as error:
             raise ModelError(f"{path} has a broken header; fetch or export it again") from error
         self.data_start = 8 + length
         self.tensors = {
             name: self._stored(name, entry) for name, entry in header.items() if name != "__metadata__"
         }
+        ordered = sorted(self.tensors.values(), key=lambda tensor: tensor.start)
+        for first, second in itertools.pairwise(ordered):
+            if second.start < first.stop:
+                raise ModelError(f"{path}: {first.name} and {second.name} overlap; fetch or export it again")
 
     def _stored(self, name: str, entry: Mapping[str, Any]) -> Stored:
         try:
             dtype = DTYPES.get(entry["dtype"])
             shape, (start, stop) = tuple(entry["shape"]), entry["data_offsets"]
-            if not all(isinstance(number, int) and number >= 0 for number in (*shape, start, stop)):
+            if not all(isinstance(number, int) and 0 <= number < 1 << 63 for number in (*shape, start, stop)):
                 raise ValueError
         except (KeyError, TypeError, ValueError) as error:
             raise ModelError(
@@ -120,7 +127,7 @@ class File:
                 f"{self.path} is truncated: {name} ends at byte {self.data_start + stop} of {self.size}; "
                 "fetch or export it again"
             )
-        if stop - start != torch.Size(shape).numel() * dtype.itemsize:
+        if stop - start != math.prod(shape) * dtype.itemsize:
             raise ModelError(
                 f"{self.path}: {name} has {stop - start} bytes, which is not its shape {list(shape)}"
             )
@@ -162,7 +169,7 @@ def open_checkpoint(folder: Path) -> dict[str, Stored]:
 
 def _open_sharded(folder: Path, index: Path) -> dict[str, Stored]:
     try:
-        weight_map: dict[str, str] = dict(json.loads(index.read_text())["weight_map"].items())
+        weight_map: dict[str, str] = dict(parse_json(index.read_bytes(), index)["weight_map"].items())
         if not all(isinstance(shard, str) for shard in weight_map.values()):
             raise ValueError
     except (ValueError, KeyError, TypeError, AttributeError) as error:

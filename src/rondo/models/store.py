@@ -2,7 +2,6 @@
 
 import difflib
 import re
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from rondo.base.errors import InvalidRequest, NotFound
 from rondo.base.files import atomic_dir, refuse_existing
 from rondo.base.home import models_dir
 from rondo.models.architecture import ModelConfig
-from rondo.models.checkpoint import load, read_config, save_into
+from rondo.models.checkpoint import check, read_config, save_into
 from rondo.models.decoder import Decoder
 from rondo.models.families import parse
 from rondo.models.safetensors import open_checkpoint
@@ -23,6 +22,7 @@ Report = Callable[[str, int, int], None]
 """(stage, bytes done, bytes in all); a total of 0 means that the stage cannot be measured."""
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+COPY_BYTES = 8 << 20
 WEIGHT_SUFFIXES = frozenset(
     {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".npz"}
 )
@@ -135,21 +135,29 @@ def place(name: str) -> Path:
 
 
 def _copy(source: Path, target: Path, replace: bool, report: Report | None) -> Path:
+    """Checked as a whole, then copied as it is: nothing is converted, so every file keeps its bytes."""
     if target.exists() and source.resolve() == target.resolve():
         raise InvalidRequest(f"{source} is already there. Choose another place.")
     refuse_existing(target, replace)
-    total = sum(tensor.stop - tensor.start for tensor in open_checkpoint(source).values())
-    model = load(source, progress=_counting("checking", total, report))
+    weights = {tensor.file.path for tensor in check(source).values()}
     if (source / "tokenizer.json").is_file():
         Tokenizer.load(source)  # a broken one is found now, not when it is served
-    others = _companions(source)
+    files = [*sorted(weights), *_companions(source)]
+    total = sum(file.stat().st_size for file in files)
+    count = _counting("copying", total, report)
+    with atomic_dir(target, replace=replace, needed=total) as partial:
+        for file in files:
+            _copy_file(file, partial / file.relative_to(source), count)
+        if report is not None:
+            report("flushing to disk", 0, 0)
+    return target
 
-    def copy_others(folder: Path) -> None:
-        for file, relative in others:
-            (folder / relative).parent.mkdir(exist_ok=True)
-            shutil.copyfile(file, folder / relative)
 
-    return _write(model, copy_others, target, replace, report)
+def _copy_file(file: Path, target: Path, count: Callable[[int], None]) -> None:
+    target.parent.mkdir(exist_ok=True)
+    with open(file, "rb") as reader, open(target, "xb") as writer:
+        while piece := reader.read(COPY_BYTES):
+            count(writer.write(piece))
 
 
 def _write(
@@ -169,38 +177,31 @@ def _write(
     return target
 
 
-def _counting(stage: str, total: int, report: Report | None) -> Callable[[int], None] | None:
+def _counting(stage: str, total: int, report: Report | None) -> Callable[[int], None]:
     """A function of the bytes just moved that reports the sum of them."""
-    if report is None:
-        return None
     done = 0
 
     def count(size: int) -> None:
         nonlocal done
         done += size
-        report(stage, min(done, total), total)
+        if report is not None:
+            report(stage, min(done, total), total)
 
     return count
 
 
-def _companions(folder: Path) -> list[tuple[Path, Path]]:
-    """(file, its relative path) of what else belongs to a model: tokenizer, chat templates, licence, ..."""
+def _companions(folder: Path) -> list[Path]:
+    """What else belongs to a model: its config and index, tokenizer, chat templates, licence, ..."""
     files = [path for path in folder.iterdir() if path.is_file()]
     for inner in COMPANION_FOLDERS:
         files += [path for path in folder.glob(f"{inner}/*") if path.is_file()]
-    return [(path, path.relative_to(folder)) for path in sorted(files) if _is_companion(path)]
+    return sorted(path for path in files if _is_companion(path))
 
 
 def _is_companion(path: Path) -> bool:
-    """Neither weights nor their index. The config is one: copied, it keeps the very bytes it came with."""
-    ours = path.name.endswith((".safetensors.index.json", ".bin.index.json"))
-    hidden = path.name.startswith(".")
-    return (
-        not ours
-        and not hidden
-        and path.suffix not in WEIGHT_SUFFIXES
-        and path.stat().st_size <= LARGEST_COMPANION
-    )
+    """Neither weights, nor the index of weights that stay behind."""
+    foreign = path.suffix in WEIGHT_SUFFIXES or path.name.endswith(".bin.index.json")
+    return not foreign and not path.name.startswith(".") and path.stat().st_size <= LARGEST_COMPANION
 
 
 def _size_on_disk(folder: Path) -> int:

@@ -26,7 +26,8 @@ def _inverse_temperature(temperature: float | Tensor, logits: Tensor) -> Tensor 
         return torch.where(temperature == 0, 1.0, temperature).reciprocal()[:, None]
     if temperature in (0, 1):
         return None
-    return torch.full((1, 1), 1.0 / temperature, device=logits.device)
+    # Rounded to fp32 before it is inverted, as a tensor of temperatures is: the two must agree to the last bit.
+    return torch.full((1, 1), temperature, dtype=torch.float32, device=logits.device).reciprocal()
 
 
 @Op

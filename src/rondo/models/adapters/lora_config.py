@@ -101,7 +101,7 @@ def _matching(targets: tuple[str, ...] | str, names: list[str], param: str) -> l
     if isinstance(targets, str):
         try:
             return [name for name in names if re.fullmatch(targets, name)]
-        except re.error as error:
+        except (re.error, OverflowError, RecursionError) as error:
             raise ModelError(
                 f"{param} {targets!r} is not a regular expression: {error}", param=param
             ) from error
@@ -138,6 +138,11 @@ def parse(config: Mapping[str, Any], where: str) -> LoraSpec:
     for key in ("rank_pattern", "alpha_pattern"):
         if not _is_pattern(config.get(key) or {}):
             raise fail(key, "should map module names to positive numbers")
+        for pattern in config.get(key) or {}:
+            try:
+                re.compile(rf"(.*\.)?({pattern})$")
+            except (re.error, OverflowError, RecursionError) as error:
+                raise fail(key, f"{pattern!r} is not a regular expression: {error}") from error
     ranks = [config.get("r", 8), *(config.get("rank_pattern") or {}).values()]
     if not all(isinstance(rank, int) and rank > 0 for rank in ranks):
         raise fail("r", "ranks should be whole numbers above 0")

@@ -1,6 +1,7 @@
 """One short file a family: what its `config.json` means, and where its tensors go."""
 
 import difflib
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -33,7 +34,7 @@ FAMILIES = {
 class Family:
     parse: Callable[[Mapping[str, Any]], ModelConfig]
     slots: Callable[[ModelConfig], Iterable[Slot]]
-    ignored: tuple[str, ...] = ()
+    ignored: Callable[[ModelConfig], tuple[str, ...]] = lambda config: ()
     """Patterns of tensors that checkpoints of this family carry and the model does not have."""
 
 
@@ -88,6 +89,17 @@ SIZES = (
     "max_position_embeddings",
 )
 OPTIONAL_SIZES = ("num_key_value_heads", "head_dim", "sliding_window")
+FLAGS = (
+    *("tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window"),
+    *("norm_topk_prob", "rope_interleave"),
+)
+NUMBERS = (
+    "rms_norm_eps",
+    "rope_theta",
+    "initializer_range",
+    "routed_scaling_factor",
+    "query_pre_attn_scalar",
+)
 
 
 def _check_sizes(hf: Mapping[str, Any]) -> None:
@@ -96,14 +108,30 @@ def _check_sizes(hf: Mapping[str, Any]) -> None:
         value = hf.get(key, 1)
         if value is None and key in OPTIONAL_SIZES:
             continue
-        if not isinstance(value, int) or value < 1:
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ModelError(
                 f"config.json of a {hf['model_type']} model: {key} is {value!r}, not a whole number above 0",
                 param=key,
             )
+    for key in FLAGS:
+        if hf.get(key) not in (None, True, False):
+            raise ModelError(f"config.json: {key} is {hf[key]!r}, neither true nor false", param=key)
+    for key in NUMBERS:
+        number = hf.get(key, 1.0)
+        if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < math.inf:
+            raise ModelError(f"config.json: {key} is {number!r}, not a number above 0", param=key)
+    _check_token_ids(hf)
     heads, kv_heads = hf.get("num_attention_heads", 1), hf.get("num_key_value_heads") or 1
     if heads % kv_heads:
         raise ModelError(
             f"config.json: num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}",
             param="num_key_value_heads",
         )
+
+
+def _check_token_ids(hf: Mapping[str, Any]) -> None:
+    for key in ("eos_token_id", "bos_token_id", "pad_token_id"):
+        value = hf.get(key)
+        ids = value if isinstance(value, list) and key == "eos_token_id" else [] if value is None else [value]
+        if not all(isinstance(token, int) and not isinstance(token, bool) for token in ids):
+            raise ModelError(f"config.json: {key} is {value!r}, not a token id", param=key)

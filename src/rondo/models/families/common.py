@@ -33,11 +33,33 @@ def kv_heads(hf: Hf) -> int:
 
 def windows(hf: Hf) -> list[int | None]:
     """The sliding window of each layer, from `layer_types` where the config lists them."""
-    count, window = hf["num_hidden_layers"], hf.get("sliding_window")
-    types = hf.get("layer_types")
-    if types is None:
-        return [window] * count
-    return [window if kind == "sliding_attention" else None for kind in types]
+    window, slides = hf.get("sliding_window"), sliding_layers(hf)
+    if slides is None:
+        return [window] * hf["num_hidden_layers"]
+    return [window if sliding else None for sliding in slides]
+
+
+def sliding_layers(hf: Hf) -> list[bool] | None:
+    """Which layers slide, if `layer_types` says so: one known kind for each layer."""
+    kinds = per_layer(hf, "layer_types")
+    if kinds is None:
+        return None
+    unknown = set(kinds) - {"full_attention", "sliding_attention"}
+    if unknown:
+        names = ", ".join(sorted(map(repr, unknown)))
+        raise ModelError(f"config.json: layer_types has {names}, which is not supported", param="layer_types")
+    return [kind == "sliding_attention" for kind in kinds]
+
+
+def per_layer(hf: Hf, key: str) -> list[Any] | None:
+    """A list with an entry for each layer, or None where the config has none."""
+    values = hf.get(key)
+    if not values:
+        return None
+    if len(values) != hf["num_hidden_layers"]:
+        count = hf["num_hidden_layers"]
+        raise ModelError(f"config.json: {key} has {len(values)} entries for {count} layers", param=key)
+    return list(values)
 
 
 def rope(
@@ -50,6 +72,8 @@ def rope(
     theta = settings.get("rope_theta") or hf.get("rope_theta") or theta
     partial = settings.get("partial_rotary_factor") or hf.get("partial_rotary_factor") or 1.0
     kind = settings.get("rope_type") or settings.get("type") or "default"
+    if int(dim * partial) % 2:
+        raise ModelError(f"config.json: rotary embedding of {int(dim * partial)} dimensions, which is odd")
     return RopeSpec(
         dim=int(dim * partial), theta=float(theta), interleaved=interleaved, **_scaling(kind, settings, hf)
     )

@@ -1,5 +1,6 @@
 """DeepSeek-V2 and V3: latent attention, many small experts chosen by groups, shared experts."""
 
+from rondo.base.errors import ModelError
 from rondo.models.architecture import Dense, Layer, Mla, ModelConfig, Moe
 from rondo.models.families import Family
 from rondo.models.families.common import Hf, activation, decoder_slots, model_config, rope, yarn_mscale
@@ -7,6 +8,8 @@ from rondo.ops import RouterSpec
 
 
 def parse(hf: Hf) -> ModelConfig:
+    if hf.get("moe_layer_freq", 1) != 1:
+        raise ModelError("config.json: moe_layer_freq other than 1 is not supported", param="moe_layer_freq")
     attention = _attention(hf)
     dense = Dense(hf["intermediate_size"], activation(hf), bool(hf.get("mlp_bias", False)))
     dense_layers = hf.get("first_k_dense_replace", 0)
@@ -61,5 +64,9 @@ def _moe(hf: Hf) -> Moe:
     return Moe(router, hf["moe_intermediate_size"], activation(hf), correction=v3, shared=shared)
 
 
-# V3 ships one more layer, which predicts the token after the next; it is not part of the decoder.
-FAMILY = Family(parse, decoder_slots, ignored=(r"^model\.layers\.61\.",))
+def _further_layer(config: ModelConfig) -> tuple[str, ...]:
+    """V3 ships one more layer, which predicts the token after the next; it is not part of the decoder."""
+    return (rf"^model\.layers\.{len(config.layers)}\.",)
+
+
+FAMILY = Family(parse, decoder_slots, ignored=_further_layer)

@@ -5,7 +5,16 @@ import math
 from rondo.base.errors import ModelError
 from rondo.models.architecture import Dense, Layer, ModelConfig
 from rondo.models.families import Family
-from rondo.models.families.common import Hf, activation, decoder_slots, gqa, head_dim, model_config, rope
+from rondo.models.families.common import (
+    Hf,
+    activation,
+    decoder_slots,
+    gqa,
+    head_dim,
+    model_config,
+    rope,
+    sliding_layers,
+)
 from rondo.ops import RopeSpec
 
 
@@ -41,8 +50,9 @@ def parse(hf: Hf) -> ModelConfig:
 
 
 def _slides(hf: Hf) -> list[bool]:
-    if hf.get("layer_types"):
-        return [kind == "sliding_attention" for kind in hf["layer_types"]]
+    slides = sliding_layers(hf)
+    if slides is not None:
+        return slides
     default = 6 if hf["model_type"] == "gemma3_text" else 2
     every = hf.get("sliding_window_pattern") or hf.get("_sliding_window_pattern") or default
     return [(i + 1) % every != 0 for i in range(hf["num_hidden_layers"])]

@@ -22,4 +22,4 @@ def parse(hf: Hf) -> ModelConfig:
     return model_config(hf, layers)
 
 
-FAMILY = Family(parse, decoder_slots, ignored=(r"\.rotary_emb\.inv_freq$",))
+FAMILY = Family(parse, decoder_slots, ignored=lambda config: (r"\.rotary_emb\.inv_freq$",))

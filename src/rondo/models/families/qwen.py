@@ -2,7 +2,16 @@
 
 from rondo.models.architecture import Dense, Layer, ModelConfig, Moe
 from rondo.models.families import Family
-from rondo.models.families.common import Hf, activation, decoder_slots, gqa, head_dim, model_config, rope
+from rondo.models.families.common import (
+    Hf,
+    activation,
+    decoder_slots,
+    gqa,
+    head_dim,
+    model_config,
+    rope,
+    sliding_layers,
+)
 from rondo.ops import RouterSpec
 
 
@@ -25,10 +34,11 @@ def parse(hf: Hf) -> ModelConfig:
 
 def _windows(hf: Hf) -> list[int | None]:
     if not hf.get("use_sliding_window"):
+        sliding_layers(hf)
         return [None] * hf["num_hidden_layers"]
-    window, types = hf.get("sliding_window"), hf.get("layer_types")
-    if types is not None:
-        return [window if kind == "sliding_attention" else None for kind in types]
+    window, slides = hf.get("sliding_window"), sliding_layers(hf)
+    if slides is not None:
+        return [window if sliding else None for sliding in slides]
     if hf["model_type"] == "qwen3_moe":
         return [window] * hf["num_hidden_layers"]
     first = hf.get("max_window_layers", 28)

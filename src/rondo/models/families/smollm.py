@@ -2,7 +2,17 @@
 
 from rondo.models.architecture import Dense, Layer, ModelConfig
 from rondo.models.families import Family
-from rondo.models.families.common import Hf, activation, decoder_slots, gqa, head_dim, model_config, rope
+from rondo.models.families.common import (
+    Hf,
+    activation,
+    decoder_slots,
+    gqa,
+    head_dim,
+    model_config,
+    per_layer,
+    rope,
+    sliding_layers,
+)
 
 
 def parse(hf: Hf) -> ModelConfig:
@@ -19,7 +29,7 @@ def parse(hf: Hf) -> ModelConfig:
 
 
 def _rotates(hf: Hf) -> list[bool]:
-    listed = hf.get("no_rope_layers")
+    listed = per_layer(hf, "no_rope_layers")
     if listed:
         return [bool(flag) for flag in listed]
     every = hf.get("no_rope_layer_interval", 4)
@@ -27,8 +37,8 @@ def _rotates(hf: Hf) -> list[bool]:
 
 
 def _slides(hf: Hf, layer: int, rotates: bool) -> bool:
-    types = hf.get("layer_types")
-    return types[layer] == "sliding_attention" if types else not rotates
+    slides = sliding_layers(hf)
+    return not rotates if slides is None else slides[layer]
 
 
 FAMILY = Family(parse, decoder_slots)

@@ -37,7 +37,12 @@ def _can(
     step: DecodeStep,
     sinks: Tensor | None = None,
 ) -> bool:
-    return key_pages.device.type == "cpu" and q.dtype in _NAMES and library("paged_decode") is not None
+    return (
+        key_pages.device.type == "cpu"
+        and q.dtype in _NAMES
+        and key_pages.dtype == value_pages.dtype == q.dtype
+        and library("paged_decode") is not None
+    )
 
 
 @paged_decode.fast(_can)
