@@ -4,9 +4,9 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
-from support.families import reference
 
 from rondo.models import Packed, load
+from support.families import reference
 
 
 def test_the_commonest_dtype_wins(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 
 import httpx
 import pytest
-from server.running import Running, make_model, start
 
 from rondo.server.config import ServerConfig
+from server.running import Running, make_model, start
 
 pytestmark = pytest.mark.real
 
