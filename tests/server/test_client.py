@@ -1,6 +1,8 @@
 """Rondo's own client against a real server, and the server's switches."""
 
 import asyncio
+import threading
+import time
 
 import httpx
 import pytest
@@ -75,16 +77,56 @@ def test_an_api_key_guards_v1_alone(model_folder):
 
 
 def test_a_full_queue_is_a_429_with_retry_after(model_folder):
-    engine = EngineConfig(max_num_seqs=1, max_queued=1, block_size=4)
+    engine = EngineConfig(max_num_seqs=1, max_queued=3, block_size=4)
     for running in start(model_folder, engine):
         asyncio.run(running.engine.pause())
         with rondo.Client(running.url) as client:
+            first = threading.Thread(target=client.complete, args=("a",), kwargs={"max_tokens": 2})
+            first.start()
+            while not running.engine.core.scheduler.num_waiting:
+                time.sleep(0.005)
             with pytest.raises(Overloaded):
                 client.complete(["a", "b", "c"], max_tokens=2)
             body = {"model": model_folder.name, "prompt": ["a", "b", "c"], "max_tokens": 2, "stream": True}
             answer = httpx.post(running.url + "/v1/completions", json=body)
             assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
-        asyncio.run(running.engine.resume())
+            asyncio.run(running.engine.resume())
+            first.join()
+
+
+def test_more_samples_than_can_ever_wait_are_refused_before_the_first(model_folder):
+    for running in start(model_folder, EngineConfig(max_num_seqs=1, max_queued=3)):
+        with rondo.Client(running.url) as client:
+            for options, param in (({"n": 2}, "n"), ({"n": 2, "stream": True}, "n"), ({}, "prompt")):
+                with pytest.raises(InvalidRequest, match=r"n = .* at most 3 may wait") as caught:
+                    client.complete(["a", "b"] if "n" in options else list("abcd"), max_tokens=2, **options)
+                assert caught.value.param == param
+            with pytest.raises(InvalidRequest, match="n = 4"):
+                client.chat("a", n=4)
+        assert running.engine.metrics.finished["abort"] == 0
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_priority_is_for_servers_that_allow_it(model_folder, allowed):
+    for running in start(model_folder, config=ServerConfig(port=0, allow_priority=allowed)):
+        with rondo.Client(running.url) as client:
+            assert client.complete("a", max_tokens=1, priority=0)
+            if allowed:
+                assert client.complete("a", max_tokens=1, priority=-5)
+                continue
+            with pytest.raises(InvalidRequest, match="allow_priority") as caught:
+                client.complete("a", max_tokens=1, priority=-5)
+            assert caught.value.param == "priority"
+
+
+def test_answers_show_the_served_name_whatever_was_asked_for(model_folder):
+    for running in start(model_folder):
+        with rondo.Client(running.url) as client:
+            path = str(model_folder)
+            assert client.complete("abc", model=path, max_tokens=1)["model"] == model_folder.name
+            assert {e["model"] for e in client.stream_chat("abc", model=path, max_tokens=1)} == {
+                model_folder.name
+            }
 
 
 def test_a_failed_step_is_an_error_for_the_client_and_503_for_health(model_folder):

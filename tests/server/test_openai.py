@@ -79,6 +79,20 @@ def test_completion_logprobs_and_offsets(client):
     assert all(2 <= len(top) <= 3 for top in choice.logprobs.top_logprobs)
 
 
+@pytest.mark.parametrize("stop", [None, ["@@@@@@@@"]])
+def test_text_offsets_of_a_stream_are_those_of_the_whole(client, stop):
+    """A stop string holds text back, but the tokens' own lengths go on."""
+    options = {"model": "tiny", "prompt": ["abc", "b"], "max_tokens": 12, "logprobs": 0, "seed": 3, "n": 2}
+    options |= {"extra_body": {"ignore_eos": True}, "temperature": 1.5, "stop": stop}
+    whole = {c.index: c.logprobs.text_offset for c in client.completions.create(**options).choices}
+    streamed: dict[int, list[int]] = {index: [] for index in whole}
+    for event in client.completions.create(**options, stream=True):
+        for choice in event.choices:
+            streamed[choice.index] += choice.logprobs.text_offset if choice.logprobs else []
+    assert streamed == whole
+    assert [len(offsets) for offsets in whole.values()] == [12] * 4
+
+
 def test_prompts_as_text_ids_and_lists(client):
     def say(prompt, **options):
         return client.completions.create(model="tiny", prompt=prompt, max_tokens=5, temperature=0, **options)
@@ -160,6 +174,19 @@ def test_concurrent_streams_are_not_mixed_up(running):
         ({"logit_bias": {"100000": 1}}, "logit_bias", "vocabulary"),
         ({"n": 0}, "n", "between"),
         ({"store": True}, "store", "not supported"),
+        ({"priority": 1}, "priority", "allow_priority"),
+        *(
+            ({"chat_template_kwargs": {name: value}}, "chat_template_kwargs", name)
+            for name, value in {
+                "self": 1,
+                "messages": [],
+                "tools": [],
+                "documents": [],
+                "template_name": "x",
+                "add_generation_prompt": True,
+                "continue_final_message": "x",
+            }.items()
+        ),
     ],
 )
 def test_bad_requests_name_the_field(running, change, param, says):
@@ -173,6 +200,23 @@ def test_bad_requests_name_the_field(running, change, param, says):
         assert set(error) == {"message", "type", "param", "code"}
         assert error["param"] == param
         assert says in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"prompt": []}, "at least one prompt"),
+        ({"prompt": [[]]}, "empty"),
+        ({"prompt": ["a"] * 3000}, "2048"),
+    ],
+)
+def test_bad_prompts_name_the_field(running, change, says):
+    body = {"model": "tiny", "max_tokens": 1, **change}
+    for stream in (False, True):
+        answer = httpx.post(running.url + "/v1/completions", json=body | {"stream": stream})
+        assert answer.status_code == 400, answer.text
+        assert answer.json()["error"]["param"] == "prompt"
+        assert says in answer.json()["error"]["message"]
 
 
 def test_other_errors_have_the_same_shape(running):

@@ -146,9 +146,11 @@ class CompletionRequest(SamplingBody):
 
     def prompts(self) -> list[str | list[int]]:
         prompt = self.prompt
+        if prompt == []:
+            raise InvalidRequest("prompt is an empty list: give at least one prompt.", param="prompt")
         if isinstance(prompt, str):
             return [prompt]
-        if prompt and isinstance(prompt[0], int):
+        if isinstance(prompt[0], int):
             return [list(prompt)]
         return cast(list[str | list[int]], prompt)
 

@@ -20,7 +20,8 @@ from rondo.client.openai import ModelCard, ModelList
 from rondo.engine.async_engine import AsyncEngine
 from rondo.server.completions import Served, chat, completions
 from rondo.server.config import ServerConfig
-from rondo.server.errors import error_body, of_rondo, on_bug, on_http_error, on_rondo_error
+from rondo.server.errors import error_body, log_bugs, of_rondo, on_bug, on_http_error, on_rondo_error
+from rondo.server.prompts import Prompts
 from rondo.server.shapes import Tokens
 from rondo.text.tokenizer import Tokenizer
 
@@ -31,12 +32,14 @@ def create_app(
     """Clients may ask for the model by `name`, which is what answers show, or by one of `aliases`."""
     served = Served(
         engine=engine,
-        tokenizer=tokenizer,
+        prompts=Prompts(tokenizer, engine.core.max_model_len),
         tokens=Tokens(tokenizer),
         name=name,
         aliases=frozenset(aliases),
         max_model_len=engine.core.max_model_len,
+        max_queued=engine.core.scheduler.max_queued,
         max_body_bytes=config.max_body_bytes,
+        allow_priority=config.allow_priority,
         created=int(time.time()),
     )
     routes = [
@@ -49,7 +52,7 @@ def create_app(
         routes=routes,
         exception_handlers={RondoError: on_rondo_error, HTTPException: on_http_error, Exception: on_bug},
     )
-    return app if config.api_key is None else require_key(app, config.api_key)
+    return log_bugs(app if config.api_key is None else require_key(app, config.api_key))
 
 
 def _post(path: str, handler: Callable[[Request], Awaitable[ASGIApp]]) -> Route:

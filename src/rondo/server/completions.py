@@ -13,14 +13,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
-from rondo.base.errors import InvalidRequest, NotFound, RondoError
+from rondo.base.errors import InvalidRequest, NotFound
 from rondo.base.ids import new_id
 from rondo.client.engine import Engine
 from rondo.client.openai import ChatRequest, CompletionRequest, SamplingBody, parse
-from rondo.client.types import GenerateRequest, TokenChunk
+from rondo.client.types import GenerateRequest, SamplingParams, TokenChunk
 from rondo.server.http import DONE, EventStream, event_of, read_body, unless_gone
+from rondo.server.prompts import Prompts
 from rondo.server.shapes import Tokens, UsageCount, chat_logprobs, completion_logprobs, join
-from rondo.text.tokenizer import Tokenizer
 
 MAX_PROMPTS = 2048
 
@@ -30,12 +30,14 @@ class Served:
     """The model behind the routes."""
 
     engine: Engine
-    tokenizer: Tokenizer
+    prompts: Prompts
     tokens: Tokens
     name: str
     aliases: frozenset[str]
     max_model_len: int
+    max_queued: int
     max_body_bytes: int
+    allow_priority: bool
     created: int
 
     def check_name(self, name: str) -> None:
@@ -44,6 +46,23 @@ class Served:
                 f"the model {name!r} does not exist here; this server has {self.name!r}.",
                 param="model",
                 code="model_not_found",
+            )
+
+    def check_room(self, body: SamplingBody, prompts: int) -> None:
+        """Samples that can never wait together are refused before the first of them is begun."""
+        n = body.n or 1
+        if prompts * n > self.max_queued:
+            raise InvalidRequest(
+                f"{prompts} prompts with n = {n} make {prompts * n} samples, but at most {self.max_queued} may wait "
+                "here (engine.max_queued). Ask for fewer at a time.",
+                param="n" if n > 1 else "prompt",
+            )
+
+    def check_priority(self, body: SamplingBody) -> None:
+        if body.priority and not self.allow_priority:
+            raise InvalidRequest(
+                "priority is not allowed here; the server's setting server.allow_priority turns it on.",
+                param="priority",
             )
 
 
@@ -56,6 +75,7 @@ class Job:
 
     id: str
     kind: str
+    model: str
     body: SamplingBody
     requests: Sequence[GenerateRequest]
     choice: Callable[[TokenChunk, int, bool], dict[str, Any]]
@@ -66,21 +86,16 @@ class Job:
 
     def head(self, streamed: bool) -> dict[str, Any]:
         kind = f"{self.kind}.chunk" if streamed and self.kind == "chat.completion" else self.kind
-        return {"id": self.id, "object": kind, "created": int(time.time()), "model": self.body.model}
+        return {"id": self.id, "object": kind, "created": int(time.time()), "model": self.model}
 
 
 async def chat(served: Served, request: Request) -> ASGIApp:
-    body = parse(ChatRequest, await read_body(request, served.max_body_bytes))
-    served.check_name(body.model)
-    messages = [message.for_template() for message in body.messages]
-    prompt = served.tokenizer.apply_chat(
-        messages,
-        add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
-        continue_final_message=body.continue_final_message,
-        **(body.chat_template_kwargs or {}),
-    )
+    raw = await read_body(request, served.max_body_bytes)
+    body = parse(ChatRequest, raw)
+    sampling = _check(served, body, 1)
+    prompt = await served.prompts.of_chat(body, len(raw))
     request_id = new_id("chatcmpl")
-    generate = GenerateRequest(request_id, prompt, body.to_sampling(), body.priority)
+    generate = GenerateRequest(request_id, prompt, sampling, body.priority)
 
     def choice(chunk: TokenChunk, index: int, whole: bool) -> dict[str, Any]:
         text = {"message": {"role": "assistant", "content": chunk.text, "refusal": None}}
@@ -91,32 +106,44 @@ async def chat(served: Served, request: Request) -> ASGIApp:
         delta = {"role": "assistant", "content": ""}
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
-    return await _answer(served, request, Job(request_id, "chat.completion", body, [generate], choice, first))
+    job = Job(request_id, "chat.completion", served.name, body, [generate], choice, first)
+    return await _answer(served, request, job)
 
 
 async def completions(served: Served, request: Request) -> ASGIApp:
     body = parse(CompletionRequest, await read_body(request, served.max_body_bytes))
-    served.check_name(body.model)
     prompts = body.prompts()
     if len(prompts) > MAX_PROMPTS:
         raise InvalidRequest(f"at most {MAX_PROMPTS} prompts in one request.", param="prompt")
-    ids = [served.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
-    request_id, sampling = new_id("cmpl"), body.to_sampling()
+    sampling = _check(served, body, len(prompts))
+    encoded = iter(await served.prompts.of_texts([prompt for prompt in prompts if isinstance(prompt, str)]))
+    ids = [next(encoded) if isinstance(prompt, str) else prompt for prompt in prompts]
+    request_id = new_id("cmpl")
     requests = [
         GenerateRequest(f"{request_id}-{i}", prompt, sampling, body.priority) for i, prompt in enumerate(ids)
     ]
     offsets: dict[int, int] = {}
 
     def choice(chunk: TokenChunk, index: int, whole: bool) -> dict[str, Any]:
-        text, start = chunk.text, offsets.get(index, 0)
-        if body.echo and start == 0 and index not in offsets:
+        text, begun, offset = chunk.text, index in offsets, offsets.get(index, 0)
+        if body.echo and not begun:
             given = prompts[index // (body.n or 1)]
-            text = (given if isinstance(given, str) else served.tokenizer.decode(given)) + text
-        offsets[index] = start + len(chunk.text)
-        logprobs = completion_logprobs(served.tokens, chunk, start)
+            text = (given if isinstance(given, str) else served.prompts.tokenizer.decode(given)) + text
+        # The tokens' own lengths, and not the chunks' of text: text may be held back, or cut at a stop string.
+        logprobs, offsets[index] = completion_logprobs(served.tokens, chunk, offset)
         return {"index": index, "text": text, "logprobs": logprobs} | _ending(body, chunk, whole)
 
-    return await _answer(served, request, Job(request_id, "text_completion", body, requests, choice))
+    job = Job(request_id, "text_completion", served.name, body, requests, choice)
+    return await _answer(served, request, job)
+
+
+def _check(served: Served, body: ChatRequest | CompletionRequest, prompts: int) -> SamplingParams:
+    """All that can be refused before a prompt is looked at."""
+    served.check_name(body.model)
+    served.check_priority(body)
+    sampling = body.to_sampling()
+    served.check_room(body, prompts)
+    return sampling
 
 
 def _ending(body: SamplingBody, chunk: TokenChunk, whole: bool) -> dict[str, Any]:
@@ -193,7 +220,7 @@ async def _merge(served: Served, job: Job) -> AsyncGenerator[tuple[int, TokenChu
                 yield 0, chunk
         return
     # One place a prompt: a reader that is slow holds back only readers, and the engine's streams join their chunks.
-    queue: asyncio.Queue[tuple[int, TokenChunk] | RondoError | None] = asyncio.Queue(len(job.requests))
+    queue: asyncio.Queue[tuple[int, TokenChunk] | Exception | None] = asyncio.Queue(len(job.requests))
 
     async def pump(index: int, generate: GenerateRequest) -> None:
         try:
@@ -201,7 +228,8 @@ async def _merge(served: Served, job: Job) -> AsyncGenerator[tuple[int, TokenChu
                 async for chunk in stream:
                     await queue.put((index, chunk))
             await queue.put(None)
-        except RondoError as error:
+        except Exception as error:
+            # Whatever it is: the reader waits for a word from each prompt.
             await queue.put(error)
 
     tasks = [asyncio.create_task(pump(i, generate)) for i, generate in enumerate(job.requests)]
@@ -211,7 +239,7 @@ async def _merge(served: Served, job: Job) -> AsyncGenerator[tuple[int, TokenChu
             item = await queue.get()
             if item is None:
                 left -= 1
-            elif isinstance(item, RondoError):
+            elif isinstance(item, Exception):
                 raise item
             else:
                 yield item

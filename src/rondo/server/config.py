@@ -14,4 +14,5 @@ class ServerConfig(Section):
     )
     drain_seconds: float = Field(30.0, ge=0, description="how long running requests may finish after SIGTERM")
     max_body_bytes: int = Field(64 << 20, ge=1024, description="the largest request body")
+    allow_priority: bool = Field(False, description="whether clients may say which requests go first")
     metrics_alias: str | None = Field(None, description="repeat each metric under this prefix, e.g. vllm:")

@@ -97,7 +97,8 @@ DONE = b"data: [DONE]\n\n"
 
 
 def event_of(body: object) -> bytes:
-    return b"data: " + json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    # ASCII, because some clients take other Unicode separators for the end of a line.
+    return b"data: " + json.dumps(body, separators=(",", ":")).encode() + b"\n\n"
 
 
 async def _gone(receive: Receive) -> None:

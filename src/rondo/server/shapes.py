@@ -55,10 +55,10 @@ def _entry(tokens: Tokens, token: int, logprob: float) -> dict[str, Any]:
     return {"token": text, "logprob": logprob, "bytes": data}
 
 
-def completion_logprobs(tokens: Tokens, chunk: TokenChunk, offset: int) -> dict[str, Any] | None:
-    """`offset` is where in the answer's text the chunk begins."""
+def completion_logprobs(tokens: Tokens, chunk: TokenChunk, offset: int) -> tuple[dict[str, Any] | None, int]:
+    """`offset` is where in the answer's text the chunk begins; also returned: where the next one does."""
     if chunk.logprobs is None:
-        return None
+        return None, offset
     texts, offsets = [], []
     for token in chunk.token_ids:
         texts.append(tokens.show_unique(token))
@@ -72,7 +72,8 @@ def completion_logprobs(tokens: Tokens, chunk: TokenChunk, offset: int) -> dict[
                 chunk.token_ids, chunk.logprobs, chunk.top_logprobs, strict=True
             )
         ]
-    return {"tokens": texts, "token_logprobs": chunk.logprobs, "top_logprobs": top, "text_offset": offsets}
+    body = {"tokens": texts, "token_logprobs": chunk.logprobs, "top_logprobs": top, "text_offset": offsets}
+    return body, offset
 
 
 class UsageCount:

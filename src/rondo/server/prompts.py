@@ -1,0 +1,86 @@
+"""From what a client sends to token ids. Long texts are rendered and tokenized beside the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeVar
+
+from rondo.base.errors import InvalidRequest
+from rondo.client.openai import ChatRequest
+from rondo.text.bound import longest_text
+from rondo.text.tokenizer import Tokenizer
+
+T = TypeVar("T")
+
+SHORT = 4096
+"""A text of so many characters is tokenized faster than a thread is woken."""
+
+RESERVED = frozenset(
+    name
+    for method in (Tokenizer.render, Tokenizer.apply_chat)
+    for name, parameter in inspect.signature(method).parameters.items()
+    if parameter.kind is not parameter.VAR_KEYWORD
+)
+"""What `chat_template_kwargs` must not hold: these are not the template's own variables."""
+
+
+@dataclass(frozen=True)
+class Prompts:
+    tokenizer: Tokenizer
+    max_model_len: int
+
+    async def of_texts(self, texts: Sequence[str]) -> list[list[int]]:
+        return await _beside(sum(map(len, texts)), lambda: self._encode(texts, add_special=True))
+
+    async def of_chat(self, body: ChatRequest, size: int) -> list[int]:
+        """`size` is about how much text this is."""
+        messages = [message.for_template() for message in body.messages]
+        variables = template_variables(body.chat_template_kwargs)
+
+        def work() -> list[int]:
+            text = self.tokenizer.render(
+                messages,
+                add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
+                continue_final_message=body.continue_final_message,
+                **variables,
+            )
+            return self._encode([text], add_special=False)[0]
+
+        return await _beside(size, work)
+
+    def _encode(self, texts: Sequence[str], add_special: bool) -> list[list[int]]:
+        for text in texts:
+            self._check_length(text)
+        return self.tokenizer.encode_batch(texts, add_special)
+
+    def _check_length(self, text: str) -> None:
+        if len(text) > max(SHORT, self.max_model_len) and self._longest and len(text) > self._longest:
+            raise InvalidRequest(
+                f"the prompt has {len(text)} characters, which cannot fit into the context of "
+                f"{self.max_model_len} tokens. Shorten the prompt.",
+                param="prompt",
+                code="context_length_exceeded",
+            )
+
+    @cached_property
+    def _longest(self) -> int | None:
+        return longest_text(self.tokenizer, self.max_model_len)
+
+
+def template_variables(given: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """`chat_template_kwargs`, as far as they are the template's own."""
+    wrong = sorted(RESERVED & set(given or {}))
+    if wrong:
+        raise InvalidRequest(
+            f"chat_template_kwargs must not hold {', '.join(wrong)}: only variables of the chat template's own.",
+            param="chat_template_kwargs",
+        )
+    return given or {}
+
+
+async def _beside(size: int, work: Callable[[], T]) -> T:
+    return work() if size <= SHORT else await asyncio.to_thread(work)

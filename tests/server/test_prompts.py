@@ -1,0 +1,98 @@
+"""Prompts of any length: none blocks the server, and none that can fit is refused."""
+
+import asyncio
+import random
+import threading
+import time
+
+import httpx
+import pytest
+import tokenizers
+from tokenizers import AddedToken, models, normalizers, pre_tokenizers
+
+from rondo.base.errors import InvalidRequest
+from rondo.server.prompts import Prompts
+from rondo.text.bound import longest_text
+from rondo.text.tokenizer import Tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer(model_folder) -> Tokenizer:
+    return Tokenizer.load(model_folder)
+
+
+def test_the_bound_is_sound(tokenizer):
+    rng = random.Random(0)
+    words = [tokenizer.decode([rng.randrange(tokenizer.vocab_size)], skip_special=False) for _ in range(300)]
+    for _ in range(50):
+        text = "".join(rng.choice([*words, "ä", "\u1f82", " ", "\n", "a"]) for _ in range(40))
+        assert len(text) <= longest_text(tokenizer, len(tokenizer.encode(text)))
+
+
+def test_tokenizers_that_may_drop_text_have_no_bound(tokenizer, monkeypatch):
+    backend = tokenizers.Tokenizer.from_str(tokenizer._backend.to_str())
+    monkeypatch.setattr(tokenizer, "_backend", backend)
+    bound = longest_text(tokenizer, 10)
+    backend.normalizer = normalizers.NFC()
+    assert longest_text(tokenizer, 10) == 4 * bound
+    for dropping in (normalizers.Strip(), normalizers.Replace("ab", ""), normalizers.NFKC()):
+        backend.normalizer = normalizers.Sequence([normalizers.NFC(), dropping])
+        assert longest_text(tokenizer, 10) is None
+    backend.normalizer = None
+    before = backend.pre_tokenizer
+    for losing in (pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Split(" ", "removed")):
+        backend.pre_tokenizer = pre_tokenizers.Sequence([losing, before])
+        assert longest_text(tokenizer, 10) is None
+    backend.pre_tokenizer = before
+    backend.add_special_tokens([AddedToken("<|eats|>", rstrip=True)])
+    assert longest_text(tokenizer, 10) is None
+    backend.model = models.WordLevel({"a": 0}, unk_token="a")
+    assert longest_text(tokenizer, 10) is None
+
+
+def test_what_cannot_fit_is_refused_without_tokenizing(tokenizer, monkeypatch):
+    def never(*args):
+        raise AssertionError("it was tokenized")
+
+    monkeypatch.setattr(tokenizer, "encode_batch", never)
+    with pytest.raises(InvalidRequest, match="cannot fit") as caught:
+        asyncio.run(Prompts(tokenizer, 512).of_texts(["fits", "a" * 10_000_000]))
+    assert (caught.value.param, caught.value.code) == ("prompt", "context_length_exceeded")
+
+
+def test_long_prompts_are_tokenized_beside_the_loop(tokenizer, monkeypatch):
+    threads = []
+    encode = tokenizer.encode_batch
+
+    def noted(*args):
+        threads.append(threading.current_thread())
+        return encode(*args)
+
+    monkeypatch.setattr(tokenizer, "encode_batch", noted)
+    prompts = Prompts(tokenizer, 10_000)
+    assert asyncio.run(prompts.of_texts(["a b"])) == [tokenizer.encode("a b")]
+    assert threads[0] is threading.main_thread()
+    assert asyncio.run(prompts.of_texts(["a b " * 2000])) == [tokenizer.encode("a b " * 2000)]
+    assert threads[2] is not threading.main_thread()
+
+
+@pytest.mark.parametrize("route", ["/v1/completions", "/v1/chat/completions"])
+def test_a_huge_prompt_does_not_hold_up_others(running, route):
+    text = "the quick brown fox 123 " * 400_000
+    body = {"model": "tiny", "max_tokens": 1}
+    body |= {"messages": [{"role": "user", "content": text}]} if "chat" in route else {"prompt": text}
+
+    async def main():
+        async with httpx.AsyncClient(base_url=running.url, timeout=60) as client:
+            huge = asyncio.create_task(client.post(route, json=body))
+            slowest = 0.0
+            while not huge.done():
+                begin = time.monotonic()
+                assert (await client.get("/health")).status_code == 200
+                slowest = max(slowest, time.monotonic() - begin)
+                await asyncio.sleep(0.01)
+            answer = await huge
+            assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
+            assert slowest < 2
+
+    asyncio.run(main())
