@@ -41,9 +41,8 @@ def main() -> None:
     for text, request in zip(given.prompts, rondo.LLM(folder).generate(prompts, sampling), strict=True):
         print(text)
         for sample in request.outputs:
-            print(
-                f"  {sample.text!r}  log-probability {sample.cumulative_logprob:.2f}, {sample.finish_reason}"
-            )
+            logprob = sum(sample.logprobs or [])
+            print(f"  {sample.text!r}  log-probability {logprob:.2f}, {sample.finish_reason}")
 
 
 if __name__ == "__main__":
