@@ -8,7 +8,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from rondo.cli.arguments import Parser
-from rondo.cli.tree import RondoConfig, read_command_line
+from rondo.cli.short import read_short
+from rondo.cli.tree import RondoConfig
 
 if TYPE_CHECKING:
     from rondo.rl.demo import DemoResult
@@ -23,13 +24,11 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--quick", action="store_true", help="run every part, but too briefly to learn much")
     parser.add_argument("--no-serve", action="store_true", help="stop when the model is saved")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON line")
-    parser.add_argument("--port", type=int, help="port to serve on (8000)")
-    if any(flag in argv for flag in ("-h", "--help")):
-        parser.print_help()
+    command = read_short(parser, ("--port",), argv)
+    if command is None:
         return 0
-    command = read_command_line(argv)
     given = parser.parse_args(command.rest)
-    tree = _with_port(command.config.tree, given.port)
+    tree = command.config.tree
     if not given.no_serve:
         _check_port(tree)
 
@@ -71,12 +70,6 @@ def _tell(result: DemoResult, url: str | None, as_json: bool) -> None:
         )
     else:
         print("Serve it with: rondo serve demo", file=sys.stderr)
-
-
-def _with_port(tree: RondoConfig, port: int | None) -> RondoConfig:
-    from rondo.cli.serve import override
-
-    return tree if port is None else override(tree, {"server.port": port})
 
 
 def _check_port(tree: RondoConfig) -> None:

@@ -8,68 +8,25 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rondo.base.config import Section
-from rondo.base.errors import ConfigError
 from rondo.base.log import get_logger
 from rondo.cli.arguments import Parser
-from rondo.cli.tree import RondoConfig, read_command_line
+from rondo.cli.short import SHORT, read_short
+from rondo.cli.tree import RondoConfig
 
 if TYPE_CHECKING:
     import socket
 
 log = get_logger("rondo.cli.serve")
 
-SHORT: dict[str, tuple[str, type, str]] = {
-    "--host": ("server.host", str, "address to listen on (127.0.0.1)"),
-    "--port": ("server.port", int, "port to listen on (8000)"),
-    "--api-key": ("server.api_key", str, "what clients must send as Bearer token"),
-    "--served-model-name": ("server.served_model_name", str, "the name clients ask for"),
-    "--max-model-len": ("engine.max_model_len", int, "longest prompt plus answer, in tokens"),
-    "--max-num-seqs": ("engine.max_num_seqs", int, "most requests computed together"),
-    "--max-num-batched-tokens": ("engine.max_step_tokens", int, "most tokens computed in one step"),
-    "--dtype": ("engine.dtype", str, "auto, float32, bfloat16 or float16"),
-    "--device": ("engine.device", str, "auto, cpu, cuda, ..."),
-    "--threads": ("engine.threads", int, "CPU threads of one step"),
-    "--seed": ("engine.seed", int, "where requests without a seed get theirs from"),
-}
-"""vLLM's names for the settings people set most, and what they are called in the tree."""
-
 
 def run(argv: list[str]) -> int:
     parser = Parser("rondo serve", "Serve a model over the OpenAI API.")
     parser.add_argument("model", help="a model's name, or a folder in Hugging Face layout")
-    for flag, (path, kind, text) in SHORT.items():
-        parser.add_argument(flag, type=kind, dest=path, metavar=path.rpartition(".")[2].upper(), help=text)
     parser.epilog = "Every other setting is a flag too: --engine.block_size=32; `rondo config` lists them."
-    if any(flag in argv for flag in ("-h", "--help")):
-        parser.print_help()
+    command = read_short(parser, tuple(SHORT), argv)
+    if command is None:
         return 0
-    command = read_command_line(argv)
-    given = vars(parser.parse_args(command.rest))
-    model = given.pop("model")
-    return serve(model, override(command.config.tree, {k: v for k, v in given.items() if v is not None}))
-
-
-def override(tree: RondoConfig, values: dict[str, object]) -> RondoConfig:
-    """The tree with some leaves replaced, checked again."""
-    parts: dict[str, Section] = {}
-    for room in ("engine", "server"):
-        section: Section = getattr(tree, room)
-        changed = {path.partition(".")[2]: v for path, v in values.items() if path.startswith(f"{room}.")}
-        parts[room] = checked(type(section), section.model_dump() | changed)
-    return tree.model_copy(update=parts)
-
-
-def checked(kind: type[Section], values: dict[str, object]) -> Section:
-    from pydantic import ValidationError
-
-    try:
-        return kind.model_validate(values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = str(first["loc"][0])
-        flag = "--" + {"max_step_tokens": "max-num-batched-tokens"}.get(name, name.replace("_", "-"))
-        raise ConfigError(f"{flag}: {first['msg']}; got {first['input']!r}.", param=name) from None
+    return serve(parser.parse_args(command.rest).model, command.config.tree)
 
 
 def serve(model: str | Path, tree: RondoConfig, banner: bool = False) -> int:

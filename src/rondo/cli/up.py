@@ -2,29 +2,46 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 from rondo.cli.arguments import Parser
-from rondo.cli.serve import SHORT, override, serve
-from rondo.cli.tree import read_command_line
+from rondo.cli.serve import serve
+from rondo.cli.short import read_short
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rondo.rl.demo import Event
 
 
 def run(argv: list[str]) -> int:
     parser = Parser("rondo up", "Serve the demo model; make it first if there is none (a few minutes, once).")
-    for flag in ("--host", "--port"):
-        path, kind, text = SHORT[flag]
-        parser.add_argument(flag, type=kind, dest=path, metavar=flag[2:].upper(), help=text)
-    if any(flag in argv for flag in ("-h", "--help")):
-        parser.print_help()
+    command = read_short(parser, ("--host", "--port"), argv)
+    if command is None:
         return 0
-    command = read_command_line(argv)
-    given = {
-        path: value for path, value in vars(parser.parse_args(command.rest)).items() if value is not None
-    }
-    tree = override(command.config.tree, given)
+    parser.parse_args(command.rest)
+    tree = command.config.tree
     _check_port(tree.server.host, tree.server.port)
+    return serve(_demo_model(), tree, banner=True)
 
+
+def _demo_model() -> Path:
+    """The view opens with the first event: where the model is there already, there is nothing to see."""
+    from rondo.cli.demo_view import demo_view
     from rondo.rl.demo import ensure_demo_model
 
-    return serve(ensure_demo_model(), tree, banner=True)
+    show: Callable[[Event], None] | None = None
+    with ExitStack() as stack:
+
+        def on_event(event: Event) -> None:
+            nonlocal show
+            if show is None:
+                show = stack.enter_context(demo_view())
+            show(event)
+
+        return ensure_demo_model(on_event)
 
 
 def _check_port(host: str, port: int) -> None:
