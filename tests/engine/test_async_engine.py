@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from rondo.base.errors import Conflict, InvalidRequest, Unavailable
+from rondo.base.errors import Conflict, InvalidRequest, Overloaded, Unavailable
 from rondo.client.types import GenerateRequest, SamplingParams
 from rondo.engine.async_engine import AsyncEngine
 from rondo.engine.config import EngineConfig
@@ -194,5 +194,137 @@ def test_a_slow_reader_gets_bigger_chunks(engine):
             await asyncio.sleep(0.02)
         assert sum(len(chunk.token_ids) for chunk in chunks) == 100
         assert len(chunks) < 60
+
+    run(main())
+
+
+def test_a_request_of_a_paused_engine_is_queued_counted_and_abortable(engine):
+    engine.core.scheduler.max_queued = 2
+
+    async def main():
+        for mode in ("keep", "wait"):
+            await engine.pause(mode)
+            waiting = [asyncio.create_task(collect(engine, name)) for name in ("a", "b")]
+            await asyncio.sleep(0.02)
+            with pytest.raises(Overloaded):
+                await collect(engine, "c")
+            await engine.abort("a")
+            assert await waiting[0] == ({0: []}, [], "abort")
+            await engine.resume()
+            assert (await waiting[1])[2] == "length"
+        assert engine.metrics.generated_tokens == 40
+
+    run(main())
+
+
+def test_a_pause_that_waits_starts_nothing_new(engine):
+    async def main():
+        # Four run, the fifth is in the queue when the pause comes.
+        tasks = [asyncio.create_task(collect(engine, str(i), PARAMS.with_(max_tokens=60))) for i in range(5)]
+        await asyncio.sleep(0.02)
+        pause = asyncio.create_task(engine.pause("wait"))
+        await asyncio.sleep(0.005)
+        assert not engine.ready
+        await pause
+        assert not engine.core.scheduler.running
+        assert engine.core.scheduler.num_waiting == 1
+        await asyncio.gather(*tasks[:4])
+        await engine.resume()
+        assert (await tasks[4])[2] == "length"
+        assert engine.ready
+
+    run(main())
+
+
+def test_a_pause_that_waits_lets_preempted_requests_finish(tiny):
+    engine = AsyncEngine(EngineCore(tiny, EngineConfig(max_num_seqs=4, block_size=4, num_blocks=64)))
+
+    async def main():
+        params = PARAMS.with_(max_tokens=120)
+        tasks = [asyncio.create_task(collect(engine, str(i), params)) for i in range(4)]
+        for _ in range(100_000):
+            if engine.core.scheduler.counters.preemptions:
+                break
+            await asyncio.sleep(0)
+        await engine.pause("wait")
+        assert engine.core.scheduler.counters.preemptions > 0
+        assert not engine.core.has_work
+        await asyncio.gather(*tasks)
+
+    try:
+        run(main())
+    finally:
+        engine.stop()
+
+
+def test_a_pause_that_cannot_come_true_or_is_given_up_leaves_no_trace(engine):
+    async def main():
+        task = asyncio.create_task(collect(engine, "a", PARAMS.with_(max_tokens=200)))
+        await asyncio.sleep(0.02)
+        await engine.pause("keep")
+        with pytest.raises(Conflict, match="resume"):
+            await engine.pause("wait")
+        await engine.resume()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(engine.pause("wait"), 0.01)
+        assert (await collect(engine, "b"))[2] == "length"
+        assert engine.ready
+        waits = asyncio.create_task(engine.pause("wait"))
+        await asyncio.sleep(0.005)
+        await engine.pause("keep")
+        with pytest.raises(Conflict, match="another pause"):
+            await waits
+        await engine.resume()
+        waits = asyncio.create_task(engine.pause("wait"))
+        await asyncio.sleep(0.005)
+        await engine.resume()
+        with pytest.raises(Conflict, match="resumed"):
+            await waits
+        assert (await task)[2] == "length"
+
+    run(main())
+
+
+def test_a_bug_in_the_thread_fails_requests_instead_of_hanging_them(engine):
+    async def main():
+        await collect(engine, "fine")
+
+        def broken(*args):
+            raise ZeroDivisionError
+
+        engine.metrics.observe = broken
+        engine.core.abort_all = broken
+        with pytest.raises(Unavailable, match="engine failed"):
+            await collect(engine, "a")
+        engine._thread.join(5)
+        assert not engine.ready
+        with pytest.raises(Unavailable):
+            await collect(engine, "b")
+        with pytest.raises(Unavailable):
+            await engine.pause("wait")
+        await engine.abort("unknown")
+        await engine.drain(5)
+
+    run(main())
+
+
+def test_weights_that_are_not_whole_compute_nothing(engine):
+    async def main():
+        await engine.start_weight_update()
+        with pytest.raises(Conflict, match="not newer"):
+            await engine.finish_weight_update(0)
+        await engine.finish_weight_update(1)
+        assert engine.ready
+        with pytest.raises(Conflict, match="start one"):
+            await engine.finish_weight_update(2)
+        await engine.start_weight_update()
+        await engine.abort_weight_update()
+        assert not engine.ready
+        task = asyncio.create_task(collect(engine, "a"))
+        await asyncio.sleep(0.02)
+        assert not task.done()
+        await engine.start_weight_update()
+        await engine.finish_weight_update(2)
+        assert set((await task)[1]) == {2}
 
     run(main())

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections import defaultdict
+from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
-from rondo.base.errors import InvalidRequest, Overloaded, RondoError, Unavailable
+from rondo.base.errors import Conflict, InvalidRequest, Overloaded, RondoError, Unavailable
 from rondo.base.log import get_logger
 from rondo.client.engine import PauseMode
 from rondo.client.types import GenerateRequest, TokenChunk
@@ -22,20 +22,10 @@ from rondo.engine.core import EngineCore
 from rondo.engine.metrics import EngineMetrics
 from rondo.engine.output import SampleReader, TextSource
 from rondo.engine.request import Request
+from rondo.engine.streams import Stream, Streams, answer, settle
 
 log = get_logger("rondo.engine")
 T = TypeVar("T")
-
-
-class _Stream:
-    """Wakes the one coroutine that reads a request."""
-
-    __slots__ = ("error", "event", "loop")
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop = loop
-        self.event = asyncio.Event()
-        self.error: RondoError | None = None
 
 
 class AsyncEngine:
@@ -43,17 +33,16 @@ class AsyncEngine:
         self.core = core
         self.tokenizer = tokenizer
         self.metrics = EngineMetrics(core, model_name)
-        self._streams: dict[str, _Stream] = {}
-        self._inbox: list[Callable[[], None]] = []
-        self._held: list[Callable[[], None]] = []
+        self._streams = Streams()
+        self._inbox: deque[Callable[[], None]] = deque()
         self._condition = threading.Condition()
         self._paused = False
-        self._holding = False
         self._draining = False
         self._stopping = False
         self._ended = False
         self._failure: RondoError | None = None
         self._idle_waiters: list[Future[None]] = []
+        self._hold_waiters: list[Future[None]] = []
         self._thread = threading.Thread(target=self._run, name="rondo-engine", daemon=True)
         self._thread.start()
 
@@ -64,7 +53,8 @@ class AsyncEngine:
 
     @property
     def ready(self) -> bool:
-        return not (self._failure or self._draining or self._stopping or self._paused or self.core.updating)
+        closed = self._failure or self._draining or self._stopping or not self._thread.is_alive()
+        return not (closed or self._paused or self.core.scheduler.holding or self.core.torn)
 
     @property
     def weight_version(self) -> int:
@@ -73,9 +63,9 @@ class AsyncEngine:
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         """Streams the request's samples. Leaving the iterator early aborts the request."""
         self._check_open(request)
-        stream = _Stream(asyncio.get_running_loop())
+        stream = Stream(asyncio.get_running_loop())
         try:
-            samples = await self._ask(lambda: self._open(request, stream), held=True)
+            samples = await self._ask(lambda: self._open(request, stream))
             readers = [SampleReader(sample, self.tokenizer) for sample in samples]
             while readers:
                 await stream.event.wait()
@@ -95,12 +85,20 @@ class AsyncEngine:
         await self._ask(lambda: self._close(request_id))
 
     async def pause(self, mode: PauseMode = "keep") -> None:
-        """Stops between two steps. keep: running requests stay; wait: they finish first; abort: they end."""
-        if mode == "wait":
-            waiter: Future[None] = Future()
-            self._post(lambda: self._hold_until_idle(waiter))
+        """Stops between two steps. keep: running requests stay; wait: they finish first; abort: they end.
+
+        Requests that come meanwhile, or have not begun, wait in the queue. If who waits gives up, nothing is paused.
+        """
+        if mode != "wait":
+            await self._ask(lambda: self._pause(abort=mode == "abort"))
+            return
+        waiter: Future[None] = Future()
+        try:
+            await self._ask(lambda: self._hold(waiter))
             await asyncio.wrap_future(waiter)
-        await self._ask(lambda: self._pause(abort=mode == "abort"))
+        except BaseException:
+            self._post(lambda: self._give_up(waiter))
+            raise
 
     async def resume(self) -> None:
         await self._ask(self._resume)
@@ -111,6 +109,10 @@ class AsyncEngine:
     async def finish_weight_update(self, version: int) -> None:
         await self._ask(lambda: self.core.finish_weight_update(version))
 
+    async def abort_weight_update(self) -> None:
+        """For a writer that failed in the middle: nothing is computed until another update is finished."""
+        await self._ask(self.core.abort_weight_update)
+
     async def reset_prefix_cache(self) -> None:
         await self._ask(self.core.reset_prefix_cache)
 
@@ -118,7 +120,7 @@ class AsyncEngine:
         """Takes no more requests and lets the running ones finish; after `seconds` they end as aborted."""
         self._draining = True
         waiter: Future[None] = Future()
-        self._post(lambda: self._idle_waiters.append(waiter))
+        self._post(lambda: self._wait_until_idle(waiter))
         try:
             await asyncio.wait_for(asyncio.wrap_future(waiter), seconds)
         except TimeoutError:
@@ -146,20 +148,11 @@ class AsyncEngine:
             request.stop_reason = chunk.stop_reason
             self._post(lambda: self._close(request.id, request.index, stopped=True))
 
-    async def _ask(self, work: Callable[[], T], held: bool = False) -> T:
+    async def _ask(self, work: Callable[[], T]) -> T:
         """Runs `work` in the engine's thread, between two steps."""
-        answer: Future[T] = Future()
-
-        def run() -> None:
-            if not answer.set_running_or_notify_cancel():
-                return
-            try:
-                answer.set_result(work())
-            except Exception as error:
-                answer.set_exception(error)
-
-        self._post(lambda: self._held.append(run) if held and self._holding else run())
-        return await asyncio.wrap_future(answer)
+        future: Future[T] = Future()
+        self._post(lambda: answer(future, work))
+        return await asyncio.wrap_future(future)
 
     def _post(self, command: Callable[[], None]) -> None:
         with self._condition:
@@ -172,49 +165,57 @@ class AsyncEngine:
     # From here on: in the engine's thread.
 
     def _run(self) -> None:
-        while not self._stopping:
-            self._take_commands()
-            if not self._can_step():
-                continue
-            try:
-                step = self.core.step()
-            except Exception:
-                log.exception("a step failed")
-                self._fail(
-                    Unavailable("the engine failed; its log says why. Restart it.", code="engine_failed")
-                )
-                continue
-            now = time.monotonic()
-            self.metrics.observe(step, now)
-            self._wake({request.id for request in step.advanced})
-            for request in step.finished:
-                self._forget(request)
-        self._fail(Unavailable("the engine was stopped.", code="shutting_down"))
+        error = Unavailable("the engine was stopped.", code="shutting_down")
+        try:
+            while not self._stopping:
+                self._take_commands()
+                if self._can_step():
+                    self._step()
+        except Exception:
+            log.exception("the engine failed")
+            error = Unavailable("the engine failed; its log says why. Restart it.", code="engine_failed")
+        self._fail(error)
         with self._condition:
             self._ended = True
-        self._take_commands()
+        while self._inbox:
+            try:
+                self._inbox.popleft()()
+            except Exception:
+                log.exception("a command came too late")
+
+    def _step(self) -> None:
+        step = self.core.step()
+        self.metrics.observe(step, time.monotonic())
+        self._streams.wake({request.id for request in step.advanced})
+        for request in step.finished:
+            self._forget(request)
 
     def _take_commands(self) -> None:
         with self._condition:
             while not (self._inbox or self._can_step() or self._stopping or self._waiters_are_due()):
                 self._condition.wait()
-            inbox, self._inbox = self._inbox, []
-        for command in inbox:
-            command()
+        # One by one: should one fail, those behind it are still answered.
+        for _ in range(len(self._inbox)):
+            self._inbox.popleft()()
+        if self._hold_is_due():
+            self._paused = True
+            self._end_hold(None)
         if self._waiters_are_due():
-            for waiter in self._idle_waiters:
-                if waiter.set_running_or_notify_cancel():
-                    waiter.set_result(None)
-            self._idle_waiters.clear()
+            settle(self._idle_waiters, None)
 
     def _can_step(self) -> bool:
-        blocked = self._paused or self._failure is not None or self.core.updating
-        return self.core.has_work and not blocked
+        if self._paused or self.core.torn:
+            return False
+        scheduler = self.core.scheduler
+        return scheduler.in_progress if scheduler.holding else scheduler.has_work
+
+    def _hold_is_due(self) -> bool:
+        return bool(self._hold_waiters) and not self.core.scheduler.in_progress
 
     def _waiters_are_due(self) -> bool:
-        return bool(self._idle_waiters) and not self.core.has_work
+        return self._hold_is_due() or (bool(self._idle_waiters) and not self.core.has_work)
 
-    def _open(self, request: GenerateRequest, stream: _Stream) -> list[Request]:
+    def _open(self, request: GenerateRequest, stream: Stream) -> list[Request]:
         if self._failure is not None:
             raise self._failure
         try:
@@ -225,7 +226,7 @@ class AsyncEngine:
         self._streams[request.id] = stream
         return samples
 
-    def _leave(self, request_id: str, stream: _Stream) -> None:
+    def _leave(self, request_id: str, stream: Stream) -> None:
         """The reader is gone; whatever the engine still holds for it ends."""
         if self._streams.get(request_id) is stream:
             self._close(request_id)
@@ -234,52 +235,62 @@ class AsyncEngine:
         now = time.monotonic()
         for request in self.core.abort(request_id, index, "stop" if stopped else "abort"):
             self.metrics.observe_end(request, now)
-            self._wake({request.id})
+            self._streams.wake({request.id})
             self._forget(request)
 
     def _forget(self, request: Request) -> None:
         if not self.core.knows(request.id):
             self._streams.pop(request.id, None)
 
-    def _wake(self, ids: set[str]) -> None:
-        """One call into each event loop, whatever the number of requests."""
-        events: dict[asyncio.AbstractEventLoop, list[asyncio.Event]] = defaultdict(list)
-        for request_id in ids:
-            stream = self._streams.get(request_id)
-            if stream is not None:
-                events[stream.loop].append(stream.event)
-        for loop, ready in events.items():
-            try:
-                loop.call_soon_threadsafe(_set_all, ready)
-            except RuntimeError:
-                log.debug("an event loop closed while requests of it were running")
+    def _hold(self, waiter: Future[None]) -> None:
+        if self._failure is not None:
+            raise self._failure
+        scheduler = self.core.scheduler
+        if (self._paused or self.core.torn) and scheduler.in_progress:
+            raise Conflict(
+                "requests are stopped in the middle and cannot finish: resume the engine, or finish the weight "
+                "update, before a pause that waits; or pause with 'abort'."
+            )
+        scheduler.hold()
+        self._hold_waiters.append(waiter)
 
-    def _hold_until_idle(self, waiter: Future[None]) -> None:
-        self._holding = True
+    def _give_up(self, waiter: Future[None]) -> None:
+        """Who asked for a pause that waits has gone: as if it had not been asked for."""
+        if waiter in self._hold_waiters:
+            self._hold_waiters.remove(waiter)
+            if not self._hold_waiters:
+                self.core.scheduler.release()
+        elif waiter.done() and not waiter.cancelled() and waiter.exception() is None:
+            self._resume()
+
+    def _end_hold(self, error: RondoError | None) -> None:
+        self.core.scheduler.release()
+        settle(self._hold_waiters, error)
+
+    def _wait_until_idle(self, waiter: Future[None]) -> None:
         self._idle_waiters.append(waiter)
+        if self._failure is not None:
+            settle(self._idle_waiters, None)
 
     def _pause(self, abort: bool) -> None:
         self._paused = True
         if abort:
             for request_id in list(self._streams):
                 self._close(request_id)
+        elif self._hold_waiters and self.core.scheduler.in_progress:
+            self._end_hold(Conflict("another pause stopped the requests that this one waited for."))
 
     def _resume(self) -> None:
-        self._paused = self._holding = False
-        held, self._held = self._held, []
-        for command in held:
-            command()
+        self._paused = False
+        self._end_hold(Conflict("the engine was resumed while a pause waited for its requests."))
 
     def _fail(self, error: RondoError) -> None:
-        self._failure = self._failure or error
-        for stream in self._streams.values():
-            stream.error = self._failure
-        self.core.abort_all()
-        self._wake(set(self._streams))
-        self._streams.clear()
-        self._resume()
-
-
-def _set_all(events: list[asyncio.Event]) -> None:
-    for event in events:
-        event.set()
+        """First everybody learns of it: after a bug, the rest of the state may be in any condition."""
+        self._failure = error
+        self._streams.fail(error)
+        settle(self._hold_waiters, error)
+        settle(self._idle_waiters, None)
+        try:
+            self.core.abort_all()
+        except Exception:
+            log.exception("requests could not be taken out of the failed engine")

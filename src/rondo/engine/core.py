@@ -61,6 +61,8 @@ class EngineCore:
         sampler = Sampler(config.max_num_seqs, self.eos_ids)
         self.runner = Runner(model, cache, sampler, config.max_num_seqs, self.max_model_len)
         self.updating = False
+        self.torn = False
+        """Whether the weights may be partly of one version and partly of another: then nothing is computed."""
         self._clock = clock
         self._arrivals = 0
         self._requests: dict[str, list[Request]] = {}
@@ -130,7 +132,7 @@ class EngineCore:
             self.abort(request_id)
 
     def step(self) -> Step:
-        if self.updating:
+        if self.torn:
             raise Conflict("weights are being updated: finish the update before the next step.")
         plan = self.scheduler.schedule()
         if plan.empty:
@@ -143,14 +145,24 @@ class EngineCore:
         """The caller may now write to the model's tensors. Requests stay where they are."""
         if self.updating:
             raise Conflict("a weight update is already going on.")
-        self.updating = True
+        self.updating = self.torn = True
 
     def finish_weight_update(self, version: int) -> None:
         """Requests go on with the new weights over the keys and values they have; each token says which made it."""
+        if not self.updating:
+            raise Conflict("no weight update is going on: start one first.")
         if version <= self.weight_version:
-            raise Conflict(f"weight version {version} is not newer than {self.weight_version}.")
-        self.updating = False
+            raise Conflict(
+                f"weight version {version} is not newer than {self.weight_version}. "
+                "Finish the update with a newer one, or abort it."
+            )
+        self.updating = self.torn = False
         self.scheduler.set_weight_version(version)
+
+    def abort_weight_update(self) -> None:
+        """For a writer that failed in the middle: another update may start, and until one is finished nothing is
+        computed."""
+        self.updating = False
 
     def reset_prefix_cache(self) -> None:
         self.pool.forget()

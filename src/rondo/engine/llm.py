@@ -82,6 +82,9 @@ class LLM:
     def finish_weight_update(self, version: int) -> None:
         self.core.finish_weight_update(version)
 
+    def abort_weight_update(self) -> None:
+        self.core.abort_weight_update()
+
     def _run(self, requests: list[GenerateRequest]) -> list[list[Request]]:
         """Adds requests as the queue has room and steps until all are done."""
         core = self.core

@@ -7,7 +7,6 @@ in order gives its blocks back and later computes them again (or finds them in t
 
 from __future__ import annotations
 
-import heapq
 from bisect import insort
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from operator import attrgetter
 
 from rondo.base.errors import Overloaded
 from rondo.engine.blocks import BlockPool
+from rondo.engine.queue import WaitingQueue
 from rondo.engine.request import Request
 
 _order: Callable[[Request], tuple[int, int]] = attrgetter("order")
@@ -50,36 +50,50 @@ class Scheduler:
         self.weight_version = 0
         self.running: list[Request] = []
         self.counters = Counters()
-        self._waiting: list[tuple[int, int, Request]] = []
-        self._queued = 0
+        self._waiting = WaitingQueue()
         self._rows = list(range(max_num_seqs - 1, -1, -1))
         self._claims: set[int] = set()
 
     @property
     def num_waiting(self) -> int:
-        return self._queued
+        return len(self._waiting)
+
+    @property
+    def holding(self) -> bool:
+        return self._waiting.holding
 
     @property
     def has_work(self) -> bool:
-        return bool(self.running) or self._queued > 0
+        return bool(self.running) or len(self._waiting) > 0
+
+    @property
+    def in_progress(self) -> bool:
+        """Whether anything has begun and is not done: it runs, or waits only because it was preempted."""
+        return bool(self.running) or self._waiting.in_progress
+
+    def hold(self) -> None:
+        """What has begun goes on; the others stay in the queue until `release`."""
+        self._waiting.hold()
+
+    def release(self) -> None:
+        self._waiting.release()
 
     def check_room(self, count: int = 1) -> None:
-        if self._queued + count > self.max_queued:
+        waiting = len(self._waiting)
+        if waiting + count > self.max_queued:
             raise Overloaded(
-                f"{self._queued} requests are waiting already (limit {self.max_queued}). Try again later.",
+                f"{waiting} requests are waiting already (limit {self.max_queued}). Try again later.",
                 code="queue_full",
             )
 
     def add(self, request: Request) -> None:
         self.check_room()
-        self._enqueue(request)
+        self._waiting.push(request)
 
     def finish(self, request: Request) -> None:
         """Takes a request out, whatever its state; its published blocks stay in the prefix cache."""
         if request.state == "waiting":
-            self._queued -= 1
-            request.state = "finished"
-            self._compact()
+            self._waiting.remove(request)
         elif request.state == "running":
             self.running.remove(request)
             self._vacate(request)
@@ -155,17 +169,6 @@ class Scheduler:
             request.publishable = False
             request.claim = None
 
-    def _enqueue(self, request: Request) -> None:
-        request.state = "waiting"
-        self._queued += 1
-        heapq.heappush(self._waiting, (request.priority, request.arrival, request))
-
-    def _compact(self) -> None:
-        """Aborted requests stay in the heap until they surface; this keeps them from piling up in it."""
-        if len(self._waiting) > 2 * self._queued + 64:
-            self._waiting = [entry for entry in self._waiting if entry[2].state == "waiting"]
-            heapq.heapify(self._waiting)
-
     def _make_room(self, request: Request, need: int, preempted: list[Request]) -> int:
         """Preempts the last in order until `need` blocks are there or `request` itself is out. Returns the tokens
         that the preempted ones had planned."""
@@ -177,7 +180,7 @@ class Scheduler:
             victim.computed = victim.cached = 0
             victim.preemptions += 1
             self.counters.preemptions += 1
-            self._enqueue(victim)
+            self._waiting.push(victim)
             preempted.append(victim)
             if victim is request:
                 break
@@ -196,17 +199,16 @@ class Scheduler:
         """Takes waiting requests in order while budget, rows and blocks last. One whose next block is just being
         computed by another is put off: a step later it finds that block instead of computing it twice."""
         admitted: list[Request] = []
-        deferred: list[tuple[int, int, Request]] = []
-        while budget > 0 and self._waiting and self._rows and len(deferred) < self.max_num_seqs:
-            entry = heapq.heappop(self._waiting)
-            request = entry[2]
-            if request.state != "waiting":
-                continue
+        deferred: list[Request] = []
+        while budget > 0 and self._rows and len(deferred) < self.max_num_seqs:
+            request = self._waiting.pop()
+            if request is None:
+                break
             root = self._root(request)
             found = self._match(request, root)
             next_key = self._next_key(request, len(found))
             if next_key is not None and next_key in self._claims:
-                deferred.append(entry)
+                deferred.append(request)
                 continue
             cached = len(found) * self.pool.block_size
             # Not only the first piece must fit: a prompt let in by halves would soon be thrown out again.
@@ -214,15 +216,15 @@ class Scheduler:
             self.pool.share(found)
             if total > self.pool.available:
                 self.pool.release(found)
-                heapq.heappush(self._waiting, entry)
+                self._waiting.back(request)
                 break
             count = min(len(request.tokens) - cached, budget)
             fresh = self.pool.allocate(self.pool.blocks_for(cached + count) - len(found))
             self._enter(request, found, fresh, count, next_key)
             admitted.append(request)
             budget -= count
-        for entry in deferred:
-            heapq.heappush(self._waiting, entry)
+        for request in deferred:
+            self._waiting.back(request)
         return admitted
 
     def _enter(
@@ -230,7 +232,7 @@ class Scheduler:
     ) -> None:
         self.counters.prefix_queries += len(request.tokens)
         self.counters.prefix_hits += len(found) * self.pool.block_size
-        self._queued -= 1
+        self._waiting.taken()
         request.state = "running"
         request.row = self._rows.pop()
         request.blocks = found + fresh

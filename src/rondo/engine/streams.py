@@ -1,0 +1,77 @@
+"""Who reads which request, and how the engine's thread wakes them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from typing import TypeVar
+
+from rondo.base.errors import RondoError
+from rondo.base.log import get_logger
+
+log = get_logger("rondo.engine")
+T = TypeVar("T")
+
+
+class Stream:
+    """Wakes the one coroutine that reads a request."""
+
+    __slots__ = ("error", "event", "loop")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.event = asyncio.Event()
+        self.error: RondoError | None = None
+
+
+class Streams(dict[str, Stream]):
+    """By the request's id."""
+
+    def wake(self, ids: Iterable[str]) -> None:
+        """One call into each event loop, whatever the number of requests."""
+        events: dict[asyncio.AbstractEventLoop, list[asyncio.Event]] = defaultdict(list)
+        for request_id in ids:
+            stream = self.get(request_id)
+            if stream is not None:
+                events[stream.loop].append(stream.event)
+        for loop, ready in events.items():
+            try:
+                loop.call_soon_threadsafe(_set_all, ready)
+            except RuntimeError:
+                log.debug("an event loop closed while requests of it were running")
+
+    def fail(self, error: RondoError) -> None:
+        """Every reader gets the error, and there are none any more."""
+        for stream in self.values():
+            stream.error = error
+        self.wake(list(self))
+        self.clear()
+
+
+def _set_all(events: list[asyncio.Event]) -> None:
+    for event in events:
+        event.set()
+
+
+def answer(future: Future[T], work: Callable[[], T]) -> None:
+    """Does the work and says what came of it, unless nobody waits for it any more."""
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        future.set_result(work())
+    except Exception as error:
+        future.set_exception(error)
+
+
+def settle(waiters: list[Future[None]], error: RondoError | None) -> None:
+    """Answers all who wait, with nothing or with an error; there are none any more."""
+    for waiter in waiters:
+        if not waiter.set_running_or_notify_cancel():
+            continue
+        if error is None:
+            waiter.set_result(None)
+        else:
+            waiter.set_exception(error)
+    waiters.clear()
