@@ -1,13 +1,17 @@
 """The form of a completion."""
 
 import asyncio
+import os
+import signal
+import time
 from typing import Any
 
 import pytest
 
 from rondo.base.errors import ConfigError
-from rondo.graders import FormatChecker, Sample, Score
+from rondo.graders import FormatChecker, Sample, Score, guarded
 from rondo.graders.format import has_tags, tag_content
+from rondo.graders.pattern import Matcher
 
 
 def score(completion: str, **options: Any) -> Score:
@@ -62,3 +66,61 @@ def test_a_checker_without_a_rule_or_with_a_broken_one() -> None:
         FormatChecker()
     with pytest.raises(ConfigError, match="regular expression"):
         FormatChecker(pattern="(")
+
+
+CATASTROPHE = FormatChecker(pattern="(a+)+b")
+
+
+def test_a_catastrophic_pattern_is_a_timeout_and_blocks_nobody() -> None:
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            await asyncio.sleep(0.01)
+            ticks += 1
+
+    async def both() -> list[Score]:
+        ticking = asyncio.create_task(tick())
+        scores = [await CATASTROPHE.score(Sample("", text)) for text in ("a" * 60, "aaab")]
+        ticking.cancel()
+        return scores
+
+    late, fine = asyncio.run(both())
+    assert (late.outcome, late.total) == ("timeout", 0.0)
+    assert "CPU time" in late.detail
+    assert fine.total == 1
+    assert ticks > 10
+
+
+def test_the_limit_of_a_guarded_checker_is_real() -> None:
+    async def timed() -> tuple[Score, float]:
+        start = time.monotonic()
+        score = await guarded(CATASTROPHE, 0.05).score(Sample("", "a" * 60))
+        return score, time.monotonic() - start
+
+    score, seconds = asyncio.run(timed())
+    assert score.outcome == "timeout"
+    assert seconds < 0.9  # before the matching process gives up by itself
+
+
+def test_a_matching_process_that_was_killed_is_replaced() -> None:
+    matcher = Matcher()
+    assert matcher.fullmatch("a.b", "a\nb")
+    assert matcher._process is not None
+    os.kill(matcher._process.pid, signal.SIGKILL)
+    matcher._process.wait()
+    assert not matcher.fullmatch("ab", "abc" * 100_000)
+    assert matcher.fullmatch("\ud800.", "\ud800x")
+    matcher.close()
+    matcher.close()
+
+
+def test_a_forked_child_has_a_matching_process_of_its_own() -> None:
+    checker = FormatChecker(pattern="a|b")
+    assert checker.check("a") == {"pattern": True}
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if checker.check("b") == {"pattern": True} else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert checker.check("c") == {"pattern": False}

@@ -1,10 +1,11 @@
 """Whether a completion has the asked form: a pattern, tags in their order, a length."""
 
+import asyncio
 import re
 from dataclasses import dataclass
-from functools import cached_property
 
 from rondo.base.errors import ConfigError
+from rondo.graders.pattern import fullmatch
 from rondo.graders.score import Sample, Score, judged
 
 
@@ -41,26 +42,29 @@ class FormatChecker:
     def __post_init__(self) -> None:
         if self.pattern is None and not self.tags and self.max_characters is None:
             raise ConfigError("a format checker needs a rule: pattern, tags or max_characters.")
-        _ = self._regex
-
-    @cached_property
-    def _regex(self) -> re.Pattern[str] | None:
         try:
-            return None if self.pattern is None else re.compile(self.pattern, re.DOTALL)
-        except re.error as error:
+            _ = None if self.pattern is None else re.compile(self.pattern, re.DOTALL)
+        except (re.error, OverflowError, RecursionError) as error:
             raise ConfigError(
                 f"the pattern {self.pattern!r} is not a regular expression: {error}."
             ) from error
 
     async def score(self, sample: Sample) -> Score:
-        parts = self.check(sample.completion)
+        try:
+            if self.pattern is None:
+                parts = self.check(sample.completion)
+            else:  # waits for another process
+                parts = await asyncio.to_thread(self.check, sample.completion)
+        except TimeoutError as error:
+            return Score("timeout", 0.0, detail=str(error))
         failed = ", ".join(name for name, passed in parts.items() if not passed)
         return judged({name: float(passed) for name, passed in parts.items()}, failed and f"failed: {failed}")
 
     def check(self, text: str) -> dict[str, bool]:
+        """A pattern that takes too long is a `TimeoutError`."""
         parts: dict[str, bool] = {}
-        if self._regex is not None:
-            parts["pattern"] = self._regex.fullmatch(text) is not None
+        if self.pattern is not None:
+            parts["pattern"] = fullmatch(self.pattern, text)
         if self.tags:
             parts["tags"] = has_tags(text, self.tags)
         if self.max_characters is not None:
