@@ -30,22 +30,85 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
+def wait_until_ready(process: subprocess.Popen[str], port: int) -> str:
+    url = f"http://127.0.0.1:{port}"
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            httpx.get(url + "/ready", timeout=60).raise_for_status()
+            return url
+        except httpx.ConnectError:
+            assert time.monotonic() < deadline
+            assert process.poll() is None, process.stderr.read()
+            time.sleep(0.02)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 60.0])
+def test_sigterm_under_load_ends_every_request_whole(model_folder, seconds):
+    port = free_port()
+    process = serve(
+        str(model_folder), "--port", str(port), "--max-num-seqs=8", f"--server.drain_seconds={seconds}"
+    )
+    ended: list[tuple[int, dict]] = []
+    try:
+        url = wait_until_ready(process, port)
+        begun = threading.Barrier(17)
+
+        def ask(client: httpx.Client, i: int) -> None:
+            body = {"model": model_folder.name, "prompt": f"abc {i}", "max_tokens": 400, "ignore_eos": True}
+            body |= {"n": 8, "stream": i % 2 == 0}
+            with client.stream("POST", url + "/v1/completions", json=body) as answer:
+                if i % 2:
+                    ended.append((answer.status_code, json.loads(answer.read())))
+                    return
+                lines = [line for line in answer.iter_lines() if line]
+                if answer.status_code != 200:
+                    ended.append((answer.status_code, json.loads("".join(lines))))
+                    return
+                assert all(line.startswith("data: ") for line in lines)
+                if lines[-1] == "data: [DONE]":
+                    del lines[-1]
+                ended.append((200, json.loads(lines[-1][6:])))
+
+        def run(i: int) -> None:
+            with httpx.Client(timeout=120) as client:
+                client.get(url + "/health")
+                begun.wait()
+                ask(client, i)
+
+        threads = [threading.Thread(target=run, args=(i,)) for i in range(16)]
+        for thread in threads:
+            thread.start()
+        begun.wait()
+        while httpx.get(url + "/load").json()["server_load"] < 16 * 8 // 2:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        for thread in threads:
+            thread.join(120)
+        assert process.wait(30) == 0
+        _, errors = process.communicate()
+    finally:
+        process.kill()
+        process.communicate()
+    assert len(ended) == 16
+    for status, body in ended:
+        if status == 200 and "choices" in body:
+            assert all(choice["finish_reason"] == "length" for choice in body["choices"])
+        else:
+            assert status in (200, 503)
+            assert body["error"]["code"] == "shutting_down"
+    cut = [body for _, body in ended if "error" in body]
+    assert len(cut) > 8 if seconds == 0 else len(cut) < 16
+    assert "Traceback" not in errors
+
+
 def test_sigterm_lets_requests_finish_and_ends_with_zero(model_folder):
     port = free_port()
     process = serve(
         str(model_folder), "--port", str(port), "--max-num-seqs=4", "--threads=1", "--engine.block_size=8"
     )
     try:
-        url = f"http://127.0.0.1:{port}"
-        deadline = time.monotonic() + 60
-        while True:
-            try:
-                httpx.get(url + "/ready", timeout=60).raise_for_status()
-                break
-            except httpx.ConnectError:
-                assert time.monotonic() < deadline
-                assert process.poll() is None, process.stderr.read()
-                time.sleep(0.02)
+        url = wait_until_ready(process, port)
         body = {
             "model": model_folder.name,
             "prompt": "abc",

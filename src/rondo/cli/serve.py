@@ -65,7 +65,7 @@ def _serve(model: str | Path, tree: RondoConfig, listener: socket.socket, url: s
             _print_banner(name, url)
 
     try:
-        run_server(make_server(app, tree.server), listener, on_start)
+        run_server(make_server(app, tree.server, engine), listener, on_start)
     finally:
         engine.stop()
     return 0

@@ -13,7 +13,14 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from rondo.base.errors import ConfigError
+from rondo.base.log import get_logger
+from rondo.engine.async_engine import AsyncEngine
 from rondo.server.config import ServerConfig
+
+log = get_logger("rondo.server")
+
+LAST_BYTES_SECONDS = 5
+"""How long answers that are complete may still be on their way to slow clients."""
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -44,7 +51,17 @@ def url_of(listener: socket.socket) -> str:
 
 
 class _Server(uvicorn.Server):
-    """Signals are ours: the first drains and ends with exit code 0, the second ends at once."""
+    """Signals are ours: the first drains and ends with exit code 0, the second ends at once.
+
+    First the engine drains, while the server still answers: requests end whole, new ones are told why not. Only then
+    does the server close its connections.
+    """
+
+    def __init__(self, config: uvicorn.Config, engine: AsyncEngine | None, drain_seconds: float) -> None:
+        super().__init__(config)
+        self.engine = engine
+        self.drain_seconds = drain_seconds
+        self._draining: asyncio.Task[None] | None = None
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -62,11 +79,22 @@ class _Server(uvicorn.Server):
                 loop.remove_signal_handler(number)
 
     def _on_signal(self) -> None:
-        self.force_exit = self.should_exit
-        self.should_exit = True
+        if self._draining is None:
+            self._draining = asyncio.create_task(self._drain())
+        else:
+            self.force_exit = self.should_exit = True
+
+    async def _drain(self) -> None:
+        try:
+            if self.engine is not None:
+                log.info("draining", extra={"seconds": self.drain_seconds})
+                await self.engine.drain(self.drain_seconds)
+        finally:
+            self.should_exit = True
 
 
-def make_server(app: ASGIApp, config: ServerConfig) -> uvicorn.Server:
+def make_server(app: ASGIApp, config: ServerConfig, engine: AsyncEngine | None = None) -> uvicorn.Server:
+    """Drains `engine` before it ends at a signal."""
     return _Server(
         uvicorn.Config(
             app,
@@ -77,8 +105,10 @@ def make_server(app: ASGIApp, config: ServerConfig) -> uvicorn.Server:
             loop="asyncio",
             server_header=False,
             timeout_keep_alive=75,
-            timeout_graceful_shutdown=max(1, round(config.drain_seconds)),
-        )
+            timeout_graceful_shutdown=LAST_BYTES_SECONDS,
+        ),
+        engine,
+        config.drain_seconds,
     )
 
 
