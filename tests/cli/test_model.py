@@ -2,6 +2,7 @@ import contextlib
 import json
 import os
 import pty
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +28,9 @@ SMALL = [
     "--vocab-size",
     "32",
 ]
+
+HUGE = ["new", "m", "--preset", "tiny", "--vocab-size", str(2**31 - 1), "--hidden-size", str(2**20)]
+"""More than any machine can promise."""
 
 
 @pytest.fixture(autouse=True)
@@ -134,6 +138,15 @@ def test_tokenizer_comes_along(tmp_path: Path, own_home: Path, capsys: pytest.Ca
         (["new", "m", "--preset", "tiny", "--layers", "0"], 2, "'0' is not a whole number above 0"),
         (["new", "m", "--preset", "tiny", "--set", "x"], 2, "write --set key=value"),
         (["new", "m", "--hf-config", "absent.json"], 2, "Cannot read absent.json"),
+        (["new", "m", "--preset", "tiny", "--seed", "9" * 20], 2, "from 0 to 2**63 - 1"),
+        (["new", "m", "--preset", "tiny", "--seed", "-1"], 2, "from 0 to 2**63 - 1"),
+        (["new", "m", "--preset", "tiny", "--seed", "9" * 5000], 2, "from 0 to 2**63 - 1"),
+        (["new", "m", "--preset", "tiny", "--set", 'initializer_range="x"'], 2, "initializer_range is 'x'"),
+        (["new", "m", "--preset", "tiny", "--set", "initializer_range=-1"], 2, "initializer_range is -1"),
+        (["new", "m", "--preset", "tiny", "--set", "initializer_range=NaN"], 2, "initializer_range is nan"),
+        (["new", "m", "--preset", "tiny", "--set", "vocab_size=99999999999"], 2, "is the most that can be"),
+        (["new", "m", "--preset", "tiny", "--set", "vocab_size=9" + "9" * 40], 2, "is the most that can be"),
+        (HUGE, 2, "one tensor alone needs 8192.0 TB. Make it smaller."),
         (["new", "../m", "--preset", "tiny"], 2, "cannot name a model"),
         (["new", "m", "--preset", "tiny", "--tokenizer", "absent"], 3, "absent is not a folder"),
         (["import", "absent"], 4, "no folder absent"),
@@ -158,6 +171,33 @@ def test_a_broken_model_is_refused_and_leaves_nothing(
     assert "truncated" in call(capsys, "export", "m", str(tmp_path / "out"), code=3)
     assert not (tmp_path / "out").exists()
     assert "broken: " in call(capsys, "list")
+
+
+BROKEN = {
+    "deep": {"config.json": "[" * 100_000},
+    "deeper": {"config.json": '{"a":' * 100_000},
+    "binary": {"config.json": b"\xff\xfe\x00"},
+    "empty": {"config.json": "{}"},
+    "list": {"config.json": "[1]"},
+    "type": {"config.json": '{"model_type": [1]}'},
+    "index": {"model.safetensors.index.json": "[" * 100_000, "model.safetensors": None},
+    "header": {"model.safetensors": (100_000).to_bytes(8, "little") + b"[" * 100_000},
+}
+
+
+def test_the_list_survives_any_broken_folder(own_home: Path, capsys: pytest.CaptureFixture[str]):
+    call(capsys, "new", "fine", "--preset", "tiny")
+    for name, files in BROKEN.items():
+        folder = shutil.copytree(own_home / "models/fine", own_home / "models" / name)
+        for file, content in files.items():
+            (folder / file).unlink(missing_ok=True)
+            if content is not None:
+                (folder / file).write_bytes(content if isinstance(content, bytes) else content.encode())
+    shown = call(capsys, "list").splitlines()
+    assert [line.split()[0] for line in shown if "broken: " in line] == sorted(BROKEN)
+    assert [line.split()[:2] for line in shown if "broken: " not in line] == [["fine", "qwen3"]]
+    rows = {row["name"]: row for row in json.loads(call(capsys, "list", "--json"))}
+    assert {name for name, row in rows.items() if "error" in row} == set(BROKEN)
 
 
 def test_what_is_there_is_kept(tmp_path: Path, own_home: Path, capsys: pytest.CaptureFixture[str]):

@@ -123,6 +123,10 @@ def _list(argv: list[str]) -> int:
         except RondoError as error:
             rows.append({"name": name, "path": str(path), "error": error.message})
             continue
+        except Exception as error:  # one folder that nobody thought of must not hide the others
+            said = " ".join(f"{type(error).__name__}: {error}".split())
+            rows.append({"name": name, "path": str(path), "error": said})
+            continue
         rows.append(
             {
                 "name": name,

@@ -2,11 +2,12 @@
 
 import argparse
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 from rondo.base.errors import ConfigError
-from rondo.base.units import human_count
+from rondo.base.units import human_bytes, human_count
 from rondo.cli.arguments import Parser
 from rondo.cli.progress import byte_progress
 
@@ -87,7 +88,14 @@ def run(argv: list[str]) -> int:
         raise ConfigError(
             f"There is a model {arguments.name} already. Choose another name, or add --replace."
         )
-    model = new(config, seed=arguments.seed, dtype=getattr(torch, config["dtype"]))
+    try:
+        model = new(config, seed=arguments.seed, dtype=getattr(torch, config["dtype"]))
+    except (MemoryError, RuntimeError) as error:  # torch's allocator raises RuntimeError
+        asked = re.search(r"allocate (\d+) bytes", str(error))
+        reason = f"one tensor alone needs {human_bytes(int(asked[1]))}" if asked else "out of memory"
+        raise ConfigError(
+            f"A model of this shape cannot be made on this machine: {reason}. Make it smaller."
+        ) from error
     with byte_progress(f"making {arguments.name}") as report:
         create_model(arguments.name, model, arguments.tokenizer, replace=arguments.replace, report=report)
     count = sum(parameter.numel() for parameter in model.parameters())
@@ -120,15 +128,22 @@ def hf_config(arguments: argparse.Namespace) -> dict[str, Any]:
             raise ConfigError(f"--set {setting}: write --set key=value.")
         config[key] = _value(text)
     config["dtype"] = arguments.dtype or config.get("dtype") or config.get("torch_dtype") or "float32"
+    for key in SHAPE_FLAGS.values():
+        if isinstance(config.get(key), int) and config[key] > LARGEST:
+            raise ConfigError(f"{key} is {config[key]}; {LARGEST} is the most that can be made.")
+    spread = config["initializer_range"]
+    if isinstance(spread, bool) or not isinstance(spread, int | float) or not 0 <= spread < float("inf"):
+        raise ConfigError(f"initializer_range is {spread!r}; give a number, 0 or more.")
     if config["dtype"] not in DTYPES:
         raise ConfigError(f"dtype {config['dtype']!r} cannot be made. Choose --dtype {', '.join(DTYPES)}.")
-    if name := ARCHITECTURES.get(config.get("model_type", "")):
+    if name := ARCHITECTURES.get(str(config.get("model_type"))):
         config.setdefault("architectures", [name])
     if arguments.tokenizer and config["vocab_size"] < tokens["vocab_size"]:
         raise ConfigError(f"The tokenizer needs --vocab-size {tokens['vocab_size']} or more.")
     return config
 
 
+LARGEST = 2**31 - 1
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -150,14 +165,20 @@ def _parser() -> Parser:
         "--tokenizer", metavar="DIR", help="a folder to copy a tokenizer and its chat template from"
     )
     parser.add_argument("--dtype", choices=DTYPES, help="float32 unless the preset says otherwise")
-    parser.add_argument("--seed", type=int, default=0, help="of the random weights")
+    parser.add_argument("--seed", type=_seed, default=0, metavar="N", help="of the random weights")
     parser.add_argument("--replace", action="store_true", help="put it in the place of a model of that name")
     return parser
 
 
 def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
+    if not text.isascii() or not text.isdecimal() or len(text) > 19 or int(text) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
+def _seed(text: str) -> int:
+    if not text.isascii() or not text.isdecimal() or len(text) > 19 or int(text) >= 2**63:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to 2**63 - 1")
     return int(text)
 
 
@@ -166,7 +187,7 @@ def _read(file: Path) -> dict[str, Any]:
         config = json.loads(file.expanduser().read_text("utf-8"))
     except OSError as error:
         raise ConfigError(f"Cannot read {file}: {error.strerror}.") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{file} is not valid JSON: {error}.") from None
     if not isinstance(config, dict):
         raise ConfigError(f"{file} is not a JSON object.")
@@ -190,5 +211,5 @@ def _from_tokenizer(folder: str) -> dict[str, Any]:
 def _value(text: str) -> object:
     try:
         return json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return text
