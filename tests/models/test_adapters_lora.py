@@ -275,9 +275,15 @@ BAD: dict[str, tuple[Any, str]] = {
     "rank's type": (lambda d: edit_config(d, r="8"), "r is '8'; ranks should be whole numbers"),
     "alpha's type": (lambda d: edit_config(d, lora_alpha=None), "lora_alpha is None"),
     "pattern's type": (lambda d: edit_config(d, rank_pattern={"q_proj": "2"}), "rank_pattern is"),
+    "pattern": (lambda d: edit_config(d, rank_pattern={"(": 4}), r"rank_pattern is .* not a regular expr"),
+    "alpha's pattern": (lambda d: edit_config(d, alpha_pattern={"[": 4}), r"alpha_pattern is .* not a regul"),
     "no config": (lambda d: (d / "adapter_config.json").unlink(), "has no adapter_config.json"),
     "broken config": (
         lambda d: (d / "adapter_config.json").write_text("{"),
+        "adapter_config.json is not valid JSON",
+    ),
+    "deep config": (
+        lambda d: (d / "adapter_config.json").write_text("[" * 100_000),
         "adapter_config.json is not valid JSON",
     ),
     "no tensors": (lambda d: (d / "adapter_model.safetensors").unlink(), "has no adapter_model.safetensors"),
