@@ -91,3 +91,13 @@ def test_answers_that_begin_alike_are_computed_once() -> None:
     assert row.valid == sum(map(len, answers))
     for i, answer in enumerate(answers):
         assert row.targets[row.columns["at"] == i].tolist() == answer
+
+
+def test_prompts_that_begin_alike_are_computed_once() -> None:
+    trees = [
+        Tree(prompt, [Document([9, 8], [1.0, 1.0])]) for prompt in ([1, 2, 4], [1, 2, 3, 5], [1, 2, 3, 5])
+    ]
+    (row,) = pack(trees, 99)
+    assert row.tokens.tolist() == [1, 2, 3, 5, 9, 9, 4, 9]
+    assert row.parents == [-1, 0, 0, 0, 3]
+    assert row.valid == 6

@@ -4,8 +4,8 @@ A row has two halves. What goes in: `tokens`, their `positions`, and the segment
 predicted: for each prediction the input token it is made from (`where`), the token it should be (`targets`), its
 weight in the loss, and further columns (advantages, the sampler's log-probabilities, ...). Keeping the halves apart
 means that only tokens somebody learns from pass through the model's head, and that many answers to one prompt can
-share a single copy of it, and of whatever else they begin with alike: a segment may continue another one, its
-`parents` entry, from the position it starts at.
+share a single copy of it, and of whatever else they begin with alike, other prompts too: a segment may continue
+another one, its `parents` entry, from the position it starts at.
 """
 
 from __future__ import annotations
@@ -179,9 +179,11 @@ class _Builder:
 
 def _row(trees: Sequence[_Grown]) -> Row:
     out = _Builder()
-    for tree in trees:
+    prompts = _Path(out)
+    for tree in sorted(trees, key=lambda tree: list(tree.prefix)):
         if tree.prefix:
-            _add_tree(out, tree)
+            prompts.follow(tree.prefix, _common(prompts.tokens, tree.prefix))
+            _add_branches(out, tree, prompts)
         else:
             for branch, inputs, _ in tree.branches:
                 begin = len(out.tokens)
@@ -200,18 +202,30 @@ def _row(trees: Sequence[_Grown]) -> Row:
     )
 
 
-def _add_tree(out: _Builder, tree: _Grown) -> None:
-    root = out.segment(tree.prefix, -1, 0)
-    last = len(out.tokens) - 1
-    at: list[int] = []  # where the last branch's inputs are in the row
-    owner: list[int] = []  # which segment each of them belongs to
-    for branch, inputs, shared in tree.branches:
-        at, owner = at[:shared], owner[:shared]
-        new = inputs[shared:]
+class _Path:
+    """The way from a root to a token of the row: each token, where it is, and which segment it belongs to."""
+
+    def __init__(self, out: _Builder, begin: _Path | None = None) -> None:
+        self.out = out
+        self.tokens: list[int] = list(begin.tokens) if begin else []
+        self.at: list[int] = list(begin.at) if begin else []
+        self.owner: list[int] = list(begin.owner) if begin else []
+
+    def follow(self, tokens: Sequence[int], shared: int) -> None:
+        """Becomes the path of `tokens`, whose first `shared` are this path's own."""
+        del self.tokens[shared:], self.at[shared:], self.owner[shared:]
+        new = tokens[shared:]
         if new:
-            begin = len(out.tokens)
-            segment = out.segment(new, owner[-1] if owner else root, len(tree.prefix) + shared)
-            at += range(begin, begin + len(new))
-            owner += [segment] * len(new)
+            begin = len(self.out.tokens)
+            segment = self.out.segment(new, self.owner[-1] if self.owner else -1, shared)
+            self.tokens += new
+            self.at += range(begin, begin + len(new))
+            self.owner += [segment] * len(new)
+
+
+def _add_branches(out: _Builder, tree: _Grown, prompt: _Path) -> None:
+    path, start = _Path(out, prompt), len(tree.prefix)
+    for branch, inputs, shared in tree.branches:
+        path.follow([*tree.prefix, *inputs], start + shared)
         if branch.tokens:
-            out.predict([last, *at], branch, 0)
+            out.predict(path.at[start - 1 :], branch, 0)

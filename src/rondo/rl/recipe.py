@@ -30,8 +30,8 @@ class Recipe:
     """At most: RL ends when the task nearly always succeeds."""
     rl_until: float = 0.97
     rl_check_every: int = 10
-    prompts_per_step: int = 32
-    samples_per_prompt: int = 16
+    prompts_per_step: int = 64
+    samples_per_prompt: int = 8
     eval_prompts: int = 256
 
     def pretraining(self, seed: int) -> TrainConfig:
