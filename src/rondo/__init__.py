@@ -1,5 +1,14 @@
 """Rondo: pretrain, fine-tune, tune with reinforcement learning and serve language models in one loop."""
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rondo.client.http import AsyncClient, Client
+    from rondo.client.types import SamplingParams
+    from rondo.engine.llm import LLM
+
+__all__ = ["LLM", "AsyncClient", "Client", "SamplingParams", "__version__"]
+
 __version__ = "0.1.0"
 
 _EXPORTS = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rondo.cli.arguments import Parser
@@ -33,11 +34,12 @@ def run(argv: list[str]) -> int:
         _check_port(tree)
 
     from rondo.cli.demo_view import demo_view
-    from rondo.rl.demo import run_demo
+    from rondo.rl.demo import NAME, run_demo
     from rondo.rl.recipe import QUICK, Recipe
 
     with demo_view() as on_event:
-        result = run_demo(given.task, given.seed, QUICK if given.quick else Recipe(), on_event)
+        recipe, name = (QUICK, f"{NAME}-quick") if given.quick else (Recipe(), _name(given.task))
+        result = run_demo(given.task, given.seed, recipe, on_event, name)
     url = None if given.no_serve else f"http://{tree.server.host}:{tree.server.port}"
     _tell(result, url, given.json)
     if given.no_serve:
@@ -63,13 +65,20 @@ def _tell(result: DemoResult, url: str | None, as_json: bool) -> None:
         flush=True,
     )
     if url:
-        body = json.dumps({"model": "demo", "messages": problem.messages, "temperature": 0})
+        body = json.dumps({"model": Path(result.model).name, "messages": problem.messages, "temperature": 0})
         print(f"\nAsk it ({goal.solve(problem.facts)} is right; Ctrl-C ends):\n", flush=True)
         print(
             f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'\n", flush=True
         )
     else:
-        print("Serve it with: rondo serve demo", file=sys.stderr)
+        print(f"Serve it with: rondo serve {Path(result.model).name}", file=sys.stderr)
+
+
+def _name(task: str) -> str:
+    """`rondo up` serves the model of the default task; the others keep out of its way."""
+    from rondo.rl.demo import NAME
+
+    return NAME if task == "reverse" else f"{NAME}-{task}"
 
 
 def _check_port(tree: RondoConfig) -> None:

@@ -61,6 +61,7 @@ class View:
         self.end: dict[str, float] = {}
         self.rewards: list[float] = []
         self.facts: dict[str, float] = {}
+        self.tuned: float | None = None
 
     def add(self, event: Event) -> None:
         now = time.monotonic()
@@ -68,6 +69,8 @@ class View:
         self.end[event.phase] = now
         self.latest[event.phase] = event
         self.facts |= event.metrics
+        if event.phase == "sft":
+            self.tuned = event.metrics.get("reward/correct", self.tuned)
         if event.phase == "rl":
             self.rewards.append(event.metrics["reward/correct"])
 
@@ -111,8 +114,7 @@ class View:
             return f"{parameters / 1e6:.1f} M parameters" if parameters else ""
         loss = f"loss {event.metrics['loss']:.3f}  " if name != "rl" and "loss" in event.metrics else ""
         speed = f"{event.metrics['tokens_per_second']:,.0f} tokens/s"
-        success = self.facts.get("reward/correct")
-        rate = f"  success {success:.0%}" if name == "sft" and success is not None else ""
+        rate = f"  success {self.tuned:.0%}" if name == "sft" and self.tuned is not None else ""
         return f"{loss}{speed}{rate}"
 
     def _parts(self) -> str:

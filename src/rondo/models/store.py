@@ -10,6 +10,7 @@ import torch
 
 from rondo.base.errors import InvalidRequest, NotFound
 from rondo.base.files import atomic_dir, refuse_existing
+from rondo.base.hashing import sha256_file, sha256_json
 from rondo.base.home import models_dir
 from rondo.models.architecture import ModelConfig
 from rondo.models.checkpoint import check, read_config, save_into
@@ -122,6 +123,13 @@ def facts(folder: Path) -> Facts:
             (folder / file).is_file() for file in ("tokenizer.json", "tokenizer.model", "vocab.json")
         ),
     )
+
+
+def fingerprint(folder: Path) -> str:
+    """One hash of a model's bytes: config, weights and tokenizer, wherever the folder is."""
+    files = {tensor.file.path for tensor in open_checkpoint(folder).values()}
+    files |= {file for file in (folder / "config.json", folder / "tokenizer.json") if file.is_file()}
+    return sha256_json({file.name: sha256_file(file) for file in sorted(files)})
 
 
 def place(name: str) -> Path:

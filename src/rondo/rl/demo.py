@@ -62,7 +62,11 @@ def ensure_demo_model(progress: OnEvent | None = None) -> Path:
 
 
 def run_demo(
-    task: str = "reverse", seed: int = 0, recipe: Recipe | None = None, on_event: OnEvent | None = None
+    task: str = "reverse",
+    seed: int = 0,
+    recipe: Recipe | None = None,
+    on_event: OnEvent | None = None,
+    name: str = NAME,
 ) -> DemoResult:
     """Makes corpus, tokenizer and model; pretrains, tunes, reinforces and saves it. Equal seeds, equal model."""
     begin = time.perf_counter()
@@ -71,7 +75,7 @@ def run_demo(
     steps, logprob_max_diff = _reinforce(made.grpo, recipe, say)
     reward_end = made.grpo.evaluate(seed=1)["reward/correct"]
 
-    path = models_dir() / NAME
+    path = models_dir() / name
     seconds = time.perf_counter() - begin
     result = DemoResult(task, made.reward, reward_end, steps, seconds, logprob_max_diff, str(path))
     say(Event("save", 0, 1))

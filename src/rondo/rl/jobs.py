@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rondo import models
 from rondo.base.errors import ConfigError, RondoError
-from rondo.models.store import resolve
+from rondo.models.store import fingerprint, resolve
 from rondo.rl.config import RlConfig
 from rondo.rl.loop import Grpo
 from rondo.rl.tasks import task
@@ -31,7 +31,11 @@ def plan(config: RlConfig) -> Plan:
         raise ConfigError("which model? Give --model.", param="rl.model")
     task(config.task)
     model = resolve(config.model)
-    spec = {"kind": "rl", "model": str(model), "config": config.model_dump(mode="json", exclude={"model"})}
+    spec = {
+        "kind": "rl",
+        "model": fingerprint(model),
+        "config": config.model_dump(mode="json", exclude={"model"}),
+    }
     return Plan(config, model, Job.of(spec))
 
 
@@ -44,6 +48,8 @@ def run(plan: Plan, on_step: Callable[[int, Metrics], None] | None = None) -> Pa
     grpo = Grpo(model, Tokenizer.load(plan.model), task(config.task), config)
     job.set_status("running", _resume(grpo, job), steps=config.steps)
     try:
+        if grpo.learner.step == 0:
+            job.log({"step": 0, **_held_out(grpo)})
         while grpo.learner.step < config.steps:
             metrics = grpo.step()
             _record(grpo, job, metrics)
@@ -54,7 +60,12 @@ def run(plan: Plan, on_step: Callable[[int, Metrics], None] | None = None) -> Pa
         reason = error.message if isinstance(error, RondoError) else repr(error)
         job.set_status(stopped, grpo.learner.step, reason=reason)  # type: ignore[arg-type]
         raise
-    return export(grpo.learner, grpo.tokenizer.save, job)
+    return export(grpo.learner, grpo.tokenizer.save, job, **_held_out(grpo))
+
+
+def _held_out(grpo: Grpo) -> Metrics:
+    """What the policy earns on prompts it never trains on."""
+    return {f"held_out/{name}": value for name, value in grpo.evaluate().items()}
 
 
 def _resume(grpo: Grpo, job: Job) -> int:
@@ -64,7 +75,7 @@ def _resume(grpo: Grpo, job: Job) -> int:
     if found:
         grpo.learner.load(found.path, found.step)
         grpo.push()
-    job.forget_after(step)
+    job.forget_after(step or -1)  # before the first checkpoint everything is done again, step 0 too
     return step
 
 

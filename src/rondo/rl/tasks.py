@@ -56,7 +56,7 @@ class Task:
         """An answer that had to be cut off is neither well formed nor correct."""
         parts = self.grade(dict(sample.metadata), sample.completion)
         if not sample.metadata.get("finished", True):
-            parts |= {"format": 0.0, "correct": 0.0}
+            parts |= {name: 0.0 for name in ("format", "correct") if name in parts}
         return Score("ok", self.total(parts), parts)
 
     def total(self, parts: Mapping[str, float]) -> float:

@@ -11,7 +11,7 @@ import torch
 from rondo import models
 from rondo.base.errors import ConfigError
 from rondo.data.sources import Record, dataset_hash, read_jsonl
-from rondo.models.store import resolve
+from rondo.models.store import fingerprint, resolve
 from rondo.text.tokenizer import Tokenizer
 from rondo.train import pretrain, sft
 from rondo.train.config import TrainConfig
@@ -40,7 +40,7 @@ def plan(kind: Kind, config: TrainConfig) -> Plan:
     records = read_jsonl(Path(config.data).expanduser())
     spec = {
         "kind": kind,
-        "model": str(model),
+        "model": fingerprint(model),
         "dataset": dataset_hash(records),
         "config": config.model_dump(mode="json", exclude={"model", "data"}),
     }

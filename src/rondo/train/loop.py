@@ -96,9 +96,9 @@ def _record(job: Job, learner: Learner, position: Position, config: TrainConfig,
     job.set_status("running", step, steps=config.steps, loss=metrics["loss"])
 
 
-def export(learner: Learner, tokenizer_save: Callable[[Path], None], job: Job) -> Path:
+def export(learner: Learner, tokenizer_save: Callable[[Path], None], job: Job, **facts: float) -> Path:
     """Writes what serving loads, weights and tokenizer, and marks the job as done."""
     learner.export_hf(job.export)
     tokenizer_save(job.export)
-    job.set_status("succeeded", learner.step, model=str(job.export))
+    job.set_status("succeeded", learner.step, model=str(job.export), **facts)
     return job.export
