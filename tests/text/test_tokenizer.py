@@ -17,6 +17,7 @@ from rondo.text import Tokenizer
 KINDS = ("byte_level", "llama2", "mistral", "gemma", "metaspace", "metaspace_never", "words")
 
 Pairs = dict[str, tuple[Tokenizer, PreTrainedTokenizerFast]]
+DEEP = b"[" * 100_000
 
 
 @pytest.fixture(scope="module")
@@ -179,7 +180,14 @@ def test_broken_files_are_named_in_one_line(folders: dict[str, Path], tmp_path: 
     with pytest.raises(ModelError, match="save_pretrained"):
         Tokenizer.load(tmp_path)
     whole = (folders["llama2"] / "tokenizer.json").read_bytes()
-    for broken in (whole[:-100], b"[]", b"{}", b"\xff\xfe", whole.replace(b"ByteFallback", b"ByteFallbock")):
+    for broken in (
+        whole[:-100],
+        b"[]",
+        b"{}",
+        b"\xff\xfe",
+        whole.replace(b"ByteFallback", b"ByteFallbock"),
+        DEEP,
+    ):
         (tmp_path / "tokenizer.json").write_bytes(broken)
         with pytest.raises(ModelError, match=r"tokenizer\.json") as caught:
             Tokenizer.load(tmp_path)
@@ -188,6 +196,37 @@ def test_broken_files_are_named_in_one_line(folders: dict[str, Path], tmp_path: 
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": ')
     with pytest.raises(ModelError, match=r"tokenizer_config\.json"):
         Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "named"),
+    [
+        ("tokenizer_config.json", '{"added_tokens_decoder": [1]}', "added_tokens_decoder is malformed"),
+        ("tokenizer_config.json", '{"added_tokens_decoder": 3}', "added_tokens_decoder is malformed"),
+        ("tokenizer_config.json", '{"added_tokens_decoder": {"x": {}}}', "added_tokens_decoder is malformed"),
+        ("tokenizer_config.json", '{"added_tokens_decoder": {"1": 2}}', "added_tokens_decoder is malformed"),
+        ("tokenizer_config.json", '{"extra_special_tokens": 3}', "extra_special_tokens is malformed"),
+        ("tokenizer_config.json", '{"additional_special_tokens": "<x>"}', "special_tokens is malformed"),
+        ("tokenizer_config.json", '{"chat_template": [{"name": []}]}', "chat_template"),
+        ("tokenizer_config.json", DEEP, "not valid JSON"),
+        ("added_tokens.json", '{"a": [1]}', r"added_tokens\.json is malformed"),
+        ("config.json", DEEP, "not valid JSON"),
+    ],
+)
+def test_a_malformed_field_is_named(
+    file: str, content: str | bytes, named: str, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    (tmp_path / "tokenizer.json").write_bytes((folders["llama2"] / "tokenizer.json").read_bytes())
+    (tmp_path / file).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ModelError, match=named) as caught:
+        Tokenizer.load(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_model_config_of_any_shape_states_no_end(folders: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes((folders["llama2"] / "tokenizer.json").read_bytes())
+    (tmp_path / "config.json").write_text('{"text_config": 3, "eos_token_id": {"a": 1}}')
+    assert Tokenizer.load(tmp_path).eos_ids == ()
 
 
 def test_bad_text_and_bad_ids_are_refused(byte_level: Tokenizer) -> None:

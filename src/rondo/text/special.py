@@ -30,6 +30,10 @@ def add_special_tokens(backend: tokenizers.Tokenizer, folder: Folder) -> dict[st
     names = [*NAMED, *(key for key in config if key.endswith("_token") and key not in NAMED)]
     named = _tokens({name: config.get(name) for name in names}, by_text)
     extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+    if not isinstance(extra, dict | list):
+        raise _malformed(
+            folder, "extra_special_tokens", f"a list of tokens or a mapping is due, not {extra!r}"
+        )
     if isinstance(extra, dict):
         named |= _tokens(extra, by_text)
         extra = []
@@ -40,22 +44,28 @@ def add_special_tokens(backend: tokenizers.Tokenizer, folder: Folder) -> dict[st
 
 def _listed(config: Mapping[str, Any], folder: Folder) -> list[AddedToken]:
     """Added tokens with an id of their own in the configuration, in the order of those ids."""
-    if "added_tokens_decoder" in config:
-        decoder = config["added_tokens_decoder"]
-    else:
-        # A file from before tokenizer.json, in which everything but the named tokens is plain.
-        special = {_text(config.get(name)) for name in NAMED}
-        decoder = {
-            index: {"content": text, "normalized": text not in special, "special": text in special}
-            for text, index in folder.json("added_tokens.json").items()
-        }
     try:
+        decoder = config["added_tokens_decoder"] if "added_tokens_decoder" in config else _old(config, folder)
         return [AddedToken(**decoder[index]) for index in sorted(decoder, key=int)]
-    except (TypeError, ValueError) as error:
-        raise ModelError(
-            f"{folder.path / 'tokenizer_config.json'}: added_tokens_decoder is malformed ({error}). "
-            "Download the file again."
-        ) from error
+    except (TypeError, ValueError, IndexError, KeyError) as error:
+        if "added_tokens_decoder" in config:
+            raise _malformed(folder, "added_tokens_decoder", str(error)) from error
+        file = folder.path / "added_tokens.json"
+        raise ModelError(f"{file} is malformed ({error}). Download the file again.") from error
+
+
+def _old(config: Mapping[str, Any], folder: Folder) -> dict[int, dict[str, Any]]:
+    """From a file from before tokenizer.json, in which everything but the named tokens is plain."""
+    special = {_text(config.get(name)) for name in NAMED}
+    return {
+        index: {"content": text, "normalized": text not in special, "special": text in special}
+        for text, index in folder.json("added_tokens.json").items()
+    }
+
+
+def _malformed(folder: Folder, field: str, why: str) -> ModelError:
+    file = folder.path / "tokenizer_config.json"
+    return ModelError(f"{file}: {field} is malformed ({why}). Download the file again.", param=field)
 
 
 def _add(
@@ -128,6 +138,8 @@ def end_ids(eos_id: int | None, folder: Folder, model_config: Mapping[str, Any])
     """Every id that ends a text: the tokenizer's, and those of generation_config.json or else config.json."""
     stated = folder.json("generation_config.json").get("eos_token_id")
     if stated is None:
-        stated = model_config.get("eos_token_id", (model_config.get("text_config") or {}).get("eos_token_id"))
+        inner = model_config.get("text_config")
+        inside = inner.get("eos_token_id") if isinstance(inner, dict) else None
+        stated = model_config.get("eos_token_id", inside)
     listed = stated if isinstance(stated, list) else [stated]
     return tuple(dict.fromkeys(id for id in (eos_id, *listed) if isinstance(id, int)))
