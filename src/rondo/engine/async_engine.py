@@ -75,6 +75,8 @@ class AsyncEngine:
                 for reader in readers:
                     chunk = reader.read()
                     if chunk is not None:
+                        if reader.request.error is not None:
+                            raise reader.request.error
                         self._end_at_stop_string(reader, chunk)
                         yield chunk
                 readers = [reader for reader in readers if not reader.done]
@@ -186,7 +188,7 @@ class AsyncEngine:
     def _step(self) -> None:
         step = self.core.step()
         self.metrics.observe(step, time.monotonic())
-        self._streams.wake({request.id for request in step.advanced})
+        self._streams.wake({request.id for request in (*step.advanced, *step.finished)})
         for request in step.finished:
             self._forget(request)
 

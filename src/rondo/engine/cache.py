@@ -44,6 +44,14 @@ class KVCache:
         self.device = device
         self.layers = [_layer(spec, num_blocks, block_size, dtype, device) for spec in specs]
 
+    def clean(self, blocks: Sequence[int]) -> None:
+        """Takes NaN and infinity out of blocks before others get them: where attention hides a place its weight is
+        0, but 0 times NaN is NaN."""
+        index = torch.tensor(blocks, dtype=torch.int64, device=self.device)
+        for layer in self.layers:
+            for pages in (layer.keys, layer.values):
+                pages[index] = pages[index].nan_to_num(0.0, 0.0, 0.0)
+
 
 def block_bytes(specs: Sequence[AttentionSpec], block_size: int, dtype: torch.dtype) -> int:
     """Memory of one block over all layers."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from rondo.base.errors import Conflict, InvalidRequest
+from rondo.base.errors import Conflict, InvalidRequest, RondoError
 from rondo.client.types import FinishReason, GenerateRequest
 from rondo.engine.blocks import BlockPool
 from rondo.engine.cache import KVCache, block_bytes, choose_num_blocks
@@ -16,7 +16,7 @@ from rondo.engine.config import EngineConfig
 from rondo.engine.randomness import derive, mix
 from rondo.engine.request import Request
 from rondo.engine.runner import Runner, StepResult
-from rondo.engine.sampler import Sampler
+from rondo.engine.sampler import NO_TOKEN, Sampler
 from rondo.engine.scheduler import Plan, Scheduler
 from rondo.models import Decoder
 from rondo.ops.native.build import library
@@ -26,7 +26,7 @@ DEFAULT_MAX_MODEL_LEN = 8192
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """`advanced` got a token each; `finished` are those of them that are done; `admitted` began to run."""
+    """`advanced` got a token each; `finished` are done, with their last token or an error; `admitted` began to run."""
 
     advanced: list[Request]
     finished: list[Request]
@@ -213,9 +213,13 @@ class EngineCore:
         sampled, version = result.sampled, self.weight_version
         if sampled is None:
             return Step([], [], plan.admitted)
-        finished = []
+        finished: list[Request] = []
+        broken: list[Request] = []
         for i, request in enumerate(result.requests):
             token = sampled.tokens[i]
+            if token == NO_TOKEN:
+                broken.append(request)
+                continue
             request.tokens.append(token)
             if sampled.logprobs is not None and request.sampling.logprobs is not None:
                 request.logprobs.append(sampled.logprobs[i])
@@ -229,7 +233,24 @@ class EngineCore:
             self.scheduler.finish_all(finished)
             for request in finished:
                 self._finish(request)
-        return Step(result.requests, finished, plan.admitted)
+        if not broken:
+            return Step(result.requests, finished, plan.admitted)
+        self._break(broken)
+        advanced = [request for request in result.requests if request.error is None]
+        return Step(advanced, finished + broken, plan.admitted)
+
+    def _break(self, requests: list[Request]) -> None:
+        """Ends requests for which the model gave no usable logits; what they computed is not used again."""
+        for request in requests:
+            self.runner.cache.clean(request.blocks)
+            self.scheduler.finish(request)
+            request.error = RondoError(
+                "the model's output is not finite (NaN or infinity), so there is no next token. The weights are "
+                "damaged, or overflow in this dtype: try another checkpoint, or float32.",
+                code="not_finite",
+            )
+            self._end(request, "abort")
+        self.pool.forget()
 
     def _finish(self, request: Request) -> None:
         token = request.tokens[-1]

@@ -102,6 +102,9 @@ class LLM:
                     matching |= {sample.name: SampleReader(sample, self.tokenizer) for sample in samples[-1]}
                 upcoming = next(pending, None)
             step = core.step()
+            for request in step.finished:
+                if request.error is not None:
+                    raise request.error
             if matching:
                 self._match_stops(step.advanced, matching)
         return samples

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from rondo.base.errors import RondoError
 from rondo.client.types import FinishReason, SamplingParams
 
 State = Literal["waiting", "running", "finished"]
@@ -45,6 +46,8 @@ class Request:
     weight_versions: list[int] = field(default_factory=list)
     first_cached: int = -1
     finish_reason: FinishReason | None = None
+    error: RondoError | None = None
+    """Why it was aborted, where that is the engine's doing."""
     stop_reason: int | str | None = None
     stop_ids: frozenset[int] = frozenset()
     added_at: float = 0.0

@@ -18,6 +18,7 @@ from rondo.engine.request import Request
 from rondo.ops import token_logprobs
 
 FILTERS, EDITS, LOGPROBS, TOP, RAW = 1, 2, 4, 8, 16
+NO_TOKEN = -1
 ALL = 2**31
 """A top-k beyond every vocabulary."""
 
@@ -25,6 +26,7 @@ ALL = 2**31
 @dataclass(frozen=True, slots=True)
 class Sampled:
     tokens: list[int]
+    """NO_TOKEN where the model's logits are not finite."""
     logprobs: list[float] | None
     top: dict[int, list[tuple[int, float]]]
     """The likeliest alternatives, for the rows that asked."""
@@ -68,7 +70,7 @@ class Sampler:
         if not wanted & LOGPROBS:
             return Sampled(tokens.tolist(), None, {})
         temperature = np.where(needs & RAW, 1.0, self._temperature[rows]).astype(np.float32)
-        logprobs, top = _logprobs(logits, tokens, temperature, requests, needs)
+        logprobs, top = _logprobs(logits, tokens.clamp(min=0), temperature, requests, needs)
         return Sampled(tokens.tolist(), logprobs, top)
 
     def _choose(
@@ -77,7 +79,7 @@ class Sampler:
         temperature = self._temperature[rows]
         hot = temperature > 0
         if not hot.any():
-            return logits.argmax(-1)
+            return likeliest(logits)
         positions = np.array([len(request.tokens) for request in requests], dtype=np.uint64)
         draws = torch.from_numpy(uniforms(self._seed[rows], positions).astype(np.float32)).to(logits.device)
         # The largest draws round up to 1, which would fall off the distribution's end.
@@ -92,7 +94,7 @@ class Sampler:
             limits = (self._top_k[subset], self._top_p[subset], self._min_p[subset])
             tokens[index] = draw_filtered(probs[index], draws[index], *(torch.from_numpy(x) for x in limits))
         if not hot.all():
-            tokens = torch.where(torch.from_numpy(hot).to(logits.device), tokens, logits.argmax(-1))
+            tokens = torch.where(torch.from_numpy(hot).to(logits.device), tokens, likeliest(logits))
         return tokens
 
     def _edit(self, logits: Tensor, requests: list[Request], needs: np.ndarray) -> Tensor:
@@ -103,11 +105,17 @@ class Sampler:
         return logits
 
 
+def likeliest(logits: Tensor) -> Tensor:
+    best = logits.max(-1)
+    return torch.where(best.values.isfinite(), best.indices, NO_TOKEN)
+
+
 def draw(probs: Tensor, draws: Tensor) -> Tensor:
     """Inverse of the cumulative distribution: probs [R, V], draws [R] in [0, 1) -> tokens [R]."""
     cumulative = probs.cumsum(-1)
-    targets = draws[:, None] * cumulative[:, -1:]
-    return torch.searchsorted(cumulative, targets, right=True).squeeze(-1).clamp_(max=probs.shape[-1] - 1)
+    mass = cumulative[:, -1:]
+    tokens = torch.searchsorted(cumulative, draws[:, None] * mass, right=True)
+    return torch.where(mass.isfinite(), tokens.clamp_(max=probs.shape[-1] - 1), NO_TOKEN).squeeze(-1)
 
 
 def draw_filtered(probs: Tensor, draws: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
@@ -121,7 +129,8 @@ def draw_filtered(probs: Tensor, draws: Tensor, top_k: Tensor, top_p: Tensor, mi
     before = mass - ordered
     ordered = ordered.masked_fill((before >= top_p * mass[:, -1:]) & (top_p < 1), 0.0)
     ordered = ordered.masked_fill(ordered < min_p * ordered[:, :1], 0.0)
-    return order.gather(-1, draw(ordered, draws)[:, None]).squeeze(-1)
+    rank = draw(ordered, draws)
+    return torch.where(rank == NO_TOKEN, NO_TOKEN, order.gather(-1, rank.clamp(min=0)[:, None]).squeeze(-1))
 
 
 def edit_row(logits: Tensor, request: Request, eos_ids: tuple[int, ...]) -> None:
