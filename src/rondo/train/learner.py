@@ -19,6 +19,7 @@ from rondo.models.decoder import Decoder
 from rondo.ops import token_logprobs
 from rondo.train.config import OptimConfig
 from rondo.train.losses import Loss, Predictions
+from rondo.train.memory import keep_freed_memory
 from rondo.train.optim import clip_gradients, make_optimizer
 from rondo.train.shared_prefix import SharedPrefix
 
@@ -30,6 +31,8 @@ class Learner:
         self.model = model
         self.config = config
         self.step = 0
+        if model.device.type == "cpu":
+            keep_freed_memory()
         self.optimizer = make_optimizer(model, config)
 
     def forward_backward(
