@@ -8,7 +8,7 @@ import torch
 
 from rondo import models
 from rondo.base.errors import ConfigError
-from rondo.base.files import atomic_dir, read_json
+from rondo.base.files import atomic_dir
 from rondo.base.hashing import sha256_file
 from rondo.client.types import CompletionOutput
 from rondo.graders import Sample, Score

@@ -72,6 +72,6 @@ def _serve(model: str | Path, tree: RondoConfig, listener: socket.socket, url: s
 
 
 def _print_banner(name: str, url: str) -> None:
-    body = f'{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+    body = f'{{"model": "{name}", "messages": [{{"role": "user", "content": "reverse PLANET"}}]}}'
     print(f"\n  {url}/v1   model: {name}\n", flush=True)
     print(f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'\n", flush=True)
