@@ -5,8 +5,8 @@ steps: sample a group for each prompt at temperature 1, grade, normalise within 
 step with fused AdamW. The learning rate is next to nothing, so that answers keep their lengths on both sides from the
 first step to the last; the script compares the tokens and rewards of both and stops if they differ. TRL runs in its
 own environment (tests/real/setup.sh) without bf16 emulation and gradient checkpointing, which it would turn on by
-itself, and with the whole step as one microbatch, the fastest cut of those tried here (1, 2, 4, 8). Idle threads sleep on
-both sides (OMP_WAIT_POLICY=passive): otherwise two processes on the same cores slow each other down by spinning.
+itself, and with the whole step as one microbatch, the fastest cut of those tried here (1, 2, 4, 8). Idle threads
+sleep on both sides (OMP_WAIT_POLICY=passive): otherwise two processes on the same cores slow each other down by spinning.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch is loaded
 
-import torch  # noqa: E402
+import torch
 
-from common import THREADS, Report, alternate, arguments, median, say, seconds  # noqa: E402
-from rondo import models  # noqa: E402
-from rondo.rl.demo import prepare  # noqa: E402
-from rondo.rl.loop import Grpo  # noqa: E402
-from rondo.rl.recipe import QUICK, Recipe  # noqa: E402
-from rondo.rl.tasks import task  # noqa: E402
-from rondo.text.tokenizer import Tokenizer  # noqa: E402
+from common import THREADS, Report, alternate, arguments, median, say, seconds
+from rondo import models
+from rondo.rl.demo import prepare
+from rondo.rl.loop import Grpo
+from rondo.rl.recipe import QUICK, Recipe
+from rondo.rl.tasks import task
+from rondo.text.tokenizer import Tokenizer
 
 TASK = "reverse"
 LR = 1e-9
