@@ -5,8 +5,8 @@ steps: sample a group for each prompt at temperature 1, grade, normalise within 
 step with fused AdamW. The learning rate is next to nothing, so that answers keep their lengths on both sides from the
 first step to the last; the script compares the tokens and rewards of both and stops if they differ. TRL runs in its
 own environment (tests/real/setup.sh) without bf16 emulation and gradient checkpointing, which it would turn on by
-itself, and with the whole step as one microbatch, the fastest cut of those tried here (1, 2, 4, 8). Idle threads
-sleep on both sides (OMP_WAIT_POLICY=passive): otherwise two processes on the same cores slow each other down by spinning.
+itself, and with the whole step as one microbatch (4 and 8 microbatches were within a tenth of it). Idle threads sleep
+on both sides (OMP_WAIT_POLICY=passive): otherwise two processes on the same cores slow each other down by spinning.
 """
 
 from __future__ import annotations
