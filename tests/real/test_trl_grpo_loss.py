@@ -80,7 +80,7 @@ def ours(case: dict[str, Any]) -> dict[str, Any]:
             "advantages": [case["advantages"][i]] * length,
             "at": [i * LONGEST + t for t in range(length)],
         }
-        branches.append(Document([1] * length, [weights[i]] * length, columns))
+        branches.append(Document([i] * length, [weights[i]] * length, columns))
     table = torch.tensor(case["logprobs"], dtype=torch.float64, requires_grad=True)
     loss = PolicyLoss(case["clip_low"], case["clip_high"], case["kl"])
     rows = pack([Tree([1, 1], branches)], 16)
