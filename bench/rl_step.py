@@ -6,7 +6,7 @@ step with fused AdamW. The learning rate is next to nothing, so that answers kee
 first step to the last; the script compares the tokens and rewards of both and stops if they differ. TRL runs in its
 own environment (tests/real/setup.sh) without bf16 emulation and gradient checkpointing, which it would turn on by
 itself, and with the whole step as one microbatch (4 and 8 microbatches were within a tenth of it). Idle threads sleep
-on both sides (OMP_WAIT_POLICY=passive): otherwise two processes on the same cores slow each other down by spinning.
+soon on both sides (`rondo.base.threads`): otherwise two processes on the same cores slow each other down by spinning.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch is loaded
+# ruff: isort: off
+# Before torch, which reads what it sets when it is loaded.
+from common import THREADS, Report, alternate, arguments, median, say, seconds
 
 import torch
 
-from common import THREADS, Report, alternate, arguments, median, say, seconds
+# ruff: isort: on
 from rondo import models
 from rondo.rl.demo import prepare
 from rondo.rl.loop import Grpo
