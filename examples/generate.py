@@ -9,8 +9,6 @@ The model is a name from `rondo model list`, or a folder in Hugging Face layout.
 import argparse
 
 import rondo
-from rondo.models.store import resolve
-from rondo.text.tokenizer import Tokenizer
 
 
 def main() -> None:
@@ -24,12 +22,6 @@ def main() -> None:
     parser.add_argument("--raw", action="store_true", help="no chat template")
     given = parser.parse_args()
 
-    folder = resolve(given.model)
-    tokenizer = Tokenizer.load(folder)
-    prompts = [
-        tokenizer.encode(text) if given.raw else tokenizer.apply_chat([{"role": "user", "content": text}])
-        for text in given.prompts
-    ]
     sampling = rondo.SamplingParams(
         n=given.samples,
         max_tokens=given.max_tokens,
@@ -38,7 +30,12 @@ def main() -> None:
         logprobs=0,  # of the sampled tokens; k adds the k likeliest alternatives
     )
     # All prompts and samples run together, and none changes another's tokens.
-    for text, request in zip(given.prompts, rondo.LLM(folder).generate(prompts, sampling), strict=True):
+    llm = rondo.LLM(given.model)
+    if given.raw:
+        requests = llm.generate(given.prompts, sampling)
+    else:
+        requests = llm.chat([[{"role": "user", "content": text}] for text in given.prompts], sampling)
+    for text, request in zip(given.prompts, requests, strict=True):
         print(text)
         for sample in request.outputs:
             logprob = sum(sample.logprobs or [])

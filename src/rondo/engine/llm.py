@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
+from pydantic import ValidationError
 
 from rondo.base.errors import InvalidRequest
 from rondo.base.ids import new_id
+from rondo.client.openai import Message
 from rondo.client.types import CompletionOutput, GenerateRequest, RequestOutput, SamplingParams
 from rondo.engine.config import EngineConfig
 from rondo.engine.core import EngineCore
 from rondo.engine.output import SampleReader, TextSource
 from rondo.engine.request import Request
 from rondo.models import Decoder, load
+from rondo.models.store import resolve
 from rondo.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
+Conversation = Sequence[Mapping[str, Any]]
 
 
 class LLM:
-    """`LLM("path/to/model").generate(["Hello"], SamplingParams(max_tokens=20))`, shaped like vLLM's.
+    """`LLM("demo").generate(["Hello"], SamplingParams(max_tokens=20))`, shaped like vLLM's.
 
-    A `Decoder` is used as it is, tensors shared: who trains it tells the engine with `start_weight_update`
-    and `finish_weight_update`.
+    The model is a name under `RONDO_HOME/models`, or a folder. A `Decoder` is used as it is, tensors shared: who
+    trains it tells the engine with `start_weight_update` and `finish_weight_update`.
     """
 
     def __init__(
@@ -38,7 +43,7 @@ class LLM:
     ) -> None:
         self.config = config = config or EngineConfig()
         if not isinstance(model, Decoder):
-            path = Path(model)
+            path = resolve(model)
             model = load(path, dtype=torch_dtype(config.dtype), device=pick_device(config.device))
             if tokenizer is None:
                 own = Tokenizer.load(path)
@@ -75,6 +80,34 @@ class LLM:
             self._output(prompt, request, readers[i])
             for i, (prompt, request) in enumerate(zip(given, requests, strict=True))
         ]
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """`generate` for conversations, one or several, each written out by the tokenizer's chat template."""
+        if not isinstance(self.tokenizer, Tokenizer):
+            raise InvalidRequest(
+                "chat needs a tokenizer with a chat template: use generate.", param="messages"
+            )
+        texts = [
+            self.tokenizer.render(
+                for_template(conversation),
+                tools,
+                add_generation_prompt,
+                continue_final_message=continue_final_message,
+                **(chat_template_kwargs or {}),
+            )
+            for conversation in as_conversations(messages)
+        ]
+        outputs = self.generate(self.tokenizer.encode_batch(texts, add_special=False), sampling_params)
+        return [replace(output, prompt=text) for output, text in zip(outputs, texts, strict=True)]
 
     def start_weight_update(self) -> None:
         self.core.start_weight_update()
@@ -166,6 +199,37 @@ def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
         return [cast(Prompt, prompts)]
     return list(cast(Sequence[Prompt], prompts))
+
+
+def as_conversations(messages: Conversation | Sequence[Conversation]) -> list[Conversation]:
+    """One conversation or several -> several."""
+    if not isinstance(messages, Sequence) or isinstance(messages, str):
+        raise _not_messages(messages)
+    if any(isinstance(one, Mapping) for one in messages):
+        return [cast(Conversation, messages)]
+    return list(cast(Sequence[Conversation], messages))
+
+
+def for_template(conversation: Conversation) -> list[dict[str, Any]]:
+    """Checked as the server checks them, lists of text parts joined."""
+    if not isinstance(conversation, Sequence) or isinstance(conversation, str):
+        raise _not_messages(conversation)
+    messages = []
+    for message in conversation:
+        try:
+            messages.append(Message.model_validate(message, strict=True).for_template())
+        except ValidationError:
+            raise _not_messages(message) from None
+    return messages
+
+
+def _not_messages(given: object) -> InvalidRequest:
+    shown = repr(given)
+    return InvalidRequest(
+        "messages must be a list of {role, content}, content a text or a list of text parts, or a list of such "
+        f"lists; got {shown if len(shown) <= 80 else shown[:77] + '...'}.",
+        param="messages",
+    )
 
 
 def torch_dtype(name: str) -> torch.dtype | None:

@@ -1,0 +1,84 @@
+"""`rondo.LLM` as scripts use it: models by name, and conversations."""
+
+from pathlib import Path
+
+import pytest
+
+import rondo
+from rondo.base.errors import InvalidRequest, NotFound
+from rondo.models import save
+from rondo.models.store import import_model
+from support.tiny import tiny_model, tiny_tokenizer
+
+GREEDY = rondo.SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+ASK = [{"role": "user", "content": "the user asks"}]
+FOLLOW = [*ASK, {"role": "assistant", "content": "and"}, {"role": "user", "content": "to"}]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("llm") / "source"
+    save(tiny_model(), folder)
+    tiny_tokenizer().save(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path) -> rondo.LLM:
+    return rondo.LLM(folder)
+
+
+def test_a_model_by_its_name(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, llm: rondo.LLM):
+    monkeypatch.setenv("RONDO_HOME", str(tmp_path))
+    import_model(folder, "tiny")
+    [named] = rondo.LLM("tiny").chat(ASK, GREEDY)
+    [placed] = llm.chat(ASK, GREEDY)
+    assert named.outputs[0].token_ids == placed.outputs[0].token_ids
+    with pytest.raises(NotFound, match="Did you mean tiny"):
+        rondo.LLM("tinny")
+
+
+def test_chat_is_the_template_then_generate(folder: Path, llm: rondo.LLM):
+    """The prompts are those of transformers' `apply_chat_template`."""
+    transformers = pytest.importorskip("transformers")
+    peer = transformers.AutoTokenizer.from_pretrained(folder)
+    one, other = llm.chat([ASK, FOLLOW], [GREEDY, rondo.SamplingParams(n=2, max_tokens=4)])
+    for output, conversation in ((one, ASK), (other, FOLLOW)):
+        want = peer.apply_chat_template(conversation, add_generation_prompt=True, return_dict=False)
+        assert output.prompt_token_ids == want
+        assert output.prompt == peer.decode(want)
+    assert [len(one.outputs), len(other.outputs)] == [1, 2]
+    [again] = llm.generate([one.prompt_token_ids], GREEDY)
+    assert again.outputs[0].token_ids == one.outputs[0].token_ids
+    assert llm.chat([]) == []
+
+
+def test_chat_continues_the_last_message(llm: rondo.LLM):
+    open_end = [*ASK, {"role": "assistant", "content": [{"type": "text", "text": "and the"}]}]
+    [output] = llm.chat(open_end, GREEDY, add_generation_prompt=False, continue_final_message=True)
+    assert output.prompt is not None
+    assert output.prompt.endswith("and the")
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        "hello",
+        [["hello"]],
+        ["hello"],
+        [{"content": "no role"}],
+        [{"role": "user", "content": 3}],
+        [ASK, "x"],
+        3,
+    ],
+)
+def test_what_is_no_conversation(llm: rondo.LLM, messages: object):
+    with pytest.raises(InvalidRequest, match="messages must be a list of"):
+        llm.chat(messages, GREEDY)  # type: ignore[arg-type]
+
+
+def test_chat_without_messages_or_tokenizer(llm: rondo.LLM):
+    with pytest.raises(InvalidRequest, match="messages is empty"):
+        llm.chat([[]])
+    with pytest.raises(InvalidRequest, match="needs a tokenizer"):
+        rondo.LLM(llm.core.model).chat(ASK)
