@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +152,18 @@ def test_our_adapter_in_peft(name: str, targets: Any, tmp_path: Path) -> None:
     )
     assert written.keys() == again.keys()
     assert all(torch.equal(written[key], again[key]) for key in written)
+
+
+def test_others_may_read_an_adapter(tmp_path: Path) -> None:
+    reference("llama2").save_pretrained(tmp_path / "base")
+    ours = load(tmp_path / "base")
+    attach_lora(ours, LoraSpec(r=2))
+    before = os.umask(0o022)
+    try:
+        save_lora(ours, tmp_path / "adapter")
+    finally:
+        os.umask(before)
+    assert {oct(file.stat().st_mode & 0o777) for file in (tmp_path / "adapter").iterdir()} == {"0o644"}
 
 
 def test_gradients_equal_pefts_and_the_base_stays_frozen(tmp_path: Path) -> None:

@@ -94,6 +94,79 @@ def test_killed_and_resumed_is_bit_equal(ground: Path, tmp_path: Path) -> None:
     assert json.loads((other / "status.json").read_text())["state"] == "succeeded"
 
 
+def test_a_second_process_on_a_job_is_told_so(
+    ground: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RONDO_HOME", str(tmp_path))
+    endless = config(ground).model_copy(update={"steps": 100_000})
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    first = subprocess.Popen([sys.executable, "-c", WORKER, endless.model_dump_json()], env=environment)
+    try:
+        deadline = time.monotonic() + 60
+        while _steps_done(tmp_path) < 3:
+            assert first.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        plan = jobs.plan("pretrain", endless)
+        assert plan.job.held()
+        second = subprocess.run(
+            [sys.executable, "-c", WORKER, endless.model_dump_json()],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert second.returncode != 0
+        assert f"Conflict: Another process ({first.pid}) is working on job {plan.job.short}" in second.stderr
+        assert first.poll() is None
+    finally:
+        first.kill()
+        first.wait(30)
+    assert not plan.job.held()
+
+    def stop(step: int, metrics: object) -> None:
+        raise KeyboardInterrupt
+
+    resumed: list[int] = []
+    with pytest.raises(KeyboardInterrupt):
+        jobs.run(plan, stop, resumed.append)
+    assert resumed[0] >= 2
+    assert plan.job.state() == "paused"
+
+
+def test_an_export_that_was_cut_short_is_written_again(
+    ground: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RONDO_HOME", str(tmp_path))
+    plan = jobs.plan("pretrain", config(ground).model_copy(update={"steps": 2}))
+    path = jobs.run(plan)
+    want = {file.name: sha256_file(file) for file in path.iterdir()}
+    (path / "tokenizer.json").unlink()
+    plan.job.set_status("running", 2)
+    assert jobs.run(plan) == path
+    assert {file.name: sha256_file(file) for file in path.iterdir()} == want
+    shutil.rmtree(path)
+    assert jobs.run(plan) == path
+    assert {file.name: sha256_file(file) for file in path.iterdir()} == want
+
+
+def test_others_may_read_what_umask_lets_them(
+    ground: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RONDO_HOME", str(tmp_path))
+    before = os.umask(0o027)
+    try:
+        path = jobs.run(jobs.plan("pretrain", config(ground).model_copy(update={"steps": 1})))
+    finally:
+        os.umask(before)
+    files = [file for file in path.parent.rglob("*") if file.is_file()]
+    assert {file.name for file in files} >= {"optimizer.safetensors", "config.json", "manifest.json"}
+    assert {file.name: oct(file.stat().st_mode & 0o777) for file in files} == dict.fromkeys(
+        [file.name for file in files], "0o640"
+    )
+
+
 def _steps_done(home: Path) -> int:
     files = list((home / "jobs").glob("*/metrics.jsonl"))
     return files[0].read_text().count("\n") if files else 0

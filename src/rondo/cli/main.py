@@ -18,6 +18,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "demo": ("rondo.cli.demo", "pretrain, RL-tune and try a small model on this machine"),
     "train": ("rondo.cli.train", "pretrain or fine-tune a model"),
     "rl": ("rondo.cli.rl", "tune a model with reinforcement learning"),
+    "job": ("rondo.cli.job", "list the training jobs of this machine and show one"),
     "model": ("rondo.cli.model", "make, import, export, inspect and list models"),
     "config": ("rondo.cli.config", "show every setting and where its value comes from"),
 }

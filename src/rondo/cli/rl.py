@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+from functools import partial
 
 from rondo.cli.arguments import Parser
 from rondo.cli.tree import read_command_line
@@ -22,12 +22,8 @@ def run(argv: list[str]) -> int:
     }
     config = command.config.tree.rl.model_copy(update=given)
 
-    from rondo.cli.steps import step_progress
+    from rondo.cli.steps import follow
     from rondo.rl import jobs
 
     plan = jobs.plan(config)
-    print(f"job {plan.job.name[:12]} in {plan.job.path}", file=sys.stderr)
-    with step_progress(f"rl {config.task}", config.steps) as report:
-        path = jobs.run(plan, report)
-    print(path)
-    return 0
+    return follow(plan.job, f"rl {config.task}", config.steps, partial(jobs.run, plan))

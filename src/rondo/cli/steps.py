@@ -6,13 +6,34 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rondo.base.units import human_seconds
 
+if TYPE_CHECKING:
+    from rondo.train.job import Job
+
 OnStep = Callable[[int, Mapping[str, float]], None]
+OnResume = Callable[[int], None]
 
 PLAIN_SECONDS = 5.0
 SHOWN = ("loss", "reward", "reward/correct", "lr", "tokens_per_second")
+
+
+def follow(job: Job, label: str, steps: int, work: Callable[[OnStep, OnResume], Path]) -> int:
+    """Does the work of a job under the eyes of its user; its last word, on standard output, is the result's place."""
+    print(f"job {job.short} in {job.path}", file=sys.stderr)
+    if job.done:
+        print("it was done already: this is its model. Change a setting to train anew", file=sys.stderr)
+
+    def on_resume(step: int) -> None:
+        print(f"it goes on from step {step} of {steps}", file=sys.stderr)
+
+    with step_progress(label, steps) as report:
+        path = work(report, on_resume)
+    print(path)
+    return 0
 
 
 @contextlib.contextmanager
@@ -40,7 +61,8 @@ def step_progress(label: str, steps: int) -> Iterator[OnStep]:
 
 
 def facts(metrics: Mapping[str, float]) -> str:
-    return "  ".join(f"{name} {metrics[name]:.4g}" for name in SHOWN if name in metrics)
+    """Adding 0.0 turns -0.0, which means nothing to a reader, into 0."""
+    return "  ".join(f"{name} {metrics[name] + 0.0:.4g}" for name in SHOWN if name in metrics)
 
 
 def _plain(label: str, steps: int) -> OnStep:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rondo.base.errors import ConfigError
@@ -41,12 +41,8 @@ def run(argv: list[str]) -> int:
     }
     config = command.config.tree.train.model_copy(update=given)
 
-    from rondo.cli.steps import step_progress
+    from rondo.cli.steps import follow
     from rondo.train import jobs
 
     plan = jobs.plan(kind, config)
-    print(f"job {plan.job.name[:12]} in {plan.job.path}", file=sys.stderr)
-    with step_progress(kind, config.steps) as report:
-        path = jobs.run(plan, report)
-    print(path)
-    return 0
+    return follow(plan.job, kind, config.steps, partial(jobs.run, plan))

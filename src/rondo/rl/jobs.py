@@ -16,7 +16,7 @@ from rondo.text.tokenizer import Tokenizer
 from rondo.train import checkpoint
 from rondo.train.job import Job
 from rondo.train.learner import Metrics
-from rondo.train.loop import export
+from rondo.train.loop import OnResume, export
 
 
 @dataclass(frozen=True)
@@ -36,19 +36,32 @@ def plan(config: RlConfig) -> Plan:
         "model": fingerprint(model),
         "config": config.model_dump(mode="json", exclude={"model"}),
     }
-    return Plan(config, model, Job.of(spec))
+    return Plan(config, model, Job.of(spec, model=config.model))
 
 
-def run(plan: Plan, on_step: Callable[[int, Metrics], None] | None = None) -> Path:
+def run(
+    plan: Plan,
+    on_step: Callable[[int, Metrics], None] | None = None,
+    on_resume: OnResume | None = None,
+) -> Path:
     """The exported model's folder. A job that is done already is not done again."""
+    if plan.job.done:
+        return plan.job.export
+    with plan.job.hold():
+        return _run(plan, on_step, on_resume)
+
+
+def _run(plan: Plan, on_step: Callable[[int, Metrics], None] | None, on_resume: OnResume | None) -> Path:
     config, job = plan.config, plan.job
-    if job.state() == "succeeded":
-        return job.export
+    job.set_status("starting", job.status().get("step", 0), steps=config.steps)
     model = models.load(plan.model, device=config.device)
     grpo = Grpo(model, Tokenizer.load(plan.model), task(config.task), config)
-    job.set_status("running", _resume(grpo, job), steps=config.steps)
+    begin = _resume(grpo, job)
+    job.set_status("running", begin, steps=config.steps)
+    if begin and on_resume:
+        on_resume(begin)
     try:
-        if grpo.learner.step == 0:
+        if begin == 0:
             job.log({"step": 0, **_held_out(grpo)})
         while grpo.learner.step < config.steps:
             metrics = grpo.step()

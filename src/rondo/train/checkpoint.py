@@ -35,16 +35,18 @@ def save(job: Path, step: int, write: Callable[[Path], None], state: dict[str, A
     with atomic_dir(path, replace=True) as folder:
         write(folder)
         write_json(folder / "state.json", state)
+        for file in folder.iterdir():  # the safetensors library opens its files for their owner alone
+            shutil.copymode(folder / "state.json", file)
         sums = {file.name: sha256_file(file) for file in sorted(folder.iterdir())}
         write_json(folder / MANIFEST, {"step": step, "sha256": sums})
-    for old in _existing(job)[keep:]:
+    for old in existing(job)[keep:]:
         shutil.rmtree(old.path)
     return Checkpoint(path, step)
 
 
 def latest(job: Path) -> Checkpoint | None:
     """The newest checkpoint whose files are what its manifest says; broken ones are named and passed over."""
-    for checkpoint in _existing(job):
+    for checkpoint in existing(job):
         try:
             verify(checkpoint.path)
         except RondoError as error:
@@ -64,7 +66,7 @@ def verify(path: Path) -> None:
             raise StorageError(f"{path / name} is not what its manifest says: the checkpoint is damaged")
 
 
-def _existing(job: Path) -> list[Checkpoint]:
+def existing(job: Path) -> list[Checkpoint]:
     """Newest first."""
     found = [
         Checkpoint(path.parent, int(path.parent.name[5:]))

@@ -1,18 +1,29 @@
-"""A job's directory: its spec, its state, one line of metrics a step."""
+"""A job's directory: its spec, its state, one line of metrics a step. One process at a time works in it."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
+import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from rondo.base.files import atomic_write, read_json, write_json
+from rondo.base.errors import Conflict, InvalidRequest, NotFound, StorageError
+from rondo.base.files import atomic_write, read_json, storage_error, write_json
 from rondo.base.hashing import sha256_json
 from rondo.base.home import jobs_dir
 
 State = Literal["queued", "starting", "running", "pausing", "paused", "succeeded", "failed", "cancelled"]
+
+LOCK_SECONDS = 1.0
+"""How long to ask again for a job's lock: whoever looks whether a job runs holds it for an instant."""
+
+SHORT = 12
+SHORTEST_PREFIX = 6
 
 
 @dataclass(frozen=True)
@@ -20,34 +31,135 @@ class Job:
     path: Path
 
     @classmethod
-    def of(cls, spec: dict[str, Any]) -> Job:
-        """The directory of this spec: the same spec, its data's hash included, is the same job."""
+    def of(cls, spec: dict[str, Any], **origin: str) -> Job:
+        """The directory of this spec: the same spec, its data's hash included, is the same job. `origin` is what
+        names the same thing differently from day to day, such as the model's, and is no part of it."""
         job = cls(jobs_dir() / sha256_json(spec))
         if not (job.path / "spec.json").exists():
+            write_json(job.path / "origin.json", {**origin, "started": time.time()})
             write_json(job.path / "spec.json", spec)
         return job
+
+    @classmethod
+    def all(cls) -> list[Job]:
+        """Every job of this machine, the one that was started last first."""
+        try:
+            found = [cls(file.parent) for file in jobs_dir().glob("*/spec.json")]
+        except OSError as error:
+            raise StorageError(f"Cannot read {jobs_dir()}: {error.strerror}.") from error
+        return sorted(found, key=lambda job: (-job.started, job.name))
+
+    @classmethod
+    def find(cls, prefix: str) -> Job:
+        """The one job whose hash begins so."""
+        if len(prefix) < SHORTEST_PREFIX:
+            raise InvalidRequest(
+                f"{prefix!r} is too short to name a job: give {SHORTEST_PREFIX} characters of its hash or more.",
+                param="job",
+            )
+        found = [job for job in cls.all() if job.name.startswith(prefix.lower())]
+        if not found:
+            raise NotFound(
+                f"There is no job {prefix!r} in {jobs_dir()}. `rondo job list` shows what there is.",
+                param="job",
+                code="job_not_found",
+            )
+        if len(found) > 1:
+            names = ", ".join(sorted(job.name for job in found))
+            raise InvalidRequest(
+                f"{prefix!r} begins {len(found)} jobs: {names}. Give more of it.", param="job"
+            )
+        return found[0]
 
     @property
     def name(self) -> str:
         return self.path.name
 
     @property
+    def short(self) -> str:
+        return self.name[:SHORT]
+
+    @property
     def export(self) -> Path:
         return self.path / "export"
 
+    @property
+    def done(self) -> bool:
+        return self.state() == "succeeded" and (self.export / "config.json").is_file()
+
+    @property
+    def started(self) -> float:
+        """When it was first asked for, in seconds since 1970."""
+        with contextlib.suppress(StorageError):
+            return float(self.origin().get("started", 0))
+        return 0.0
+
+    def origin(self) -> dict[str, Any]:
+        """What `of` was told beside the spec; a job may lack it."""
+        return self._read("origin.json")
+
+    def spec(self) -> dict[str, Any]:
+        return self._read("spec.json")
+
+    def status(self) -> dict[str, Any]:
+        """What was last written about it. A process that was killed had no time to write that it ended."""
+        return self._read("status.json")
+
     def state(self) -> State | None:
-        file = self.path / "status.json"
-        if not file.exists():
-            return None
-        state: State = read_json(file)["state"]
+        state: State | None = self.status().get("state")
         return state
 
     def set_status(self, state: State, step: int, **facts: object) -> None:
         write_json(self.path / "status.json", {"state": state, "step": step, "time": time.time(), **facts})
 
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[None]:
+        """A second process that wants the same job is told so. The lock ends with its process, however that ends."""
+        lock = self._open_lock()
+        try:
+            deadline = time.monotonic() + LOCK_SECONDS
+            while not _locked(lock):
+                if time.monotonic() > deadline:
+                    raise Conflict(
+                        f"Another process{_writer(lock)} is working on job {self.short}. Wait until it has ended, "
+                        "or end it: the job goes on from its last checkpoint.",
+                        code="job_is_running",
+                    )
+                time.sleep(LOCK_SECONDS / 20)
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, str(os.getpid()).encode(), 0)
+            yield
+        finally:
+            os.close(lock)
+
+    def held(self) -> bool:
+        """Whether a process works on it."""
+        try:
+            lock = os.open(self.path / "lock", os.O_RDONLY)
+        except OSError:
+            return False
+        try:
+            return not _locked(lock)
+        finally:
+            os.close(lock)
+
     def log(self, row: dict[str, object]) -> None:
         with (self.path / "metrics.jsonl").open("a") as file:
             file.write(json.dumps(row) + "\n")
+
+    def last_metrics(self) -> dict[str, Any]:
+        """Of the last step that was written whole."""
+        try:
+            lines = (self.path / "metrics.jsonl").read_text().splitlines()
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            raise StorageError(f"Cannot read {self.path / 'metrics.jsonl'}: {error.strerror}.") from error
+        for line in reversed(lines):
+            with contextlib.suppress(json.JSONDecodeError):
+                row: dict[str, Any] = json.loads(line)
+                return row
+        return {}
 
     def forget_after(self, step: int) -> None:
         """Drops the metrics of steps that will be done again, and a line that a crash cut short."""
@@ -63,3 +175,34 @@ class Job:
             if row["step"] <= step:
                 kept.append(line + "\n")
         atomic_write(file, "".join(kept))
+
+    def _read(self, name: str) -> dict[str, Any]:
+        try:
+            found = read_json(self.path / name)
+        except NotFound:
+            return {}
+        if not isinstance(found, dict):
+            raise StorageError(f"{self.path / name} is not a JSON object. Restore it or remove it.")
+        return found
+
+    def _open_lock(self) -> int:
+        try:
+            return os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            raise storage_error(self.path / "lock", error) from error
+
+
+def _locked(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks: nothing can be known there, and work goes on
+        return True
+    return True
+
+
+def _writer(lock: int) -> str:
+    """Which process wrote its number into the lock."""
+    text = os.pread(lock, 20, 0)
+    return f" ({int(text)})" if text.isdigit() else ""

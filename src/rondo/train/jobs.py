@@ -17,7 +17,7 @@ from rondo.train import pretrain, sft
 from rondo.train.config import TrainConfig
 from rondo.train.job import Job
 from rondo.train.learner import Learner
-from rondo.train.loop import Batches, OnStep, export, train
+from rondo.train.loop import Batches, OnResume, OnStep, export, train
 
 Kind = Literal["pretrain", "sft"]
 
@@ -44,20 +44,21 @@ def plan(kind: Kind, config: TrainConfig) -> Plan:
         "dataset": dataset_hash(records),
         "config": config.model_dump(mode="json", exclude={"model", "data"}),
     }
-    return Plan(kind, config, model, records, Job.of(spec))
+    return Plan(kind, config, model, records, Job.of(spec, model=config.model, data=config.data))
 
 
-def run(plan: Plan, on_step: OnStep | None = None) -> Path:
+def run(plan: Plan, on_step: OnStep | None = None, on_resume: OnResume | None = None) -> Path:
     """The exported model's folder. A job that is done already is not done again."""
-    if plan.job.state() == "succeeded":
-        return plan.job.export
-    config = plan.config
-    tokenizer = Tokenizer.load(plan.model)
-    model = models.load(plan.model, dtype=getattr(torch, config.dtype), device=config.device)
-    plan.job.set_status("running", 0, steps=config.steps)
-    learner = Learner(model, config)
-    train(learner, _batches(plan, tokenizer), config, plan.job, on_step)
-    return export(learner, tokenizer.save, plan.job)
+    config, job = plan.config, plan.job
+    if job.done:
+        return job.export
+    with job.hold():
+        job.set_status("starting", job.status().get("step", 0), steps=config.steps)
+        tokenizer = Tokenizer.load(plan.model)
+        model = models.load(plan.model, dtype=getattr(torch, config.dtype), device=config.device)
+        learner = Learner(model, config)
+        train(learner, _batches(plan, tokenizer), config, job, on_step, on_resume)
+        return export(learner, tokenizer.save, job)
 
 
 def _batches(plan: Plan, tokenizer: Tokenizer) -> Batches:

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
+from rondo import models
 from rondo.base.errors import RondoError
+from rondo.base.files import atomic_dir
 from rondo.data.packing import Row
 from rondo.data.sampler import Position
 from rondo.train import checkpoint
@@ -19,6 +21,8 @@ from rondo.train.schedule import learning_rate
 
 Batches = Callable[[Position], tuple[list[Row], Position]]
 OnStep = Callable[[int, Metrics], None]
+OnResume = Callable[[int], None]
+"""Told, before the first step, the step of the checkpoint that a job goes on from."""
 
 
 class Stop(Exception):
@@ -31,9 +35,14 @@ def train(
     config: TrainConfig,
     job: Job | None = None,
     on_step: OnStep | None = None,
+    on_resume: OnResume | None = None,
 ) -> None:
     """Steps `learner` until `config.steps`, from the job's last checkpoint if it has one."""
     position = _resume(learner, job) if job else Position()
+    if job:
+        job.set_status("running", learner.step, steps=config.steps)
+    if learner.step and on_resume:
+        on_resume(learner.step)
     try:
         while learner.step < config.steps:
             position, metrics = _step(learner, batches, position, config)
@@ -97,8 +106,11 @@ def _record(job: Job, learner: Learner, position: Position, config: TrainConfig,
 
 
 def export(learner: Learner, tokenizer_save: Callable[[Path], None], job: Job, **facts: float) -> Path:
-    """Writes what serving loads, weights and tokenizer, and marks the job as done."""
-    learner.export_hf(job.export)
-    tokenizer_save(job.export)
+    """Writes what serving loads, weights and tokenizer, and marks the job as done. A process that was killed between
+    the two leaves an export that is written again."""
+    needed = sum(parameter.nbytes for parameter in learner.model.parameters())
+    with atomic_dir(job.export, replace=True, needed=needed) as folder:
+        models.save_into(learner.model, folder)
+        tokenizer_save(folder)
     job.set_status("succeeded", learner.step, model=str(job.export), **facts)
     return job.export

@@ -1,6 +1,7 @@
 """The two files of an adapter's folder, laid out as PEFT lays them out."""
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -58,3 +59,4 @@ def write(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]
     with atomic_dir(folder, needed=sum(tensor.nbytes for tensor in ready.values())) as partial:
         (partial / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True))
         save_file(ready, partial / TENSORS, metadata={"format": "pt"})
+        shutil.copymode(partial / CONFIG, partial / TENSORS)  # the library's files are their owner's alone
