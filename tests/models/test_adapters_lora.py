@@ -337,6 +337,32 @@ def test_bad_adapter(case: str, peft_folder: Path, tmp_path: Path) -> None:
     assert torch.equal(logits_of(model), plain)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"r": 0}, "r is 0; ranks should be whole numbers"),
+        ({"r": True}, "r is True"),
+        ({"r": 2.0}, "r is 2.0"),
+        ({"alpha": "16"}, "lora_alpha is '16'"),
+        ({"alpha": float("nan")}, "lora_alpha is nan"),
+        ({"dropout": 2}, "lora_dropout is 2"),
+        ({"targets": None}, "target_modules is None"),
+        ({"targets": ("q_proj", 3)}, "target_modules is"),
+        ({"excluded": 3}, "exclude_modules is 3"),
+        ({"rank_pattern": {"q_proj": 0}}, "rank_pattern is .* positive numbers"),
+        ({"rank_pattern": {"q_proj": 1.5}}, "rank_pattern is .* whole numbers"),
+        ({"rank_pattern": {"(": 4}}, "rank_pattern is .* not a regular expression"),
+        ({"rank_pattern": {3: 4}}, "rank_pattern is"),
+        ({"alpha_pattern": ["q_proj"]}, "alpha_pattern is"),
+        ({"alpha_pattern": {"[": 4}}, "alpha_pattern is .* not a regular expression"),
+    ],
+    ids=str,
+)
+def test_bad_spec(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        LoraSpec(**wrong)
+
+
 def test_wrong_base(peft_folder: Path, tmp_path: Path) -> None:
     reference("llama-biases").save_pretrained(tmp_path / "base")
     with pytest.raises(

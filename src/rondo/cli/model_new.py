@@ -132,8 +132,8 @@ def hf_config(arguments: argparse.Namespace) -> dict[str, Any]:
         if isinstance(config.get(key), int) and config[key] > LARGEST:
             raise ConfigError(f"{key} is {config[key]}; {LARGEST} is the most that can be made.")
     spread = config["initializer_range"]
-    if isinstance(spread, bool) or not isinstance(spread, int | float) or not 0 <= spread < float("inf"):
-        raise ConfigError(f"initializer_range is {spread!r}; give a number, 0 or more.")
+    if isinstance(spread, bool) or not isinstance(spread, int | float) or not 0 < spread < float("inf"):
+        raise ConfigError(f"initializer_range is {spread!r}; give a number above 0.")
     if config["dtype"] not in DTYPES:
         raise ConfigError(f"dtype {config['dtype']!r} cannot be made. Choose --dtype {', '.join(DTYPES)}.")
     if name := ARCHITECTURES.get(str(config.get("model_type"))):

@@ -61,6 +61,23 @@ class LoraSpec:
     file: Mapping[str, Any] | None = None
     """The `adapter_config.json` it came from, written back unchanged."""
 
+    def __post_init__(self) -> None:
+        """Errors have PEFT's names, for files and Python alike."""
+        _require(_is_rank(self.r), "r", self.r, "ranks should be whole numbers above 0")
+        _require(_is_number(self.alpha), "lora_alpha", self.alpha, "should be a number")
+        names = "should be a list of module names, 'all-linear' or a regular expression"
+        _require(_is_names(self.targets), "target_modules", self.targets, names)
+        _require(_is_names(self.excluded), "exclude_modules", self.excluded, names)
+        dropout = _is_number(self.dropout) and 0 <= self.dropout <= 1
+        _require(dropout, "lora_dropout", self.dropout, "should be a number from 0 to 1")
+        for key, pattern in (("rank_pattern", self.rank_pattern), ("alpha_pattern", self.alpha_pattern)):
+            _require(_is_pattern(pattern), key, pattern, "should map module names to positive numbers")
+            for expression in pattern:
+                wrong = _why_no_expression(rf"(.*\.)?({expression})$")
+                _require(not wrong, key, pattern, f"{expression!r} is not a regular expression: {wrong}")
+        whole = all(map(_is_rank, self.rank_pattern.values()))
+        _require(whole, "rank_pattern", self.rank_pattern, "ranks should be whole numbers above 0")
+
     @property
     def covers_all(self) -> bool:
         return isinstance(self.targets, str) and self.targets.lower() == ALL_LINEAR
@@ -99,12 +116,9 @@ def _key_for(pattern: Mapping[str, Any], module: str) -> str:
 
 def _matching(targets: tuple[str, ...] | str, names: list[str], param: str) -> list[str]:
     if isinstance(targets, str):
-        try:
-            return [name for name in names if re.fullmatch(targets, name)]
-        except (re.error, OverflowError, RecursionError) as error:
-            raise ModelError(
-                f"{param} {targets!r} is not a regular expression: {error}", param=param
-            ) from error
+        if wrong := _why_no_expression(targets):
+            raise ModelError(f"{param} {targets!r} is not a regular expression: {wrong}", param=param)
+        return [name for name in names if re.fullmatch(targets, name)]
     return [name for name in names if any(name == t or name.endswith(f".{t}") for t in targets)]
 
 
@@ -132,37 +146,35 @@ def parse(config: Mapping[str, Any], where: str) -> LoraSpec:
     for key, value in config.items():
         if value and key not in READ and key not in INERT:
             raise ModelError(f"{where}: {key} is not supported (it is {value!r})", param=key)
-    targets = config.get("target_modules")
-    if not _is_names(targets):
-        raise fail("target_modules", "should be a list of module names, 'all-linear' or a regular expression")
-    for key in ("rank_pattern", "alpha_pattern"):
-        if not _is_pattern(config.get(key) or {}):
-            raise fail(key, "should map module names to positive numbers")
-        for pattern in config.get(key) or {}:
-            try:
-                re.compile(rf"(.*\.)?({pattern})$")
-            except (re.error, OverflowError, RecursionError) as error:
-                raise fail(key, f"{pattern!r} is not a regular expression: {error}") from error
-    ranks = [config.get("r", 8), *(config.get("rank_pattern") or {}).values()]
-    if not all(isinstance(rank, int) and rank > 0 for rank in ranks):
-        raise fail("r", "ranks should be whole numbers above 0")
-    if not _is_number(config.get("lora_alpha", 8)):
-        raise fail("lora_alpha", "should be a number")
-    excluded = config.get("exclude_modules") or ()
-    if not _is_names(excluded):
-        raise fail("exclude_modules", "should be a list of module names or a regular expression")
-    return LoraSpec(
-        r=config.get("r", 8),
-        alpha=config.get("lora_alpha", 8),
-        targets=targets if isinstance(targets, str) else tuple(targets or ()),
-        excluded=excluded if isinstance(excluded, str) else tuple(excluded),
-        rslora=bool(config.get("use_rslora")),
-        dropout=config.get("lora_dropout") or 0.0,
-        rank_pattern=config.get("rank_pattern") or {},
-        alpha_pattern=config.get("alpha_pattern") or {},
-        base=config.get("base_model_name_or_path"),
-        file=dict(config),
-    )
+    targets, excluded = config.get("target_modules"), config.get("exclude_modules") or ()
+    try:
+        return LoraSpec(
+            r=config.get("r", 8),
+            alpha=config.get("lora_alpha", 8),
+            targets=tuple(targets) if isinstance(targets, list) else targets,
+            excluded=tuple(excluded) if isinstance(excluded, list) else excluded,
+            rslora=bool(config.get("use_rslora")),
+            dropout=config.get("lora_dropout") or 0.0,
+            rank_pattern=config.get("rank_pattern") or {},
+            alpha_pattern=config.get("alpha_pattern") or {},
+            base=config.get("base_model_name_or_path"),
+            file=dict(config),
+        )
+    except ModelError as error:
+        raise ModelError(f"{where}: {error.message}", param=error.param) from error
+
+
+def _require(right: bool, key: str, value: object, expected: str) -> None:
+    if not right:
+        raise ModelError(f"{key} is {value!r}; {expected}", param=key)
+
+
+def _why_no_expression(pattern: object) -> str | None:
+    try:
+        re.compile(str(pattern))
+    except (re.error, OverflowError, RecursionError) as error:
+        return str(error)
+    return None
 
 
 def _one_of(value: object, allowed: tuple[object, ...]) -> bool:
@@ -170,7 +182,11 @@ def _one_of(value: object, allowed: tuple[object, ...]) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_rank(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def _is_names(value: object) -> bool:
@@ -180,7 +196,11 @@ def _is_names(value: object) -> bool:
 
 
 def _is_pattern(value: object) -> bool:
-    return isinstance(value, dict) and all(_is_number(number) and number > 0 for number in value.values())
+    return (
+        isinstance(value, dict)
+        and all(isinstance(key, str) for key in value)
+        and all(_is_number(number) and number > 0 for number in value.values())
+    )
 
 
 def dump(spec: LoraSpec, modules: Iterable[str], linears: Iterable[str]) -> dict[str, Any]:

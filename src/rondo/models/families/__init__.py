@@ -1,7 +1,7 @@
 """One short file a family: what its `config.json` means, and where its tensors go."""
 
 import difflib
-import math
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -100,6 +100,9 @@ NUMBERS = (
     "routed_scaling_factor",
     "query_pre_attn_scalar",
 )
+LARGEST = sys.float_info.max
+MOST_LAYERS = 4096
+"""Far more than any model has; a slip of the keyboard should not be built for hours."""
 
 
 def _check_sizes(hf: Mapping[str, Any]) -> None:
@@ -113,12 +116,18 @@ def _check_sizes(hf: Mapping[str, Any]) -> None:
                 f"config.json of a {hf['model_type']} model: {key} is {value!r}, not a whole number above 0",
                 param=key,
             )
+    if hf.get("num_hidden_layers", 1) > MOST_LAYERS:
+        raise ModelError(
+            f"config.json of a {hf['model_type']} model: num_hidden_layers is {hf['num_hidden_layers']}, "
+            f"more than the {MOST_LAYERS} that can be built",
+            param="num_hidden_layers",
+        )
     for key in FLAGS:
         if hf.get(key) not in (None, True, False):
             raise ModelError(f"config.json: {key} is {hf[key]!r}, neither true nor false", param=key)
     for key in NUMBERS:
         number = hf.get(key, 1.0)
-        if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < math.inf:
+        if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number <= LARGEST:
             raise ModelError(f"config.json: {key} is {number!r}, not a number above 0", param=key)
     _check_token_ids(hf)
     heads, kv_heads = hf.get("num_attention_heads", 1), hf.get("num_key_value_heads") or 1
