@@ -146,7 +146,8 @@ def parse(config: Mapping[str, Any], where: str) -> LoraSpec:
     for key, value in config.items():
         if value and key not in READ and key not in INERT:
             raise ModelError(f"{where}: {key} is not supported (it is {value!r})", param=key)
-    targets, excluded = config.get("target_modules"), config.get("exclude_modules") or ()
+    targets: Any = config.get("target_modules")
+    excluded: Any = config.get("exclude_modules") or ()
     try:
         return LoraSpec(
             r=config.get("r", 8),
