@@ -2,10 +2,11 @@
 
 from contextlib import nullcontext
 
+import numpy as np
 import pytest
 import torch
 
-from rondo.engine.attend import Paged, Piece, StepLayout
+from rondo.engine.attend import Paged, Piece, StepLayout, piece_shape, together
 from rondo.engine.cache import KVCache
 from rondo.ops import AttentionSpec, DecodeStep, packed_attention
 from rondo.ops.dispatch import use_reference
@@ -29,6 +30,7 @@ def layout_of(tables: list[list[int]], steps: list[tuple[int, int]]) -> tuple[St
     decodes = [i for i, (_, count) in enumerate(steps) if count == 1]
     fresh = [i for i, (past, count) in enumerate(steps) if count > 1 and past == 0]
     pieces = [i for i, (past, count) in enumerate(steps) if count > 1 and past > 0]
+    pieces.sort(key=lambda i: piece_shape(*steps[i]))
     order = decodes + fresh + pieces
     slots, lengths, bounds, chunks, row = [], [], [len(decodes)], [], 0
     for i in order:
@@ -39,14 +41,14 @@ def layout_of(tables: list[list[int]], steps: list[tuple[int, int]]) -> tuple[St
             bounds.append(row + count)
         if i in pieces:
             used = -(-(past + count) // SIZE)
-            chunks.append(Piece(row, count, past, torch.tensor(tables[i][:used])))
+            chunks.append(Piece(row, count, past, np.array(tables[i][:used])))
         row += count
     longest = max((steps[i][0] + 1 for i in decodes), default=0)
     pages = -(-longest // SIZE)
     count, where, sizes = len(decodes), torch.tensor(slots), torch.tensor(lengths)
     table = torch.tensor([tables[i][:pages] for i in decodes])
     step = DecodeStep(table, sizes[:count], where[:count], longest) if decodes else None
-    return StepLayout(sizes, step, where[count:], bounds, chunks), order
+    return StepLayout(sizes, step, where[count:], bounds, together(chunks, SIZE, torch.device("cpu"))), order
 
 
 @pytest.mark.parametrize("native", [True, False], ids=["compiled", "torch"])

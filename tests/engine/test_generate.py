@@ -9,6 +9,7 @@ from rondo.base.errors import Conflict, InvalidRequest, Overloaded
 from rondo.client.types import GenerateRequest, SamplingParams
 from rondo.engine.config import EngineConfig
 from rondo.engine.llm import LLM
+from rondo.engine.randomness import derive
 from rondo.models import Packed, save
 from rondo.ops import token_logprobs
 
@@ -124,13 +125,58 @@ def test_logprobs_are_the_learners(tiny, mode, temperature):
             assert dict(top).get(chosen, logprob) == pytest.approx(logprob, abs=2e-5)
 
 
-def test_n_samples_share_the_prompt(tiny):
-    llm = engine(tiny)
-    prompt = prompts(1, seed=4)[0] * 2
-    (output,) = llm.generate([prompt], SamplingParams(n=4, seed=5, max_tokens=8, detokenize=False))
-    assert [sample.index for sample in output.outputs] == [0, 1, 2, 3]
-    assert len({tuple(sample.token_ids) for sample in output.outputs}) > 1
-    assert llm.core.scheduler.counters.prefix_hits == 3 * ((len(prompt) - 1) // 4 * 4)
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"block_size": 1},
+        {"max_step_tokens": 5},
+        {"max_num_seqs": 3},
+        {"num_blocks": 20, "max_model_len": 80},
+        {"prefix_cache": False},
+    ],
+    ids=str,
+)
+def test_n_samples_are_those_of_separate_requests(tiny, config):
+    """Whatever two samples share, and wherever they part: each gives what it gives alone."""
+    ids = prompts(4, seed=4)
+    params = SamplingParams(temperature=0.3, max_tokens=16, seed=5, n=6, logprobs=0, detokenize=False)
+    want = [
+        [
+            answers(engine(tiny), [prompt], params.with_(n=1, seed=derive(5, index)))[0]
+            for index in range(params.n)
+        ]
+        for prompt in ids
+    ]
+    assert any(len({tuple(tokens[:4]) for tokens in group}) < len(group) for group in want)
+    assert all(len({tuple(tokens) for tokens in group}) > 1 for group in want)
+    llm = engine(tiny, **config)
+    for output, group in zip(llm.generate(ids, params), want, strict=True):
+        assert [sample.token_ids for sample in output.outputs] == group
+        assert [sample.index for sample in output.outputs] == list(range(6))
+    llm.core.pool.check()
+    assert llm.core.pool.used == 0
+
+
+def test_samples_are_computed_once_until_they_part(tiny):
+    core = engine(tiny).core
+    samples = core.add(GenerateRequest("a", [5] * 9, GREEDY.with_(n=8, max_tokens=10)))
+    rows = []
+    run = core.runner.run
+    core.runner.run = lambda plan: (rows.append(len(plan.decodes) + len(plan.chunks)), run(plan))[1]
+    for _ in range(4):
+        core.step()
+    assert len(core.scheduler.running) == 1
+    assert core.scheduler.num_running == 8
+    core.abort("a", 0)
+    core.abort("a", 3)
+    while core.has_work:
+        core.step()
+    assert set(rows) == {1}
+    assert [len(sample.weight_versions) for sample in samples] == [4, 10, 10, 4, 10, 10, 10, 10]
+    assert len({tuple(sample.tokens) for sample in samples if sample.finish_reason == "length"}) == 1
+    core.pool.check()
+    assert core.pool.used == 0
 
 
 def test_every_token_says_which_weights_made_it(tiny):

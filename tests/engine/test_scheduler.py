@@ -1,4 +1,5 @@
 import random
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -20,18 +21,26 @@ def request(arrival: int, tokens: list[int] | int, new: int = 4, priority: int =
     return Request(f"r{arrival}", 0, ids, SamplingParams(), len(ids) + new, arrival, priority)
 
 
-def finish_step(scheduler: Scheduler, plan: Plan, token: int = 7) -> list[Request]:
-    """What the core does after a step, with a model that always says `token`."""
+def finish_step(scheduler: Scheduler, plan: Plan, token: Callable[[], int] = lambda: 7) -> list[Request]:
+    """What the core does after a step, with a model that says `token()`."""
     scheduler.commit(plan)
-    done = []
-    for r in plan.decodes + plan.chunks:
+    moved = [each for r in plan.decodes + plan.chunks if r.remaining == 0 for each in (r, *r.riders)]
+    for r in moved:
         r.check()
-        if r.remaining == 0:
-            r.tokens.append(token)
-            if len(r.tokens) >= r.max_length:
-                done.append(r)
+    for r in moved:
+        r.tokens.append(token())
+    done = [r for r in moved if len(r.tokens) >= r.max_length]
     scheduler.finish_all(done)
+    for r in moved:
+        scheduler.part(r)
     return done
+
+
+def group(n: int, arrival: int, tokens: list[int] | int, new: int = 4, priority: int = 0) -> list[Request]:
+    samples = [request(arrival, tokens, new, priority) for _ in range(n)]
+    for index, sample in enumerate(samples):
+        sample.index, sample.arrival, sample.siblings = index, arrival + index, samples
+    return samples
 
 
 def test_prefill_is_chunked_to_the_budget_and_decodes_go_first():
@@ -150,6 +159,49 @@ def test_aborts_in_every_state_leave_nothing_behind():
     assert s.schedule().empty
 
 
+def test_samples_ride_together_and_fork_where_they_part():
+    s = make(size=4)
+    samples = group(4, 0, 6, new=8)
+    for r in samples:
+        s.add(r)
+    plan = s.schedule()
+    assert plan.admitted == samples
+    assert plan.chunks == [samples[0]]
+    assert s.num_running == 4
+    assert s.num_waiting == 0
+    finish_step(s, plan, iter([1, 2, 1, 2]).__next__)
+    assert [r.leader for r in samples] == [None, None, samples[0], samples[1]]
+    assert samples[0].blocks[0] == samples[1].blocks[0]
+    assert samples[0].blocks[1] != samples[1].blocks[1]
+    plan = s.schedule()
+    assert plan.copies == [(samples[1].blocks[1], samples[0].blocks[1])]
+    assert plan.decodes == samples[:2]
+    finish_step(s, plan)
+    s.finish(samples[1])
+    assert s.running == [samples[0], samples[3]]
+    assert samples[3].computed == 7
+    while s.has_work:
+        finish_step(s, s.schedule())
+    s.pool.check()
+    assert s.pool.used == 0
+    assert s.num_running == 0
+
+
+def test_a_fork_without_a_block_left_waits_and_comes_back():
+    s = make(blocks=3, size=4, prefix_cache=False)
+    samples = group(2, 0, 9, new=3)
+    for r in samples:
+        s.add(r)
+    finish_step(s, s.schedule(), iter([1, 2]).__next__)
+    assert samples[1].state == "waiting"
+    while s.has_work:
+        finish_step(s, s.schedule())
+    assert [r.generated for r in samples] == [3, 3]
+    assert samples[1].tokens[9] == 2
+    s.pool.check()
+    assert s.pool.used == 0
+
+
 @settings(max_examples=80, deadline=None)
 @given(
     seed=st.integers(0, 10**6), blocks=st.integers(8, 24), budget=st.integers(1, 20), seqs=st.integers(1, 6)
@@ -162,23 +214,30 @@ def test_everything_finishes_and_no_block_is_lost(seed, blocks, budget, seqs):
     for step in range(400):
         if step < 40 and rng.random() < 0.5:
             tokens = [rng.randrange(2) for _ in range(rng.randrange(1, 9))]
-            r = request(arrival, tokens, new=rng.randrange(1, 7), priority=rng.randrange(2))
-            arrival += 1
-            s.add(r)
-            alive.append(r)
-        if step < 40 and alive and rng.random() < 0.1:
+            new, priority = rng.randrange(1, 7), rng.randrange(2)
+            for r in group(rng.choice([1, 1, 2, 5]), arrival, tokens, new, priority):
+                arrival += 1
+                s.add(r)
+                alive.append(r)
+        if step < 40 and alive and rng.random() < 0.2:
             s.finish(alive.pop(rng.randrange(len(alive))))
         if rng.random() < 0.03 and step < 40:
             s.set_weight_version(s.weight_version + 1)
         plan = s.schedule()
         moved = plan.decodes + plan.chunks
         assert sum(r.planned for r in moved) <= budget
-        assert len(s.running) <= seqs
+        assert s.num_running <= seqs
         for r in moved:
             assert len(r.blocks) * 2 >= r.computed + r.planned
-        rows = [r.row for r in s.running]
-        assert len(set(rows)) == len(rows)
-        for r in finish_step(s, plan, token=rng.randrange(2)):
+        everyone = [each for r in s.running for each in (r, *r.riders)]
+        rows = [r.row for r in everyone]
+        assert len(set(rows)) == len(rows) == s.num_running
+        assert {id(r) for r in alive if r.state == "running"} == {id(r) for r in everyone}
+        assert s.num_waiting == sum(r.state == "waiting" for r in alive)
+        assert s.running == sorted(s.running, key=lambda r: r.order)
+        for to, source in plan.copies:
+            assert to != source
+        for r in finish_step(s, plan, lambda: rng.randrange(2)):
             alive.remove(r)
         s.pool.check()
         assert s.pool.used == len({b for r in s.running for b in r.blocks})

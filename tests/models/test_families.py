@@ -60,6 +60,20 @@ def test_packed_rows_equal_separate_rows(pair: tuple[Any, Decoder, Path]) -> Non
     assert_close(packed, separate)
 
 
+@pytest.mark.parametrize("read", [[3, 12, 19], [0], []], ids=str)
+def test_rows_nobody_reads_may_be_left_out(pair: tuple[Any, Decoder, Path], read: list[int]) -> None:
+    _, ours, _ = pair
+    rows, attend = torch.tensor(read, dtype=torch.int64), Packed([0, 20])
+    with torch.no_grad():
+        whole = ours.trunk(random_tokens(20, 0), attend.positions, attend)
+        torch.testing.assert_close(
+            ours.trunk(random_tokens(20, 0), attend.positions, attend, rows),
+            whole[rows],
+            rtol=1e-4,
+            atol=1e-4,
+        )
+
+
 def test_greedy_continuation(pair: tuple[Any, Decoder, Path]) -> None:
     theirs, ours, _ = pair
     prompt = random_tokens(6)

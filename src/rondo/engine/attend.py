@@ -8,13 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from rondo.engine.cache import KVCache
+from rondo.engine.cache import KVCache, LayerCache
 from rondo.ops import AttentionSpec, DecodeStep, packed_attention, paged_decode
 from rondo.ops.paged_attention import additive, gather_pages, padded_attention
+
+Ints = NDArray[np.int64]
+
+MAX_GATHERED = 1 << 14
+"""Pieces attend together while the places of their pasts are no more than this: copies of those must stay small."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +32,64 @@ class Piece:
     start: int
     count: int
     past: int
-    blocks: Tensor
+    blocks: Ints
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Pieces of one shape may be padded to one length: none grows to more than twice its own."""
+        return piece_shape(self.past, self.count)
+
+
+def piece_shape(past: int, count: int) -> tuple[int, int]:
+    return (count - 1).bit_length(), (past + count - 1).bit_length()
+
+
+class Pieces:
+    """Pieces that are neighbours in the row and attend together, padded to one length."""
+
+    def __init__(self, pieces: Sequence[Piece], block_size: int, device: torch.device) -> None:
+        starts, counts, pasts = (
+            np.array([getattr(piece, name) for piece in pieces]) for name in ("start", "count", "past")
+        )
+        own = np.arange(counts.max())
+        tables = np.zeros((len(pieces), max(len(piece.blocks) for piece in pieces)), dtype=np.int64)
+        for row, piece in zip(tables, pieces, strict=True):
+            row[: len(piece.blocks)] = piece.blocks
+        self.start, self.stop = int(starts[0]), int(starts[-1] + counts[-1])
+        rows = starts[:, None] - self.start + np.minimum(own, counts[:, None] - 1)
+        self._shape = rows.shape
+        self._rows, self._real, self._at = (
+            torch.from_numpy(x).to(device)
+            for x in (rows.ravel(), np.flatnonzero(own < counts[:, None]), pasts[:, None] + own)
+        )
+        self._tables = torch.from_numpy(tables).to(device)
+        self._keys = torch.arange(tables.shape[1] * block_size, device=device)
+        self._masks: dict[int | None, Tensor] = {}
+
+    def attend(self, spec: AttentionSpec, layer: LayerCache, q: Tensor, sinks: Tensor | None) -> Tensor:
+        queries = q[self.start : self.stop].index_select(0, self._rows).view(*self._shape, *q.shape[1:])
+        keys, values = gather_pages(layer.keys, self._tables), gather_pages(layer.values, self._tables)
+        out = padded_attention(spec, queries, keys, values, self._mask(spec.window, q.dtype), sinks)
+        return out.flatten(0, 1).index_select(0, self._real)
+
+    def _mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
+        """[B, Q, L], 0 or -inf."""
+        if window not in self._masks:
+            hidden = self._keys > self._at[..., None]
+            if window is not None:
+                hidden |= self._keys <= self._at[..., None] - window
+            self._masks[window] = additive(hidden, dtype)
+        return self._masks[window]
+
+
+def together(pieces: Sequence[Piece], block_size: int, device: torch.device) -> list[Pieces]:
+    """Groups neighbours of one shape."""
+    groups = []
+    for (_, reach), alike in groupby(pieces, key=lambda piece: piece.shape):
+        most = max(1, MAX_GATHERED >> reach)
+        members = list(alike)
+        groups += [Pieces(members[i : i + most], block_size, device) for i in range(0, len(members), most)]
+    return groups
 
 
 @dataclass(frozen=True)
@@ -36,7 +101,7 @@ class StepLayout:
     decodes: DecodeStep | None
     slots: Tensor
     fresh: Sequence[int]
-    pieces: Sequence[Piece]
+    pieces: Sequence[Pieces]
 
 
 class Paged:
@@ -65,20 +130,5 @@ class Paged:
             first, last = layout.fresh[0], layout.fresh[-1]
             bounds = [row - first for row in layout.fresh]
             parts.append(packed_attention(spec, q[first:last], k[first:last], v[first:last], bounds, sinks))
-        parts += [self._continue(spec, q[p.start : p.start + p.count], p, sinks) for p in layout.pieces]
+        parts += [pieces.attend(spec, layer, q, sinks) for pieces in layout.pieces]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-    def _continue(self, spec: AttentionSpec, q: Tensor, piece: Piece, sinks: Tensor | None) -> Tensor:
-        layer = self.cache.layers[spec.layer]
-        total = piece.past + piece.count
-        table = piece.blocks[None]
-        keys, values = (
-            gather_pages(layer.keys, table)[:, :total],
-            gather_pages(layer.values, table)[:, :total],
-        )
-        query_at = torch.arange(piece.past, total, device=q.device)[:, None]
-        key_at = torch.arange(total, device=q.device)[None, :]
-        hidden = key_at > query_at
-        if spec.window is not None:
-            hidden |= key_at <= query_at - spec.window
-        return padded_attention(spec, q[None], keys, values, additive(hidden, q.dtype)[None], sinks)[0]

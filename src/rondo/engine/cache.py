@@ -44,6 +44,14 @@ class KVCache:
         self.device = device
         self.layers = [_layer(spec, num_blocks, block_size, dtype, device) for spec in specs]
 
+    def copy(self, copies: Sequence[tuple[int, int]]) -> None:
+        """(to, from) each, as if all were read before any is written."""
+        pairs = torch.tensor(copies, dtype=torch.int64, device=self.device)
+        to, source = pairs.unbind(1)
+        for layer in self.layers:
+            for pages in (layer.keys, layer.values):
+                pages.index_copy_(0, to, pages.index_select(0, source))
+
     def clean(self, blocks: Sequence[int]) -> None:
         """Takes NaN and infinity out of blocks before others get them: where attention hides a place its weight is
         0, but 0 times NaN is NaN."""

@@ -107,8 +107,10 @@ class EngineCore:
                 added_at=self._clock(),
             )
             self._arrivals += 1
-            self.scheduler.add(sample)
             samples.append(sample)
+        for sample in samples:
+            sample.siblings = samples if len(samples) > 1 else []
+            self.scheduler.add(sample)
         self._requests[request.id] = samples
         return samples
 
@@ -233,9 +235,13 @@ class EngineCore:
             self.scheduler.finish_all(finished)
             for request in finished:
                 self._finish(request)
+        if broken:
+            self._break(broken)
+        for request in result.requests:
+            if request.riders:
+                self.scheduler.part(request)
         if not broken:
             return Step(result.requests, finished, plan.admitted)
-        self._break(broken)
         advanced = [request for request in result.requests if request.error is None]
         return Step(advanced, finished + broken, plan.admitted)
 

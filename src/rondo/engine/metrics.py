@@ -115,7 +115,7 @@ class EngineMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         scheduler, pool = self.core.scheduler, self.core.pool
         counters = scheduler.counters
-        yield self._gauge("num_requests_running", "Requests being computed.", len(scheduler.running))
+        yield self._gauge("num_requests_running", "Requests being computed.", scheduler.num_running)
         yield self._gauge("num_requests_waiting", "Requests in the queue.", scheduler.num_waiting)
         yield self._gauge(
             "kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", pool.used / pool.num_blocks

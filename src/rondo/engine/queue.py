@@ -6,7 +6,8 @@ import heapq
 
 from rondo.engine.request import Request
 
-Entry = tuple[int, int, Request]
+Entry = tuple[int, int, int, Request]
+"""Its order, how often it was preempted when it was put here, and the request."""
 
 
 class WaitingQueue:
@@ -27,23 +28,33 @@ class WaitingQueue:
     def push(self, request: Request) -> None:
         request.state = "waiting"
         self._count += 1
-        self._put((request.priority, request.arrival, request))
+        self._put((*request.order, request.preemptions, request))
 
     def pop(self) -> Request | None:
         """The first; it counts as waiting until it is `taken`, or put `back`."""
         while self._heap:
             entry = heapq.heappop(self._heap)
             if _waits(entry):
-                return entry[2]
+                return entry[-1]
         return None
 
     def taken(self) -> None:
         self._count -= 1
 
+    def take(self, request: Request) -> bool:
+        """Takes one that waits out of turn, unless it is held back. The caller changes its state."""
+        if self.holding and request.first_cached < 0:
+            return False
+        self._leave(request)
+        return True
+
     def back(self, request: Request) -> None:
-        self._put((request.priority, request.arrival, request))
+        self._put((*request.order, request.preemptions, request))
 
     def remove(self, request: Request) -> None:
+        self._leave(request)
+
+    def _leave(self, request: Request) -> None:
         """It stays in the heap until it surfaces, but such ones do not pile up in it."""
         request.state = "finished"
         self._count -= 1
@@ -72,8 +83,10 @@ class WaitingQueue:
 
 
 def _waits(entry: Entry) -> bool:
-    return entry[2].state == "waiting"
+    """False for one that was taken, even if it was preempted since and is in the heap again."""
+    *_, preemptions, request = entry
+    return request.state == "waiting" and request.preemptions == preemptions
 
 
 def _begun(entry: Entry) -> bool:
-    return entry[2].first_cached >= 0
+    return entry[-1].first_cached >= 0

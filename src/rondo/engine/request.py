@@ -2,6 +2,10 @@
 
 `cached <= computed <= len(tokens)` always holds. A request is never "in prefill" or "in decode": it is `remaining`
 tokens behind, and a step lets it catch up by some of them. When it has caught up it gets its next token.
+
+Samples of one prompt are computed once for as long as their tokens are the same: one leads, the others are its
+`riders`, which have a row (of sampling parameters) but no blocks. Each draws a token of its own from the leader's
+logits; those that draw another one fork off.
 """
 
 from __future__ import annotations
@@ -33,6 +37,11 @@ class Request:
     state: State = "waiting"
     row: int = -1
     preemptions: int = 0
+
+    siblings: list[Request] = field(default_factory=list)
+    """All samples of the same prompt, this one included; empty where it is the only one."""
+    leader: Request | None = None
+    riders: list[Request] = field(default_factory=list)
 
     blocks: list[int] = field(default_factory=list)
     keys: list[int] = field(default_factory=list)
@@ -74,7 +83,18 @@ class Request:
     def generated(self) -> int:
         return len(self.tokens) - self.prompt_length
 
+    def follow(self, other: Request) -> None:
+        """Takes over how far the other has come, but for its blocks."""
+        self.cached, self.computed = other.cached, other.computed
+        self.weight_version, self.publishable = other.weight_version, other.publishable
+        self.published, self.keys = other.published, other.keys.copy()
+
     def check(self) -> None:
+        if self.leader is not None:
+            assert self.leader.leader is None
+            assert self.leader.tokens == self.tokens
+            assert not self.blocks
+            assert not self.riders
         assert 0 <= self.cached <= self.computed <= len(self.tokens), (
             self.cached,
             self.computed,

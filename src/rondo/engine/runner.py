@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rondo.engine.attend import Paged, Piece, StepLayout
+from rondo.engine.attend import Paged, Piece, StepLayout, piece_shape, together
 from rondo.engine.cache import KVCache
 from rondo.engine.request import Request
 from rondo.engine.sampler import Sampled, Sampler
@@ -22,7 +22,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """`requests` got one token each, in the order of `sampled`; the others are still catching up."""
+    """`requests` got one token each, in the order of `sampled`, riders included; the others are still catching up."""
 
     requests: list[Request]
     sampled: Sampled | None
@@ -42,22 +42,28 @@ class Runner:
 
     @torch.inference_mode()
     def run(self, plan: Plan) -> StepResult:
+        if plan.copies:
+            self.cache.copy(plan.copies)
         for request in plan.admitted:
             self._filled[request.row] = 0
             self.sampler.admit(request)
-        tokens, positions, layout = self._lay_out(plan)
-        x = self.model.trunk(tokens, positions, Paged(self.cache, layout))
-        requests, rows = _caught_up(plan)
-        if not requests:
+        chunks = sorted(plan.chunks, key=_shape)
+        tokens, positions, layout = self._lay_out(plan.decodes, chunks)
+        leaders, rows = _caught_up(plan.decodes, chunks)
+        read = None if len(rows) == len(tokens) else self._to_device(np.array(rows, dtype=np.int64))
+        x = self.model.trunk(tokens, positions, Paged(self.cache, layout), read)
+        if not leaders:
             return StepResult([], None)
-        if len(rows) < x.shape[0]:
-            x = x.index_select(0, self._to_device(np.array(rows)))
-        return StepResult(requests, self.sampler.sample(self.model.head(x), requests))
+        logits = self.model.head(x)
+        requests = [each for leader in leaders for each in (leader, *leader.riders)]
+        if len(requests) > len(leaders):
+            counts = np.array([1 + len(leader.riders) for leader in leaders], dtype=np.int64)
+            logits = logits.repeat_interleave(self._to_device(counts), 0, output_size=len(requests))
+        return StepResult(requests, self.sampler.sample(logits, requests))
 
-    def _lay_out(self, plan: Plan) -> tuple[Tensor, Tensor, StepLayout]:
+    def _lay_out(self, decodes: list[Request], chunks: list[Request]) -> tuple[Tensor, Tensor, StepLayout]:
         """The flat row: decodes, then prompts from their beginning, then prompts with a past."""
         size = self.cache.block_size
-        decodes = plan.decodes
         for request in decodes:
             if self._filled[request.row] != len(request.blocks):
                 self._fill(request)
@@ -74,12 +80,12 @@ class Runner:
             step = DecodeStep(*on_device, longest)
         fresh: list[int] = []
         pieces: list[Piece] = []
-        if plan.chunks:
+        if chunks:
             positions_parts, length_parts = [at], [lengths]
             slot_parts: list[Ints] = []
             start = len(decodes)
             fresh.append(start)
-            for request in sorted(plan.chunks, key=_has_past):
+            for request in chunks:
                 self._fill(request)
                 first, count = request.computed, request.planned
                 where = np.arange(first, first + count)
@@ -89,14 +95,14 @@ class Runner:
                 slot_parts.append(table[where // size] * size + where % size)
                 length_parts.append(np.full(count, first + count))
                 if first:
-                    blocks = self._to_device(table[: -(-(first + count) // size)].copy())
-                    pieces.append(Piece(start, count, first, blocks))
+                    pieces.append(Piece(start, count, first, table[: -(-(first + count) // size)]))
                 else:
                     fresh.append(start + count)
                 start += count
             at, slots = np.concatenate(positions_parts), np.concatenate(slot_parts)
             lengths = np.concatenate(length_parts)
-        layout = StepLayout(self._to_device(lengths), step, self._to_device(slots), fresh, pieces)
+        groups = together(pieces, size, self.device)
+        layout = StepLayout(self._to_device(lengths), step, self._to_device(slots), fresh, groups)
         return self._to_device(np.array(tokens, dtype=np.int64)), self._to_device(at), layout
 
     def _fill(self, request: Request) -> None:
@@ -110,19 +116,17 @@ class Runner:
         return tensor if self.device.type == "cpu" else tensor.to(self.device, non_blocking=True)
 
 
-def _has_past(request: Request) -> bool:
-    return request.computed > 0
+def _shape(request: Request) -> tuple[int, int]:
+    """Prompts without a past first; then those that attend together side by side."""
+    return piece_shape(request.computed, request.planned) if request.computed else (0, 0)
 
 
-def _caught_up(plan: Plan) -> tuple[list[Request], list[int]]:
+def _caught_up(decodes: list[Request], chunks: list[Request]) -> tuple[list[Request], list[int]]:
     """The requests whose last token is computed in this step, and the row it is in."""
-    requests = [request for request in plan.decodes if len(request.tokens) - request.computed == 1]
-    if len(requests) == len(plan.decodes):
-        rows = list(range(len(requests)))
-    else:
-        rows = [i for i, request in enumerate(plan.decodes) if len(request.tokens) - request.computed == 1]
-    end = len(plan.decodes)
-    for request in sorted(plan.chunks, key=_has_past):
+    rows = [i for i, request in enumerate(decodes) if len(request.tokens) - request.computed == 1]
+    requests = decodes.copy() if len(rows) == len(decodes) else [decodes[i] for i in rows]
+    end = len(decodes)
+    for request in chunks:
         end += request.planned
         if request.computed + request.planned == len(request.tokens):
             requests.append(request)

@@ -3,13 +3,15 @@
 One budget of tokens a step. Requests that are one token behind come first, since people wait for those; then the ones
 with more to catch up, in pieces that fit; then waiting requests. When blocks run out, the running request that is last
 in order gives its blocks back and later computes them again (or finds them in the prefix cache).
+
+Samples of one prompt run as one request, their leader, until they draw different tokens (`part`).
 """
 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from operator import attrgetter
 
 from rondo.base.errors import Overloaded
@@ -22,12 +24,16 @@ _order: Callable[[Request], tuple[int, int]] = attrgetter("order")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`decodes` move by one token, `chunks` by `request.planned`; both start at `request.computed`."""
+    """`decodes` move by one token, `chunks` by `request.planned`; both start at `request.computed`.
+
+    Before that, blocks are copied for samples that parted in the middle of one: `copies` says (to, from).
+    """
 
     decodes: list[Request]
     chunks: list[Request]
     admitted: list[Request]
     preempted: list[Request]
+    copies: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def empty(self) -> bool:
@@ -53,6 +59,12 @@ class Scheduler:
         self._waiting = WaitingQueue()
         self._rows = list(range(max_num_seqs - 1, -1, -1))
         self._claims: set[int] = set()
+        self._copies: dict[int, int] = {}
+
+    @property
+    def num_running(self) -> int:
+        """Samples, those that ride included."""
+        return self.max_num_seqs - len(self._rows)
 
     @property
     def num_waiting(self) -> int:
@@ -95,16 +107,31 @@ class Scheduler:
         if request.state == "waiting":
             self._waiting.remove(request)
         elif request.state == "running":
-            self.running.remove(request)
-            self._vacate(request)
+            self.finish_all([request])
         request.state = "finished"
 
-    def finish_all(self, requests: list[Request]) -> None:
+    def finish_all(self, requests: Sequence[Request]) -> None:
         """As `finish` for several running requests, in one pass."""
+        leaders = [request for request in requests if request.leader is None]
         for request in requests:
-            self._vacate(request)
             request.state = "finished"
+            if request.leader is not None:
+                request.leader.riders.remove(request)
+                self._dismount(request)
+        for leader in leaders:
+            self._hand_over(leader)
+            self._vacate(leader)
         self.running = [request for request in self.running if request.state == "running"]
+
+    def part(self, leader: Request) -> None:
+        """Leader and riders have drawn their next tokens: those that drew another than the leader fork off, one for
+        each different token; the others of that token ride on it."""
+        branches: dict[int, list[Request]] = {}
+        for rider in leader.riders:
+            branches.setdefault(rider.tokens[-1], []).append(rider)
+        leader.riders = branches.pop(leader.tokens[-1], [])
+        for first, *others in branches.values():
+            self._fork(leader, first, others)
 
     def schedule(self) -> Plan:
         budget = self.max_step_tokens
@@ -139,11 +166,13 @@ class Scheduler:
             request.planned = count
             budget -= count
         admitted = [] if preempted else self._admit(budget)
+        copies, self._copies = list(self._copies.items()), {}
         return Plan(
             decodes=[r for r in self.running if r.planned == 1],
             chunks=[r for r in self.running if r.planned > 1],
             admitted=admitted,
             preempted=preempted,
+            copies=copies,
         )
 
     def commit(self, plan: Plan) -> None:
@@ -176,15 +205,74 @@ class Scheduler:
         while need > self.pool.available:
             victim = self.running.pop()
             returned += victim.planned
-            self._vacate(victim)
-            victim.computed = victim.cached = 0
-            victim.preemptions += 1
-            self.counters.preemptions += 1
-            self._waiting.push(victim)
-            preempted.append(victim)
+            self._preempt(victim, preempted)
             if victim is request:
                 break
         return returned
+
+    def _preempt(self, victim: Request, preempted: list[Request]) -> None:
+        riders, victim.riders = victim.riders, []
+        self._vacate(victim)
+        for rider in riders:
+            self._dismount(rider)
+        for request in (victim, *riders):
+            self._wait_again(request)
+            preempted.append(request)
+
+    def _wait_again(self, request: Request) -> None:
+        request.cached = request.computed = 0
+        request.preemptions += 1
+        self.counters.preemptions += 1
+        self._waiting.push(request)
+
+    def _mount(self, leader: Request, rider: Request) -> None:
+        """A waiting request whose tokens are the leader's."""
+        rider.state = "running"
+        rider.row = self._rows.pop()
+        rider.leader = leader
+        if rider.first_cached < 0:
+            rider.first_cached = leader.cached
+        leader.riders.append(rider)
+
+    def _dismount(self, rider: Request) -> None:
+        rider.leader = None
+        self._rows.append(rider.row)
+        rider.row = -1
+
+    def _hand_over(self, leader: Request) -> None:
+        """The leader goes: the first of its riders takes its place, blocks and all."""
+        if not leader.riders:
+            return
+        heir, *others = leader.riders
+        leader.riders = []
+        heir.follow(leader)
+        heir.blocks, leader.blocks = leader.blocks, []
+        heir.claim, leader.claim = leader.claim, None
+        self._lead(heir, others)
+
+    def _lead(self, request: Request, riders: list[Request]) -> None:
+        request.leader = None
+        request.riders = riders
+        for rider in riders:
+            rider.leader = request
+        insort(self.running, request, key=_order)
+
+    def _fork(self, leader: Request, request: Request, riders: list[Request]) -> None:
+        """Full blocks are shared; of the one that is not full yet the fork gets a copy."""
+        whole, rest = divmod(leader.computed, self.pool.block_size)
+        if rest and not self.pool.available:
+            for each in (request, *riders):
+                self._dismount(each)
+                self._wait_again(each)
+            return
+        self.pool.share(leader.blocks[:whole])
+        request.blocks = leader.blocks[:whole]
+        if rest:
+            (block,) = self.pool.allocate(1)
+            request.blocks.append(block)
+            self._copies[block] = leader.blocks[whole]
+        request.follow(leader)
+        self._lead(request, riders)
 
     def _vacate(self, request: Request) -> None:
         self.pool.release(request.blocks)
@@ -222,10 +310,22 @@ class Scheduler:
             fresh = self.pool.allocate(self.pool.blocks_for(cached + count) - len(found))
             self._enter(request, found, fresh, count, next_key)
             admitted.append(request)
+            admitted += self._gather(request)
             budget -= count
         for request in deferred:
             self._waiting.back(request)
         return admitted
+
+    def _gather(self, leader: Request) -> list[Request]:
+        """The other samples of the prompt that wait with the same tokens come along."""
+        gathered = []
+        for sibling in leader.siblings:
+            if not self._rows:
+                break
+            if sibling.state == "waiting" and sibling.tokens == leader.tokens and self._waiting.take(sibling):
+                self._mount(leader, sibling)
+                gathered.append(sibling)
+        return gathered
 
     def _enter(
         self, request: Request, found: list[int], fresh: list[int], count: int, key: int | None

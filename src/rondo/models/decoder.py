@@ -7,7 +7,16 @@ from torch import Tensor, nn
 
 from rondo.models.architecture import Gqa, Layer, ModelConfig, Moe
 from rondo.models.attend import Attend
-from rondo.models.parts import DenseMlp, GqaAttention, Linear, MlaAttention, MoeMlp, RopeTables, norm_like
+from rondo.models.parts import (
+    DenseMlp,
+    GqaAttention,
+    Linear,
+    MlaAttention,
+    MoeMlp,
+    RopeTables,
+    norm_like,
+    take,
+)
 from rondo.ops import AttentionSpec, RopeSpec, rope_tables
 
 
@@ -35,8 +44,9 @@ class DecoderLayer(nn.Module):
         self.attention_out_norm = norm_like(config, config.hidden_size) if after else nn.Identity()
         self.mlp_out_norm = norm_like(config, config.hidden_size) if after else nn.Identity()
 
-    def forward(self, x: Tensor, ropes: RopeTables, attend: Attend) -> Tensor:
-        x = x + self.attention_out_norm(self.attention(self.attention_norm(x), ropes, attend))
+    def forward(self, x: Tensor, ropes: RopeTables, attend: Attend, read: Tensor | None = None) -> Tensor:
+        attended = self.attention(self.attention_norm(x), ropes, attend, read)
+        x = take(x, read) + self.attention_out_norm(attended)
         x = x + self.mlp_out_norm(self.mlp(self.mlp_norm(x)))
         return x
 
@@ -75,12 +85,15 @@ class Decoder(nn.Module):
         logits: Tensor = self.head(self.trunk(tokens, positions, attend))
         return logits
 
-    def trunk(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """Everything before the head: [T, H]. Serving runs the head on the rows it samples from alone."""
+    def trunk(self, tokens: Tensor, positions: Tensor, attend: Attend, read: Tensor | None = None) -> Tensor:
+        """Everything before the head: [T, H], or the rows `read` of it. In the last layer the other rows only give
+        their keys and values."""
         x: Tensor = self.embed(tokens)
         ropes = self.rope_tables(positions, attend, x.dtype)
-        for layer in self.layers:
+        *before, last = self.layers
+        for layer in before:
             x = layer(x, ropes, attend)
+        x = last(x, ropes, attend, read)
         return x
 
     def rope_tables(self, positions: Tensor, attend: Attend, dtype: torch.dtype) -> RopeTables:

@@ -52,6 +52,11 @@ def norm_like(config: ModelConfig, size: int) -> Norm:
     return Norm(size, config.norm_eps, config.norm_offset)
 
 
+def take(x: Tensor, rows: Tensor | None) -> Tensor:
+    """Rows of x [T, H], all where `rows` is None. As an embedding: its backward is fast on a CPU, and in order."""
+    return x if rows is None else nn.functional.embedding(rows, x)
+
+
 class GqaAttention(nn.Module):
     def __init__(self, config: ModelConfig, part: Gqa, index: int) -> None:
         super().__init__()
@@ -77,7 +82,8 @@ class GqaAttention(nn.Module):
             self.k_norm = norm_like(config, part.head_dim if part.qk_norm == "head" else keys)
         self.sinks = nn.Parameter(torch.empty(part.num_heads)) if part.sinks else None
 
-    def forward(self, x: Tensor, ropes: RopeTables, attend: Attend) -> Tensor:
+    def forward(self, x: Tensor, ropes: RopeTables, attend: Attend, read: Tensor | None = None) -> Tensor:
+        """All tokens attend; the rows `read` (all by default) are given back."""
         q, k, v = self.q(x), self.k(x), self.v(x)
         if self.part.qk_norm == "full":
             q, k = self.q_norm(q), self.k_norm(k)
@@ -87,7 +93,7 @@ class GqaAttention(nn.Module):
         if self.part.rope is not None:
             cos, sin = ropes[self.part.rope]
             q, k = rotate(self.part.rope, q, cos, sin), rotate(self.part.rope, k, cos, sin)
-        out: Tensor = self.o(attend(self.spec, q, k, v, self.sinks).flatten(1))
+        out: Tensor = self.o(take(attend(self.spec, q, k, v, self.sinks).flatten(1), read))
         return out
 
 
@@ -108,7 +114,7 @@ class MlaAttention(nn.Module):
         self.kv_up = Linear(part.kv_rank, heads * (part.nope_dim + part.value_dim), bias=False)
         self.o = Linear(heads * part.value_dim, config.hidden_size, part.bias)
 
-    def forward(self, x: Tensor, ropes: RopeTables, attend: Attend) -> Tensor:
+    def forward(self, x: Tensor, ropes: RopeTables, attend: Attend, read: Tensor | None = None) -> Tensor:
         part = self.part
         q = self.q(x) if part.q_rank is None else self.q_up(self.q_norm(self.q_down(x)))
         q_nope, q_rope = q.unflatten(-1, (part.num_heads, part.head_dim)).split(
@@ -121,7 +127,7 @@ class MlaAttention(nn.Module):
         q_rope = rotate(part.rope, q_rope, cos, sin)
         k_rope = rotate(part.rope, k_rope[:, None], cos, sin).expand(-1, part.num_heads, -1)
         q, k = torch.cat([q_nope, q_rope], -1), torch.cat([k_nope, k_rope], -1)
-        out: Tensor = self.o(attend(self.spec, q, k, v).flatten(1))
+        out: Tensor = self.o(take(attend(self.spec, q, k, v).flatten(1), read))
         return out
 
 

@@ -45,7 +45,7 @@ def route(spec: RouterSpec, logits: Tensor, correction: Tensor | None = None) ->
 
 
 def _keep_best_groups(spec: RouterSpec, choice: Tensor) -> Tensor:
-    grouped = choice.view(choice.shape[0], spec.groups, -1)
+    grouped = choice.unflatten(-1, (spec.groups, -1))
     best = grouped.amax(-1) if spec.group_score == "max" else grouped.topk(2, dim=-1).values.sum(-1)
     kept = best.topk(spec.groups_chosen, dim=-1).indices
     mask = torch.zeros_like(best, dtype=torch.bool).scatter(-1, kept, True)
@@ -68,6 +68,8 @@ def grouped_experts(
     x: Tensor, weights: Tensor, experts: Tensor, parts: ExpertWeights, activation: str
 ) -> Tensor:
     """x [T, H], weights and experts [T, k] -> [T, H]: each token's chosen experts, weighted and summed."""
+    if len(x) == 0:
+        return x
     order = experts.flatten().argsort(stable=True)
     rows = order // experts.shape[1]
     counts = torch.bincount(experts.flatten(), minlength=parts.gate.shape[0]).tolist()

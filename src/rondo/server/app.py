@@ -92,7 +92,7 @@ def _health_routes(engine: AsyncEngine, config: ServerConfig) -> list[Route]:
         return JSONResponse({"version": __version__, "weight_version": engine.weight_version})
 
     async def load(request: Request) -> Response:
-        running, waiting = len(engine.core.scheduler.running), engine.core.scheduler.num_waiting
+        running, waiting = engine.core.scheduler.num_running, engine.core.scheduler.num_waiting
         return JSONResponse({"server_load": running + waiting, "running": running, "waiting": waiting})
 
     async def show_metrics(request: Request) -> Response:

@@ -16,6 +16,7 @@ from rondo.base.errors import ModelError
 from rondo.data.packing import Row
 from rondo.models.attend import Attend, Packed
 from rondo.models.decoder import Decoder
+from rondo.models.parts import take
 from rondo.ops import token_logprobs
 from rondo.train.config import OptimConfig
 from rondo.train.losses import Loss, Predictions
@@ -78,14 +79,15 @@ class Learner:
         """Answers that begin alike make some predictions more than once: those go through the head once."""
         model = self.model
         vocabulary = model.config.vocab_size
-        pairs, back = np.unique(row.where * vocabulary + row.targets, return_inverse=True)
-        tokens, positions, where, targets = (
+        pairs, pair_of = np.unique(row.where * vocabulary + row.targets, return_inverse=True)
+        rows, row_of = np.unique(pairs // vocabulary, return_inverse=True)
+        tokens, positions, read, where, targets, back = (
             torch.from_numpy(x).to(model.device)
-            for x in (row.tokens, row.positions, pairs // vocabulary, pairs % vocabulary)
+            for x in (row.tokens, row.positions, rows, row_of, pairs % vocabulary, pair_of)
         )
-        hidden = model.trunk(tokens, positions, _attend(row, model.device))
-        logprobs = token_logprobs(model.head(_rows(hidden, where)), targets, temperature)
-        return _rows(logprobs[:, None], torch.from_numpy(back).to(model.device))[:, 0]
+        hidden = model.trunk(tokens, positions, _attend(row, model.device), read)
+        logprobs = token_logprobs(model.head(take(hidden, where)), targets, temperature)
+        return take(logprobs[:, None], back)[:, 0]
 
     def shards(self) -> Iterator[tuple[str, Tensor]]:
         """(Hugging Face name, tensor): views of the weights as they are, whole."""
@@ -126,11 +128,6 @@ def _attend(row: Row, device: torch.device) -> Attend:
         starts = row.positions[row.cu_seqlens[:-1]].tolist()
         return SharedPrefix(row.cu_seqlens, row.parents, starts, device)
     return Packed(row.cu_seqlens, device)
-
-
-def _rows(x: Tensor, rows: Tensor) -> Tensor:
-    """x[rows] for x [T, H], as an embedding: its backward adds repeated rows fast and in a fixed order."""
-    return torch.nn.functional.embedding(rows, x)
 
 
 def _state(model: Decoder) -> dict[str, Tensor]:
