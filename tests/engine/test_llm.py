@@ -6,6 +6,7 @@ import pytest
 
 import rondo
 from rondo.base.errors import InvalidRequest, NotFound
+from rondo.engine.config import EngineConfig
 from rondo.models import save
 from rondo.models.store import import_model
 from support.tiny import tiny_model, tiny_tokenizer
@@ -82,3 +83,23 @@ def test_chat_without_messages_or_tokenizer(llm: rondo.LLM):
         llm.chat([[]])
     with pytest.raises(InvalidRequest, match="needs a tokenizer"):
         rondo.LLM(llm.core.model).chat(ASK)
+
+
+def test_after_a_reset_no_prefix_is_known(folder: Path):
+    llm = rondo.LLM(folder, config=EngineConfig(block_size=4))
+    prompt = list(range(20, 45))
+
+    def ask() -> tuple[int, list[int]]:
+        [output] = llm.generate([prompt], GREEDY)
+        return output.cached_tokens, output.outputs[0].token_ids
+
+    cold, answer = ask()
+    warm, again = ask()
+    hits = llm.core.scheduler.counters.prefix_hits
+    llm.reset_prefix_cache()
+    reset, anew = ask()
+    assert (cold, warm, reset) == (0, 24, 0)
+    assert llm.core.scheduler.counters.prefix_hits == hits
+    assert answer == again == anew
+    assert ask()[0] == 24
+    llm.core.pool.check()

@@ -1,5 +1,6 @@
 """`rondo serve` as its users see it: a process with a port, signals and exit codes."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -137,6 +138,48 @@ def test_sigterm_lets_requests_finish_and_ends_with_zero(model_folder):
     finally:
         process.kill()
         process.communicate()
+
+
+def test_a_second_sigterm_ends_at_once(model_folder):
+    port = free_port()
+    process = serve(str(model_folder), "--port", str(port), "--max-num-seqs=1", "--server.drain_seconds=600")
+    try:
+        url = wait_until_ready(process, port)
+        body = {"model": model_folder.name, "prompt": "abc", "max_tokens": 400, "ignore_eos": True, "n": 8}
+        answers: list[dict] = []
+
+        def ask() -> None:
+            with contextlib.suppress(httpx.TransportError):
+                answers.append(httpx.post(url + "/v1/completions", json=body, timeout=120).json())
+
+        threads = [threading.Thread(target=ask) for _ in range(16)]
+        for thread in threads:
+            thread.start()
+        while httpx.get(url + "/load").json()["server_load"] < 16 * 8 // 2:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        # It drains: it takes nothing more, and works on.
+        while httpx.post(url + "/v1/completions", json=body, timeout=60).status_code != 503:
+            time.sleep(0.01)
+        assert httpx.get(url + "/load").json()["server_load"] > 0
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        begin = time.monotonic()
+        code = process.wait(30)
+        seconds = time.monotonic() - begin
+        for thread in threads:
+            thread.join(30)
+        _, errors = process.communicate()
+    finally:
+        process.kill()
+        process.communicate()
+    assert code == 128 + signal.SIGTERM
+    assert seconds < 2
+    assert "Traceback" not in errors
+    assert "cut off" in errors
+    assert len(answers) < 16
+    for answer in answers:
+        assert "choices" in answer or answer["error"]["code"] == "shutting_down"
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,10 @@ class LLM:
         outputs = self.generate(self.tokenizer.encode_batch(texts, add_special=False), sampling_params)
         return [replace(output, prompt=text) for output, text in zip(outputs, texts, strict=True)]
 
+    def reset_prefix_cache(self) -> None:
+        """Prompts are computed anew, whatever they have in common with earlier ones."""
+        self.core.reset_prefix_cache()
+
     def start_weight_update(self) -> None:
         self.core.start_weight_update()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -51,7 +52,7 @@ def url_of(listener: socket.socket) -> str:
 
 
 class _Server(uvicorn.Server):
-    """Signals are ours: the first drains and ends with exit code 0, the second ends at once.
+    """Signals are ours: the first drains and ends with exit code 0, the second ends at once with 128 and its number.
 
     First the engine drains, while the server still answers: requests end whole, new ones are told why not. Only then
     does the server close its connections.
@@ -70,7 +71,7 @@ class _Server(uvicorn.Server):
         for number in (signal.SIGTERM, signal.SIGINT):
             # Only the main thread may; elsewhere (tests, notebooks) the caller sets `should_exit`.
             with contextlib.suppress(ValueError, RuntimeError):
-                loop.add_signal_handler(number, self._on_signal)
+                loop.add_signal_handler(number, self._on_signal, number)
                 handled.append(number)
         try:
             yield
@@ -78,11 +79,14 @@ class _Server(uvicorn.Server):
             for number in handled:
                 loop.remove_signal_handler(number)
 
-    def _on_signal(self) -> None:
+    def _on_signal(self, number: int) -> None:
         if self._draining is None:
             self._draining = asyncio.create_task(self._drain())
-        else:
-            self.force_exit = self.should_exit = True
+            return
+        log.warning("ended at once: what was running is cut off")
+        os._exit(
+            128 + number
+        )  # an orderly end would wait for the engine's step, and there is nothing to save
 
     async def _drain(self) -> None:
         try:
