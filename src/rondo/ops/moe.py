@@ -45,7 +45,7 @@ def route(spec: RouterSpec, logits: Tensor, correction: Tensor | None = None) ->
 
 
 def _keep_best_groups(spec: RouterSpec, choice: Tensor) -> Tensor:
-    grouped = choice.unflatten(-1, (spec.groups, -1))
+    grouped = choice.view(len(choice), spec.groups, choice.shape[1] // spec.groups)
     best = grouped.amax(-1) if spec.group_score == "max" else grouped.topk(2, dim=-1).values.sum(-1)
     kept = best.topk(spec.groups_chosen, dim=-1).indices
     mask = torch.zeros_like(best, dtype=torch.bool).scatter(-1, kept, True)
