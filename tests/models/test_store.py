@@ -1,10 +1,15 @@
+import errno
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from rondo.base.errors import Conflict, InvalidRequest, NotFound
-from rondo.models import new, save, store
+from rondo.base.errors import Conflict, InvalidRequest, ModelError, NotFound
+from rondo.cli.main import main
+from rondo.models import checkpoint, load, new, save, store
 
 CONFIG = {
     "model_type": "llama",
@@ -88,7 +93,7 @@ def test_import_then_export_keeps_every_byte(folder: Path, own_home: Path, tmp_p
 
 def test_existing_is_refused_before_any_work(folder: Path, monkeypatch: pytest.MonkeyPatch):
     store.import_model(folder, "m")
-    monkeypatch.setattr(store, "check", lambda *_: pytest.fail("must not look"))
+    monkeypatch.setattr(checkpoint, "check", lambda *_: pytest.fail("must not look"))
     with pytest.raises(Conflict):
         store.import_model(folder, "m")
     with pytest.raises(InvalidRequest, match="already there"):
@@ -114,3 +119,36 @@ def test_facts_of_a_sharded_folder(folder: Path):
     assert facts.weight_bytes == 4 * facts.parameters
     assert facts.disk_bytes > facts.weight_bytes
     assert not facts.has_tokenizer
+
+
+def test_an_unreadable_folder_does_not_hide_the_others(
+    folder: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    for name in ("fine", "shut"):
+        store.import_model(folder, name)
+    stat = Path.stat
+
+    def refuse(path: Path, **options: bool) -> os.stat_result:
+        if path.parent.name == "shut":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return stat(path, **options)
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    assert [name for name, _ in store.list_models()] == ["fine", "shut"]
+    assert main(["model", "list"]) == 0
+    fine, shut = capsys.readouterr().out.splitlines()
+    assert fine.startswith("fine  llama  ")
+    assert shut == f"shut  broken: cannot read {own_home}/models/shut/config.json: Permission denied"
+    with pytest.raises(ModelError, match="Permission denied"):
+        load(store.resolve("shut"))
+
+
+def test_naming_and_listing_models_needs_no_torch(folder: Path):
+    store.import_model(folder, "m")
+    code = (
+        "import sys\nfrom rondo.cli.main import main\nfrom rondo.models import store\n"
+        "main(['model', 'list']); store.resolve('m'); print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[0].startswith("m  llama  ")
+    assert done.stdout.splitlines()[-1] == "False"

@@ -114,12 +114,12 @@ def _list(argv: list[str]) -> int:
     parser = Parser("rondo model list", "The models of this machine, in RONDO_HOME/models.")
     parser.add_argument("--json", action="store_true", help="print one JSON array")
     arguments = parser.parse_args(argv)
-    from rondo.models.store import facts, list_models
+    from rondo.models.store import list_models, summary
 
     rows: list[dict[str, object]] = []
     for name, path in list_models():
         try:
-            found = facts(path)
+            found = summary(path)
         except RondoError as error:
             rows.append({"name": name, "path": str(path), "error": error.message})
             continue
@@ -131,7 +131,7 @@ def _list(argv: list[str]) -> int:
             {
                 "name": name,
                 "path": str(path),
-                "family": found.config.family,
+                "family": found.family,
                 "parameters": found.parameters,
                 "dtypes": list(found.dtypes),
                 "disk_bytes": found.disk_bytes,

@@ -5,17 +5,17 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rondo.base.errors import ModelError
-from rondo.base.files import atomic_dir, parse_json
+from rondo.base.files import atomic_dir
 from rondo.models import safetensors
 from rondo.models.architecture import ModelConfig
 from rondo.models.decoder import Decoder
 from rondo.models.families import family_of, parse
+from rondo.models.headers import read_config
 from rondo.models.mapping import Slot, outgoing, slots
 from rondo.models.safetensors import Stored
 from rondo.models.safetensors_write import write
@@ -26,16 +26,6 @@ Progress = Callable[[int], None]
 MAX_SHARD_BYTES = 5 * 10**9
 KEPT_AS_STORED = ("router.correction",)
 """Small and added to fp32 scores: DeepSeek ships it in fp32 beside bf16 weights."""
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    path = folder / "config.json"
-    if not path.exists():
-        raise ModelError(f"{folder} has no config.json; is it a model folder?")
-    config = parse_json(path.read_bytes(), path)
-    if not isinstance(config, dict):
-        raise ModelError(f"{path} is not a JSON object")
-    return config
 
 
 def build(config: ModelConfig) -> Decoder:

@@ -4,36 +4,20 @@ The library's own reader is not used because a mapping must be private and writa
 and a streamed read must go straight into the parameter's memory.
 """
 
-import itertools
-import json
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from rondo.base.errors import ModelError
-from rondo.base.files import parse_json
+from rondo.models import headers
+from rondo.models.headers import Header, some
 
-DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, known) for name, (known, _) in headers.DTYPES.items()}
 STAGING_BYTES = 32 << 20
 
 
@@ -85,53 +69,14 @@ class Stored:
 class File:
     """An open safetensors file, its header checked against its size."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        try:
-            self.size = path.stat().st_size
-            with path.open("rb") as stream:
-                prefix = stream.read(8)
-                length = int.from_bytes(prefix, "little")
-                if len(prefix) < 8 or length > self.size - 8:
-                    raise ModelError(
-                        f"{path} is truncated or not a safetensors file; fetch or export it again"
-                    )
-                header = dict(json.loads(stream.read(length)).items())
-        except OSError as error:
-            raise ModelError(f"cannot read {path}: {error.strerror}") from error
-        except (ValueError, AttributeError, RecursionError) as error:
-            raise ModelError(f"{path} has a broken header; fetch or export it again") from error
-        self.data_start = 8 + length
+    def __init__(self, source: Path | Header) -> None:
+        header = source if isinstance(source, Header) else headers.read_header(source)
+        self.path = header.path
+        self.size = header.size
         self.tensors = {
-            name: self._stored(name, entry) for name, entry in header.items() if name != "__metadata__"
+            name: Stored(self, name, getattr(torch, entry.dtype), entry.shape, entry.start, entry.stop)
+            for name, entry in header.tensors.items()
         }
-        ordered = sorted(self.tensors.values(), key=lambda tensor: tensor.start)
-        for first, second in itertools.pairwise(ordered):
-            if second.start < first.stop:
-                raise ModelError(f"{path}: {first.name} and {second.name} overlap; fetch or export it again")
-
-    def _stored(self, name: str, entry: Mapping[str, Any]) -> Stored:
-        try:
-            dtype = DTYPES.get(entry["dtype"])
-            shape, (start, stop) = tuple(entry["shape"]), entry["data_offsets"]
-            if not all(isinstance(number, int) and 0 <= number < 1 << 63 for number in (*shape, start, stop)):
-                raise ValueError
-        except (KeyError, TypeError, ValueError) as error:
-            raise ModelError(
-                f"{self.path} has a broken header at {name!r}; fetch or export it again"
-            ) from error
-        if dtype is None:
-            raise ModelError(f"{self.path}: {name} has dtype {entry['dtype']}, which cannot be loaded")
-        if self.data_start + stop > self.size:
-            raise ModelError(
-                f"{self.path} is truncated: {name} ends at byte {self.data_start + stop} of {self.size}; "
-                "fetch or export it again"
-            )
-        if stop - start != math.prod(shape) * dtype.itemsize:
-            raise ModelError(
-                f"{self.path}: {name} has {stop - start} bytes, which is not its shape {list(shape)}"
-            )
-        return Stored(self, name, dtype, shape, self.data_start + start, self.data_start + stop)
 
     @cached_property
     def mapping(self) -> Tensor:
@@ -155,33 +100,8 @@ def _bytes_of(tensor: Tensor) -> Tensor:
 
 def open_checkpoint(folder: Path) -> dict[str, Stored]:
     """Every tensor of a checkpoint folder, one file or several with an index."""
-    index = folder / INDEX
-    if index.exists():
-        return _open_sharded(folder, index)
-    if (folder / SINGLE).exists():
-        return File(folder / SINGLE).tensors
-    if list(folder.glob("*.bin")):
-        raise ModelError(
-            f"{folder} holds PyTorch pickles (*.bin), which are not loaded; convert it to safetensors"
-        )
-    raise ModelError(f"{folder} has no {SINGLE} and no {INDEX}; is it a model folder?")
-
-
-def _open_sharded(folder: Path, index: Path) -> dict[str, Stored]:
-    try:
-        weight_map: dict[str, str] = dict(parse_json(index.read_bytes(), index)["weight_map"].items())
-        if not all(isinstance(shard, str) for shard in weight_map.values()):
-            raise ValueError
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelError(f"{index} is broken: no readable 'weight_map'; fetch it again") from error
-    absent = sorted({shard for shard in weight_map.values() if not (folder / shard).exists()})
-    if absent:
-        raise ModelError(f"{folder} lacks {', '.join(absent)}, which {INDEX} names; fetch it again")
-    files = {shard: File(folder / shard) for shard in sorted(set(weight_map.values()))}
-    lost = [name for name, shard in weight_map.items() if name not in files[shard].tensors]
-    if lost:
-        raise ModelError(f"{index} names tensors its files do not hold: {some(lost)}")
-    return {name: stored for file in files.values() for name, stored in file.tensors.items()}
+    files = [File(header) for header in headers.read_headers(folder)]
+    return {name: stored for file in files for name, stored in file.tensors.items()}
 
 
 def differences(expected: Mapping[str, tuple[int, ...]], stored: Mapping[str, Stored]) -> str:
@@ -200,8 +120,3 @@ def differences(expected: Mapping[str, tuple[int, ...]], stored: Mapping[str, St
         ],
     }
     return "; ".join(f"{len(names)} {label}: {some(names)}" for label, names in problems.items() if names)
-
-
-def some(names: list[str], most: int = 8) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more

@@ -10,8 +10,9 @@ from typing import BinaryIO
 
 import torch
 
+from rondo.models.headers import INDEX, SINGLE
 from rondo.models.mapping import Outgoing
-from rondo.models.safetensors import DTYPES, INDEX, SINGLE
+from rondo.models.safetensors import DTYPES
 
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 ORDER = [torch.int64, torch.float64, torch.float32, torch.int32, torch.bfloat16, torch.float16, torch.int16]

@@ -1,23 +1,28 @@
-"""The models of this machine: folders under `RONDO_HOME/models`, each in Hugging Face's layout."""
+"""The models of this machine: folders under `RONDO_HOME/models`, each in Hugging Face's layout.
+
+What only names and lists them imports no torch.
+"""
+
+from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-
-from rondo.base.errors import InvalidRequest, NotFound
+from rondo.base.errors import InvalidRequest, ModelError, NotFound, StorageError
 from rondo.base.files import atomic_dir, refuse_existing
 from rondo.base.hashing import sha256_file, sha256_json
 from rondo.base.home import models_dir
-from rondo.models.architecture import ModelConfig
-from rondo.models.checkpoint import check, read_config, save_into
-from rondo.models.decoder import Decoder
-from rondo.models.families import parse
-from rondo.models.safetensors import open_checkpoint
-from rondo.text.tokenizer import Tokenizer
+from rondo.models import families
+from rondo.models.headers import Header, read_config, read_headers
+
+if TYPE_CHECKING:
+    from rondo.models.architecture import ModelConfig
+    from rondo.models.decoder import Decoder
 
 Report = Callable[[str, int, int], None]
 """(stage, bytes done, bytes in all); a total of 0 means that the stage cannot be measured."""
@@ -32,15 +37,22 @@ COMPANION_FOLDERS = ("additional_chat_templates",)
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What a model folder holds, read from its config and the headers of its weights alone."""
+class Summary:
+    """What a model's folder says of itself at first sight."""
 
     path: Path
-    config: ModelConfig
+    family: str
     parameters: int
     dtypes: tuple[str, ...]
     weight_bytes: int
     disk_bytes: int
+
+
+@dataclass(frozen=True)
+class Facts(Summary):
+    """What a model folder holds, read from its config and the headers of its weights alone."""
+
+    config: ModelConfig
     adapter_targets: tuple[str, ...]
     has_tokenizer: bool
 
@@ -48,7 +60,7 @@ class Facts:
 def resolve(name_or_path: str | Path) -> Path:
     """The folder of a model: a name under `RONDO_HOME/models`, or any folder with a config.json."""
     text = str(name_or_path)
-    if NAME.fullmatch(text) and (models_dir() / text / "config.json").is_file():
+    if NAME.fullmatch(text) and _has_config(models_dir() / text):
         return models_dir() / text
     path = Path(text).expanduser()
     if (path / "config.json").is_file():
@@ -68,12 +80,19 @@ def list_models() -> list[tuple[str, Path]]:
     """(name, folder) of each model in `RONDO_HOME/models`, by name."""
     if not models_dir().is_dir():
         return []
-    folders = sorted(models_dir().iterdir())
-    return [
-        (path.name, path)
-        for path in folders
-        if NAME.fullmatch(path.name) and (path / "config.json").is_file()
-    ]
+    try:
+        folders = sorted(models_dir().iterdir())
+    except OSError as error:
+        raise StorageError(f"Cannot read {models_dir()}: {error.strerror}.") from error
+    return [(path.name, path) for path in folders if NAME.fullmatch(path.name) and _has_config(path)]
+
+
+def _has_config(folder: Path) -> bool:
+    """A folder that may not be looked into counts: whoever opens it is told why that cannot be done."""
+    try:
+        return (folder / "config.json").is_file()
+    except OSError:
+        return True
 
 
 def import_model(
@@ -103,31 +122,46 @@ def create_model(
     report: Report | None = None,
 ) -> Path:
     """Keeps `model` as `name`, with the tokenizer's files from the folder `tokenizer`."""
+    from rondo.text.tokenizer import Tokenizer
+
     tokens = Tokenizer.load(Path(tokenizer).expanduser()) if tokenizer is not None else None
     return _write(model, tokens.save if tokens else None, place(name), replace, report)
 
 
+def summary(folder: Path) -> Summary:
+    config = read_config(folder)
+    families.check(config)
+    return _summary(folder, str(config["model_type"]), read_headers(folder))
+
+
 def facts(folder: Path) -> Facts:
-    config = parse(read_config(folder))
-    stored = open_checkpoint(folder)
-    sizes = {name: torch.Size(tensor.shape).numel() for name, tensor in stored.items()}
+    config, headers = families.parse(read_config(folder)), read_headers(folder)
+    shapes = {name: entry.shape for header in headers for name, entry in header.tensors.items()}
     return Facts(
-        path=folder,
+        **vars(_summary(folder, config.family, headers)),
         config=config,
-        parameters=sum(sizes.values()),
-        dtypes=tuple(sorted({str(tensor.dtype).removeprefix("torch.") for tensor in stored.values()})),
-        weight_bytes=sum(tensor.stop - tensor.start for tensor in stored.values()),
-        disk_bytes=_size_on_disk(folder),
-        adapter_targets=_adapter_targets({name: tensor.shape for name, tensor in stored.items()}),
+        adapter_targets=_adapter_targets(shapes),
         has_tokenizer=any(
             (folder / file).is_file() for file in ("tokenizer.json", "tokenizer.model", "vocab.json")
         ),
     )
 
 
+def _summary(folder: Path, family: str, headers: list[Header]) -> Summary:
+    entries = [entry for header in headers for entry in header.tensors.values()]
+    return Summary(
+        path=folder,
+        family=family,
+        parameters=sum(math.prod(entry.shape) for entry in entries),
+        dtypes=tuple(sorted({entry.dtype for entry in entries})),
+        weight_bytes=sum(entry.stop - entry.start for entry in entries),
+        disk_bytes=_size_on_disk(folder),
+    )
+
+
 def fingerprint(folder: Path) -> str:
     """One hash of a model's bytes: config, weights and tokenizer, wherever the folder is."""
-    files = {tensor.file.path for tensor in open_checkpoint(folder).values()}
+    files = {header.path for header in read_headers(folder)}
     files |= {file for file in (folder / "config.json", folder / "tokenizer.json") if file.is_file()}
     return sha256_json({file.name: sha256_file(file) for file in sorted(files)})
 
@@ -147,7 +181,10 @@ def _copy(source: Path, target: Path, replace: bool, report: Report | None) -> P
     if target.exists() and source.resolve() == target.resolve():
         raise InvalidRequest(f"{source} is already there. Choose another place.")
     refuse_existing(target, replace)
-    weights = {tensor.file.path for tensor in check(source).values()}
+    from rondo.models import checkpoint
+    from rondo.text.tokenizer import Tokenizer
+
+    weights = {tensor.file.path for tensor in checkpoint.check(source).values()}
     if (source / "tokenizer.json").is_file():
         Tokenizer.load(source)  # a broken one is found now, not when it is served
     files = [*sorted(weights), *_companions(source)]
@@ -175,6 +212,8 @@ def _write(
     replace: bool,
     report: Report | None,
 ) -> Path:
+    from rondo.models.checkpoint import save_into
+
     needed = sum(parameter.nbytes for parameter in model.parameters())
     with atomic_dir(target, replace=replace, needed=needed) as partial:
         save_into(model, partial, progress=_counting("writing", needed, report))
@@ -213,7 +252,10 @@ def _is_companion(path: Path) -> bool:
 
 
 def _size_on_disk(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    try:
+        return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    except OSError as error:
+        raise ModelError(f"cannot read {folder}: {error.strerror}") from error
 
 
 def _adapter_targets(shapes: dict[str, tuple[int, ...]]) -> tuple[str, ...]:

@@ -1,15 +1,20 @@
-"""One short file a family: what its `config.json` means, and where its tensors go."""
+"""One short file a family: what its `config.json` means, and where its tensors go. Each is imported when it is needed,
+and torch with it."""
+
+from __future__ import annotations
 
 import difflib
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rondo.base.errors import ModelError
-from rondo.models.architecture import ModelConfig
-from rondo.models.mapping import Slot
+
+if TYPE_CHECKING:
+    from rondo.models.architecture import ModelConfig
+    from rondo.models.mapping import Slot
 
 FAMILIES = {
     "llama": "llama",
@@ -39,6 +44,11 @@ class Family:
 
 
 def family_of(model_type: str) -> Family:
+    family: Family = import_module(f"{__name__}.{_module_of(model_type)}").FAMILY
+    return family
+
+
+def _module_of(model_type: object) -> str:
     module = FAMILIES.get(str(model_type))
     if module is None:
         near = difflib.get_close_matches(str(model_type), FAMILIES, 1)
@@ -48,12 +58,11 @@ def family_of(model_type: str) -> Family:
             f"Known: {', '.join(sorted(FAMILIES))}.",
             param="model_type",
         )
-    family: Family = import_module(f"{__name__}.{module}").FAMILY
-    return family
+    return module
 
 
-def parse(hf: Mapping[str, Any]) -> ModelConfig:
-    """A Hugging Face `config.json` -> what the decoder is made of."""
+def check(hf: Mapping[str, Any]) -> None:
+    """Whether a `config.json` is one of a model that can be built, as far as its plain values tell."""
     if "model_type" not in hf:
         raise ModelError(
             "config.json has no 'model_type', so the architecture is unknown", param="model_type"
@@ -66,10 +75,15 @@ def parse(hf: Mapping[str, Any]) -> ModelConfig:
             "use the unquantized checkpoint",
             param="quantization_config",
         )
-    family = family_of(hf["model_type"])
+    _module_of(hf["model_type"])
     _check_sizes(hf)
+
+
+def parse(hf: Mapping[str, Any]) -> ModelConfig:
+    """A Hugging Face `config.json` -> what the decoder is made of."""
+    check(hf)
     try:
-        return family.parse(hf)
+        return family_of(hf["model_type"]).parse(hf)
     except KeyError as missing:
         raise ModelError(
             f"config.json of a {hf['model_type']} model lacks {missing}", param=str(missing.args[0])
