@@ -24,6 +24,9 @@ SMALL = 64
 """Neighbours in the tree attend together up to this many tokens: the scores of tokens that do not see each other cost
 less than so many small products."""
 
+FEW = 31
+"""Lengths below this one count as equal."""
+
 NEVER = 1 << 40
 """Where padding stands: after everything."""
 
@@ -84,8 +87,9 @@ class _Group:
 
     @property
     def shape(self) -> tuple[bool, int, int]:
-        """Groups of one shape may be padded to one length."""
-        return self.causal, (len(self.own) - 1).bit_length(), (len(self.context)).bit_length()
+        """Groups of one shape may be padded to one length: none grows to twice its own, but for small ones."""
+        own, context = len(self.own) - 1, len(self.context)
+        return self.causal, max(own, FEW).bit_length(), max(context, FEW).bit_length()
 
 
 class _Tree:
