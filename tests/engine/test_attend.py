@@ -11,6 +11,7 @@ from rondo.engine.cache import KVCache
 from rondo.ops import AttentionSpec, DecodeStep, packed_attention
 from rondo.ops.dispatch import use_reference
 from rondo.ops.native.build import library
+from rondo.ops.pages import decode, encode
 
 SPECS = {
     "gqa": AttentionSpec(0, 4, 2, 8, 8, 0.3),
@@ -51,10 +52,14 @@ def layout_of(tables: list[list[int]], steps: list[tuple[int, int]]) -> tuple[St
     return StepLayout(sizes, step, where[count:], bounds, together(chunks, SIZE, torch.device("cpu"))), order
 
 
+TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.float8_e4m3fn)
+
+
 @pytest.mark.parametrize("native", [True, False], ids=["compiled", "torch"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kept", TYPES, ids=lambda dtype: f"kept as {dtype}")
+@pytest.mark.parametrize("dtype", TYPES[:3], ids=str)
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
-def test_every_path_gives_whole_sequence_attention(spec, dtype, native):
+def test_every_path_gives_whole_sequence_attention_over_what_is_kept(spec, dtype, kept, native):
     if native and library("paged_decode") is None:
         pytest.skip("no C compiler here: install gcc to test the compiled kernel")
     generator = torch.Generator().manual_seed(0)
@@ -62,6 +67,9 @@ def test_every_path_gives_whole_sequence_attention(spec, dtype, native):
 
     def random(*shape):
         return torch.randn(*shape, generator=generator).to(dtype)
+
+    def stored(rows):
+        return decode(*encode(rows, kept), kept, torch.float32)
 
     q, k, v = (
         [random(n, heads, size) for n in lengths]
@@ -75,11 +83,11 @@ def test_every_path_gives_whole_sequence_attention(spec, dtype, native):
     with use_reference():
         want = [
             packed_attention(
-                spec, a.float(), b.float(), c.float(), [0, len(a)], None if sinks is None else sinks.float()
+                spec, a.float(), stored(b), stored(c), [0, len(a)], None if sinks is None else sinks.float()
             )
             for a, b, c in zip(q, k, v, strict=True)
         ]
-    cache = KVCache([spec], 20, SIZE, dtype, torch.device("cpu"))
+    cache = KVCache([spec], 20, SIZE, kept, torch.device("cpu"))
     tables = [[7, 3, 11, 0, 5], [2, 9, 1, 13, 14], [4, 6, 8, 10, 12]]
     done = [0, 0, 0]
     got = [torch.zeros(n, spec.num_heads, spec.value_dim) for n in lengths]

@@ -42,11 +42,13 @@ def test_rows_without_a_finite_sum_give_no_token():
     assert (draw(logits.softmax(-1), torch.full((5,), 0.5)) == NO_TOKEN).tolist() == want
 
 
+@pytest.mark.parametrize("kv_dtype", ["auto", "bfloat16", "int8", "fp8"])
 @pytest.mark.parametrize("params", KINDS)
-def test_only_the_request_that_meets_them_ends(poisoned, params):
+def test_only_the_request_that_meets_them_ends(poisoned, params, kv_dtype):
     free = params.with_(logit_bias={**params.logit_bias, POISON: -100.0})
-    want = LLM(poisoned, config=CONFIG).generate([[5, 6, 7]], free)[0].outputs[0].token_ids
-    core = EngineCore(poisoned, CONFIG)
+    config = CONFIG.model_copy(update={"kv_dtype": kv_dtype})
+    want = LLM(poisoned, config=config).generate([[5, 6, 7]], free)[0].outputs[0].token_ids
+    core = EngineCore(poisoned, config)
     for round in range(3):
         core.add(GenerateRequest("good", [5, 6, 7], free))
         core.add(GenerateRequest("bad", [5, 6, 7, 8, 9, POISON, 7, 8, 9, 10], params))
@@ -58,9 +60,7 @@ def test_only_the_request_that_meets_them_ends(poisoned, params):
         assert samples["bad"].finish_reason == "abort"
         assert samples["bad"].generated == 0
         assert samples["good"].tokens[3:] == want, round
-    assert all(
-        layer.keys.isfinite().all() and layer.values.isfinite().all() for layer in core.runner.cache.layers
-    )
+    assert all(tensor.isfinite().all() for tensor in core.runner.cache.tensors)
 
 
 def test_both_engines_raise_it_and_go_on(poisoned):

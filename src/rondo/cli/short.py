@@ -19,6 +19,7 @@ SHORT: dict[str, tuple[str, str]] = {
     "--max-num-seqs": ("engine.max_num_seqs", "most requests computed together"),
     "--max-num-batched-tokens": ("engine.max_step_tokens", "most tokens computed in one step"),
     "--dtype": ("engine.dtype", "auto, float32, bfloat16 or float16"),
+    "--kv-cache-dtype": ("engine.kv_dtype", "auto, float32, bfloat16, float16, int8 or fp8"),
     "--device": ("engine.device", "auto, cpu, cuda, ..."),
     "--threads": ("engine.threads", "CPU threads of one step"),
     "--seed": ("engine.seed", "where requests without a seed get theirs from"),

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rondo.engine.cache import KVCache, LayerCache
 from rondo.ops import AttentionSpec, DecodeStep, packed_attention, paged_decode
-from rondo.ops.paged_attention import additive, gather_pages, padded_attention
+from rondo.ops.paged_attention import additive, padded_attention
 
 Ints = NDArray[np.int64]
 
@@ -68,7 +68,7 @@ class Pieces:
 
     def attend(self, spec: AttentionSpec, layer: LayerCache, q: Tensor, sinks: Tensor | None) -> Tensor:
         queries = q[self.start : self.stop].index_select(0, self._rows).view(*self._shape, *q.shape[1:])
-        keys, values = gather_pages(layer.keys, self._tables), gather_pages(layer.values, self._tables)
+        keys, values = (pages.gather(self._tables, q.dtype) for pages in (layer.keys, layer.values))
         out = padded_attention(spec, queries, keys, values, self._mask(spec.window, q.dtype), sinks)
         return out.flatten(0, 1).index_select(0, self._real)
 
@@ -124,11 +124,12 @@ class Paged:
         count = 0 if decodes is None else decodes.count
         if decodes is not None:
             parts.append(paged_decode(spec, *pages, q[:count], k[:count], v[:count], decodes, sinks))
-        layer.flat_keys.index_copy_(0, layout.slots, k[count:])
-        layer.flat_values.index_copy_(0, layout.slots, v[count:])
+        # Fresh tokens attend over what was stored, as later ones will: so it does not matter where a prompt is cut.
+        keys, values = layer.keys.write(layout.slots, k[count:]), layer.values.write(layout.slots, v[count:])
         if len(layout.fresh) > 1:
-            first, last = layout.fresh[0], layout.fresh[-1]
-            bounds = [row - first for row in layout.fresh]
-            parts.append(packed_attention(spec, q[first:last], k[first:last], v[first:last], bounds, sinks))
+            bounds = [row - count for row in layout.fresh]
+            last = bounds[-1]
+            fresh = q[count : count + last], keys[:last], values[:last]
+            parts.append(packed_attention(spec, *fresh, bounds, sinks))
         parts += [pieces.attend(spec, layer, q, sinks) for pieces in layout.pieces]
         return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,22 +11,29 @@ from torch import Tensor
 
 from rondo.base.errors import ConfigError
 from rondo.engine.config import EngineConfig
-from rondo.ops import AttentionSpec
+from rondo.ops import AttentionSpec, Pages
+from rondo.ops.pages import LARGEST, SCALE, kept_as, row_bytes
 
 DEFAULT_CPU_BYTES = 2 << 30
 GPU_SHARE = 0.8
 ROOM_FOR_PREFIXES = 2
 """How many times the blocks that a full batch may hold: the rest keeps prefixes of earlier requests."""
 
+KV_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "int8": torch.int8,
+    "fp8": torch.float8_e4m3fn,
+}
+
 
 @dataclass(frozen=True)
 class LayerCache:
-    """keys [blocks, block_size, KV, D], values [blocks, block_size, KV, Dv], and the same memory by token slot."""
+    """Keys of KV heads of D numbers, values of KV heads of Dv."""
 
-    keys: Tensor
-    values: Tensor
-    flat_keys: Tensor
-    flat_values: Tensor
+    keys: Pages
+    values: Pages
 
 
 class KVCache:
@@ -44,27 +51,40 @@ class KVCache:
         self.device = device
         self.layers = [_layer(spec, num_blocks, block_size, dtype, device) for spec in specs]
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All the memory there is, for who moves whole blocks: the first axis of each is the block."""
+        return [tensor for pages in self._pages for tensor in pages.tensors]
+
     def copy(self, copies: Sequence[tuple[int, int]]) -> None:
         """(to, from) each, as if all were read before any is written."""
         pairs = torch.tensor(copies, dtype=torch.int64, device=self.device)
         to, source = pairs.unbind(1)
-        for layer in self.layers:
-            for pages in (layer.keys, layer.values):
-                pages.index_copy_(0, to, pages.index_select(0, source))
+        for tensor in self.tensors:
+            tensor.index_copy_(0, to, tensor.index_select(0, source))
 
     def clean(self, blocks: Sequence[int]) -> None:
         """Takes NaN and infinity out of blocks before others get them: where attention hides a place its weight is
         0, but 0 times NaN is NaN."""
         index = torch.tensor(blocks, dtype=torch.int64, device=self.device)
-        for layer in self.layers:
-            for pages in (layer.keys, layer.values):
-                pages[index] = pages[index].nan_to_num(0.0, 0.0, 0.0)
+        for pages in self._pages:
+            pages.clean(index)
+
+    @property
+    def _pages(self) -> Iterator[Pages]:
+        return (pages for layer in self.layers for pages in (layer.keys, layer.values))
+
+
+def kv_dtype(config: EngineConfig, model: torch.dtype) -> torch.dtype:
+    return model if config.kv_dtype == "auto" else KV_DTYPES[config.kv_dtype]
 
 
 def block_bytes(specs: Sequence[AttentionSpec], block_size: int, dtype: torch.dtype) -> int:
-    """Memory of one block over all layers."""
-    values = sum(spec.num_kv_heads * (spec.head_dim + spec.value_dim) for spec in specs)
-    return values * block_size * dtype.itemsize
+    """Memory of one block over all layers, scales included."""
+    rows = (
+        spec.num_kv_heads * row_bytes(dim, dtype) for spec in specs for dim in (spec.head_dim, spec.value_dim)
+    )
+    return block_size * sum(rows)
 
 
 def choose_num_blocks(config: EngineConfig, per_block: int, max_model_len: int, device: torch.device) -> int:
@@ -93,9 +113,16 @@ def _default_bytes(device: torch.device) -> int:
 def _layer(
     spec: AttentionSpec, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
 ) -> LayerCache:
-    keys = _zeros((num_blocks, block_size, spec.num_kv_heads, spec.head_dim), dtype, device)
-    values = _zeros((num_blocks, block_size, spec.num_kv_heads, spec.value_dim), dtype, device)
-    return LayerCache(keys, values, keys.flatten(0, 1), values.flatten(0, 1))
+    rows = (num_blocks, block_size, spec.num_kv_heads)
+    keys, values = (
+        Pages(
+            dtype,
+            _zeros((*rows, dim), kept_as(dtype), device),
+            _zeros(rows, SCALE, device) if dtype in LARGEST else None,
+        )
+        for dim in (spec.head_dim, spec.value_dim)
+    )
+    return LayerCache(keys, values)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

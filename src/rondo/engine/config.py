@@ -24,8 +24,9 @@ class EngineConfig(Section):
         None, ge=1, description="Size of the KV cache; what max_num_seqs need by default."
     )
     prefix_cache: bool = Field(True, description="Keep and share the KV blocks of prompts that begin alike.")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="Of weights and KV cache."
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="Of the weights.")
+    kv_dtype: Literal["auto", "float32", "bfloat16", "float16", "int8", "fp8"] = Field(
+        "auto", description="Of the KV cache; the weights' by default."
     )
     device: str = Field("auto", description="cpu, cuda, cuda:1, ...; auto takes a GPU if there is one.")
     threads: int | None = Field(None, ge=1, description="CPU threads of one step; all cores by default.")

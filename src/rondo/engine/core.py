@@ -11,7 +11,7 @@ import torch
 from rondo.base.errors import Conflict, InvalidRequest, RondoError
 from rondo.client.types import FinishReason, GenerateRequest
 from rondo.engine.blocks import BlockPool
-from rondo.engine.cache import KVCache, block_bytes, choose_num_blocks
+from rondo.engine.cache import KVCache, block_bytes, choose_num_blocks, kv_dtype
 from rondo.engine.config import EngineConfig
 from rondo.engine.randomness import derive, mix
 from rondo.engine.request import Request
@@ -52,12 +52,13 @@ class EngineCore:
         self.eos_ids = tuple(token for token in given if 0 <= token < model.config.vocab_size)
         self.max_model_len = _max_model_len(config, model.config.max_positions)
         specs = model.attention_specs()
-        per_block = block_bytes(specs, config.block_size, model.dtype)
+        kept = kv_dtype(config, model.dtype)
+        per_block = block_bytes(specs, config.block_size, kept)
         num_blocks = choose_num_blocks(config, per_block, self.max_model_len, model.device)
         self.pool = BlockPool(num_blocks, config.block_size, config.prefix_cache)
         self.scheduler = Scheduler(self.pool, config.max_num_seqs, config.max_step_tokens, config.max_queued)
         self.scheduler.weight_version = weight_version
-        cache = KVCache(specs, num_blocks, config.block_size, model.dtype, model.device)
+        cache = KVCache(specs, num_blocks, config.block_size, kept, model.device)
         sampler = Sampler(config.max_num_seqs, self.eos_ids)
         self.runner = Runner(model, cache, sampler, config.max_num_seqs, self.max_model_len)
         self.updating = False

@@ -8,12 +8,14 @@ from rondo.ops.moe import ExpertWeights, RouterSpec, grouped_experts, route
 from rondo.ops.native import paged_decode as _native_paged_decode  # noqa: F401 registers itself
 from rondo.ops.norm import rms_norm
 from rondo.ops.paged_attention import DecodeStep, paged_decode
+from rondo.ops.pages import Pages
 from rondo.ops.rope import RopeSpec, rope_tables, rotate
 
 __all__ = [
     "AttentionSpec",
     "DecodeStep",
     "ExpertWeights",
+    "Pages",
     "RopeSpec",
     "RouterSpec",
     "gated",

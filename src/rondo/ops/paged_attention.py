@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rondo.ops.attention import AttentionSpec
 from rondo.ops.dispatch import Op
+from rondo.ops.pages import Pages
 
 
 @dataclass(frozen=True)
@@ -41,34 +42,24 @@ class DecodeStep:
 @Op
 def paged_decode(
     spec: AttentionSpec,
-    key_pages: Tensor,
-    value_pages: Tensor,
+    keys: Pages,
+    values: Pages,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     step: DecodeStep,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """q [B, H, D], k [B, KV, D], v [B, KV, Dv] of one token each -> [B, H, Dv]; writes k and v to their slots.
-
-    Pages are [blocks, size, KV, D] and [blocks, size, KV, Dv].
-    """
-    key_pages.flatten(0, 1).index_copy_(0, step.slots, k)
-    value_pages.flatten(0, 1).index_copy_(0, step.slots, v)
-    keys = gather_pages(key_pages, step.tables)[:, : step.longest]
-    values = gather_pages(value_pages, step.tables)[:, : step.longest]
-    return padded_attention(spec, q[:, None], keys, values, step.mask(spec.window, q.dtype), sinks)[:, 0]
+    """q [B, H, D], k [B, KV, D], v [B, KV, Dv] of one token each -> [B, H, Dv]; writes k and v to their slots."""
+    keys.write(step.slots, k)
+    values.write(step.slots, v)
+    k, v = (pages.gather(step.tables, q.dtype)[:, : step.longest] for pages in (keys, values))
+    return padded_attention(spec, q[:, None], k, v, step.mask(spec.window, q.dtype), sinks)[:, 0]
 
 
 def additive(hidden: Tensor, dtype: torch.dtype) -> Tensor:
     """True -> -inf, False -> 0."""
     return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -math.inf)
-
-
-def gather_pages(pages: Tensor, tables: Tensor) -> Tensor:
-    """pages [blocks, size, KV, D] and tables [B, P] -> [B, P * size, KV, D]."""
-    rows = pages.index_select(0, tables.flatten())
-    return rows.view(tables.shape[0], tables.shape[1] * pages.shape[1], *pages.shape[2:])
 
 
 def padded_attention(

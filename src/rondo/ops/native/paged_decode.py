@@ -10,6 +10,7 @@ from torch import Tensor
 from rondo.ops.attention import AttentionSpec
 from rondo.ops.native.build import library
 from rondo.ops.paged_attention import DecodeStep, paged_decode
+from rondo.ops.pages import Pages
 
 _POINTERS = ("keys", "values", "q", "k", "v", "out", "tables", "lengths", "slots", "sinks")
 _NUMBERS = ("batch", "heads", "kv", "dim", "value_dim", "size", "pages", "window", "longest", "threads")
@@ -29,8 +30,8 @@ class _Args(ctypes.Structure):
 
 def _can(
     spec: AttentionSpec,
-    key_pages: Tensor,
-    value_pages: Tensor,
+    keys: Pages,
+    values: Pages,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -38,9 +39,9 @@ def _can(
     sinks: Tensor | None = None,
 ) -> bool:
     return (
-        key_pages.device.type == "cpu"
+        q.device.type == "cpu"
         and q.dtype in _NAMES
-        and key_pages.dtype == value_pages.dtype == q.dtype
+        and keys.dtype == values.dtype == q.dtype
         and library("paged_decode") is not None
     )
 
@@ -48,8 +49,8 @@ def _can(
 @paged_decode.fast(_can)
 def paged_decode_native(
     spec: AttentionSpec,
-    key_pages: Tensor,
-    value_pages: Tensor,
+    keys: Pages,
+    values: Pages,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -65,8 +66,8 @@ def paged_decode_native(
         sinks = sinks.float().contiguous()
     work = batch * spec.num_heads * step.longest * (spec.head_dim + spec.value_dim)
     arguments = _Args(
-        key_pages.data_ptr(),
-        value_pages.data_ptr(),
+        keys.data.data_ptr(),
+        values.data.data_ptr(),
         q.data_ptr(),
         k.data_ptr(),
         v.data_ptr(),
@@ -80,7 +81,7 @@ def paged_decode_native(
         spec.num_kv_heads,
         spec.head_dim,
         spec.value_dim,
-        key_pages.shape[1],
+        keys.data.shape[1],
         step.tables.shape[1],
         spec.window or 0,
         step.longest,
