@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Literal, Protocol
 
 from rondo.client.types import GenerateRequest, TokenChunk
@@ -20,6 +20,12 @@ class Engine(Protocol):
         """Stops between two steps. keep: running requests stay; wait: they finish first; abort: they end."""
 
     async def resume(self) -> None: ...
+
+    async def sleep(self, level: int = 1, mode: PauseMode = "keep") -> None:
+        """Gives the KV cache back, and moves the weights to CPU memory (1) or drops them (2); `mode` as in `pause`."""
+
+    async def wake(self, tags: Sequence[str] | None = None) -> None:
+        """`tags` are "weights" and "kv_cache", both by default."""
 
     async def start_weight_update(self) -> None:
         """Stops between two steps; nothing is computed until the update is finished."""

@@ -10,18 +10,20 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
 
-from rondo.base.errors import Conflict, InvalidRequest, Overloaded, RondoError, Unavailable
+from rondo.base.errors import InvalidRequest, Overloaded, RondoError, Unavailable
 from rondo.base.log import get_logger
 from rondo.client.engine import PauseMode
 from rondo.client.types import GenerateRequest, TokenChunk
 from rondo.engine.core import EngineCore
+from rondo.engine.lifecycle import Hold, Lifecycle
 from rondo.engine.metrics import EngineMetrics
 from rondo.engine.output import SampleReader, TextSource
 from rondo.engine.request import Request
+from rondo.engine.sleep import check_level
 from rondo.engine.streams import Stream, Streams, answer, settle
 
 log = get_logger("rondo.engine")
@@ -36,13 +38,12 @@ class AsyncEngine:
         self._streams = Streams()
         self._inbox: deque[Callable[[], None]] = deque()
         self._condition = threading.Condition()
-        self._paused = False
+        self._lifecycle = Lifecycle(core, self._close_all)
         self._draining = False
         self._stopping = False
         self._ended = False
         self._failure: RondoError | None = None
         self._idle_waiters: list[Future[None]] = []
-        self._hold_waiters: list[Future[None]] = []
         self._thread = threading.Thread(target=self._run, name="rondo-engine", daemon=True)
         self._thread.start()
 
@@ -54,7 +55,16 @@ class AsyncEngine:
     @property
     def ready(self) -> bool:
         closed = self._failure or self._draining or self._stopping or not self._thread.is_alive()
-        return not (closed or self._paused or self.core.scheduler.holding or self.core.torn)
+        return not closed and self._lifecycle.serving
+
+    @property
+    def is_paused(self) -> bool:
+        return self._lifecycle.paused
+
+    @property
+    def is_sleeping(self) -> bool:
+        """Whether any part of it is."""
+        return bool(self.core.sleeper.asleep)
 
     @property
     def weight_version(self) -> int:
@@ -91,19 +101,31 @@ class AsyncEngine:
 
         Requests that come meanwhile, or have not begun, wait in the queue. If who waits gives up, nothing is paused.
         """
-        if mode != "wait":
-            await self._ask(lambda: self._pause(abort=mode == "abort"))
-            return
-        waiter: Future[None] = Future()
-        try:
-            await self._ask(lambda: self._hold(waiter))
-            await asyncio.wrap_future(waiter)
-        except BaseException:
-            self._post(lambda: self._give_up(waiter))
-            raise
+        life = self._lifecycle
+        if mode == "wait":
+            await self._when_done(lambda: life.pause(abort=False), undo=life.resume)
+        else:
+            await self._ask(lambda: life.pause(abort=mode == "abort"))
 
     async def resume(self) -> None:
-        await self._ask(self._resume)
+        await self._ask(self._lifecycle.resume)
+
+    async def sleep(self, level: int = 1, mode: PauseMode = "keep") -> None:
+        """Gives the KV cache back to the system, and moves the weights to CPU memory (1) or drops them (2).
+
+        keep: running requests are computed again after `wake`; wait: they finish first; abort: they end. Requests
+        that come meanwhile wait in the queue.
+        """
+        check_level(level)
+        life = self._lifecycle
+        if mode == "wait":
+            await self._when_done(lambda: life.sleep(level, abort=False), undo=lambda: None)
+        else:
+            await self._ask(lambda: life.sleep(level, abort=mode == "abort"))
+
+    async def wake(self, tags: Sequence[str] | None = None) -> None:
+        """`tags` are "weights" and "kv_cache", both by default; requests go on once both are awake."""
+        await self._ask(lambda: self.core.wake(tags))
 
     async def start_weight_update(self) -> None:
         await self._ask(self.core.start_weight_update)
@@ -150,6 +172,16 @@ class AsyncEngine:
             request.stop_reason = chunk.stop_reason
             self._post(lambda: self._close(request.id, request.index, stopped=True))
 
+    async def _when_done(self, then: Callable[[], None], undo: Callable[[], None]) -> None:
+        """Does `then` once everything that had begun has finished."""
+        hold = Hold(Future(), then)
+        try:
+            await self._ask(lambda: self._hold(hold))
+            await asyncio.wrap_future(hold.waiter)
+        except BaseException:
+            self._post(lambda: self._lifecycle.give_up(hold, undo))
+            raise
+
     async def _ask(self, work: Callable[[], T]) -> T:
         """Runs `work` in the engine's thread, between two steps."""
         future: Future[T] = Future()
@@ -171,7 +203,7 @@ class AsyncEngine:
         try:
             while not self._stopping:
                 self._take_commands()
-                if self._can_step():
+                if self._lifecycle.can_step:
                     self._step()
         except Exception:
             log.exception("the engine failed")
@@ -194,28 +226,18 @@ class AsyncEngine:
 
     def _take_commands(self) -> None:
         with self._condition:
-            while not (self._inbox or self._can_step() or self._stopping or self._waiters_are_due()):
+            while not (self._inbox or self._lifecycle.can_step or self._stopping or self._waiters_are_due()):
                 self._condition.wait()
         # One by one: should one fail, those behind it are still answered.
         for _ in range(len(self._inbox)):
             self._inbox.popleft()()
-        if self._hold_is_due():
-            self._paused = True
-            self._end_hold(None)
+        if self._lifecycle.hold_is_due:
+            self._lifecycle.settle_holds()
         if self._waiters_are_due():
             settle(self._idle_waiters, None)
 
-    def _can_step(self) -> bool:
-        if self._paused or self.core.torn:
-            return False
-        scheduler = self.core.scheduler
-        return scheduler.in_progress if scheduler.holding else scheduler.has_work
-
-    def _hold_is_due(self) -> bool:
-        return bool(self._hold_waiters) and not self.core.scheduler.in_progress
-
     def _waiters_are_due(self) -> bool:
-        return self._hold_is_due() or (bool(self._idle_waiters) and not self.core.has_work)
+        return self._lifecycle.hold_is_due or (bool(self._idle_waiters) and not self.core.has_work)
 
     def _open(self, request: GenerateRequest, stream: Stream) -> list[Request]:
         if self._failure is not None:
@@ -244,53 +266,25 @@ class AsyncEngine:
         if not self.core.knows(request.id):
             self._streams.pop(request.id, None)
 
-    def _hold(self, waiter: Future[None]) -> None:
+    def _close_all(self) -> None:
+        for request_id in list(self._streams):
+            self._close(request_id)
+
+    def _hold(self, hold: Hold) -> None:
         if self._failure is not None:
             raise self._failure
-        scheduler = self.core.scheduler
-        if (self._paused or self.core.torn) and scheduler.in_progress:
-            raise Conflict(
-                "requests are stopped in the middle and cannot finish: resume the engine, or finish the weight "
-                "update, before a pause that waits; or pause with 'abort'."
-            )
-        scheduler.hold()
-        self._hold_waiters.append(waiter)
-
-    def _give_up(self, waiter: Future[None]) -> None:
-        """Who asked for a pause that waits has gone: as if it had not been asked for."""
-        if waiter in self._hold_waiters:
-            self._hold_waiters.remove(waiter)
-            if not self._hold_waiters:
-                self.core.scheduler.release()
-        elif waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-            self._resume()
-
-    def _end_hold(self, error: RondoError | None) -> None:
-        self.core.scheduler.release()
-        settle(self._hold_waiters, error)
+        self._lifecycle.hold(hold)
 
     def _wait_until_idle(self, waiter: Future[None]) -> None:
         self._idle_waiters.append(waiter)
         if self._failure is not None:
             settle(self._idle_waiters, None)
 
-    def _pause(self, abort: bool) -> None:
-        self._paused = True
-        if abort:
-            for request_id in list(self._streams):
-                self._close(request_id)
-        elif self._hold_waiters and self.core.scheduler.in_progress:
-            self._end_hold(Conflict("another pause stopped the requests that this one waited for."))
-
-    def _resume(self) -> None:
-        self._paused = False
-        self._end_hold(Conflict("the engine was resumed while a pause waited for its requests."))
-
     def _fail(self, error: RondoError) -> None:
         """First everybody learns of it: after a bug, the rest of the state may be in any condition."""
         self._failure = error
         self._streams.fail(error)
-        settle(self._hold_waiters, error)
+        self._lifecycle.end_holds(error)
         settle(self._idle_waiters, None)
         try:
             self.core.abort_all()

@@ -45,11 +45,22 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
+        self.specs = specs
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.dtype = dtype
         self.device = device
-        self.layers = [_layer(spec, num_blocks, block_size, dtype, device) for spec in specs]
+        self.layers: list[LayerCache] = []
+        self.allocate()
+
+    def allocate(self) -> None:
+        if not self.layers:
+            shape = (self.num_blocks, self.block_size, self.dtype, self.device)
+            self.layers = [_layer(spec, *shape) for spec in self.specs]
+
+    def release(self) -> None:
+        """Gives the memory back to the system, until `allocate`; what was in it is gone."""
+        self.layers = []
 
     @property
     def tensors(self) -> list[Tensor]:

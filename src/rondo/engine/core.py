@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +18,7 @@ from rondo.engine.request import Request
 from rondo.engine.runner import Runner, StepResult
 from rondo.engine.sampler import NO_TOKEN, Sampler
 from rondo.engine.scheduler import Plan, Scheduler
+from rondo.engine.sleep import Reload, Sleeper, check_level
 from rondo.models import Decoder
 from rondo.ops.native.build import library
 
@@ -44,6 +45,7 @@ class EngineCore:
         eos_ids: tuple[int, ...] | None = None,
         weight_version: int = 0,
         clock: Callable[[], float] = time.monotonic,
+        reload: Reload | None = None,
     ) -> None:
         self.config = config = config or EngineConfig()
         self.model = model
@@ -61,9 +63,11 @@ class EngineCore:
         cache = KVCache(specs, num_blocks, config.block_size, kept, model.device)
         sampler = Sampler(config.max_num_seqs, self.eos_ids)
         self.runner = Runner(model, cache, sampler, config.max_num_seqs, self.max_model_len)
+        self.sleeper = Sleeper(model, cache, reload)
         self.updating = False
         self.torn = False
-        """Whether the weights may be partly of one version and partly of another: then nothing is computed."""
+        """Whether the weights may be missing, or partly of one version and partly of another: then nothing is
+        computed."""
         self._clock = clock
         self._arrivals = 0
         self._requests: dict[str, list[Request]] = {}
@@ -80,6 +84,11 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         return self.scheduler.has_work
+
+    @property
+    def whole(self) -> bool:
+        """Whether all that a step needs is there."""
+        return not self.torn and not self.sleeper.asleep
 
     def add(self, request: GenerateRequest) -> list[Request]:
         """Queues the request's `n` samples and returns them; they change in place as they come along."""
@@ -135,6 +144,8 @@ class EngineCore:
             self.abort(request_id)
 
     def step(self) -> Step:
+        if self.sleeper.asleep:
+            raise Conflict("the engine is asleep: wake it before the next step.")
         if self.torn:
             raise Conflict("weights are being updated: finish the update before the next step.")
         plan = self.scheduler.schedule()
@@ -148,6 +159,8 @@ class EngineCore:
         """The caller may now write to the model's tensors. Requests stay where they are."""
         if self.updating:
             raise Conflict("a weight update is already going on.")
+        if "weights" in self.sleeper.asleep:
+            raise Conflict("the weights are asleep, so there is nothing to write to: wake 'weights' first.")
         self.updating = self.torn = True
 
     def finish_weight_update(self, version: int) -> None:
@@ -160,12 +173,29 @@ class EngineCore:
                 "Finish the update with a newer one, or abort it."
             )
         self.updating = self.torn = False
+        self.sleeper.reload = None  # the checkpoint has older weights than these
         self.scheduler.set_weight_version(version)
 
     def abort_weight_update(self) -> None:
         """For a writer that failed in the middle: another update may start, and until one is finished nothing is
         computed."""
         self.updating = False
+
+    def sleep(self, level: int = 1) -> None:
+        """Gives the KV cache back, and the weights' memory on the device (1) or anywhere (2). What runs waits, with
+        the tokens it has, to be computed again."""
+        check_level(level)
+        if self.updating:
+            raise Conflict("a weight update is going on: finish or abort it before the engine sleeps.")
+        self.scheduler.preempt_all()
+        self.sleeper.sleep(level)
+        self.torn = self.torn or level == 2
+
+    def wake(self, tags: Sequence[str] | None = None) -> None:
+        """Weights that were dropped are read from their checkpoint; where that is not what was in use, nothing is
+        computed until an update has written a whole version."""
+        if self.sleeper.wake(tags):
+            self.torn = False
 
     def reset_prefix_cache(self) -> None:
         self.pool.forget()

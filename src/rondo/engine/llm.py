@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,6 +19,7 @@ from rondo.engine.config import EngineConfig
 from rondo.engine.core import EngineCore
 from rondo.engine.output import SampleReader, TextSource
 from rondo.engine.request import Request
+from rondo.engine.sleep import Reload
 from rondo.models import Decoder, load
 from rondo.models.store import resolve
 from rondo.text.tokenizer import Tokenizer
@@ -42,9 +44,11 @@ class LLM:
         weight_version: int = 0,
     ) -> None:
         self.config = config = config or EngineConfig()
+        read: Reload | None = None
         if not isinstance(model, Decoder):
             path = resolve(model)
-            model = load(path, dtype=torch_dtype(config.dtype), device=pick_device(config.device))
+            read = partial(load, path, torch_dtype(config.dtype), pick_device(config.device))
+            model = read()
             if tokenizer is None:
                 own = Tokenizer.load(path)
                 tokenizer = cast(TextSource, own)
@@ -52,7 +56,7 @@ class LLM:
         self.tokenizer = tokenizer
         if eos_ids is None:
             eos_ids = getattr(tokenizer, "eos_ids", None) or model.config.eos_ids
-        self.core = EngineCore(model, config, tuple(eos_ids), weight_version)
+        self.core = EngineCore(model, config, tuple(eos_ids), weight_version, reload=read)
 
     @property
     def weight_version(self) -> int:
@@ -112,6 +116,14 @@ class LLM:
     def reset_prefix_cache(self) -> None:
         """Prompts are computed anew, whatever they have in common with earlier ones."""
         self.core.reset_prefix_cache()
+
+    def sleep(self, level: int = 1) -> None:
+        """Gives the KV cache back, and moves the weights to CPU memory (1) or drops them (2)."""
+        self.core.sleep(level)
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """`tags` are "weights" and "kv_cache", both by default."""
+        self.core.wake(tags)
 
     def start_weight_update(self) -> None:
         self.core.start_weight_update()

@@ -120,6 +120,7 @@ class EngineMetrics(Collector):
         yield self._gauge(
             "kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", pool.used / pool.num_blocks
         )
+        yield self._sleep_state()
         yield self._gauge("weight_version", "Version of the weights in use.", self.core.weight_version)
         yield self._counter("prompt_tokens", "Prompt tokens received.", self.prompt_tokens)
         yield self._counter("generation_tokens", "Tokens generated.", self.generated_tokens)
@@ -137,6 +138,17 @@ class EngineMetrics(Collector):
         yield self._histogram("inter_token_latency_seconds", "Time between tokens.", self.between_tokens)
         yield self._histogram("e2e_request_latency_seconds", "Arrival to last token.", self.latency)
         yield self._histogram("request_queue_time_seconds", "Arrival to first step.", self.queue_time)
+
+    def _sleep_state(self) -> Metric:
+        family = GaugeMetricFamily(
+            "rondo:engine_sleep_state",
+            "1 for the state the engine is in: awake, or asleep with its weights in CPU memory, or without any.",
+            labels=["model_name", "sleep_state"],
+        )
+        level = self.core.sleeper.level
+        for depth, state in enumerate(("awake", "weights_offloaded", "discard_all")):
+            family.add_metric([self.model_name, state], depth == level)
+        return family
 
     def _gauge(self, name: str, doc: str, value: float) -> Metric:
         family = GaugeMetricFamily(f"rondo:{name}", doc, labels=["model_name"])

@@ -198,6 +198,13 @@ class Scheduler:
             request.publishable = False
             request.claim = None
 
+    def preempt_all(self) -> None:
+        """The KV cache goes: what runs waits to be computed again, and no prefix is found any more."""
+        while self.running:
+            self._preempt(self.running.pop(), [])
+        self._copies = {}
+        self.pool.forget()
+
     def _make_room(self, request: Request, need: int, preempted: list[Request]) -> int:
         """Preempts the last in order until `need` blocks are there or `request` itself is out. Returns the tokens
         that the preempted ones had planned."""

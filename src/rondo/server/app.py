@@ -21,6 +21,7 @@ from rondo.engine.async_engine import AsyncEngine
 from rondo.server.completions import Served, chat, completions
 from rondo.server.config import ServerConfig
 from rondo.server.errors import error_body, log_bugs, of_rondo, on_bug, on_http_error, on_rondo_error
+from rondo.server.lifecycle import lifecycle_routes
 from rondo.server.prompts import Prompts
 from rondo.server.shapes import Tokens
 from rondo.text.tokenizer import Tokenizer
@@ -47,6 +48,7 @@ def create_app(
         _post("/v1/completions", lambda request: completions(served, request)),
         *_model_routes(served),
         *_health_routes(engine, config),
+        *lifecycle_routes(engine, served, config.admin_key),
     ]
     app: ASGIApp = Starlette(
         routes=routes,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.requests import Request
@@ -39,6 +39,16 @@ class Served:
     max_body_bytes: int
     allow_priority: bool
     created: int
+    parts: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """The engine's requests behind each answer that is under way."""
+
+    @contextmanager
+    def under_way(self, job: Job) -> Iterator[None]:
+        self.parts[job.id] = tuple(request.id for request in job.requests)
+        try:
+            yield
+        finally:
+            del self.parts[job.id]
 
     def check_name(self, name: str) -> None:
         if name != self.name and name not in self.aliases:
@@ -176,7 +186,8 @@ async def _whole(served: Served, job: Job) -> Response:
                 chunks.append(chunk)
         return join(chunks)
 
-    samples = await _gather([finish(generate) for generate in job.requests])
+    with served.under_way(job):
+        samples = await _gather([finish(generate) for generate in job.requests])
     choices = [
         job.choice(chunk, job.index(prompt, chunk), True)
         for prompt, chunks in enumerate(samples)
@@ -191,18 +202,19 @@ async def _events(served: Served, job: Job) -> AsyncGenerator[bytes, None]:
     options = job.body.stream_options
     with_usage = options is not None and options.include_usage
     begun: set[int] = set()
-    async with aclosing(_merge(served, job)) as stream:
-        async for prompt, chunk in stream:
-            usage.count(chunk)
-            index = job.index(prompt, chunk)
-            if job.first is not None and index not in begun:
-                begun.add(index)
-                yield event_of(_with_usage(head | {"choices": [job.first(index)]}, with_usage))
-            if chunk.text or chunk.finish_reason or chunk.logprobs or job.body.return_token_ids:
-                event = head | {"choices": [job.choice(chunk, index, False)]}
-                if options is not None and options.continuous_usage_stats:
-                    event["usage"] = usage.body()
-                yield event_of(_with_usage(event, with_usage))
+    with served.under_way(job):
+        async with aclosing(_merge(served, job)) as stream:
+            async for prompt, chunk in stream:
+                usage.count(chunk)
+                index = job.index(prompt, chunk)
+                if job.first is not None and index not in begun:
+                    begun.add(index)
+                    yield event_of(_with_usage(head | {"choices": [job.first(index)]}, with_usage))
+                if chunk.text or chunk.finish_reason or chunk.logprobs or job.body.return_token_ids:
+                    event = head | {"choices": [job.choice(chunk, index, False)]}
+                    if options is not None and options.continuous_usage_stats:
+                        event["usage"] = usage.body()
+                    yield event_of(_with_usage(event, with_usage))
     if with_usage:
         yield event_of(head | {"choices": [], "usage": usage.body()})
     yield DONE

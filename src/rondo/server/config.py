@@ -1,6 +1,8 @@
 """The HTTP server's part of the config tree. Torch-free."""
 
-from pydantic import Field
+from __future__ import annotations
+
+from pydantic import Field, model_validator
 
 from rondo.base.config import Section
 
@@ -9,6 +11,11 @@ class ServerConfig(Section):
     host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 is every interface")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
     api_key: str | None = Field(None, description="what clients must send as Bearer token under /v1")
+    admin_key: str | None = Field(
+        None,
+        min_length=1,
+        description="what the operator's verbs need (sleep, pause, ...); without it they are off",
+    )
     served_model_name: str | None = Field(
         None, description="the name clients ask for; the model's by default"
     )
@@ -16,3 +23,9 @@ class ServerConfig(Section):
     max_body_bytes: int = Field(64 << 20, ge=1024, description="the largest request body")
     allow_priority: bool = Field(False, description="whether clients may say which requests go first")
     metrics_alias: str | None = Field(None, description="repeat each metric under this prefix, e.g. vllm:")
+
+    @model_validator(mode="after")
+    def _keys_differ(self) -> ServerConfig:
+        if self.admin_key is not None and self.admin_key == self.api_key:
+            raise ValueError("admin_key must not be the api_key: whoever may ask the model may not stop it")
+        return self

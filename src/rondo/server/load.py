@@ -14,7 +14,7 @@ from rondo.engine.config import EngineConfig
 from rondo.engine.core import EngineCore
 from rondo.engine.llm import pick_device, torch_dtype
 from rondo.engine.output import TextSource
-from rondo.models import load
+from rondo.models import Decoder, load
 from rondo.models.store import resolve
 from rondo.server.app import create_app
 from rondo.server.config import ServerConfig
@@ -30,8 +30,12 @@ def load_app(
     if engine.threads is not None:
         torch.set_num_threads(engine.threads)
     tokenizer = Tokenizer.load(folder)
-    decoder = load(folder, dtype=torch_dtype(engine.dtype), device=pick_device(engine.device)).eval()
-    core = EngineCore(decoder, engine, tokenizer.eos_ids or decoder.config.eos_ids)
+
+    def read() -> Decoder:
+        return load(folder, dtype=torch_dtype(engine.dtype), device=pick_device(engine.device)).eval()
+
+    decoder = read()
+    core = EngineCore(decoder, engine, tokenizer.eos_ids or decoder.config.eos_ids, reload=read)
     running = AsyncEngine(core, cast(TextSource, tokenizer), model_name=name)
     metrics.registry.register(running.metrics)
     aliases = () if server.served_model_name else (str(model),)
