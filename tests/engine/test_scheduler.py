@@ -21,14 +21,22 @@ def request(arrival: int, tokens: list[int] | int, new: int = 4, priority: int =
     return Request(f"r{arrival}", 0, ids, SamplingParams(), len(ids) + new, arrival, priority)
 
 
-def finish_step(scheduler: Scheduler, plan: Plan, token: Callable[[], int] = lambda: 7) -> list[Request]:
-    """What the core does after a step, with a model that says `token()`."""
+def finish_step(
+    scheduler: Scheduler,
+    plan: Plan,
+    token: Callable[[], int] = lambda: 7,
+    accepted: Callable[[Request], int] = lambda r: 0,
+) -> list[Request]:
+    """What the core does after a step, with a model that says `token()` and agrees to `accepted` proposals."""
     scheduler.commit(plan)
     moved = [each for r in plan.decodes + plan.chunks if r.remaining == 0 for each in (r, *r.riders)]
     for r in moved:
         r.check()
     for r in moved:
         r.tokens.append(token())
+    for r in plan.ahead:
+        r.tokens += [token() for _ in range(accepted(r))]
+    scheduler.settle(plan.ahead)
     done = [r for r in moved if len(r.tokens) >= r.max_length]
     scheduler.finish_all(done)
     for r in moved:
@@ -202,6 +210,58 @@ def test_a_fork_without_a_block_left_waits_and_comes_back():
     assert s.pool.used == 0
 
 
+def test_proposals_get_what_nobody_else_wants():
+    s = make(budget=10, size=4, blocks=16)
+    s.lookahead = 4
+    first, second = request(0, 4, new=20), request(1, 4, new=20)
+    s.add(first)
+    s.add(second)
+    plan = s.schedule()
+    assert plan.ahead == []
+    finish_step(s, plan)
+    plan = s.schedule()
+    assert [(r.planned, r.ahead) for r in plan.decodes] == [(1, 4), (1, 4)]
+    assert first.blocks[-1] != second.blocks[-1]
+    assert [len(r.blocks) for r in plan.ahead] == [3, 3]
+    finish_step(s, plan, accepted=lambda r: 2 if r is first else 0)
+    assert [(r.computed, len(r.tokens), len(r.blocks)) for r in (first, second)] == [(7, 8, 2), (5, 6, 2)]
+    s.add(request(2, 7))
+    plan = s.schedule()
+    assert [(r.planned, r.ahead) for r in s.running] == [(1, 1), (1, 0), (7, 0)]
+    assert plan.ahead == [first]
+
+
+def test_proposals_take_no_block_from_anybody():
+    s = make(blocks=4, size=4, prefix_cache=False)
+    s.lookahead = 9
+    first, second = request(0, 4, new=9), request(1, 4, new=9)
+    s.add(first)
+    s.add(second)
+    finish_step(s, s.schedule())
+    plan = s.schedule()
+    assert plan.preempted == []
+    assert [r.ahead for r in s.running] == [3, 3]
+    first.most_ahead = 2
+    finish_step(s, plan)
+    assert [r.ahead for r in s.schedule().ahead] == [2, 2]
+
+
+def test_what_was_not_accepted_is_never_published():
+    s = make(size=4)
+    s.lookahead = 6
+    a = request(0, [1, 2, 3], new=20)
+    s.add(a)
+    finish_step(s, s.schedule())
+    finish_step(s, s.schedule(), accepted=lambda r: 5)
+    assert (a.computed, a.published) == (9, 2)
+    finish_step(s, s.schedule(), accepted=lambda r: 1)
+    assert (a.computed, a.published) == (11, 2)
+    follower = request(1, [*a.tokens, 7, 7])
+    s.add(follower)
+    s.schedule()
+    assert follower.cached == 8
+
+
 @settings(max_examples=80, deadline=None)
 @given(
     seed=st.integers(0, 10**6), blocks=st.integers(8, 24), budget=st.integers(1, 20), seqs=st.integers(1, 6)
@@ -223,12 +283,19 @@ def test_everything_finishes_and_no_block_is_lost(seed, blocks, budget, seqs):
             s.finish(alive.pop(rng.randrange(len(alive))))
         if rng.random() < 0.03 and step < 40:
             s.set_weight_version(s.weight_version + 1)
+        s.lookahead = rng.choice([0, 1, 5])
         plan = s.schedule()
         moved = plan.decodes + plan.chunks
-        assert sum(r.planned for r in moved) <= budget
+        assert sum(r.planned + r.ahead for r in moved) <= budget
         assert s.num_running <= seqs
         for r in moved:
-            assert len(r.blocks) * 2 >= r.computed + r.planned
+            assert len(r.blocks) * 2 >= r.computed + r.planned + r.ahead
+        assert plan.ahead == [r for r in moved if r.ahead]
+        for r in plan.ahead:
+            assert r.remaining == r.planned == 1
+            assert not r.riders
+            assert r not in plan.admitted
+            assert len(r.tokens) + r.ahead < r.max_length
         everyone = [each for r in s.running for each in (r, *r.riders)]
         rows = [r.row for r in everyone]
         assert len(set(rows)) == len(rows) == s.num_running
@@ -237,8 +304,11 @@ def test_everything_finishes_and_no_block_is_lost(seed, blocks, budget, seqs):
         assert s.running == sorted(s.running, key=lambda r: r.order)
         for to, source in plan.copies:
             assert to != source
-        for r in finish_step(s, plan, lambda: rng.randrange(2)):
+        for r in finish_step(s, plan, lambda: rng.randrange(2), lambda r: rng.randrange(r.ahead + 1)):
             alive.remove(r)
+        for r in s.running:
+            assert not r.ahead
+            assert len(r.blocks) <= s.pool.blocks_for(len(r.tokens))
         s.pool.check()
         assert s.pool.used == len({b for r in s.running for b in r.blocks})
         if step >= 40 and not s.has_work:

@@ -1,7 +1,7 @@
 """How a serving step attends: new keys and values go to their slots, and each token sees its own request's past.
 
-Built once a step, used by every layer. The row of tokens begins with the decodes (one token a request); after them
-come whole prompts without a past, and last the pieces of prompts that have one.
+Built once a step, used by every layer. The row of tokens begins with the decodes (one token a request, and those
+proposed for it); after them come whole prompts without a past, and last the pieces of prompts that have one.
 """
 
 from __future__ import annotations
@@ -102,6 +102,8 @@ class StepLayout:
     slots: Tensor
     fresh: Sequence[int]
     pieces: Sequence[Pieces]
+    related: bool = False
+    """Whether some decodes are tokens of one request, and see each other."""
 
 
 class Paged:
@@ -118,6 +120,10 @@ class Paged:
     ) -> Tensor:
         layer, layout = self.cache.layers[spec.layer], self.layout
         decodes, pages = layout.decodes, (layer.keys, layer.values)
+        if decodes is not None and layout.related:
+            # Each decode writes its own key and value, but in no order: what another one reads must be there before.
+            layer.keys.write(decodes.slots, k[: decodes.count])
+            layer.values.write(decodes.slots, v[: decodes.count])
         if decodes is not None and decodes.count == q.shape[0]:
             return paged_decode(spec, *pages, q, k, v, decodes, sinks)
         parts = []

@@ -30,4 +30,14 @@ class EngineConfig(Section):
     )
     device: str = Field("auto", description="cpu, cuda, cuda:1, ...; auto takes a GPU if there is one.")
     threads: int | None = Field(None, ge=1, description="CPU threads of one step; all cores by default.")
+    speculation: Literal["off", "ngram", "draft"] = Field(
+        "off", description="Guess next tokens: from the request's own text, or with draft_model."
+    )
+    speculation_tokens: int = Field(4, ge=1, le=64, description="Most tokens guessed at once.")
+    speculation_adaptive: bool = Field(True, description="Stop guessing for a while where it costs time.")
+    ngram_min: int = Field(2, ge=1, description="Fewest last tokens that must have occurred before.")
+    ngram_max: int = Field(5, ge=1, description="Most last tokens that are compared.")
+    draft_model: str | None = Field(
+        None, description="A small model with the same vocabulary: its name or folder."
+    )
     seed: int = Field(0, description="Where requests without a seed of their own get theirs from.")

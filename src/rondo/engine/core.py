@@ -19,6 +19,8 @@ from rondo.engine.runner import Runner, StepResult
 from rondo.engine.sampler import NO_TOKEN, Sampler
 from rondo.engine.scheduler import Plan, Scheduler
 from rondo.engine.sleep import Reload, Sleeper, check_level
+from rondo.engine.speculate.make import load_draft, make_speculation
+from rondo.engine.speculate.speculation import accepted_rows
 from rondo.models import Decoder
 from rondo.ops.native.build import library
 
@@ -27,11 +29,13 @@ DEFAULT_MAX_MODEL_LEN = 8192
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """`advanced` got a token each; `finished` are done, with their last token or an error; `admitted` began to run."""
+    """`advanced` got a token each, and `extra` more came from accepted proposals; `finished` are done, with their last
+    token or an error; `admitted` began to run."""
 
     advanced: list[Request]
     finished: list[Request]
     admitted: list[Request]
+    extra: int = 0
 
 
 NOTHING = Step([], [], [])
@@ -56,6 +60,11 @@ class EngineCore:
         specs = model.attention_specs()
         kept = kv_dtype(config, model.dtype)
         per_block = block_bytes(specs, config.block_size, kept)
+        draft = load_draft(config, model)
+        if draft is not None:
+            per_block += block_bytes(
+                draft.attention_specs(), config.block_size, kv_dtype(config, draft.dtype)
+            )
         num_blocks = choose_num_blocks(config, per_block, self.max_model_len, model.device)
         self.pool = BlockPool(num_blocks, config.block_size, config.prefix_cache)
         self.scheduler = Scheduler(self.pool, config.max_num_seqs, config.max_step_tokens, config.max_queued)
@@ -64,6 +73,7 @@ class EngineCore:
         sampler = Sampler(config.max_num_seqs, self.eos_ids)
         self.runner = Runner(model, cache, sampler, config.max_num_seqs, self.max_model_len)
         self.sleeper = Sleeper(model, cache, reload)
+        self.speculation = make_speculation(config, self.scheduler, self.runner, draft)
         self.updating = False
         self.torn = False
         """Whether the weights may be missing, or partly of one version and partly of another: then nothing is
@@ -148,12 +158,13 @@ class EngineCore:
             raise Conflict("the engine is asleep: wake it before the next step.")
         if self.torn:
             raise Conflict("weights are being updated: finish the update before the next step.")
-        plan = self.scheduler.schedule()
-        if plan.empty:
-            return NOTHING
-        result = self.runner.run(plan)
-        self.scheduler.commit(plan)
-        return self._advance(plan, result)
+        if self.speculation is None:
+            return self._run(self.scheduler.schedule())
+        started = self._clock()
+        plan = self.speculation.plan()
+        step = self._run(plan)
+        self.speculation.observe(plan, step.extra, self._clock() - started)
+        return step
 
     def start_weight_update(self) -> None:
         """The caller may now write to the model's tensors. Requests stay where they are."""
@@ -189,11 +200,15 @@ class EngineCore:
             raise Conflict("a weight update is going on: finish or abort it before the engine sleeps.")
         self.scheduler.preempt_all()
         self.sleeper.sleep(level)
+        if self.speculation is not None:
+            self.speculation.proposer.sleep(level)
         self.torn = self.torn or level == 2
 
     def wake(self, tags: Sequence[str] | None = None) -> None:
         """Weights that were dropped are read from their checkpoint; where that is not what was in use, nothing is
         computed until an update has written a whole version."""
+        if self.speculation is not None:
+            self.speculation.proposer.wake(tags)
         if self.sleeper.wake(tags):
             self.torn = False
 
@@ -238,6 +253,13 @@ class EngineCore:
                 param="n",
             )
 
+    def _run(self, plan: Plan) -> Step:
+        if plan.empty:
+            return NOTHING
+        result = self.runner.run(plan)
+        self.scheduler.commit(plan)
+        return self._advance(plan, result)
+
     def _advance(self, plan: Plan, result: StepResult) -> Step:
         if plan.admitted:
             at = self._clock()
@@ -248,7 +270,9 @@ class EngineCore:
             return Step([], [], plan.admitted)
         finished: list[Request] = []
         broken: list[Request] = []
-        for i, request in enumerate(result.requests):
+        rows = accepted_rows(result.requests, sampled.tokens) if plan.ahead else range(len(result.requests))
+        for i in rows:
+            request = result.requests[i]
             token = sampled.tokens[i]
             if token == NO_TOKEN:
                 broken.append(request)
@@ -262,19 +286,23 @@ class EngineCore:
             request.weight_versions.append(version)
             if token in request.stop_ids or len(request.tokens) >= request.max_length:
                 finished.append(request)
+        moved, extra = result.requests, 0
+        if self.speculation is not None and plan.ahead:
+            moved = list(dict.fromkeys(result.requests[i] for i in rows if sampled.tokens[i] != NO_TOKEN))
+            extra = self.speculation.settle(plan, result, broken)
         if finished:
             self.scheduler.finish_all(finished)
             for request in finished:
                 self._finish(request)
         if broken:
             self._break(broken)
-        for request in result.requests:
+        for request in moved:
             if request.riders:
                 self.scheduler.part(request)
         if not broken:
-            return Step(result.requests, finished, plan.admitted)
-        advanced = [request for request in result.requests if request.error is None]
-        return Step(advanced, finished + broken, plan.admitted)
+            return Step(moved, finished, plan.admitted, extra)
+        advanced = [request for request in moved if request.error is None]
+        return Step(advanced, finished + broken, plan.admitted, extra)
 
     def _break(self, requests: list[Request]) -> None:
         """Ends requests for which the model gave no usable logits; what they computed is not used again."""

@@ -20,6 +20,7 @@ from rondo.engine.core import EngineCore
 from rondo.engine.output import SampleReader, TextSource
 from rondo.engine.request import Request
 from rondo.engine.sleep import Reload
+from rondo.engine.speculate.make import check_tokenizer
 from rondo.models import Decoder, load
 from rondo.models.store import resolve
 from rondo.text.tokenizer import Tokenizer
@@ -51,6 +52,7 @@ class LLM:
             model = read()
             if tokenizer is None:
                 own = Tokenizer.load(path)
+                check_tokenizer(config, own)
                 tokenizer = cast(TextSource, own)
                 eos_ids = own.eos_ids if eos_ids is None else eos_ids
         self.tokenizer = tokenizer

@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 
 from rondo.engine.core import EngineCore, Step
 from rondo.engine.request import Request
+from rondo.engine.speculate.speculation import SpeculationCounters
 
 LATENCY = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 FIRST_TOKEN = (
@@ -104,7 +105,7 @@ class EngineMetrics(Collector):
             if not request.last_at:
                 self.first_token.observe(now - request.added_at)
             request.last_at = now
-        self.generated_tokens += len(step.advanced)
+        self.generated_tokens += len(step.advanced) + step.extra
         for request in step.finished:
             self.observe_end(request, now)
 
@@ -128,6 +129,8 @@ class EngineMetrics(Collector):
         yield self._counter("prefix_cache_hits", "Tokens found in the prefix cache.", counters.prefix_hits)
         yield self._counter("num_preemptions", "Requests that gave their blocks back.", counters.preemptions)
         yield self._counter("admission_rejections", "Requests refused for a full queue.", self.rejected)
+        if self.core.speculation is not None:
+            yield from self._speculation(self.core.speculation.counters)
         finished = CounterMetricFamily(
             "rondo:request_success", "Finished requests.", labels=["model_name", "finished_reason"]
         )
@@ -149,6 +152,19 @@ class EngineMetrics(Collector):
         for depth, state in enumerate(("awake", "weights_offloaded", "discard_all")):
             family.add_metric([self.model_name, state], depth == level)
         return family
+
+    def _speculation(self, counters: SpeculationCounters) -> Iterator[Metric]:
+        yield self._counter("spec_decode_num_drafts", "Times that tokens were proposed.", counters.drafts)
+        yield self._counter("spec_decode_num_draft_tokens", "Tokens proposed.", counters.proposed)
+        yield self._counter("spec_decode_num_accepted_tokens", "Proposed tokens accepted.", counters.accepted)
+        places = CounterMetricFamily(
+            "rondo:spec_decode_num_accepted_tokens_per_pos",
+            "Proposed tokens accepted, by their place in the proposal.",
+            labels=["model_name", "position"],
+        )
+        for place, count in enumerate(counters.accepted_at):
+            places.add_metric([self.model_name, str(place)], count)
+        yield places
 
     def _gauge(self, name: str, doc: str, value: float) -> Metric:
         family = GaugeMetricFamily(f"rondo:{name}", doc, labels=["model_name"])

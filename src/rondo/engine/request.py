@@ -6,6 +6,9 @@ tokens behind, and a step lets it catch up by some of them. When it has caught u
 Samples of one prompt are computed once for as long as their tokens are the same: one leads, the others are its
 `riders`, which have a row (of sampling parameters) but no blocks. Each draws a token of its own from the leader's
 logits; those that draw another one fork off.
+
+In a step a request that is one token behind may carry `proposed` tokens, for which it has room in its blocks: `ahead`
+of them. They are guesses of what comes next; only those that turn out right become tokens.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from rondo.base.errors import RondoError
 from rondo.client.types import FinishReason, SamplingParams
 
 State = Literal["waiting", "running", "finished"]
+UNLIMITED = 1 << 30
 
 
 @dataclass(slots=True, eq=False)
@@ -34,6 +38,9 @@ class Request:
     cached: int = 0
     computed: int = 0
     planned: int = 0
+    ahead: int = 0
+    most_ahead: int = UNLIMITED
+    proposed: list[int] = field(default_factory=list)
     state: State = "waiting"
     row: int = -1
     preemptions: int = 0

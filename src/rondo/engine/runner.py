@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +23,8 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """`requests` got one token each, in the order of `sampled`, riders included; the others are still catching up."""
+    """`requests` got one token each, in the order of `sampled`, riders included; the others are still catching up. One
+    that carried proposals is there once more for each of them."""
 
     requests: list[Request]
     sampled: Sampled | None
@@ -35,6 +37,7 @@ class Runner:
         self.model = model
         self.cache = cache
         self.sampler = sampler
+        self.max_model_len = max_model_len
         self.device = model.device
         pages = -(-max_model_len // cache.block_size)
         self._tables = np.zeros((max_num_seqs, pages), dtype=np.int64)
@@ -42,34 +45,53 @@ class Runner:
 
     @torch.inference_mode()
     def run(self, plan: Plan) -> StepResult:
+        leaders, logits = self.forward(plan)
+        if logits is None:
+            return StepResult([], None)
+        requests = [each for leader in leaders for each in (leader, *leader.riders)]
+        ahead = _offsets(_rows_of(dict.fromkeys(leaders))) if plan.ahead else None
+        if len(requests) > len(leaders):
+            counts = np.array([1 + len(leader.riders) for leader in leaders], dtype=np.int64)
+            logits = logits.repeat_interleave(self._to_device(counts), 0, output_size=len(requests))
+            ahead = None if ahead is None else ahead.repeat(counts)
+        return StepResult(requests, self.sampler.sample(logits, requests, ahead))
+
+    @torch.inference_mode()
+    def forward(self, plan: Plan) -> tuple[list[Request], Tensor | None]:
+        """The logits for the next token of those that caught up, one row each, and one more for each proposal."""
         if plan.copies:
             self.cache.copy(plan.copies)
         for request in plan.admitted:
             self._filled[request.row] = 0
             self.sampler.admit(request)
         chunks = sorted(plan.chunks, key=_shape)
-        tokens, positions, layout = self._lay_out(plan.decodes, chunks)
-        leaders, rows = _caught_up(plan.decodes, chunks)
+        tokens, positions, layout = self._lay_out(plan, chunks)
+        leaders, rows = _caught_up(plan, chunks)
         read = None if len(rows) == len(tokens) else self._to_device(np.array(rows, dtype=np.int64))
         x = self.model.trunk(tokens, positions, Paged(self.cache, layout), read)
-        if not leaders:
-            return StepResult([], None)
-        logits = self.model.head(x)
-        requests = [each for leader in leaders for each in (leader, *leader.riders)]
-        if len(requests) > len(leaders):
-            counts = np.array([1 + len(leader.riders) for leader in leaders], dtype=np.int64)
-            logits = logits.repeat_interleave(self._to_device(counts), 0, output_size=len(requests))
-        return StepResult(requests, self.sampler.sample(logits, requests))
+        return leaders, self.model.head(x) if leaders else None
 
-    def _lay_out(self, decodes: list[Request], chunks: list[Request]) -> tuple[Tensor, Tensor, StepLayout]:
-        """The flat row: decodes, then prompts from their beginning, then prompts with a past."""
+    def doubt(self, request: Request, length: int) -> None:
+        """Of the request's blocks, those beyond `length` tokens may not be the same in the next step."""
+        kept = -(-length // self.cache.block_size)
+        self._filled[request.row] = min(self._filled[request.row], kept)
+
+    def _lay_out(self, plan: Plan, chunks: list[Request]) -> tuple[Tensor, Tensor, StepLayout]:
+        """The flat row: decodes with what they carry, then prompts from their beginning, then prompts with a past."""
         size = self.cache.block_size
+        decodes = plan.decodes
         for request in decodes:
             if self._filled[request.row] != len(request.blocks):
                 self._fill(request)
         rows = np.array([request.row for request in decodes], dtype=np.int64)
         at = np.array([request.computed for request in decodes], dtype=np.int64)
         tokens = [request.tokens[request.computed] for request in decodes]
+        if plan.ahead:
+            counts = _rows_of(decodes)
+            rows, at = rows.repeat(counts), at.repeat(counts) + _offsets(counts)
+            tokens = [token for last, r in zip(tokens, decodes, strict=True) for token in (last, *r.proposed)]
+            for request in plan.ahead:
+                self.doubt(request, request.computed)
         slots = self._tables[rows, at // size] * size + at % size
         lengths = at + 1
         step = None
@@ -83,7 +105,7 @@ class Runner:
         if chunks:
             positions_parts, length_parts = [at], [lengths]
             slot_parts: list[Ints] = []
-            start = len(decodes)
+            start = len(tokens)
             fresh.append(start)
             for request in chunks:
                 self._fill(request)
@@ -102,7 +124,9 @@ class Runner:
             at, slots = np.concatenate(positions_parts), np.concatenate(slot_parts)
             lengths = np.concatenate(length_parts)
         groups = together(pieces, size, self.device)
-        layout = StepLayout(self._to_device(lengths), step, self._to_device(slots), fresh, groups)
+        layout = StepLayout(
+            self._to_device(lengths), step, self._to_device(slots), fresh, groups, bool(plan.ahead)
+        )
         return self._to_device(np.array(tokens, dtype=np.int64)), self._to_device(at), layout
 
     def _fill(self, request: Request) -> None:
@@ -121,8 +145,21 @@ def _shape(request: Request) -> tuple[int, int]:
     return piece_shape(request.computed, request.planned) if request.computed else (0, 0)
 
 
-def _caught_up(decodes: list[Request], chunks: list[Request]) -> tuple[list[Request], list[int]]:
-    """The requests whose last token is computed in this step, and the row it is in."""
+def _rows_of(requests: Iterable[Request]) -> Ints:
+    return np.array([1 + len(request.proposed) for request in requests], dtype=np.int64)
+
+
+def _offsets(counts: Ints) -> Ints:
+    """[2, 3] -> [0, 1, 0, 1, 2]."""
+    ends = counts.cumsum()
+    return np.arange(ends[-1]) - (ends - counts).repeat(counts)
+
+
+def _caught_up(plan: Plan, chunks: list[Request]) -> tuple[list[Request], list[int]]:
+    """The requests whose last token is computed in this step, and the row it is in; then those of its proposals."""
+    decodes = plan.decodes
+    if plan.ahead:
+        decodes = [each for request in decodes for each in (request, *(request for _ in request.proposed))]
     rows = [i for i, request in enumerate(decodes) if len(request.tokens) - request.computed == 1]
     requests = decodes.copy() if len(rows) == len(decodes) else [decodes[i] for i in rows]
     end = len(decodes)

@@ -11,11 +11,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rondo.engine.randomness import uniforms
 from rondo.engine.request import Request
 from rondo.ops import token_logprobs
+
+Ints = NDArray[np.int64]
 
 FILTERS, EDITS, LOGPROBS, TOP, RAW = 1, 2, 4, 8, 16
 NO_TOKEN = -1
@@ -60,28 +63,40 @@ class Sampler:
             + RAW * (params.logprobs_mode == "raw")
         )
 
-    def sample(self, logits: Tensor, requests: list[Request]) -> Sampled:
-        """logits [R, V], one row a request."""
+    def sample(self, logits: Tensor, requests: list[Request], ahead: Ints | None = None) -> Sampled:
+        """logits [R, V], one row a request; or several of one, each after so many of its proposals as `ahead`
+        says."""
         rows = np.array([request.row for request in requests], dtype=np.int64)
         needs = self._needs[rows]
         wanted = int(np.bitwise_or.reduce(needs))
-        scores = self._edit(logits, requests, needs) if wanted & EDITS else logits
-        tokens = self._choose(scores, requests, rows, needs, wanted)
+        tokens = self._choose(logits, requests, rows, ahead)
         if not wanted & LOGPROBS:
             return Sampled(tokens.tolist(), None, {})
         temperature = np.where(needs & RAW, 1.0, self._temperature[rows]).astype(np.float32)
         logprobs, top = _logprobs(logits, tokens.clamp(min=0), temperature, requests, needs)
         return Sampled(tokens.tolist(), logprobs, top)
 
-    def _choose(
-        self, logits: Tensor, requests: list[Request], rows: np.ndarray, needs: np.ndarray, wanted: int
-    ) -> Tensor:
+    def choose(self, logits: Tensor, requests: list[Request]) -> list[int]:
+        """The tokens alone."""
+        rows = np.array([request.row for request in requests], dtype=np.int64)
+        tokens: list[int] = self._choose(logits, requests, rows, None).tolist()
+        return tokens
+
+    def _choose(self, logits: Tensor, requests: list[Request], rows: Ints, ahead: Ints | None) -> Tensor:
+        needs = self._needs[rows]
+        wanted = int(np.bitwise_or.reduce(needs))
+        if wanted & EDITS:
+            logits = self._edit(logits, requests, needs, ahead)
         temperature = self._temperature[rows]
         hot = temperature > 0
         if not hot.any():
             return likeliest(logits)
-        positions = np.array([len(request.tokens) for request in requests], dtype=np.uint64)
-        draws = torch.from_numpy(uniforms(self._seed[rows], positions).astype(np.float32)).to(logits.device)
+        positions = np.array([len(request.tokens) for request in requests], dtype=np.int64)
+        if ahead is not None:
+            positions += ahead
+        draws = torch.from_numpy(
+            uniforms(self._seed[rows], positions.astype(np.uint64)).astype(np.float32)
+        ).to(logits.device)
         # The largest draws round up to 1, which would fall off the distribution's end.
         draws.clamp_(max=1 - 2**-24)
         scale = torch.from_numpy(np.where(hot, temperature, 1.0).astype(np.float32)).to(logits.device)
@@ -97,11 +112,11 @@ class Sampler:
             tokens = torch.where(torch.from_numpy(hot).to(logits.device), tokens, likeliest(logits))
         return tokens
 
-    def _edit(self, logits: Tensor, requests: list[Request], needs: np.ndarray) -> Tensor:
+    def _edit(self, logits: Tensor, requests: list[Request], needs: Ints, ahead: Ints | None) -> Tensor:
         """A copy with the biases and penalties of the few requests that have some."""
         logits = logits.float().clone()
         for i in np.flatnonzero(needs & EDITS).tolist():
-            edit_row(logits[i], requests[i], self.eos_ids)
+            edit_row(logits[i], requests[i], self.eos_ids, 0 if ahead is None else int(ahead[i]))
         return logits
 
 
@@ -133,22 +148,25 @@ def draw_filtered(probs: Tensor, draws: Tensor, top_k: Tensor, top_p: Tensor, mi
     return torch.where(rank == NO_TOKEN, NO_TOKEN, order.gather(-1, rank.clamp(min=0)[:, None]).squeeze(-1))
 
 
-def edit_row(logits: Tensor, request: Request, eos_ids: tuple[int, ...]) -> None:
-    """In place: repetition penalty over prompt and answer, presence and frequency over the answer, then biases."""
+def edit_row(logits: Tensor, request: Request, eos_ids: tuple[int, ...], ahead: int = 0) -> None:
+    """In place: repetition penalty over prompt and answer, presence and frequency over the answer, then biases.
+
+    A row that counts comes after proposals that became tokens: `ahead` of them are part of the answer."""
     params, device = request.sampling, logits.device
+    tokens = request.tokens + request.proposed[:ahead] if ahead else request.tokens
     if params.repetition_penalty != 1.0:
-        seen = torch.tensor(sorted(set(request.tokens)), dtype=torch.int64, device=device)
+        seen = torch.tensor(sorted(set(tokens)), dtype=torch.int64, device=device)
         values = logits[seen]
         penalty = params.repetition_penalty
         logits[seen] = torch.where(values > 0, values / penalty, values * penalty)
     if params.presence_penalty or params.frequency_penalty:
-        counts = Counter(request.tokens[request.prompt_length :])
+        counts = Counter(tokens[request.prompt_length :])
         ids = torch.tensor(list(counts), dtype=torch.int64, device=device)
         times = torch.tensor(list(counts.values()), device=device)
         logits[ids] -= params.presence_penalty + params.frequency_penalty * times
     for token, bias in params.logit_bias.items():
         logits[token] += bias
-    if request.generated < params.min_tokens:
+    if request.generated + ahead < params.min_tokens:
         for token in {*eos_ids, *params.stop_token_ids}:
             logits[token] = -torch.inf
 

@@ -18,13 +18,15 @@ from rondo.base.errors import Overloaded
 from rondo.engine.blocks import BlockPool
 from rondo.engine.queue import WaitingQueue
 from rondo.engine.request import Request
+from rondo.engine.speculate.room import make_room
 
 _order: Callable[[Request], tuple[int, int]] = attrgetter("order")
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`decodes` move by one token, `chunks` by `request.planned`; both start at `request.computed`.
+    """`decodes` move by one token, `chunks` by `request.planned`; both start at `request.computed`. Of the decodes,
+    those in `ahead` may carry proposed tokens (see request.py), and are settled after the step.
 
     Before that, blocks are copied for samples that parted in the middle of one: `copies` says (to, from).
     """
@@ -34,6 +36,7 @@ class Plan:
     admitted: list[Request]
     preempted: list[Request]
     copies: list[tuple[int, int]] = field(default_factory=list)
+    ahead: list[Request] = field(default_factory=list)
 
     @property
     def empty(self) -> bool:
@@ -54,6 +57,8 @@ class Scheduler:
         self.max_step_tokens = max_step_tokens
         self.max_queued = max_queued
         self.weight_version = 0
+        self.lookahead = 0
+        """How many proposed tokens a request may carry in the next step."""
         self.running: list[Request] = []
         self.counters = Counters()
         self._waiting = WaitingQueue()
@@ -166,6 +171,10 @@ class Scheduler:
             request.planned = count
             budget -= count
         admitted = [] if preempted else self._admit(budget)
+        ahead: list[Request] = []
+        if self.lookahead:
+            beginning = {id(request) for request in admitted}
+            ahead = make_room(self.running, beginning, self.lookahead, self.max_step_tokens, self.pool)
         copies, self._copies = list(self._copies.items()), {}
         return Plan(
             decodes=[r for r in self.running if r.planned == 1],
@@ -173,6 +182,7 @@ class Scheduler:
             admitted=admitted,
             preempted=preempted,
             copies=copies,
+            ahead=ahead,
         )
 
     def commit(self, plan: Plan) -> None:
@@ -186,6 +196,20 @@ class Scheduler:
         for request in plan.chunks:
             request.computed += request.planned
             request.planned = 0
+            self._publish(request)
+
+    def settle(self, requests: Sequence[Request]) -> None:
+        """What `requests` carried has become tokens or not: what has is computed, and the blocks of the rest go
+        back."""
+        size = self.pool.block_size
+        for request in requests:
+            request.ahead = 0
+            request.proposed = []
+            request.computed = len(request.tokens) - 1
+            request.published = min(request.published, request.computed // size)
+            kept = self.pool.blocks_for(request.computed)
+            self.pool.release(request.blocks[kept:])
+            del request.blocks[kept:]
             self._publish(request)
 
     def set_weight_version(self, version: int) -> None:

@@ -14,6 +14,7 @@ from rondo.engine.config import EngineConfig
 from rondo.engine.core import EngineCore
 from rondo.engine.llm import pick_device, torch_dtype
 from rondo.engine.output import TextSource
+from rondo.engine.speculate.make import check_tokenizer
 from rondo.models import Decoder, load
 from rondo.models.store import resolve
 from rondo.server.app import create_app
@@ -30,6 +31,7 @@ def load_app(
     if engine.threads is not None:
         torch.set_num_threads(engine.threads)
     tokenizer = Tokenizer.load(folder)
+    check_tokenizer(engine, tokenizer)
 
     def read() -> Decoder:
         return load(folder, dtype=torch_dtype(engine.dtype), device=pick_device(engine.device)).eval()

@@ -108,6 +108,10 @@ class Tokenizer:
         return self._backend.token_to_id(token)
 
     @property
+    def vocabulary(self) -> dict[str, int]:
+        return self._backend.get_vocab(with_added_tokens=True)
+
+    @property
     def chat_template(self) -> str | None:
         return self._templates.get("default")
 

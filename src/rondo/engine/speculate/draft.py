@@ -1,0 +1,148 @@
+"""Proposals of a smaller model with the same vocabulary.
+
+It has keys and values of its own in the very blocks that the scheduler gave the request, and it draws its proposals
+with the random numbers that the model will draw its tokens with: where the two distributions are alike, so are the
+draws, at any temperature. Whatever the draft has wrong (its weights, or keys and values of a block that it never
+computed) costs accepted proposals and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rondo.engine.request import Request
+from rondo.engine.runner import Runner
+from rondo.engine.sampler import NO_TOKEN
+from rondo.engine.scheduler import Plan
+from rondo.engine.sleep import Sleeper
+
+
+@dataclass(slots=True)
+class Follower:
+    """The draft's view of a request: `own` has the tokens that the request had when it was last asked, `sure` many,
+    and the proposals after them. Of its blocks, `noted` are known by their keys."""
+
+    source: Request
+    preemptions: int
+    own: Request
+    sure: int = 0
+    noted: int = 0
+
+
+class DraftProposer:
+    def __init__(self, runner: Runner, sleeper: Sleeper, max_step_tokens: int, max_length: int) -> None:
+        self.runner = runner
+        self.sleeper = sleeper
+        self.max_step_tokens = max_step_tokens
+        self.max_length = max_length
+        self._followers: dict[int, Follower] = {}
+        self._keys: list[int | None] = [None] * runner.cache.num_blocks
+        """By block: the chain key of the full block that the draft has computed there."""
+
+    def propose(self, requests: Sequence[Request]) -> None:
+        """First the draft catches up with what it has not seen, then it goes ahead, a token of each a step."""
+        fitting = [r for r in requests if len(r.tokens) + r.ahead <= self.max_length]
+        entered: list[Request] = []
+        followers = [self._follow(request, entered) for request in fitting]
+        plan = self._catch_up([follower.own for follower in followers], entered)
+        while not plan.empty:
+            going = self._advance(plan)
+            plan = Plan(decodes=going, chunks=[], admitted=[], preempted=[])
+        for follower in followers:
+            self._hand_over(follower)
+
+    def sleep(self, level: int) -> None:
+        self.sleeper.sleep(level)
+        self._followers.clear()
+        self._keys = [None] * self.runner.cache.num_blocks
+
+    def wake(self, tags: Sequence[str] | None) -> None:
+        self.sleeper.wake(tags)
+
+    def _follow(self, source: Request, entered: list[Request]) -> Follower:
+        follower = self._followers.get(source.row)
+        if (
+            follower is None
+            or follower.source is not source
+            or follower.preemptions != source.preemptions
+            or follower.own.blocks is not source.blocks
+        ):
+            follower = self._followers[source.row] = self._new(source)
+            entered.append(follower.own)
+        own, common = follower.own, follower.sure
+        shared = min(len(own.tokens), len(source.tokens))
+        while common < shared and own.tokens[common] == source.tokens[common]:
+            common += 1
+        own.tokens[common:] = source.tokens[common:]
+        own.computed = min(own.computed, common, len(source.tokens) - 1)
+        own.ahead = source.ahead
+        follower.sure = len(source.tokens)
+        for block in own.blocks[own.computed // self.runner.cache.block_size :]:
+            self._keys[block] = None
+        return follower
+
+    def _new(self, source: Request) -> Follower:
+        own = Request(
+            source.id,
+            source.index,
+            source.tokens.copy(),
+            source.sampling,
+            source.max_length,
+            source.arrival,
+            seed=source.seed,
+            row=source.row,
+            blocks=source.blocks,
+            stop_ids=source.stop_ids,
+        )
+        own.prompt_length = source.prompt_length
+        for block, key in zip(source.blocks, source.keys, strict=False):
+            if self._keys[block] != key:
+                break
+            own.computed += self.runner.cache.block_size
+        known = own.computed // self.runner.cache.block_size
+        return Follower(source, source.preemptions, own, sure=len(source.tokens), noted=known)
+
+    def _catch_up(self, requests: list[Request], entered: list[Request]) -> Plan:
+        """As the scheduler would: one token first, then pieces, within one budget."""
+        budget = self.max_step_tokens
+        for request in sorted(requests, key=lambda request: request.remaining):
+            request.planned = min(request.remaining, budget)
+            budget -= request.planned
+        return Plan(
+            decodes=[request for request in requests if request.planned == 1],
+            chunks=[request for request in requests if request.planned > 1],
+            admitted=entered,
+            preempted=[],
+        )
+
+    def _advance(self, plan: Plan) -> list[Request]:
+        """Runs the plan; returns those that got a token and want another."""
+        leaders, logits = self.runner.forward(plan)
+        for request in (*plan.decodes, *plan.chunks):
+            request.computed += request.planned
+            request.planned = 0
+        if logits is None:
+            return []
+        going = []
+        for request, token in zip(leaders, self.runner.sampler.choose(logits, leaders), strict=True):
+            if token == NO_TOKEN:
+                self.runner.cache.clean(request.blocks)
+                continue
+            request.tokens.append(token)
+            request.ahead -= 1
+            if request.ahead > 0 and token not in request.stop_ids:
+                request.planned = 1
+                going.append(request)
+        return going
+
+    def _hand_over(self, follower: Follower) -> None:
+        """The proposals to the request; and what the draft knows of its blocks is noted."""
+        own, source = follower.own, follower.source
+        source.proposed = own.tokens[follower.sure :]
+        size = self.runner.cache.block_size
+        full = min(min(follower.sure, own.computed) // size, len(source.keys))
+        for i in range(follower.noted, full):
+            self._keys[own.blocks[i]] = source.keys[i]
+        follower.noted = max(follower.noted, full)
+        self.runner.doubt(own, follower.sure - 1)
