@@ -12,8 +12,10 @@ from rondo.engine.request import Request
 from rondo.engine.scheduler import Plan, Scheduler
 
 
-def make(blocks=64, size=4, seqs=8, budget=32, queued=1000, prefix_cache=True) -> Scheduler:
-    return Scheduler(BlockPool(blocks, size, prefix_cache), seqs, budget, queued)
+def make(
+    blocks=64, size=4, seqs=8, budget=32, queued=1000, prefix_cache=True, batching="continuous"
+) -> Scheduler:
+    return Scheduler(BlockPool(blocks, size, prefix_cache), seqs, budget, queued, batching)
 
 
 def request(arrival: int, tokens: list[int] | int, new: int = 4, priority: int = 0) -> Request:
@@ -142,6 +144,30 @@ def test_a_new_weight_version_never_hits_and_old_requests_stop_publishing():
     s.pool.check()
 
 
+@pytest.mark.parametrize("batching", ["dynamic", "static"])
+def test_a_batch_is_taken_when_the_last_has_ended(batching):
+    s = make(seqs=2, batching=batching)
+    requests = [request(0, 4, new=2), request(1, 4, new=4), request(2, 4, new=2)]
+    for r in requests:
+        s.add(r)
+    assert finish_step(s, s.schedule()) == []
+    assert finish_step(s, s.schedule()) == [requests[0]]
+    while requests[1].state == "running":
+        assert requests[2].state == "waiting"
+        finish_step(s, s.schedule())
+    if batching == "static":
+        assert s.schedule().empty  # another one might come
+    assert s.schedule().admitted == [requests[2]]
+
+
+def test_a_static_batch_waits_while_more_come():
+    s = make(seqs=3, batching="static")
+    for arrival in range(3):
+        assert s.schedule().empty
+        s.add(request(arrival, 4))
+    assert len(s.schedule().admitted) == 3
+
+
 def test_the_queue_is_bounded():
     s = make(queued=2)
     s.add(request(0, 4))
@@ -264,11 +290,15 @@ def test_what_was_not_accepted_is_never_published():
 
 @settings(max_examples=80, deadline=None)
 @given(
-    seed=st.integers(0, 10**6), blocks=st.integers(8, 24), budget=st.integers(1, 20), seqs=st.integers(1, 6)
+    seed=st.integers(0, 10**6),
+    blocks=st.integers(8, 24),
+    budget=st.integers(1, 20),
+    seqs=st.integers(1, 6),
+    batching=st.sampled_from(["continuous", "continuous", "dynamic", "static"]),
 )
-def test_everything_finishes_and_no_block_is_lost(seed, blocks, budget, seqs):
+def test_everything_finishes_and_no_block_is_lost(seed, blocks, budget, seqs, batching):
     rng = random.Random(seed)
-    s = make(blocks=blocks, size=2, seqs=seqs, budget=budget)
+    s = make(blocks=blocks, size=2, seqs=seqs, budget=budget, batching=batching)
     alive: list[Request] = []
     arrival = 0
     for step in range(400):

@@ -23,6 +23,11 @@ class EngineConfig(Section):
     kv_cache_bytes: int | None = Field(
         None, ge=1, description="Size of the KV cache; what max_num_seqs need by default."
     )
+    batching: Literal["continuous", "dynamic", "static"] = Field(
+        "continuous",
+        description="When requests join. continuous: at every step. For comparison: dynamic takes what waits when the "
+        "last batch has ended; static, as long as more come, waits for max_num_seqs of them.",
+    )
     prefix_cache: bool = Field(True, description="Keep and share the KV blocks of prompts that begin alike.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="Of the weights.")
     kv_dtype: Literal["auto", "float32", "bfloat16", "float16", "int8", "fp8"] = Field(

@@ -67,7 +67,9 @@ class EngineCore:
             )
         num_blocks = choose_num_blocks(config, per_block, self.max_model_len, model.device)
         self.pool = BlockPool(num_blocks, config.block_size, config.prefix_cache)
-        self.scheduler = Scheduler(self.pool, config.max_num_seqs, config.max_step_tokens, config.max_queued)
+        self.scheduler = Scheduler(
+            self.pool, config.max_num_seqs, config.max_step_tokens, config.max_queued, config.batching
+        )
         self.scheduler.weight_version = weight_version
         cache = KVCache(specs, num_blocks, config.block_size, kept, model.device)
         sampler = Sampler(config.max_num_seqs, self.eos_ids)

@@ -13,12 +13,15 @@ from bisect import insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
+from typing import Literal
 
 from rondo.base.errors import Overloaded
 from rondo.engine.blocks import BlockPool
 from rondo.engine.queue import WaitingQueue
 from rondo.engine.request import Request
 from rondo.engine.speculate.room import make_room
+
+Batching = Literal["continuous", "dynamic", "static"]
 
 _order: Callable[[Request], tuple[int, int]] = attrgetter("order")
 
@@ -51,11 +54,19 @@ class Counters:
 
 
 class Scheduler:
-    def __init__(self, pool: BlockPool, max_num_seqs: int, max_step_tokens: int, max_queued: int) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        max_num_seqs: int,
+        max_step_tokens: int,
+        max_queued: int,
+        batching: Batching = "continuous",
+    ) -> None:
         self.pool = pool
         self.max_num_seqs = max_num_seqs
         self.max_step_tokens = max_step_tokens
         self.max_queued = max_queued
+        self.batching = batching
         self.weight_version = 0
         self.lookahead = 0
         """How many proposed tokens a request may carry in the next step."""
@@ -65,6 +76,8 @@ class Scheduler:
         self._rows = list(range(max_num_seqs - 1, -1, -1))
         self._claims: set[int] = set()
         self._copies: dict[int, int] = {}
+        self._places = max_num_seqs
+        self._waited = 0
 
     @property
     def num_running(self) -> int:
@@ -170,6 +183,7 @@ class Scheduler:
             request.blocks += self.pool.allocate(need)
             request.planned = count
             budget -= count
+        self._open_batch()
         admitted = [] if preempted else self._admit(budget)
         ahead: list[Request] = []
         if self.lookahead:
@@ -261,8 +275,7 @@ class Scheduler:
         rider.state = "running"
         rider.row = self._rows.pop()
         rider.leader = leader
-        if rider.first_cached < 0:
-            rider.first_cached = leader.cached
+        self._seat(rider, leader.cached)
         leader.riders.append(rider)
 
     def _dismount(self, rider: Request) -> None:
@@ -314,6 +327,16 @@ class Scheduler:
         request.planned = 0
         request.row = -1
 
+    def _open_batch(self) -> None:
+        """Sets how many requests may begin to run. Those that were preempted have their place."""
+        if self.batching == "continuous":
+            self._places = self.max_num_seqs
+        elif not self.running:
+            waiting = len(self._waiting)
+            more_come = self.batching == "static" and waiting != self._waited
+            self._places = 0 if more_come and waiting < self.max_num_seqs else min(waiting, self.max_num_seqs)
+            self._waited = waiting
+
     def _admit(self, budget: int) -> list[Request]:
         """Takes waiting requests in order while budget, rows and blocks last. One whose next block is just being
         computed by another is put off: a step later it finds that block instead of computing it twice."""
@@ -322,6 +345,9 @@ class Scheduler:
         while budget > 0 and self._rows and len(deferred) < self.max_num_seqs:
             request = self._waiting.pop()
             if request is None:
+                break
+            if request.first_cached < 0 and not self._places:
+                self._waiting.back(request)
                 break
             root = self._root(request)
             found = self._match(request, root)
@@ -358,6 +384,11 @@ class Scheduler:
                 gathered.append(sibling)
         return gathered
 
+    def _seat(self, request: Request, cached: int) -> None:
+        if request.first_cached < 0:
+            request.first_cached = cached
+            self._places -= 1
+
     def _enter(
         self, request: Request, found: list[int], fresh: list[int], count: int, key: int | None
     ) -> None:
@@ -369,8 +400,7 @@ class Scheduler:
         request.blocks = found + fresh
         request.published = len(found)
         request.cached = request.computed = len(found) * self.pool.block_size
-        if request.first_cached < 0:
-            request.first_cached = request.cached
+        self._seat(request, request.cached)
         request.planned = count
         self._claim(request, key)
         insort(self.running, request, key=_order)
