@@ -69,8 +69,9 @@ def encode(rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
         return rows.to(dtype), None
     rows = rows.to(SCALE)
     top = rows.abs().amax(-1)
-    inverse = (largest / top).nan_to_num(0.0, 0.0, 0.0)
-    numbers = (rows * inverse[..., None]).nan_to_num(0.0)
+    inverse = top.new_tensor(largest) / top
+    usable = inverse.isfinite() & (inverse > 0)
+    numbers = torch.where(usable[..., None], rows * inverse[..., None], 0.0)
     data = numbers.round().to(dtype) if dtype == torch.int8 else numbers.to(dtype).view(torch.uint8)
     return data, top * (1 / largest)
 

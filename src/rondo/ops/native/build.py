@@ -52,7 +52,8 @@ def library(name: str) -> ctypes.CDLL | None:
 
 
 def _compiled(source: Path, compiler: list[str]) -> Path:
-    identity = "\0".join([source.read_text(), *compiler, *FLAGS, platform.machine(), _cpu_flags()])
+    texts = [file.read_text() for file in (source, *sorted(source.parent.glob("*.h")))]
+    identity = "\0".join([*texts, *compiler, *FLAGS, platform.machine(), _cpu_flags()])
     target = cache_dir() / "native" / f"{source.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.so"
     if target.is_file():
         return target

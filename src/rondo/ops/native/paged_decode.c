@@ -1,11 +1,13 @@
 /* Attention of one new token a request over its pages, with the writing of its key and value.
  *
- * One task is one request and one key head: it writes the new key and value to their slot, scores the past against the
- * query heads that share the key head, and sums the values. A task's arithmetic depends on its request alone, so results
- * do not change with the batch or the number of threads.
+ * A request's past is cut into slices of a fixed length. One task is one slice and one key head: it scores the slice
+ * against the query heads that share the key head and sums the values. Who ends the last slice of a request's head puts
+ * them together, in their order. So all arithmetic depends on the request alone: results do not change with the batch
+ * or the number of threads, and one long request keeps all threads busy.
  *
- *   keys   [blocks, size, KV, D]     values [blocks, size, KV, DV]
- *   q      [B, H, D]   k [B, KV, D]  v [B, KV, DV]  out [B, H, DV]
+ *   keys   [blocks, size, KV, D]     values [blocks, size, KV, DV]   of the type `kept`
+ *   key_scales, value_scales [blocks, size, KV] where it has them, else NULL
+ *   q      [B, H, D]   k [B, KV, D]  v [B, KV, DV]  out [B, H, DV]   of the type `given`
  *   tables [B, pages]  lengths [B] (the new token counted)  slots [B]  sinks [H] float or NULL
  */
 #include <math.h>
@@ -13,15 +15,53 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "numbers.h"
+
 typedef struct {
     void *keys, *values;
+    float *key_scales, *value_scales;
     const void *q, *k, *v;
     void *out;
     const int64_t *tables, *lengths, *slots;
     const float *sinks;
-    int64_t batch, heads, kv, dim, value_dim, size, pages, window, longest, threads;
+    int64_t kept, given, batch, heads, kv, dim, value_dim, size, pages, window, threads;
     float scale, softcap;
 } Args;
+
+enum { SLICE = 256, TILE = 16, LANES = 8 };
+
+typedef float Vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef float Half __attribute__((vector_size(2 * LANES)));
+typedef int32_t HalfIndex __attribute__((vector_size(2 * LANES)));
+
+#ifdef __clang__
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (HalfIndex){__VA_ARGS__})
+#endif
+
+static inline int64_t padded(int64_t dim) { return (dim + LANES - 1) / LANES * LANES; }
+static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* Part of a request's past: tokens `from` to `to`, and what each query head makes of them (see `Partial`). */
+typedef struct {
+    int64_t request, from, to;
+} Slice;
+
+/* The slices, the first one of each request (and, last, their number), and how many of each head are still to come.
+ * partials [slices, H, stride]: the largest score, the sum of the weights relative to it, and the sum of the values. */
+typedef struct {
+    Slice *slices;
+    int64_t *firsts;
+    int32_t *pending;
+    float *partials;
+    int64_t stride;
+} Work;
+
+/* What one thread needs: the scaled query, a slice's scores, and tiles of rows as floats. Padding in them is 0. */
+typedef struct {
+    float *query, *scores, *keys, *values;
+} Scratch;
 
 /* Cephes' expf without its special cases: arguments are never above 0 here. */
 static inline float exp_neg(float x) {
@@ -39,98 +79,197 @@ static inline float exp_neg(float x) {
     return p * power.f;
 }
 
-static inline float from_float(float x) { return x; }
-static inline float to_float(float x) { return x; }
-
-static inline float from_bf16(uint16_t x) {
-    union { uint32_t i; float f; } u = {(uint32_t)x << 16};
-    return u.f;
+static inline Half halved(Vec x) {
+    union { Vec whole; Half halves[2]; } u = {x};
+    return u.halves[0] + u.halves[1];
 }
 
-static inline uint16_t to_bf16(float x) {
-    union { float f; uint32_t i; } u = {x};
-    return (uint16_t)((u.i + 0x7fff + ((u.i >> 16) & 1)) >> 16);
-}
-
-#define ALWAYS_INLINE static inline __attribute__((always_inline))
-
-/* One group of query heads against its past. D and DV are constants where `NAME` knows them, so that loops over them
- * become a few vector instructions. */
-#define DEFINE(NAME, T, LOAD, STORE)                                                                                   \
-    ALWAYS_INLINE void NAME##_task(const Args *a, int64_t b, int64_t h, float *scratch, const int64_t D,               \
-                                   const int64_t DV) {                                                                 \
-        const int64_t KV = a->kv, G = a->heads / KV, size = a->size, length = a->lengths[b];                           \
-        const int64_t first = a->window > 0 && length > a->window ? length - a->window : 0, count = length - first;    \
-        const int64_t *table = a->tables + b * a->pages;                                                               \
-        T *keys = (T *)a->keys + h * D, *values = (T *)a->values + h * DV;                                             \
-        memcpy(keys + a->slots[b] * KV * D, (const T *)a->k + (b * KV + h) * D, D * sizeof(T));                        \
-        memcpy(values + a->slots[b] * KV * DV, (const T *)a->v + (b * KV + h) * DV, DV * sizeof(T));                   \
-        float *restrict query = scratch, *restrict sum = query + G * D, *restrict scores = sum + G * DV;               \
-        const T *q = (const T *)a->q + (b * a->heads + h * G) * D;                                                     \
-        T *out = (T *)a->out + (b * a->heads + h * G) * DV;                                                            \
-        for (int64_t i = 0; i < G * D; i++) query[i] = LOAD(q[i]) * a->scale;                                          \
-        memset(sum, 0, G * DV * sizeof(float));                                                                        \
-        for (int64_t page = first / size; page * size < length; page++) {                                              \
-            const int64_t from = page * size > first ? page * size : first;                                            \
-            const int64_t to = (page + 1) * size < length ? (page + 1) * size : length;                                \
-            const T *key = keys + (table[page] * size + from - page * size) * KV * D;                                  \
-            for (int64_t t = from; t < to; t++, key += KV * D)                                                         \
-                for (int64_t g = 0; g < G; g++) {                                                                      \
-                    float dot = 0;                                                                                     \
-                    for (int64_t d = 0; d < D; d++) dot += query[g * D + d] * LOAD(key[d]);                            \
-                    scores[g * count + t - first] = dot;                                                               \
-                }                                                                                                      \
-        }                                                                                                              \
-        for (int64_t g = 0; g < G; g++) normalize(a, scores + g * count, count, h * G + g);                            \
-        for (int64_t page = first / size; page * size < length; page++) {                                              \
-            const int64_t from = page * size > first ? page * size : first;                                            \
-            const int64_t to = (page + 1) * size < length ? (page + 1) * size : length;                                \
-            const T *value = values + (table[page] * size + from - page * size) * KV * DV;                             \
-            for (int64_t t = from; t < to; t++, value += KV * DV)                                                      \
-                for (int64_t g = 0; g < G; g++) {                                                                      \
-                    const float weight = scores[g * count + t - first];                                                \
-                    for (int64_t d = 0; d < DV; d++) sum[g * DV + d] += weight * LOAD(value[d]);                       \
-                }                                                                                                      \
-        }                                                                                                              \
-        for (int64_t i = 0; i < G * DV; i++) out[i] = STORE(sum[i]);                                                   \
-    }                                                                                                                  \
-                                                                                                                       \
-    int NAME(const Args *a) {                                                                                          \
-        const int64_t tasks = a->batch * a->kv, group = a->heads / a->kv, D = a->dim, DV = a->value_dim;               \
-        const int64_t floats = group * (D + DV + a->longest);                                                          \
-        int failed = 0;                                                                                                \
-        _Pragma("omp parallel num_threads(a->threads) if (a->threads > 1)") {                                          \
-            float *scratch = malloc(floats * sizeof(float));                                                           \
-            if (!scratch) failed = 1;                                                                                  \
-            _Pragma("omp for schedule(static)") for (int64_t task = 0; task < tasks; task++) {                         \
-                if (!scratch) continue;                                                                                \
-                const int64_t b = task / a->kv, h = task % a->kv;                                                      \
-                if (D == 32 && DV == 32) NAME##_task(a, b, h, scratch, 32, 32);                                        \
-                else if (D == 64 && DV == 64) NAME##_task(a, b, h, scratch, 64, 64);                                   \
-                else if (D == 128 && DV == 128) NAME##_task(a, b, h, scratch, 128, 128);                               \
-                else NAME##_task(a, b, h, scratch, D, DV);                                                             \
-            }                                                                                                          \
-            free(scratch);                                                                                             \
-        }                                                                                                              \
-        return failed;                                                                                                 \
+/* Four products of a query with rows, `apart` floats from one to the next; the last row stands in for missing ones. */
+static inline void dot_four(const float *query, const float *rows, int64_t apart, int64_t count, int64_t D, float *out) {
+    const float *a = rows, *b = rows + least(1, count - 1) * apart, *c = rows + least(2, count - 1) * apart,
+                *d = rows + least(3, count - 1) * apart;
+    Vec sa = {0}, sb = {0}, sc = {0}, sd = {0};
+    for (int64_t i = 0; i < D; i += LANES) {
+        const Vec q = *(const Vec *)(query + i);
+        sa += q * *(const Vec *)(a + i);
+        sb += q * *(const Vec *)(b + i);
+        sc += q * *(const Vec *)(c + i);
+        sd += q * *(const Vec *)(d + i);
     }
+    const Half ha = halved(sa), hb = halved(sb), hc = halved(sc), hd = halved(sd);
+    const Half ab = SHUFFLE(ha, hb, 0, 4, 1, 5) + SHUFFLE(ha, hb, 2, 6, 3, 7);
+    const Half cd = SHUFFLE(hc, hd, 0, 4, 1, 5) + SHUFFLE(hc, hd, 2, 6, 3, 7);
+    const Half all = SHUFFLE(ab, cd, 0, 1, 4, 5) + SHUFFLE(ab, cd, 2, 3, 6, 7);
+    if (count >= 4) memcpy(out, &all, sizeof all);
+    else memcpy(out, &all, count * sizeof(float));
+}
 
-/* Scores to weights, in place. */
-static void normalize(const Args *a, float *restrict row, int64_t count, int64_t head) {
+/* sum [D] += weights [count] @ rows [count, D]. */
+static inline void add_rows(const float *weights, const float *rows, int64_t apart, int64_t count, int64_t D, float *sum) {
+    int64_t i = 0;
+    for (; i + 4 * LANES <= D; i += 4 * LANES) {
+        Vec *s = (Vec *)(sum + i);
+        Vec a = s[0], b = s[1], c = s[2], d = s[3];
+        for (int64_t t = 0; t < count; t++) {
+            const Vec *row = (const Vec *)(rows + t * apart + i);
+            a += weights[t] * row[0];
+            b += weights[t] * row[1];
+            c += weights[t] * row[2];
+            d += weights[t] * row[3];
+        }
+        s[0] = a, s[1] = b, s[2] = c, s[3] = d;
+    }
+    for (; i < D; i += LANES) {
+        Vec a = *(Vec *)(sum + i);
+        for (int64_t t = 0; t < count; t++) a += weights[t] * *(const Vec *)(rows + t * apart + i);
+        *(Vec *)(sum + i) = a;
+    }
+}
+
+/* The tokens from `t` on, at most to `to`, that lie in one page and fill one tile; `row` is where they begin. */
+static inline int64_t tile_at(const Args *a, int64_t request, int64_t t, int64_t to, int64_t *row) {
+    const int64_t page = t / a->size;
+    *row = a->tables[request * a->pages + page] * a->size + t % a->size;
+    return least(least(to, (page + 1) * a->size) - t, TILE);
+}
+
+static void write_row(const Args *a, int64_t request, int64_t head, float *row) {
+    const int64_t from = request * a->kv + head, to = a->slots[request] * a->kv + head;
+    widen(a->given, a->k, from * a->dim, row, a->dim);
+    keep(a->kept, row, a->keys, a->key_scales, to, a->dim);
+    widen(a->given, a->v, from * a->value_dim, row, a->value_dim);
+    keep(a->kept, row, a->values, a->value_scales, to, a->value_dim);
+}
+
+/* Scores to weights relative to the largest, in place. */
+static void weigh(const Args *a, float *restrict row, int64_t count, float *top, float *total) {
     const float cap = a->softcap;
     if (cap > 0)
         for (int64_t t = 0; t < count; t++) row[t] = cap * tanhf(row[t] / cap);
-    float top = a->sinks ? a->sinks[head] : row[0];
-    for (int64_t t = 0; t < count; t++) top = row[t] > top ? row[t] : top;
-    float total = 0;
+    float most = row[0], sum = 0;
+    for (int64_t t = 0; t < count; t++) most = row[t] > most ? row[t] : most;
     for (int64_t t = 0; t < count; t++) {
-        row[t] = exp_neg(row[t] - top);
-        total += row[t];
+        row[t] = exp_neg(row[t] - most);
+        sum += row[t];
+    }
+    *top = most, *total = sum;
+}
+
+static void attend_slice(const Args *a, const Slice *slice, int64_t head, Scratch x, float *partial, int64_t stride) {
+    const int64_t KV = a->kv, G = a->heads / KV, D = padded(a->dim), DV = padded(a->value_dim);
+    const int64_t b = slice->request, from = slice->from, to = slice->to;
+    int64_t row, count, apart;
+    if (to == a->lengths[b]) write_row(a, b, head, x.scores);
+    for (int64_t g = 0; g < G; g++) {
+        widen(a->given, a->q, (b * a->heads + head * G + g) * a->dim, x.query + g * D, a->dim);
+        for (int64_t d = 0; d < D; d++) x.query[g * D + d] *= a->scale;
+    }
+    for (int64_t t = from; t < to; t += count) {
+        count = tile_at(a, b, t, to, &row);
+        const float *keys = rows_of(a->kept, a->keys, row * KV + head, KV, count, a->dim, D, x.keys, &apart);
+        for (int64_t g = 0; g < G; g++) {
+            float *scores = x.scores + g * SLICE + t - from;
+            for (int64_t i = 0; i < count; i += 4)
+                dot_four(x.query + g * D, keys + i * apart, apart, count - i, D, scores + i);
+            if (a->key_scales)
+                for (int64_t i = 0; i < count; i++) scores[i] *= a->key_scales[(row + i) * KV + head];
+        }
+    }
+    for (int64_t g = 0; g < G; g++) {
+        float *own = partial + g * stride;
+        weigh(a, x.scores + g * SLICE, to - from, own, own + 1);
+        memset(own + 2, 0, DV * sizeof(float));
+    }
+    for (int64_t t = from; t < to; t += count) {
+        count = tile_at(a, b, t, to, &row);
+        const float *values = rows_of(a->kept, a->values, row * KV + head, KV, count, a->value_dim, DV, x.values, &apart);
+        for (int64_t g = 0; g < G; g++) {
+            float *weights = x.scores + g * SLICE + t - from;
+            if (a->value_scales)
+                for (int64_t i = 0; i < count; i++) weights[i] *= a->value_scales[(row + i) * KV + head];
+            add_rows(weights, values, apart, count, DV, partial + g * stride + 2);
+        }
+    }
+}
+
+/* Puts the slices of one query head together, in the first one's place. */
+static void join(const Args *a, float *first, int64_t slices, int64_t apart, int64_t request, int64_t head) {
+    float top = a->sinks ? a->sinks[head] : first[0], total = 0;
+    for (int64_t s = 0; s < slices; s++) top = first[s * apart] > top ? first[s * apart] : top;
+    for (int64_t s = 0; s < slices; s++) {
+        const float *own = first + s * apart, share = exp_neg(own[0] - top);
+        total += share * own[1];
+        for (int64_t d = 0; d < a->value_dim; d++) first[2 + d] = (s ? first[2 + d] : 0) + share * own[2 + d];
     }
     if (a->sinks) total += exp_neg(a->sinks[head] - top);
     const float share = 1 / total;
-    for (int64_t t = 0; t < count; t++) row[t] *= share;
+    for (int64_t d = 0; d < a->value_dim; d++) first[2 + d] *= share;
+    narrow(a->given, first + 2, a->out, (request * a->heads + head) * a->value_dim, a->value_dim);
 }
 
-DEFINE(paged_decode_f32, float, from_float, to_float)
-DEFINE(paged_decode_bf16, uint16_t, from_bf16, to_bf16)
+static void run_task(const Args *a, const Work *work, Scratch x, int64_t task) {
+    const int64_t KV = a->kv, G = a->heads / KV, index = task / KV, head = task % KV;
+    const Slice *slice = work->slices + index;
+    const int64_t b = slice->request, first = work->firsts[b], slices = work->firsts[b + 1] - first;
+    attend_slice(a, slice, head, x, work->partials + (index * a->heads + head * G) * work->stride, work->stride);
+    if (__atomic_sub_fetch(work->pending + b * KV + head, 1, __ATOMIC_ACQ_REL)) return;
+    for (int64_t g = 0; g < G; g++) {
+        float *partial = work->partials + (first * a->heads + head * G + g) * work->stride;
+        join(a, partial, slices, a->heads * work->stride, b, head * G + g);
+    }
+}
+
+/* The first token that is seen. */
+static inline int64_t begin(const Args *a, int64_t b) {
+    return a->window > 0 && a->lengths[b] > a->window ? a->lengths[b] - a->window : 0;
+}
+
+static int64_t count_slices(const Args *a) {
+    int64_t count = 0;
+    for (int64_t b = 0; b < a->batch; b++) count += (a->lengths[b] - begin(a, b) + SLICE - 1) / SLICE;
+    return count;
+}
+
+static void cut(const Args *a, Work *work) {
+    int64_t count = 0;
+    for (int64_t b = 0; b < a->batch; b++) {
+        work->firsts[b] = count;
+        for (int64_t from = begin(a, b); from < a->lengths[b]; from += SLICE)
+            work->slices[count++] = (Slice){b, from, least(from + SLICE, a->lengths[b])};
+        for (int64_t h = 0; h < a->kv; h++) work->pending[b * a->kv + h] = (int32_t)(count - work->firsts[b]);
+    }
+    work->firsts[a->batch] = count;
+}
+
+static int run_all(const Args *a, const Work *work, int64_t tasks) {
+    const int64_t G = a->heads / a->kv, D = padded(a->dim), DV = padded(a->value_dim);
+    const int64_t row = D > DV ? D : DV, scores = G * SLICE > row ? G * SLICE : row;
+    int failed = 0;
+#pragma omp parallel num_threads(a->threads) if (a->threads > 1)
+    {
+        float *memory = calloc(G * D + scores + TILE * (D + DV), sizeof(float));
+        if (!memory) failed = 1;
+        const Scratch x = {memory, memory + G * D, memory + G * D + scores, memory + G * D + scores + TILE * D};
+#pragma omp for schedule(static)
+        for (int64_t task = 0; task < tasks; task++)
+            if (memory) run_task(a, work, x, task);
+        free(memory);
+    }
+    return failed;
+}
+
+int paged_decode(const Args *a) {
+    const int64_t count = count_slices(a);
+    Work work = {.stride = padded(a->value_dim) + 2};
+    work.slices = malloc(count * sizeof(Slice));
+    work.firsts = malloc((a->batch + 1) * sizeof(int64_t));
+    work.pending = malloc(a->batch * a->kv * sizeof(int32_t));
+    work.partials = malloc(count * a->heads * work.stride * sizeof(float));
+    int failed = !work.slices || !work.firsts || !work.pending || !work.partials;
+    if (!failed) {
+        cut(a, &work);
+        failed = run_all(a, &work, count * a->kv);
+    }
+    free(work.slices), free(work.firsts), free(work.pending), free(work.partials);
+    return failed;
+}

@@ -12,9 +12,11 @@ from rondo.ops.native.build import library
 from rondo.ops.paged_attention import DecodeStep, paged_decode
 from rondo.ops.pages import Pages
 
-_POINTERS = ("keys", "values", "q", "k", "v", "out", "tables", "lengths", "slots", "sinks")
-_NUMBERS = ("batch", "heads", "kv", "dim", "value_dim", "size", "pages", "window", "longest", "threads")
-_NAMES = {torch.float32: "paged_decode_f32", torch.bfloat16: "paged_decode_bf16"}
+_PAGES = ("keys", "values", "key_scales", "value_scales")
+_POINTERS = (*_PAGES, "q", "k", "v", "out", "tables", "lengths", "slots", "sinks")
+_NUMBERS = ("kept", "given", "batch", "heads", "kv", "dim", "value_dim", "size", "pages", "window", "threads")
+_GIVEN = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_KEPT = _GIVEN | {torch.int8: 3, torch.float8_e4m3fn: 4}
 WORK_FOR_THREADS = 1 << 16
 """Multiplications below which waking another thread costs more than it saves."""
 
@@ -40,8 +42,9 @@ def _can(
 ) -> bool:
     return (
         q.device.type == "cpu"
-        and q.dtype in _NAMES
-        and keys.dtype == values.dtype == q.dtype
+        and q.dtype in _GIVEN
+        and keys.dtype in _KEPT
+        and keys.dtype == values.dtype
         and library("paged_decode") is not None
     )
 
@@ -68,6 +71,8 @@ def paged_decode_native(
     arguments = _Args(
         keys.data.data_ptr(),
         values.data.data_ptr(),
+        _address(keys.scales),
+        _address(values.scales),
         q.data_ptr(),
         k.data_ptr(),
         v.data_ptr(),
@@ -75,7 +80,9 @@ def paged_decode_native(
         step.tables.data_ptr(),
         step.lengths.data_ptr(),
         step.slots.data_ptr(),
-        None if sinks is None else sinks.data_ptr(),
+        _address(sinks),
+        _KEPT[keys.dtype],
+        _GIVEN[q.dtype],
         batch,
         spec.num_heads,
         spec.num_kv_heads,
@@ -84,11 +91,14 @@ def paged_decode_native(
         keys.data.shape[1],
         step.tables.shape[1],
         spec.window or 0,
-        step.longest,
         torch.get_num_threads() if work > WORK_FOR_THREADS else 1,
         spec.scale,
         spec.softcap or 0.0,
     )
-    if getattr(compiled, _NAMES[q.dtype])(ctypes.byref(arguments)):
+    if compiled.paged_decode(ctypes.byref(arguments)):
         raise MemoryError("no memory for the scratch of attention")
     return out
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
