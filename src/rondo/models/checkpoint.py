@@ -48,8 +48,21 @@ def load(
     if not folder.is_dir():
         raise ModelError(f"{folder} is not a folder")
     model = build(parse(read_config(folder)))
+    fill(model, slots(model), folder, dtype, device, progress)
+    return model
+
+
+def fill(
+    model: Decoder,
+    table: list[Slot],
+    folder: Path,
+    dtype: torch.dtype | None,
+    device: str | torch.device,
+    progress: Progress | None,
+) -> None:
+    """Gives a model that was built without memory its parameters. `table` has every stored tensor, but its pieces may
+    be parts of them."""
     stored = safetensors.open_checkpoint(folder)
-    table = slots(model)
     _check(model, table, stored, folder)
     _fill(
         model,
@@ -59,7 +72,6 @@ def load(
         torch.device(device),
         progress or (lambda count: None),
     )
-    return model
 
 
 def check(folder: Path) -> dict[str, Stored]:

@@ -1,6 +1,7 @@
 """The one definition of a decoder, for training and for serving: embed, layers, head."""
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,9 @@ from rondo.models.parts import (
     take,
 )
 from rondo.ops import AttentionSpec, RopeSpec, rope_tables
+
+if TYPE_CHECKING:
+    from rondo.models.mapping import Slot
 
 
 class Embed(nn.Module):
@@ -104,6 +108,12 @@ class Decoder(nn.Module):
 
     def attention_specs(self) -> list[AttentionSpec]:
         return [layer.attention.spec for layer in self.layers]  # type: ignore[union-attr, misc]
+
+    def slots(self) -> "list[Slot]":
+        """Where a checkpoint has its parameters."""
+        from rondo.models.families import family_of
+
+        return list(family_of(self.config.family).slots(self.config))
 
     def to_hf(self) -> Iterator[tuple[str, Tensor]]:
         """Hugging Face names and tensors: views of the parameters where the layout allows, else copies."""

@@ -66,9 +66,7 @@ def stacked_rows(name: str, params: Iterable[tuple[str, int]], columns: int | No
 
 
 def slots(model: "Decoder") -> list[Slot]:
-    from rondo.models.families import family_of
-
-    return list(family_of(model.config.family).slots(model.config))
+    return model.slots()
 
 
 @dataclass(frozen=True)

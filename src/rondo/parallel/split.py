@@ -1,0 +1,181 @@
+"""Which part of a model each rank has: a smaller model of the same architecture, and where its parameters lie in the
+whole one. Pure arithmetic.
+
+Attention is divided by heads and feed-forward layers by their inner size, as evenly as the numbers allow: nothing asks
+the ranks to be equal. What a rank's half layer gives is a summand of the whole's, so the biases that come after the
+sum are on rank 0 alone. Embedding and head are divided by vocabulary. Norms, routers and MLA's way down to the latents
+are the same on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from rondo.base.errors import ConfigError
+from rondo.models.architecture import Dense, Gqa, Layer, Mla, ModelConfig, Moe
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A parameter is the whole model's parameter from `start` to `stop` along one of its axes."""
+
+    dim: int
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def times(self, size: int) -> Cut:
+        """For rows that stand for `size` rows each, as a head does."""
+        return Cut(self.dim, self.start * size, self.stop * size)
+
+    def along(self, dim: int) -> Cut:
+        return replace(self, dim=dim)
+
+
+@dataclass(frozen=True)
+class Split:
+    """`config` is the rank's own model; `cuts` its divided parameters, the others are whole; `absent` are those that
+    it does not have."""
+
+    rank: int
+    size: int
+    config: ModelConfig
+    cuts: Mapping[str, Cut]
+    absent: frozenset[str]
+
+    @property
+    def vocabulary(self) -> Cut:
+        return self.cuts["embed.weight"]
+
+
+def split(config: ModelConfig, rank: int, size: int) -> Split:
+    vocabulary = _vocabulary(config.vocab_size, rank, size)
+    cuts = {"embed.weight": vocabulary, "head.out.weight": vocabulary}
+    layers, summed = [], []
+    for i, layer in enumerate(config.layers):
+        own, of_layer = _layer(layer, rank, size)
+        layers.append(own)
+        cuts |= {f"layers.{i}.{name}": cut for name, cut in of_layer.items()}
+        summed += [f"layers.{i}.{name}" for name in _summed_biases(layer)]
+    own_config = replace(config, vocab_size=len(vocabulary), layers=tuple(layers))
+    return Split(rank, size, own_config, cuts, frozenset(summed if rank else ()))
+
+
+@dataclass(frozen=True)
+class Heads:
+    """A rank's query heads and the key heads they look at. Where there are fewer key heads than ranks, `sharers` ranks
+    have the same one, each with a part of its query heads."""
+
+    queries: Cut
+    keys: Cut
+    sharers: int
+
+
+def heads_of(num_heads: int, num_kv_heads: int, rank: int, size: int) -> Heads:
+    _check_divisible(num_heads, size, "attention heads")
+    group = num_heads // num_kv_heads
+    if num_kv_heads >= size:
+        keys = _even(num_kv_heads, rank, size)
+        return Heads(keys.times(group), keys, 1)
+    key = rank * num_kv_heads // size
+    sharing = [each for each in range(size) if each * num_kv_heads // size == key]
+    part = _even(group, rank - sharing[0], len(sharing))
+    first = key * group
+    return Heads(Cut(0, first + part.start, first + part.stop), Cut(0, key, key + 1), len(sharing))
+
+
+def _layer(layer: Layer, rank: int, size: int) -> tuple[Layer, dict[str, Cut]]:
+    attention: Gqa | Mla
+    mlp: Dense | Moe
+    if isinstance(layer.attention, Gqa):
+        attention, of_attention = _gqa(layer.attention, rank, size)
+    else:
+        attention, of_attention = _mla(layer.attention, rank, size)
+    if isinstance(layer.mlp, Moe):
+        mlp, of_mlp = _moe(layer.mlp, rank, size)
+    else:
+        mlp, of_mlp = _dense(layer.mlp, rank, size)
+    cuts = {f"attention.{name}": cut for name, cut in of_attention.items()}
+    cuts |= {f"mlp.{name}": cut for name, cut in of_mlp.items()}
+    return replace(layer, attention=attention, mlp=mlp), cuts
+
+
+def _gqa(part: Gqa, rank: int, size: int) -> tuple[Gqa, dict[str, Cut]]:
+    heads = heads_of(part.num_heads, part.num_kv_heads, rank, size)
+    queries, keys = heads.queries.times(part.head_dim), heads.keys.times(part.head_dim)
+    cuts = _rows("q", queries) | _rows("k", keys) | _rows("v", keys) | {"o.weight": queries.along(1)}
+    cuts["sinks"] = heads.queries
+    if part.qk_norm == "full":
+        cuts |= {"q_norm.weight": queries, "k_norm.weight": keys}
+    return replace(part, num_heads=len(heads.queries), num_kv_heads=len(heads.keys)), cuts
+
+
+def _mla(part: Mla, rank: int, size: int) -> tuple[Mla, dict[str, Cut]]:
+    _check_divisible(part.num_heads, size, "attention heads")
+    heads = _even(part.num_heads, rank, size)
+    queries = heads.times(part.head_dim)
+    cuts = _rows("q", queries) | _rows("q_up", queries)
+    cuts |= _rows("kv_up", heads.times(part.nope_dim + part.value_dim))
+    cuts["o.weight"] = heads.times(part.value_dim).along(1)
+    return replace(part, num_heads=len(heads)), cuts
+
+
+def _dense(part: Dense, rank: int, size: int) -> tuple[Dense, dict[str, Cut]]:
+    _check_divisible(part.intermediate, size, "feed-forward neurons")
+    inner = _even(part.intermediate, rank, size)
+    cuts = _rows("gate", inner) | _rows("up", inner) | {"down.weight": inner.along(1)}
+    return replace(part, intermediate=len(inner)), cuts
+
+
+def _moe(part: Moe, rank: int, size: int) -> tuple[Moe, dict[str, Cut]]:
+    """Every rank has a part of every expert, so that which of them are chosen does not matter to the balance."""
+    _check_divisible(part.intermediate, size, "neurons in an expert")
+    inner = _even(part.intermediate, rank, size).along(1)
+    names = ("gate", "up", "gate_bias", "up_bias")
+    cuts = {f"experts.{name}": inner for name in names} | {"experts.down": inner.along(2)}
+    shared = part.shared
+    if shared is not None:
+        shared, of_shared = _dense(shared, rank, size)
+        cuts |= {f"shared.{name}": cut for name, cut in of_shared.items()}
+    return replace(part, intermediate=len(inner), shared=shared), cuts
+
+
+def _summed_biases(layer: Layer) -> Iterator[str]:
+    """The biases that would be added once for each rank."""
+    yield "attention.o.bias"
+    if isinstance(layer.mlp, Moe):
+        yield from ("mlp.experts.down_bias", "mlp.shared.down.bias")
+    else:
+        yield "mlp.down.bias"
+
+
+def _rows(name: str, cut: Cut) -> dict[str, Cut]:
+    return {f"{name}.weight": cut, f"{name}.bias": cut}
+
+
+def _even(count: int, rank: int, size: int) -> Cut:
+    return Cut(0, count * rank // size, count * (rank + 1) // size)
+
+
+def _vocabulary(count: int, rank: int, size: int) -> Cut:
+    """Equal parts but for the last: then gathered logits need no reordering."""
+    part = -(-count // size)
+    if part * (size - 1) >= count:
+        raise _too_many(count, size, "tokens in its vocabulary")
+    return Cut(0, rank * part, min((rank + 1) * part, count))
+
+
+def _check_divisible(count: int, size: int, what: str) -> None:
+    if count < size:
+        raise _too_many(count, size, what)
+
+
+def _too_many(count: int, size: int, what: str) -> ConfigError:
+    return ConfigError(
+        f"tensor_parallel is {size}, but the model has only {count} {what}, too few to divide among that many ranks. "
+        "Lower tensor_parallel.",
+        param="tensor_parallel",
+    )
