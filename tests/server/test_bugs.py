@@ -2,9 +2,18 @@
 
 import asyncio
 import logging
+import threading
 
 import httpx
 import pytest
+
+from rondo.base.errors import Unavailable
+from rondo.cli.serve import serve
+from rondo.cli.tree import RondoConfig
+from rondo.engine.config import EngineConfig
+from rondo.server.config import ServerConfig
+from rondo.server.load import load_app
+from rondo.server.run import bind, run_server, url_of
 
 BUG = {
     "error": {
@@ -72,3 +81,33 @@ def test_events_hold_no_separators_that_clients_split_at():
     from rondo.server.http import event_of
 
     assert event_of({"text": "a\u2028b\u0085c\u2029"}).isascii()
+
+
+def test_a_server_whose_engine_failed_answers_why_and_ends(model_folder, monkeypatch):
+    """What started it can start it again."""
+    listener = bind("127.0.0.1", 0)
+    url = url_of(listener)
+    listener.close()
+    loaded = load_app(model_folder, EngineConfig(), ServerConfig(port=0))
+    engine = loaded[1]
+    lost = Unavailable("rank 1 is gone.", code="engine_failed")
+
+    def breaks(plan):
+        raise lost
+
+    monkeypatch.setattr(engine.core.runner, "run", breaks)
+    monkeypatch.setattr("rondo.server.load.load_app", lambda *arguments: loaded)
+    tree = RondoConfig(server=ServerConfig(port=int(url.rpartition(":")[2])))
+    answers = []
+
+    def ask():
+        answers.append(httpx.post(url + "/v1/completions", json=BODY | {"model": model_folder.name}))
+
+    def when_ready(server, listener, on_start):
+        run_server(server, listener, threading.Thread(target=ask).start)
+
+    monkeypatch.setattr("rondo.server.run.run_server", when_ready)
+    with pytest.raises(Unavailable, match="rank 1 is gone"):
+        serve(model_folder, tree)
+    assert answers[0].status_code == 503
+    assert answers[0].json()["error"]["message"] == "rank 1 is gone."

@@ -66,6 +66,8 @@ def _serve(model: str | Path, tree: RondoConfig, listener: socket.socket, url: s
 
     try:
         run_server(make_server(app, tree.server, engine), listener, on_start)
+        if engine.failed and engine.failure is not None:
+            raise engine.failure
     finally:
         engine.stop()
     return 0

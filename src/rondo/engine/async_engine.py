@@ -42,15 +42,22 @@ class AsyncEngine:
         self._draining = False
         self._stopping = False
         self._ended = False
+        self._broken: RondoError | None = None
         self._failure: RondoError | None = None
         self._idle_waiters: list[Future[None]] = []
         self._thread = threading.Thread(target=self._run, name="rondo-engine", daemon=True)
         self._thread.start()
+        core.watch(self._break)
 
     @property
     def failure(self) -> RondoError | None:
         """Why the engine cannot serve any more; None while it can."""
         return self._failure
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended otherwise than by being stopped."""
+        return self._failure is not None and self._failure.code != "shutting_down"
 
     @property
     def ready(self) -> bool:
@@ -157,6 +164,7 @@ class AsyncEngine:
             self._stopping = True
             self._condition.notify()
         self._thread.join(timeout=60)
+        self.core.close()
 
     def _check_open(self, request: GenerateRequest) -> None:
         if self._failure is not None:
@@ -196,6 +204,12 @@ class AsyncEngine:
                 return
         command()
 
+    def _break(self, error: RondoError) -> None:
+        """From any thread: the engine cannot go on."""
+        with self._condition:
+            self._broken = error
+            self._condition.notify()
+
     # From here on: in the engine's thread.
 
     def _run(self) -> None:
@@ -205,6 +219,9 @@ class AsyncEngine:
                 self._take_commands()
                 if self._lifecycle.can_step:
                     self._step()
+        except Unavailable as lost:
+            log.exception("the engine failed")
+            error = lost
         except Exception:
             log.exception("the engine failed")
             error = Unavailable("the engine failed; its log says why. Restart it.", code="engine_failed")
@@ -226,8 +243,16 @@ class AsyncEngine:
 
     def _take_commands(self) -> None:
         with self._condition:
-            while not (self._inbox or self._lifecycle.can_step or self._stopping or self._waiters_are_due()):
+            while not (
+                self._inbox
+                or self._broken
+                or self._lifecycle.can_step
+                or self._stopping
+                or self._waiters_are_due()
+            ):
                 self._condition.wait()
+        if self._broken is not None:
+            raise self._broken
         # One by one: should one fail, those behind it are still answered.
         for _ in range(len(self._inbox)):
             self._inbox.popleft()()

@@ -34,6 +34,12 @@ class EngineConfig(Section):
         "auto", description="Of the KV cache; the weights' by default."
     )
     device: str = Field("auto", description="cpu, cuda, cuda:1, ...; auto takes a GPU if there is one.")
+    tensor_parallel: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="Processes, each with a slice of the model: a GPU each, or parts of one CPU.",
+    )
     threads: int | None = Field(None, ge=1, description="CPU threads of one step; all cores by default.")
     speculation: Literal["off", "ngram", "draft"] = Field(
         "off", description="Guess next tokens: from the request's own text, or with draft_model."

@@ -65,7 +65,7 @@ class EngineCore:
             per_block += block_bytes(
                 draft.attention_specs(), config.block_size, kv_dtype(config, draft.dtype)
             )
-        num_blocks = choose_num_blocks(config, per_block, self.max_model_len, model.device)
+        num_blocks = self._agree(choose_num_blocks(config, per_block, self.max_model_len, model.device))
         self.pool = BlockPool(num_blocks, config.block_size, config.prefix_cache)
         self.scheduler = Scheduler(
             self.pool, config.max_num_seqs, config.max_step_tokens, config.max_queued, config.batching
@@ -168,6 +168,13 @@ class EngineCore:
         self.speculation.observe(plan, step.extra, self._clock() - started)
         return step
 
+    def hold(self) -> None:
+        """What has begun goes on; the others wait until `release`."""
+        self.scheduler.hold()
+
+    def release(self) -> None:
+        self.scheduler.release()
+
     def start_weight_update(self) -> None:
         """The caller may now write to the model's tensors. Requests stay where they are."""
         if self.updating:
@@ -217,6 +224,19 @@ class EngineCore:
     def reset_prefix_cache(self) -> None:
         self.pool.forget()
 
+    def watch(self, fail: Callable[[RondoError], None]) -> None:
+        """`fail` is called, from whatever thread, once the engine cannot go on for a reason outside its steps."""
+
+    def close(self) -> None:
+        """Gives back what is not of this process."""
+
+    def _agree(self, num_blocks: int) -> int:
+        """The number of KV blocks, where it is not this process's alone to choose."""
+        return num_blocks
+
+    def _compute(self, plan: Plan) -> StepResult:
+        return self.runner.run(plan)
+
     def _check(self, request: GenerateRequest, prompt: list[int]) -> None:
         if request.id in self._requests:
             raise Conflict(f"a request with the id {request.id!r} is running already.", param="id")
@@ -258,7 +278,7 @@ class EngineCore:
     def _run(self, plan: Plan) -> Step:
         if plan.empty:
             return NOTHING
-        result = self.runner.run(plan)
+        result = self._compute(plan)
         self.scheduler.commit(plan)
         return self._advance(plan, result)
 

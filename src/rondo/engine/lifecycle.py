@@ -62,7 +62,7 @@ class Lifecycle:
                 "requests are stopped in the middle and cannot finish: resume or wake the engine, or finish the "
                 "weight update, before a pause that waits; or pause with 'abort'."
             )
-        scheduler.hold()
+        self.core.hold()
         self._holds.append(hold)
 
     def give_up(self, hold: Hold, undo: Callable[[], None]) -> None:
@@ -70,18 +70,18 @@ class Lifecycle:
         if hold in self._holds:
             self._holds.remove(hold)
             if not self._holds:
-                self.core.scheduler.release()
+                self.core.release()
         elif hold.waiter.done() and not hold.waiter.cancelled() and hold.waiter.exception() is None:
             undo()
 
     def settle_holds(self) -> None:
-        self.core.scheduler.release()
+        self.core.release()
         holds, self._holds = self._holds, []
         for hold in holds:
             answer(hold.waiter, hold.then)
 
     def end_holds(self, error: RondoError) -> None:
-        self.core.scheduler.release()
+        self.core.release()
         settle([hold.waiter for hold in self._holds], error)
         self._holds = []
 

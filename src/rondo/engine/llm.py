@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-import torch
 from pydantic import ValidationError
 
-from rondo.base.errors import InvalidRequest
+from rondo.base.errors import ConfigError, InvalidRequest
 from rondo.base.ids import new_id
 from rondo.client.openai import Message
 from rondo.client.types import CompletionOutput, GenerateRequest, RequestOutput, SamplingParams
 from rondo.engine.config import EngineConfig
 from rondo.engine.core import EngineCore
+from rondo.engine.load import load_core
 from rondo.engine.output import SampleReader, TextSource
 from rondo.engine.request import Request
-from rondo.engine.sleep import Reload
 from rondo.engine.speculate.make import check_tokenizer
-from rondo.models import Decoder, load
+from rondo.models import Decoder
 from rondo.models.store import resolve
 from rondo.text.tokenizer import Tokenizer
 
@@ -45,20 +43,18 @@ class LLM:
         weight_version: int = 0,
     ) -> None:
         self.config = config = config or EngineConfig()
-        read: Reload | None = None
-        if not isinstance(model, Decoder):
-            path = resolve(model)
-            read = partial(load, path, torch_dtype(config.dtype), pick_device(config.device))
-            model = read()
-            if tokenizer is None:
-                own = Tokenizer.load(path)
-                check_tokenizer(config, own)
-                tokenizer = cast(TextSource, own)
-                eos_ids = own.eos_ids if eos_ids is None else eos_ids
+        if isinstance(model, Decoder):
+            _check_whole(config)
+            self.tokenizer = tokenizer
+            self.core = EngineCore(model, config, _given(eos_ids, tokenizer), weight_version)
+            return
+        path = resolve(model)
+        if tokenizer is None:
+            own = Tokenizer.load(path)
+            check_tokenizer(config, own)
+            tokenizer = cast(TextSource, own)
         self.tokenizer = tokenizer
-        if eos_ids is None:
-            eos_ids = getattr(tokenizer, "eos_ids", None) or model.config.eos_ids
-        self.core = EngineCore(model, config, tuple(eos_ids), weight_version, reload=read)
+        self.core = load_core(path, config, _given(eos_ids, tokenizer), weight_version)
 
     @property
     def weight_version(self) -> int:
@@ -126,6 +122,10 @@ class LLM:
     def wake_up(self, tags: Sequence[str] | None = None) -> None:
         """`tags` are "weights" and "kv_cache", both by default."""
         self.core.wake(tags)
+
+    def close(self) -> None:
+        """Ends the processes that hold the model with this one, where there are some; the object's end does it too."""
+        self.core.close()
 
     def start_weight_update(self) -> None:
         self.core.start_weight_update()
@@ -212,6 +212,22 @@ class LLM:
         return params
 
 
+def _check_whole(config: EngineConfig) -> None:
+    if config.tensor_parallel > 1:
+        raise ConfigError(
+            f"tensor_parallel is {config.tensor_parallel}, but the model is in this process already, and whole. "
+            "Set it to 1, or give the model's folder.",
+            param="tensor_parallel",
+        )
+
+
+def _given(eos_ids: Sequence[int] | None, tokenizer: TextSource | None) -> tuple[int, ...] | None:
+    """The tokens that end an answer, if the model need not be asked."""
+    if eos_ids is not None:
+        return tuple(eos_ids)
+    return tuple(getattr(tokenizer, "eos_ids", None) or ()) or None
+
+
 def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or several -> several."""
     if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
@@ -248,13 +264,3 @@ def _not_messages(given: object) -> InvalidRequest:
         f"lists; got {shown if len(shown) <= 80 else shown[:77] + '...'}.",
         param="messages",
     )
-
-
-def torch_dtype(name: str) -> torch.dtype | None:
-    return None if name == "auto" else cast(torch.dtype, getattr(torch, name))
-
-
-def pick_device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(name)

@@ -115,6 +115,9 @@ class Decoder(nn.Module):
 
         return list(family_of(self.config.family).slots(self.config))
 
+    def check_whole(self) -> None:
+        """Raises where this is only a part of a model, which cannot be exported."""
+
     def to_hf(self) -> Iterator[tuple[str, Tensor]]:
         """Hugging Face names and tensors: views of the parameters where the layout allows, else copies."""
         from rondo.models.mapping import to_hf

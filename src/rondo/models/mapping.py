@@ -85,6 +85,7 @@ class Outgoing:
 
 def outgoing(model: "Decoder") -> list[Outgoing]:
     """What a checkpoint of this model holds."""
+    model.check_whole()
     parameters = {
         name: parameter.detach() for name, parameter in model.named_parameters(remove_duplicate=False)
     }

@@ -1,4 +1,4 @@
-"""The ranks that hold one model together, and the two things they do with each other: add and gather."""
+"""The ranks that hold one model together, and what they do with each other: add, gather and agree."""
 
 from __future__ import annotations
 
@@ -7,16 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
+import torch.distributed
 from torch import Tensor
+
+dist: Any = torch.distributed
+"""Its types are incomplete."""
 
 
 class Group:
     """A process group of its own: it is not torch's default one, which belongs to whoever trains in this process."""
 
-    def __init__(self, backend: Any, rank: int, size: int) -> None:
+    def __init__(self, backend: Any, rank: int, size: int, device: torch.device) -> None:
         self.rank = rank
         self.size = size
+        self.device = device
         self._backend = backend
 
     def add(self, x: Tensor) -> Tensor:
@@ -35,9 +39,17 @@ class Group:
         *full, last = parts.view(self.size, rows, part).unbind()
         return torch.cat([*full, last[:, : whole - part * (self.size - 1)]], dim=-1)
 
+    def least(self, number: int) -> int:
+        """The smallest of the ranks' numbers."""
+        least = torch.tensor([number], device=self.device)
+        options = dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp.MIN
+        self._backend.allreduce([least], options).wait()
+        return int(least)
+
     def abort(self) -> None:
         """Ends what waits for a rank that will not come. On a CPU its closed connection does."""
-        if isinstance(self._backend, getattr(dist, "ProcessGroupNCCL", ())):
+        if self.device.type == "cuda":
             self._backend.abort()
 
 
@@ -47,10 +59,10 @@ def connect(meeting: Path, rank: int, size: int, device: torch.device, seconds: 
     store = dist.FileStore(str(meeting), size)
     store.set_timeout(timedelta(seconds=seconds))
     make = _nccl if device.type == "cuda" else _gloo
-    return Group(make(store, rank, size, timedelta(seconds=seconds)), rank, size)
+    return Group(make(store, rank, size, timedelta(seconds=seconds)), rank, size, device)
 
 
-def _gloo(store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:
+def _gloo(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     options = dist.ProcessGroupGloo._Options()
     # By default it listens on whatever address the host's name has.
     options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
@@ -58,7 +70,7 @@ def _gloo(store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:
     return dist.ProcessGroupGloo(store, rank, size, options)
 
 
-def _nccl(store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:
+def _nccl(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timeout
     return dist.ProcessGroupNCCL(store, rank, size, options)

@@ -1,24 +1,16 @@
-"""A rank's slice of a checkpoint: the model's own mapping, each piece narrowed to the part that the rank has.
-
-Rows of a stored tensor stay views of the mapped file; columns are copied. Nothing else is read.
-"""
+"""A rank's slice of a checkpoint. Rows of a stored tensor are views of the mapped file, columns are copied, and nothing
+else is read."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
-from types import EllipsisType
 
 import torch
-from torch import Tensor
 
-from rondo.models import build, parse, read_config
+from rondo.models import parse, read_config
 from rondo.models.checkpoint import Progress, fill
-from rondo.models.mapping import Piece, Region, Slot, slots
 from rondo.parallel.group import Group
 from rondo.parallel.shard import Shard
-from rondo.parallel.split import Cut, Split
 
 
 def load(
@@ -30,45 +22,7 @@ def load(
 ) -> Shard:
     """As `rondo.models.load`, for one rank of a group."""
     folder = Path(folder)
-    config = parse(read_config(folder))
-    whole = build(config)
     with torch.device("meta"):
-        model = Shard(config, group)
-    parameters = dict(whole.named_parameters(remove_duplicate=False))
-    fill(model, narrowed(slots(whole), parameters, model.split), folder, dtype, device, progress)
+        model = Shard(parse(read_config(folder)), group)
+    fill(model, model.slots(), folder, dtype, device, progress)
     return model
-
-
-def narrowed(table: list[Slot], whole: Mapping[str, Tensor], split: Split) -> list[Slot]:
-    """The same stored tensors, of which a rank takes its own regions, or none."""
-    return [_narrow_slot(slot, slot.shape_for(whole), split) for slot in table]
-
-
-def _narrow_slot(slot: Slot, shape: tuple[int, ...], split: Split) -> Slot:
-    pieces = [piece for piece in slot.pieces if piece.param not in split.absent]
-    own = [
-        _narrow(piece, shape, split.cuts[piece.param]) if piece.param in split.cuts else piece
-        for piece in pieces
-    ]
-    return Slot(slot.name, tuple(own), shape)
-
-
-def _narrow(piece: Piece, shape: tuple[int, ...], cut: Cut) -> Piece:
-    """`cut` is along an axis of our parameter; the region is in their tensor, perhaps transposed, perhaps one expert."""
-    dim = cut.dim if piece.at is None else cut.dim - 1
-    if piece.transposed:
-        last = len(shape) - 1
-        dim = {last: last - 1, last - 1: last}.get(dim, dim)
-    places = _places(piece.into or (...,), shape)
-    places[dim] = places[dim][cut.start : cut.stop]
-    return replace(piece, into=tuple(slice(each.start, each.stop, each.step) for each in places))
-
-
-def _places(region: Region, shape: tuple[int, ...]) -> list[range]:
-    """For each axis of a tensor, the places that the region takes."""
-    missing = len(shape) - sum(not isinstance(each, EllipsisType) for each in region)
-    slices: list[slice] = []
-    for each in region:
-        slices += [slice(None)] * missing if isinstance(each, EllipsisType) else [each]
-    slices += [slice(None)] * (len(shape) - len(slices))
-    return [range(size)[each] for size, each in zip(shape, slices, strict=True)]

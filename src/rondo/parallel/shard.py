@@ -9,19 +9,20 @@ import torch
 from torch import Tensor, nn
 
 from rondo.base.errors import ConfigError
-from rondo.models import Decoder, ModelConfig
+from rondo.models import Decoder, ModelConfig, build
 from rondo.models.architecture import Gqa
 from rondo.models.decoder import DecoderLayer, Embed
 from rondo.models.mapping import Slot
 from rondo.models.parts import GqaAttention, Linear, Norm
 from rondo.parallel.group import Group
 from rondo.parallel.split import Split, heads_of, split
+from rondo.parallel.table import narrowed
 
 
 class Shard(Decoder):
     """Every rank gives the whole logits for the same tokens. It serves: gradients do not cross the ranks.
 
-    `config` is that of the whole model. Sums are taken by hooks, one for each half layer, so the parts stay as they are.
+    `config` is that of the whole model. Hooks take the sums, one for each half layer, so the parts stay as they are.
     """
 
     def __init__(self, config: ModelConfig, group: Group) -> None:
@@ -33,7 +34,8 @@ class Shard(Decoder):
         self.head.out = SplitHead(config, own, group)
         for layer, whole in zip(self.layers, config.layers):
             assert isinstance(layer, DecoderLayer)
-            if isinstance(whole.attention, Gqa) and whole.attention.qk_norm == "full":
+            if isinstance(layer.attention, GqaAttention) and layer.attention.part.qk_norm == "full":
+                assert isinstance(whole.attention, Gqa)
                 _split_norms(layer.attention, whole.attention, group)
             for half in (layer.attention, layer.mlp):
                 half.register_forward_hook(_adds(group))
@@ -43,9 +45,14 @@ class Shard(Decoder):
         self.tie()
 
     def slots(self) -> list[Slot]:
+        """The regions of a whole checkpoint that this rank has."""
+        whole = build(self.config)
+        return narrowed(whole.slots(), dict(whole.named_parameters(remove_duplicate=False)), self.split)
+
+    def check_whole(self) -> None:
         raise ConfigError(
-            f"this is rank {self.split.rank} of {self.split.size} of a model: only a whole model can be exported, or be "
-            "given adapters. Load it without tensor_parallel.",
+            f"this is rank {self.split.rank} of {self.split.size} of a model: only a whole model can be exported. "
+            "Load it without tensor_parallel.",
             param="tensor_parallel",
         )
 

@@ -11,11 +11,9 @@ from starlette.types import ASGIApp
 from rondo.base import metrics
 from rondo.engine.async_engine import AsyncEngine
 from rondo.engine.config import EngineConfig
-from rondo.engine.core import EngineCore
-from rondo.engine.llm import pick_device, torch_dtype
+from rondo.engine.load import load_core
 from rondo.engine.output import TextSource
 from rondo.engine.speculate.make import check_tokenizer
-from rondo.models import Decoder, load
 from rondo.models.store import resolve
 from rondo.server.app import create_app
 from rondo.server.config import ServerConfig
@@ -32,12 +30,7 @@ def load_app(
         torch.set_num_threads(engine.threads)
     tokenizer = Tokenizer.load(folder)
     check_tokenizer(engine, tokenizer)
-
-    def read() -> Decoder:
-        return load(folder, dtype=torch_dtype(engine.dtype), device=pick_device(engine.device)).eval()
-
-    decoder = read()
-    core = EngineCore(decoder, engine, tokenizer.eos_ids or decoder.config.eos_ids, reload=read)
+    core = load_core(folder, engine, tokenizer.eos_ids or None)
     running = AsyncEngine(core, cast(TextSource, tokenizer), model_name=name)
     metrics.registry.register(running.metrics)
     aliases = () if server.served_model_name else (str(model),)

@@ -79,6 +79,12 @@ class _Server(uvicorn.Server):
             for number in handled:
                 loop.remove_signal_handler(number)
 
+    async def on_tick(self, counter: int) -> bool:
+        """An engine that failed stays so: the process ends, and whoever started it can start it again."""
+        if self.engine is not None and self.engine.failed and self._draining is None:
+            self.should_exit = True
+        return await super().on_tick(counter)
+
     def _on_signal(self, number: int) -> None:
         if self._draining is None:
             self._draining = asyncio.create_task(self._drain())

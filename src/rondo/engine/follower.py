@@ -1,0 +1,72 @@
+"""A rank other than 0: does what rank 0 did, in the same order, and so computes the same steps."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import socket
+import threading
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rondo.base.threads import yield_soon
+from rondo.engine.channel import Channel
+
+if TYPE_CHECKING:
+    from rondo.engine.ranks import Setup
+
+
+def main(channel_fd: int, lifeline: int) -> None:
+    # They are for rank 0, which may still have requests to finish.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    # What there is to say rank 0 says.
+    logging.getLogger("rondo").addHandler(logging.NullHandler())
+    logging.getLogger("rondo").propagate = False
+    yield_soon()
+    channel = Channel(socket.socket(fileno=channel_fd))
+    setup: Setup = channel.receive()
+    threading.Thread(target=_end_with_parent, args=(lifeline, setup.meeting.parent), daemon=True).start()
+    code = 0
+    try:
+        _serve(channel, setup)
+    except EOFError:
+        pass
+    except BaseException as error:
+        code = 1
+        _report(channel, error)
+    # Not through the interpreter's end, which would wait for threads of a broken group.
+    os._exit(code)
+
+
+def _end_with_parent(lifeline: int, meeting: Path) -> None:
+    """Even in the middle of a step, where the other ranks would be waited for."""
+    os.read(lifeline, 1)
+    shutil.rmtree(meeting, ignore_errors=True)
+    os._exit(0)
+
+
+def _report(channel: Channel, error: BaseException) -> None:
+    from rondo.engine.ranks import Report
+
+    said = str(error).strip().partition("\n")[0] or type(error).__name__
+    with contextlib.suppress(OSError):
+        channel.send(Report(said, traceback.format_exc()), 5.0)
+
+
+def _serve(channel: Channel, setup: Setup) -> None:
+    from rondo.engine.ranks import Report
+    from rondo.engine.tp import Follower, load_shard
+
+    channel.send(Report())
+    model, group = load_shard(setup)
+    channel.send(Report())
+    # All are there: from here on none may be much later than another.
+    channel.receive()
+    core = Follower(model, group, setup)
+    while True:
+        core.follow(channel.receive())
