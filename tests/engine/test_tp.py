@@ -167,6 +167,17 @@ def test_all_ranks_sleep_and_wake(one, two, level):
     ]
 
 
+def test_what_is_done_while_nothing_runs_does_not_pile_up(two):
+    request = GenerateRequest("comes and goes", [5, 6, 7], SamplingParams(detokenize=False))
+    for _ in range(300):
+        two.core.add(request)
+        two.core.abort(request.id)
+    assert len(two.core._told) <= 256
+    while two.core.has_work:
+        two.core.step()
+    assert two.generate([[5, 6, 7]], request.sampling)[0].outputs[0].token_ids
+
+
 def test_weights_are_not_updated_in_place(two):
     with pytest.raises(ConfigError, match="tensor_parallel"):
         two.start_weight_update()

@@ -218,9 +218,9 @@ class Leader(RankCore):
     def _tell(self, name: str, *args: Any) -> None:
         if self.ranks.lost is not None:
             return
-        self._told.append((name, args))
-        if len(self._told) >= MOST_HELD and name != "step":
+        if len(self._told) >= MOST_HELD:
             self._send(None)
+        self._told.append((name, args))
 
     def _send(self, plan: int | None) -> None:
         told, self._told = self._told, []
