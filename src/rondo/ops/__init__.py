@@ -6,6 +6,7 @@ from rondo.ops.linear import linear
 from rondo.ops.logprobs import token_logprobs
 from rondo.ops.moe import ExpertWeights, RouterSpec, grouped_experts, route
 from rondo.ops.native import paged_decode as _native_paged_decode  # noqa: F401 registers itself
+from rondo.ops.native import pointwise as _native_pointwise  # noqa: F401 registers itself
 from rondo.ops.norm import rms_norm
 from rondo.ops.paged_attention import DecodeStep, paged_decode
 from rondo.ops.pages import Pages

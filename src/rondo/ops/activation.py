@@ -4,10 +4,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rondo.ops.dispatch import Op
+
 SWIGLU_LIMIT = 7.0
 SWIGLU_ALPHA = 1.702
 
 
+@Op
 def gated(kind: str, gate: Tensor, up: Tensor) -> Tensor:
     """activation(gate) * up, for `silu`, `gelu_tanh`, `gelu` and gpt-oss's `clamped_swiglu`."""
     if kind == "silu":

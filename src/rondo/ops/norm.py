@@ -3,7 +3,10 @@
 import torch.nn.functional as F
 from torch import Tensor
 
+from rondo.ops.dispatch import Op
 
+
+@Op
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
     """x / rms(x) * (weight + offset) over the last axis; statistics in fp32 whatever the dtype of x.
 

@@ -12,6 +12,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from rondo.ops.dispatch import Op
+
 RopeKind = Literal["default", "linear", "dynamic", "yarn", "llama3", "longrope"]
 
 
@@ -55,6 +57,7 @@ def rope_tables(
     return cos[:, None, :].to(dtype), sin[:, None, :].to(dtype)
 
 
+@Op
 def rotate(spec: RopeSpec, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate the first `spec.dim` dimensions of x [T, heads, D]; the rest pass through.
 

@@ -1,0 +1,132 @@
+/* The small operations between matrix products, each in one pass over its rows: RMSNorm, SwiGLU and rotation, with
+ * their backward passes. Numbers are read and written as fp32 or bf16 and computed in fp32.
+ *
+ * A row's arithmetic depends on the row alone, and sums over rows are made in blocks of a fixed size, so results change
+ * neither with the batch nor with the number of threads.
+ */
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#define ALWAYS_INLINE static inline __attribute__((always_inline))
+#define PARALLEL _Pragma("omp parallel for schedule(static) num_threads(threads) if (threads > 1)")
+#define IN(T) const T *restrict
+#define OUT(T) T *restrict
+#define STRIDE 4096 /* numbers of an elementwise operation that one task does */
+
+ALWAYS_INLINE float from_float(float x) { return x; }
+ALWAYS_INLINE float to_float(float x) { return x; }
+
+ALWAYS_INLINE float from_bf16(uint16_t x) {
+    union { uint32_t i; float f; } u = {(uint32_t)x << 16};
+    return u.f;
+}
+
+ALWAYS_INLINE uint16_t to_bf16(float x) {
+    union { float f; uint32_t i; } u = {x};
+    if (x != x) return 0x7fc0;
+    return (uint16_t)((u.i + 0x7fff + ((u.i >> 16) & 1)) >> 16);
+}
+
+/* Cephes' expf without its special cases, for arguments that are not above 0. */
+ALWAYS_INLINE float exp_neg(float x) {
+    x = x < -87.0f ? -87.0f : x;
+    float n = floorf(x * 1.44269504088896341f + 0.5f);
+    float r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    float p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    union { int32_t i; float f; } power = {((int32_t)n + 127) << 23};
+    return p * power.f;
+}
+
+ALWAYS_INLINE float sigmoid(float x) {
+    const float e = exp_neg(x < 0 ? x : -x);
+    const float y = (x < 0 ? e : 1.0f) / (1.0f + e);
+    return x == x ? y : x;
+}
+
+#define DEFINE(TYPE, T, LOAD, STORE)                                                                                   \
+    void rms_norm_##TYPE(IN(T) x, IN(T) weight, OUT(T) out, OUT(float) inverse, int64_t rows, int64_t n, float eps,    \
+                         float offset, int64_t threads) {                                                              \
+        PARALLEL for (int64_t row = 0; row < rows; row++) {                                                            \
+            const T *restrict from = x + row * n;                                                                      \
+            T *restrict to = out + row * n;                                                                            \
+            float total = 0;                                                                                           \
+            for (int64_t i = 0; i < n; i++) total += LOAD(from[i]) * LOAD(from[i]);                                    \
+            const float scale = 1.0f / sqrtf(total / n + eps);                                                         \
+            for (int64_t i = 0; i < n; i++) to[i] = STORE(LOAD(from[i]) * scale * (LOAD(weight[i]) + offset));         \
+            if (inverse) inverse[row] = scale;                                                                         \
+        }                                                                                                              \
+    }                                                                                                                  \
+                                                                                                                       \
+    /* `partial` [blocks of rows, n] takes each block's part of the weight's gradient. */                              \
+    void rms_norm_backward_##TYPE(IN(T) grad, IN(T) x, IN(T) weight, IN(float) inverse, OUT(T) grad_x,                 \
+                                  OUT(float) partial, int64_t rows, int64_t n, int64_t block, float offset,            \
+                                  int64_t threads) {                                                                   \
+        const int64_t blocks = (rows + block - 1) / block;                                                             \
+        PARALLEL for (int64_t b = 0; b < blocks; b++) {                                                                \
+            float *restrict sums = partial + b * n;                                                                    \
+            memset(sums, 0, n * sizeof(float));                                                                        \
+            const int64_t last = (b + 1) * block < rows ? (b + 1) * block : rows;                                      \
+            for (int64_t row = b * block; row < last; row++) {                                                         \
+                const T *restrict g = grad + row * n, *restrict from = x + row * n;                                    \
+                T *restrict to = grad_x + row * n;                                                                     \
+                const float scale = inverse[row];                                                                      \
+                float dot = 0;                                                                                         \
+                for (int64_t i = 0; i < n; i++) dot += LOAD(g[i]) * (LOAD(weight[i]) + offset) * LOAD(from[i]);        \
+                const float share = dot * scale * scale / n;                                                           \
+                for (int64_t i = 0; i < n; i++) {                                                                      \
+                    const float normed = LOAD(from[i]) * scale;                                                        \
+                    sums[i] += LOAD(g[i]) * normed;                                                                    \
+                    to[i] = STORE(scale * (LOAD(g[i]) * (LOAD(weight[i]) + offset) - LOAD(from[i]) * share));          \
+                }                                                                                                      \
+            }                                                                                                          \
+        }                                                                                                              \
+    }                                                                                                                  \
+                                                                                                                       \
+    void swiglu_##TYPE(IN(T) gate, IN(T) up, OUT(T) out, int64_t n, int64_t threads) {                                 \
+        PARALLEL for (int64_t at = 0; at < n; at += STRIDE) {                                                          \
+            const int64_t last = at + STRIDE < n ? at + STRIDE : n;                                                    \
+            for (int64_t i = at; i < last; i++)                                                                        \
+                out[i] = STORE(LOAD(gate[i]) * sigmoid(LOAD(gate[i])) * LOAD(up[i]));                                  \
+        }                                                                                                              \
+    }                                                                                                                  \
+                                                                                                                       \
+    void swiglu_backward_##TYPE(IN(T) grad, IN(T) gate, IN(T) up, OUT(T) grad_gate, OUT(T) grad_up, int64_t n,         \
+                                int64_t threads) {                                                                     \
+        PARALLEL for (int64_t at = 0; at < n; at += STRIDE) {                                                          \
+            const int64_t last = at + STRIDE < n ? at + STRIDE : n;                                                    \
+            for (int64_t i = at; i < last; i++) {                                                                      \
+                const float g = LOAD(grad[i]), x = LOAD(gate[i]), y = sigmoid(x);                                      \
+                grad_gate[i] = STORE(g * LOAD(up[i]) * y * (1.0f + x * (1.0f - y)));                                   \
+                grad_up[i] = STORE(g * x * y);                                                                         \
+            }                                                                                                          \
+        }                                                                                                              \
+    }                                                                                                                  \
+                                                                                                                       \
+    /* x [tokens, heads, dim], cos and sin [tokens, half]; `sign` -1 turns back. */                                    \
+    void rotate_##TYPE(IN(T) x, IN(T) cos, IN(T) sin, OUT(T) out, int64_t tokens, int64_t heads, int64_t dim,          \
+                       int64_t half, float sign, int64_t threads) {                                                    \
+        PARALLEL for (int64_t t = 0; t < tokens; t++) {                                                                \
+            const T *restrict c = cos + t * half, *restrict s = sin + t * half;                                        \
+            for (int64_t h = 0; h < heads; h++) {                                                                      \
+                const T *restrict from = x + (t * heads + h) * dim;                                                    \
+                T *restrict to = out + (t * heads + h) * dim;                                                          \
+                for (int64_t i = 0; i < half; i++) {                                                                   \
+                    const float first = LOAD(from[i]), second = LOAD(from[half + i]);                                  \
+                    const float cosine = LOAD(c[i]), sine = sign * LOAD(s[i]);                                         \
+                    to[i] = STORE(first * cosine - second * sine);                                                     \
+                    to[half + i] = STORE(second * cosine + first * sine);                                              \
+                }                                                                                                      \
+                for (int64_t i = 2 * half; i < dim; i++) to[i] = from[i];                                              \
+            }                                                                                                          \
+        }                                                                                                              \
+    }
+
+DEFINE(f32, float, from_float, to_float)
+DEFINE(bf16, uint16_t, from_bf16, to_bf16)
