@@ -4,7 +4,9 @@ import asyncio
 import os
 import signal
 import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 from openai import OpenAI
@@ -307,6 +309,29 @@ def test_over_http_and_no_rank_outlives_rank_0(tmp_path):
     finally:
         process.kill()
         process.communicate()
+
+
+def test_a_rank_ends_with_rank_0_even_if_a_fork_of_it_lives_on():
+    """The fork has the ends of all pipes and sockets."""
+    script = """
+import os, time
+from rondo.engine.ranks import Ranks
+ranks = Ranks(2, 60)
+fork = os.fork()
+if fork:
+    print(ranks.others[0].process.pid, ranks.meeting, fork, flush=True)
+time.sleep(60)
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
+        pid, meeting, fork = process.stdout.readline().split()
+        try:
+            assert is_there(int(pid))
+            process.kill()
+            wait_until_gone([int(pid)])
+            assert not Path(meeting).parent.exists()
+        finally:
+            process.kill()
+            os.kill(int(fork), signal.SIGKILL)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import select
 import shutil
 import signal
 import socket
@@ -19,34 +20,40 @@ from rondo.engine.channel import Channel
 if TYPE_CHECKING:
     from rondo.engine.ranks import Setup
 
+LOOK_SECONDS = 1.0
 
-def main(channel_fd: int, lifeline: int) -> None:
-    # They are for rank 0, which may still have requests to finish.
+
+def main(channel: str, lifeline: str, parent: str, meeting: str) -> None:
+    """The ends of a socket and of a pipe, the process that has the others, and the file where the ranks meet."""
+    # Signals are for rank 0, which may still have requests to finish.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     # What there is to say rank 0 says.
     logging.getLogger("rondo").addHandler(logging.NullHandler())
     logging.getLogger("rondo").propagate = False
     yield_soon()
-    channel = Channel(socket.socket(fileno=channel_fd))
-    setup: Setup = channel.receive()
-    threading.Thread(target=_end_with_parent, args=(lifeline, setup.meeting.parent), daemon=True).start()
+    threading.Thread(
+        target=_end_with_parent, args=(int(lifeline), int(parent), Path(meeting)), daemon=True
+    ).start()
+    commands = Channel(socket.socket(fileno=int(channel)))
     code = 0
     try:
-        _serve(channel, setup)
+        _serve(commands, commands.receive())
     except EOFError:
         pass
     except BaseException as error:
         code = 1
-        _report(channel, error)
+        _report(commands, error)
     # Not through the interpreter's end, which would wait for threads of a broken group.
     os._exit(code)
 
 
-def _end_with_parent(lifeline: int, meeting: Path) -> None:
-    """Even in the middle of a step, where the other ranks would be waited for."""
-    os.read(lifeline, 1)
-    shutil.rmtree(meeting, ignore_errors=True)
+def _end_with_parent(lifeline: int, parent: int, meeting: Path) -> None:
+    """Even in the middle of a step, where the other ranks would be waited for. A fork of the parent may hold the pipe
+    open longer than the parent lives."""
+    while not select.select([lifeline], [], [], LOOK_SECONDS)[0] and os.getppid() == parent:
+        pass
+    shutil.rmtree(meeting.parent, ignore_errors=True)
     os._exit(0)
 
 

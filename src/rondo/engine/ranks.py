@@ -35,7 +35,7 @@ MAIN = """
 import json, sys
 sys.path[:] = json.loads(sys.argv.pop())
 from rondo.engine.follower import main
-main(*map(int, sys.argv[1:]))
+main(*sys.argv[1:])
 """
 
 
@@ -64,13 +64,14 @@ class Report:
 class Rank:
     """One of the other processes."""
 
-    def __init__(self, rank: int, lifeline: int) -> None:
+    def __init__(self, rank: int, lifeline: int, meeting: Path) -> None:
         self.rank = rank
         self.stage = 0
         ours, theirs = socket.socketpair()
         self.channel = Channel(ours)
         # It finds the modules that this process finds.
-        arguments = [str(theirs.fileno()), str(lifeline), json.dumps(sys.path)]
+        paths = json.dumps(list(map(str, sys.path)))
+        arguments = [str(theirs.fileno()), str(lifeline), str(os.getpid()), str(meeting), paths]
         # A process group of its own: a Ctrl-C in the terminal is for rank 0, which ends the others when it is done.
         self.process = subprocess.Popen(
             [sys.executable, "-c", MAIN, *arguments],
@@ -103,7 +104,7 @@ class Ranks:
         self._closed = False
         theirs, self._lifeline = os.pipe()
         try:
-            self.others += (Rank(rank, theirs) for rank in range(1, size))
+            self.others += (Rank(rank, theirs, self.meeting) for rank in range(1, size))
         except BaseException:
             self.close()
             raise
