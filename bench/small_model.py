@@ -30,7 +30,8 @@ TEMPLATE = (
 )
 
 
-def write_small_model(folder: Path) -> Path:
+def write_small_model(folder: Path, **changes: Any) -> Path:
+    """`changes` are other values for keys of its `config.json`."""
     rng = random.Random(0)
 
     def word() -> str:
@@ -39,7 +40,7 @@ def write_small_model(folder: Path) -> Path:
     tokenizer = train_bpe(
         (" ".join(word() for _ in range(50)) for _ in range(100)), 512, chat_template=TEMPLATE
     )
-    shape = SHAPE | {"vocab_size": tokenizer.vocab_size, "eos_token_id": tokenizer.eos_ids[0]}
+    shape = SHAPE | {"vocab_size": tokenizer.vocab_size, "eos_token_id": tokenizer.eos_ids[0]} | changes
     save(new(shape, seed=0), folder)
     tokenizer.save(folder)
     return folder

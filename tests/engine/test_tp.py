@@ -169,20 +169,14 @@ def test_all_ranks_sleep_and_wake(one, two, level):
     ]
 
 
-def test_what_is_done_while_nothing_runs_does_not_pile_up(two):
-    request = GenerateRequest("comes and goes", [5, 6, 7], SamplingParams(detokenize=False))
-    for _ in range(300):
-        two.core.add(request)
-        two.core.abort(request.id)
-    assert len(two.core._told) <= 256
-    while two.core.has_work:
-        two.core.step()
-    assert two.generate([[5, 6, 7]], request.sampling)[0].outputs[0].token_ids
-
-
 def test_weights_are_not_updated_in_place(two):
     with pytest.raises(ConfigError, match="tensor_parallel"):
         two.start_weight_update()
+
+
+def test_adapters_are_refused(two):
+    with pytest.raises(ConfigError, match="divided among 2 ranks"):
+        two.load_adapter("x", "anywhere")
 
 
 def test_ranks_that_disagree_end_the_engine(two):
@@ -218,6 +212,7 @@ def test_everything_public_in_the_engine_is_done_on_all_ranks_or_refused():
     reads = {"weight_version", "has_work", "whole", "knows"}
     through_others = {"abort_all"}
     refused = {"start_weight_update", "finish_weight_update", "abort_weight_update"}
+    refused |= {"load_adapter", "unload_adapter"}
     own = {"watch", "close"}
     public = {name for name in vars(EngineCore) if not name.startswith("_")}
     told = {name for name in vars(Leader) if not name.startswith("_")} - own
@@ -339,6 +334,7 @@ time.sleep(60)
     [
         ({"tensor_parallel": 5}, "4 attention heads"),
         ({"tensor_parallel": 2, "device": "cuda:1"}, "CUDA_VISIBLE_DEVICES"),
+        ({"tensor_parallel": 2, "adapters_dir": "anywhere"}, "adapters cannot be served"),
         ({"tensor_parallel": 2, "device": "cuda"}, "there are 0 GPUs"),
     ],
 )

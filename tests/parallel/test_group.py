@@ -30,11 +30,11 @@ def test_the_least_number_counts(ranks):
 def test_a_rank_that_does_not_come_is_waited_for_no_longer_than_was_said(ranks):
     def work(group):
         if group.rank == 1:
-            time.sleep(1.5)
+            time.sleep(3)
             return
         begin = time.monotonic()
         with pytest.raises(RuntimeError, match="Timed out"):
             group.add(torch.ones(4))
-        assert time.monotonic() - begin < 1.4
+        assert time.monotonic() - begin < 2.5
 
-    ranks.run(2, work, seconds=0.5)
+    ranks.run(2, work, seconds=1)

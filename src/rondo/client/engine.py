@@ -27,6 +27,17 @@ class Engine(Protocol):
     async def wake(self, tags: Sequence[str] | None = None) -> None:
         """`tags` are "weights" and "kv_cache", both by default."""
 
+    def adapters(self) -> Sequence[str]:
+        """The names that a request's `adapter` may have."""
+
+    def has_adapter(self, name: str) -> bool: ...
+
+    async def load_adapter(self, name: str, path: str, replace: bool = False) -> None:
+        """Serves the adapter in the folder `path` as `name`; with `replace`, also where the name is taken."""
+
+    async def unload_adapter(self, name: str) -> None:
+        """Requests that have begun with it finish; those that have not end with an error."""
+
     async def start_weight_update(self) -> None:
         """Stops between two steps; nothing is computed until the update is finished."""
 

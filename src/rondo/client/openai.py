@@ -168,6 +168,8 @@ class ModelCard(Wire):
     created: int = 0
     owned_by: str = "rondo"
     max_model_len: int | None = None
+    parent: str | None = None
+    """The base model of an adapter."""
 
 
 class ModelList(Wire):

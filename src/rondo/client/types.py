@@ -115,12 +115,13 @@ def _require(ok: bool, param: str, message: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """One prompt, already token ids. A lower `priority` goes first."""
+    """One prompt, already token ids. A lower `priority` goes first. `adapter` is a name; None is the base alone."""
 
     id: str
     prompt_ids: Sequence[int]
     sampling: SamplingParams = field(default_factory=SamplingParams)
     priority: int = 0
+    adapter: str | None = None
 
 
 @dataclass(slots=True)

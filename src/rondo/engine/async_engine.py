@@ -18,6 +18,8 @@ from rondo.base.errors import InvalidRequest, Overloaded, RondoError, Unavailabl
 from rondo.base.log import get_logger
 from rondo.client.engine import PauseMode
 from rondo.client.types import GenerateRequest, TokenChunk
+from rondo.engine.adapter_loader import AdapterLoader
+from rondo.engine.adapters import LoadedAdapter
 from rondo.engine.core import EngineCore
 from rondo.engine.lifecycle import Hold, Lifecycle
 from rondo.engine.metrics import EngineMetrics
@@ -35,6 +37,7 @@ class AsyncEngine:
         self.core = core
         self.tokenizer = tokenizer
         self.metrics = EngineMetrics(core, model_name)
+        self._loader = AdapterLoader(core.adapters, core.config.max_queued)
         self._streams = Streams()
         self._inbox: deque[Callable[[], None]] = deque()
         self._condition = threading.Condition()
@@ -82,7 +85,8 @@ class AsyncEngine:
         self._check_open(request)
         stream = Stream(asyncio.get_running_loop())
         try:
-            samples = await self._ask(lambda: self._open(request, stream))
+            async with self._loader.holding(request.adapter) as adapter:
+                samples = await self._ask(lambda: self._open(request, stream, adapter))
             readers = [SampleReader(sample, self.tokenizer) for sample in samples]
             while readers:
                 await stream.event.wait()
@@ -134,6 +138,20 @@ class AsyncEngine:
         """`tags` are "weights" and "kv_cache", both by default; requests go on once both are awake."""
         await self._ask(lambda: self.core.wake(tags))
 
+    def adapters(self) -> Sequence[str]:
+        return self.core.adapters.names()
+
+    def has_adapter(self, name: str) -> bool:
+        return name in self.core.adapters
+
+    async def load_adapter(self, name: str, path: str, replace: bool = False) -> None:
+        """Serves the adapter in the folder `path` as `name`. Its files are read beside the steps."""
+        await self._loader.run(lambda: self.core.load_adapter(name, path, replace))
+
+    async def unload_adapter(self, name: str) -> None:
+        """Requests that have begun with it finish; those that have not end with an error."""
+        await self._ask(lambda: self._unload(name))
+
     async def start_weight_update(self) -> None:
         await self._ask(self.core.start_weight_update)
 
@@ -160,6 +178,7 @@ class AsyncEngine:
 
     def stop(self) -> None:
         """Ends the thread; whatever still runs ends as aborted."""
+        self._loader.close()
         with self._condition:
             self._stopping = True
             self._condition.notify()
@@ -264,11 +283,11 @@ class AsyncEngine:
     def _waiters_are_due(self) -> bool:
         return self._lifecycle.hold_is_due or (bool(self._idle_waiters) and not self.core.has_work)
 
-    def _open(self, request: GenerateRequest, stream: Stream) -> list[Request]:
+    def _open(self, request: GenerateRequest, stream: Stream, adapter: LoadedAdapter | None) -> list[Request]:
         if self._failure is not None:
             raise self._failure
         try:
-            samples = self.core.add(request)
+            samples = self.core.add(request, adapter)
         except Overloaded:
             self.metrics.rejected += 1
             raise
@@ -283,6 +302,13 @@ class AsyncEngine:
     def _close(self, request_id: str, index: int | None = None, stopped: bool = False) -> None:
         now = time.monotonic()
         for request in self.core.abort(request_id, index, "stop" if stopped else "abort"):
+            self.metrics.observe_end(request, now)
+            self._streams.wake({request.id})
+            self._forget(request)
+
+    def _unload(self, name: str) -> None:
+        now = time.monotonic()
+        for request in self.core.unload_adapter(name):
             self.metrics.observe_end(request, now)
             self._streams.wake({request.id})
             self._forget(request)
@@ -308,6 +334,7 @@ class AsyncEngine:
     def _fail(self, error: RondoError) -> None:
         """First everybody learns of it: after a bug, the rest of the state may be in any condition."""
         self._failure = error
+        self._loader.close()
         self._streams.fail(error)
         self._lifecycle.end_holds(error)
         settle(self._idle_waiters, None)

@@ -3,8 +3,8 @@
 A block is *used* (someone holds it), *cached* (nobody holds it, but its content is published and can be hit until it
 is evicted, least recently used first) or *free*. The three always add up to the pool.
 
-A published block's identity is a hash chain over (parent, token ids), rooted in the weight version. The hash only
-finds a candidate: a hit compares parent and token ids, so two prompts never share a block by accident.
+A published block's identity is a hash chain over (parent, token ids), rooted in the weight version and the adapter. The
+hash only finds a candidate: a hit compares parent and token ids, so two prompts never share a block by accident.
 """
 
 from __future__ import annotations
@@ -62,8 +62,9 @@ class BlockPool:
                 else:
                     self._cached[block] = None
 
-    def root(self, weight_version: int) -> int:
-        return hash((weight_version,))
+    def root(self, weight_version: int, adapter: int = 0) -> int:
+        """`adapter` is the key of an adapter's content; 0 is the base alone."""
+        return hash((weight_version, adapter))
 
     def extend_keys(self, keys: list[int], root: int, tokens: Sequence[int]) -> None:
         """Brings the chain of block hashes up to the last full block of `tokens`."""

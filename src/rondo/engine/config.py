@@ -52,3 +52,10 @@ class EngineConfig(Section):
         None, description="A small model with the same vocabulary: its name or folder."
     )
     seed: int = Field(0, description="Where requests without a seed of their own get theirs from.")
+    adapters_dir: str | None = Field(
+        None, description="A folder of adapters' folders: each is served under its name, loaded at first use."
+    )
+    max_loaded_adapters: int = Field(
+        64, ge=1, description="Most adapters loaded at once; the least recently used goes first."
+    )
+    max_adapter_rank: int = Field(64, ge=1, description="The highest rank an adapter may have.")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from rondo.base.errors import Conflict, InvalidRequest, RondoError
 from rondo.client.types import FinishReason, GenerateRequest
+from rondo.engine.adapters import Adapters, LoadedAdapter, unloaded
 from rondo.engine.blocks import BlockPool
 from rondo.engine.cache import KVCache, block_bytes, choose_num_blocks, kv_dtype
 from rondo.engine.config import EngineConfig
@@ -22,6 +24,7 @@ from rondo.engine.sleep import Reload, Sleeper, check_level
 from rondo.engine.speculate.make import load_draft, make_speculation
 from rondo.engine.speculate.speculation import accepted_rows
 from rondo.models import Decoder
+from rondo.models.adapters.mixed import Mixer
 from rondo.ops.native.build import library
 
 DEFAULT_MAX_MODEL_LEN = 8192
@@ -73,7 +76,10 @@ class EngineCore:
         self.scheduler.weight_version = weight_version
         cache = KVCache(specs, num_blocks, config.block_size, kept, model.device)
         sampler = Sampler(config.max_num_seqs, self.eos_ids)
-        self.runner = Runner(model, cache, sampler, config.max_num_seqs, self.max_model_len)
+        self.adapters = Adapters(model, config)
+        self.runner = Runner(
+            model, cache, sampler, config.max_num_seqs, self.max_model_len, Mixer(self.adapters.sites)
+        )
         self.sleeper = Sleeper(model, cache, reload)
         self.speculation = make_speculation(config, self.scheduler, self.runner, draft)
         self.updating = False
@@ -86,8 +92,9 @@ class EngineCore:
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         if model.device.type == "cpu":
-            # Where it must be compiled first, that belongs to loading, not to the first request.
+            # Where they must be compiled first, that belongs to loading, not to the first request.
             library("paged_decode")
+            library("low_rank")
 
     @property
     def weight_version(self) -> int:
@@ -102,12 +109,16 @@ class EngineCore:
         """Whether all that a step needs is there."""
         return not self.torn and not self.sleeper.asleep
 
-    def add(self, request: GenerateRequest) -> list[Request]:
-        """Queues the request's `n` samples and returns them; they change in place as they come along."""
+    def add(self, request: GenerateRequest, adapter: LoadedAdapter | None = None) -> list[Request]:
+        """Queues the request's `n` samples and returns them; they change in place as they come along.
+
+        `adapter` is the request's, where the caller holds it; else it is loaded here.
+        """
         params = request.sampling
         prompt = list(request.prompt_ids)
         self._check(request, prompt)
         self.scheduler.check_room(params.n)
+        adapter = self._hold(request.adapter, adapter)
         room = self.max_model_len - len(prompt)
         new = room if params.max_tokens is None else min(params.max_tokens, room)
         stop_ids = frozenset(params.stop_token_ids) | (
@@ -124,6 +135,8 @@ class EngineCore:
                 max_length=len(prompt) + new,
                 arrival=self._arrivals,
                 priority=request.priority,
+                adapter=adapter,
+                adapter_key=0 if adapter is None else adapter.key,
                 seed=derive(seed, index),
                 stop_ids=stop_ids,
                 added_at=self._clock(),
@@ -135,6 +148,22 @@ class EngineCore:
             self.scheduler.add(sample)
         self._requests[request.id] = samples
         return samples
+
+    def load_adapter(self, name: str, folder: str | Path, replace: bool = False) -> None:
+        """Serves the adapter in `folder` under `name`. With `replace` it may be a new version of one that is there:
+        requests in progress end with the version they have."""
+        self.adapters.add(name, folder, replace)
+
+    def unload_adapter(self, name: str) -> list[Request]:
+        """Requests that have begun with it finish; those that have not end with an error, and are returned."""
+        adapter = self.adapters.remove(name)
+        ended: list[Request] = []
+        for samples in list(self._requests.values()):
+            if samples[0].adapter is adapter is not None and all(each.first_cached < 0 for each in samples):
+                for sample in samples:
+                    sample.error = unloaded(name)
+                ended += self.abort(samples[0].id)
+        return ended
 
     def knows(self, request_id: str) -> bool:
         """Whether a sample of the request is waiting or running."""
@@ -208,6 +237,7 @@ class EngineCore:
         if self.updating:
             raise Conflict("a weight update is going on: finish or abort it before the engine sleeps.")
         self.scheduler.preempt_all()
+        self.adapters.drop_idle()
         self.sleeper.sleep(level)
         if self.speculation is not None:
             self.speculation.proposer.sleep(level)
@@ -236,6 +266,14 @@ class EngineCore:
 
     def _compute(self, plan: Plan) -> StepResult:
         return self.runner.run(plan)
+
+    def _hold(self, name: str | None, held: LoadedAdapter | None) -> LoadedAdapter | None:
+        if held is None:
+            return None if name is None else self.adapters.hold(name)
+        if held.unloaded:
+            raise unloaded(held.name)
+        self.adapters.share(held)
+        return held
 
     def _check(self, request: GenerateRequest, prompt: list[int]) -> None:
         if request.id in self._requests:
@@ -351,6 +389,8 @@ class EngineCore:
         samples = self._requests[request.id]
         if all(sample.finish_reason is not None for sample in samples):
             del self._requests[request.id]
+            if request.adapter is not None:
+                self.adapters.release(request.adapter)
 
 
 def _max_model_len(config: EngineConfig, max_positions: int) -> int:

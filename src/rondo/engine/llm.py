@@ -25,6 +25,7 @@ from rondo.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
 Conversation = Sequence[Mapping[str, Any]]
+AdapterNames = str | Sequence[str | None] | None
 
 
 class LLM:
@@ -64,15 +65,22 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        adapter: AdapterNames = None,
     ) -> list[RequestOutput]:
-        """One output a prompt, in order, each with its `n` samples. A prompt is a text or token ids."""
+        """One output a prompt, in order, each with its `n` samples. A prompt is a text or token ids. `adapter` names
+        one for all prompts, or one for each; None is the base alone."""
         given = as_prompts(prompts)
         each = [params or SamplingParams()] * len(given) if not isinstance(params, Sequence) else list(params)
         if len(each) != len(given):
             raise InvalidRequest(f"{len(given)} prompts but {len(each)} sampling parameters.", param="params")
-        requests: list[GenerateRequest] = []
-        for prompt, sampling in zip(given, each, strict=True):
-            requests.append(GenerateRequest(new_id("gen"), self._ids(prompt), self._checked(sampling)))
+        names = [adapter] * len(given) if adapter is None or isinstance(adapter, str) else list(adapter)
+        if len(names) != len(given):
+            raise InvalidRequest(f"{len(given)} prompts but {len(names)} adapters.", param="adapter")
+        requests = [
+            GenerateRequest(new_id("gen"), self._ids(prompt), self._checked(sampling), adapter=name)
+            for prompt, sampling, name in zip(given, each, names, strict=True)
+        ]
         try:
             readers = self._run(requests)
         except BaseException:
@@ -92,6 +100,7 @@ class LLM:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        adapter: AdapterNames = None,
     ) -> list[RequestOutput]:
         """`generate` for conversations, one or several, each written out by the tokenizer's chat template."""
         if not isinstance(self.tokenizer, Tokenizer):
@@ -108,7 +117,8 @@ class LLM:
             )
             for conversation in as_conversations(messages)
         ]
-        outputs = self.generate(self.tokenizer.encode_batch(texts, add_special=False), sampling_params)
+        prompts = self.tokenizer.encode_batch(texts, add_special=False)
+        outputs = self.generate(prompts, sampling_params, adapter=adapter)
         return [replace(output, prompt=text) for output, text in zip(outputs, texts, strict=True)]
 
     def reset_prefix_cache(self) -> None:
@@ -127,6 +137,13 @@ class LLM:
         """Ends the processes that hold the model with this one, where there are some; the object's end does it too."""
         self.core.close()
 
+    def load_adapter(self, name: str, path: str | Path, replace: bool = False) -> None:
+        """Serves the adapter in the folder `path` as `name`; with `replace`, also where the name is taken."""
+        self.core.load_adapter(name, path, replace)
+
+    def unload_adapter(self, name: str) -> None:
+        self.core.unload_adapter(name)
+
     def start_weight_update(self) -> None:
         self.core.start_weight_update()
 
@@ -144,10 +161,7 @@ class LLM:
         pending = iter(requests)
         upcoming = next(pending, None)
         while upcoming is not None or core.has_work:
-            while (
-                upcoming is not None
-                and core.scheduler.num_waiting + upcoming.sampling.n <= self._queue_room(upcoming)
-            ):
+            while upcoming is not None and self._fits(upcoming):
                 samples.append(core.add(upcoming))
                 if upcoming.sampling.stop:
                     matching |= {sample.name: SampleReader(sample, self.tokenizer) for sample in samples[-1]}
@@ -160,9 +174,13 @@ class LLM:
                 self._match_stops(step.advanced, matching)
         return samples
 
-    def _queue_room(self, request: GenerateRequest) -> int:
-        # A request with more samples than the whole queue holds is refused by the core, not waited for.
-        return max(self.config.max_queued, request.sampling.n)
+    def _fits(self, request: GenerateRequest) -> bool:
+        """Whether it can be added now. One that never could is refused by the core, not waited for."""
+        core = self.core
+        if not core.has_work:
+            return True
+        room = core.scheduler.num_waiting + request.sampling.n <= self.config.max_queued
+        return room and core.adapters.has_room(request.adapter)
 
     def _match_stops(self, advanced: list[Request], matching: dict[tuple[str, int], SampleReader]) -> None:
         for request in advanced:

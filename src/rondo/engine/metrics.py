@@ -131,6 +131,7 @@ class EngineMetrics(Collector):
         yield self._counter("admission_rejections", "Requests refused for a full queue.", self.rejected)
         if self.core.speculation is not None:
             yield from self._speculation(self.core.speculation.counters)
+        yield from self._of_adapters()
         finished = CounterMetricFamily(
             "rondo:request_success", "Finished requests.", labels=["model_name", "finished_reason"]
         )
@@ -165,6 +166,13 @@ class EngineMetrics(Collector):
         for place, count in enumerate(counters.accepted_at):
             places.add_metric([self.model_name, str(place)], count)
         yield places
+
+    def _of_adapters(self) -> Iterator[Metric]:
+        adapters = self.core.adapters
+        yield self._gauge("adapters_loaded", "Adapters whose weights are loaded.", adapters.num_loaded)
+        yield self._gauge("adapter_bytes", "Memory of the loaded adapters' weights.", adapters.nbytes)
+        yield self._counter("adapter_loads", "Adapters loaded.", adapters.totals.loads)
+        yield self._counter("adapter_evictions", "Adapters that made room.", adapters.totals.evictions)
 
     def _gauge(self, name: str, doc: str, value: float) -> Metric:
         family = GaugeMetricFamily(f"rondo:{name}", doc, labels=["model_name"])

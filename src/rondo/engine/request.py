@@ -14,10 +14,13 @@ of them. They are guesses of what comes next; only those that turn out right bec
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from rondo.base.errors import RondoError
 from rondo.client.types import FinishReason, SamplingParams
+
+if TYPE_CHECKING:
+    from rondo.engine.adapters import LoadedAdapter
 
 State = Literal["waiting", "running", "finished"]
 UNLIMITED = 1 << 30
@@ -33,6 +36,10 @@ class Request:
     arrival: int
     priority: int = 0
     seed: int = 0
+
+    adapter: LoadedAdapter | None = None
+    adapter_key: int = 0
+    """Of the adapter's content, for the prefix cache; 0 is the base alone."""
 
     prompt_length: int = 0
     cached: int = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -16,6 +17,8 @@ from rondo.engine.request import Request
 from rondo.engine.sampler import Sampled, Sampler
 from rondo.engine.scheduler import Plan
 from rondo.models import Decoder
+from rondo.models.adapters.mixed import Mixer, Mixture, Served, Span
+from rondo.models.additions import adding
 from rondo.ops import DecodeStep
 
 Ints = NDArray[np.int64]
@@ -32,12 +35,19 @@ class StepResult:
 
 class Runner:
     def __init__(
-        self, model: Decoder, cache: KVCache, sampler: Sampler, max_num_seqs: int, max_model_len: int
+        self,
+        model: Decoder,
+        cache: KVCache,
+        sampler: Sampler,
+        max_num_seqs: int,
+        max_model_len: int,
+        mixer: Mixer | None = None,
     ) -> None:
         self.model = model
         self.cache = cache
         self.sampler = sampler
         self.max_model_len = max_model_len
+        self.mixer = mixer
         self.device = model.device
         pages = -(-max_model_len // cache.block_size)
         self._tables = np.zeros((max_num_seqs, pages), dtype=np.int64)
@@ -68,13 +78,28 @@ class Runner:
         tokens, positions, layout = self._lay_out(plan, chunks)
         leaders, rows = _caught_up(plan, chunks)
         read = None if len(rows) == len(tokens) else self._to_device(np.array(rows, dtype=np.int64))
-        x = self.model.trunk(tokens, positions, Paged(self.cache, layout), read)
+        with adding(self._mixture(plan.decodes, chunks, leaders, len(tokens))):
+            x = self.model.trunk(tokens, positions, Paged(self.cache, layout), read)
         return leaders, self.model.head(x) if leaders else None
 
     def doubt(self, request: Request, length: int) -> None:
         """Of the request's blocks, those beyond `length` tokens may not be the same in the next step."""
         kept = -(-length // self.cache.block_size)
         self._filled[request.row] = min(self._filled[request.row], kept)
+
+    def _mixture(
+        self, decodes: list[Request], chunks: list[Request], read: list[Request], count: int
+    ) -> Mixture | None:
+        """What the adapters of this step's requests add, in the order of the flat row."""
+        if self.mixer is None or all(request.adapter is None for request in (*decodes, *chunks)):
+            return None
+        counts = [1 + len(request.proposed) for request in decodes] + [r.planned for r in chunks]
+        starts = accumulate(counts, initial=0)
+        spans = [
+            Span(_served(request), start, own)
+            for request, start, own in zip((*decodes, *chunks), starts, counts, strict=False)
+        ]
+        return self.mixer.mix(count, spans, [_served(request) for request in read])
 
     def _lay_out(self, plan: Plan, chunks: list[Request]) -> tuple[Tensor, Tensor, StepLayout]:
         """The flat row: decodes with what they carry, then prompts from their beginning, then prompts with a past."""
@@ -138,6 +163,10 @@ class Runner:
     def _to_device(self, array: Ints) -> Tensor:
         tensor = torch.from_numpy(array)
         return tensor if self.device.type == "cpu" else tensor.to(self.device, non_blocking=True)
+
+
+def _served(request: Request) -> Served | None:
+    return None if request.adapter is None else request.adapter.served
 
 
 def _shape(request: Request) -> tuple[int, int]:

@@ -410,7 +410,7 @@ class Scheduler:
             request.weight_version = self.weight_version
             request.keys = []
         request.publishable = self.pool.prefix_cache
-        return self.pool.root(request.weight_version)
+        return self.pool.root(request.weight_version, request.adapter_key)
 
     def _match(self, request: Request, root: int) -> list[int]:
         """At least one token is left to compute: it gives the logits for the next."""
@@ -439,7 +439,7 @@ class Scheduler:
         if not request.publishable:
             return
         size = self.pool.block_size
-        root = self.pool.root(request.weight_version)
+        root = self.pool.root(request.weight_version, request.adapter_key)
         full = request.computed // size
         if len(request.keys) < full:
             self.pool.extend_keys(request.keys, root, request.tokens)

@@ -18,6 +18,7 @@ import torch
 
 from rondo.base.errors import ConfigError, RondoError
 from rondo.client.types import FinishReason, GenerateRequest
+from rondo.engine.adapters import LoadedAdapter
 from rondo.engine.config import EngineConfig
 from rondo.engine.core import EngineCore, Step
 from rondo.engine.load import torch_dtype
@@ -63,6 +64,8 @@ def lead(
 ) -> EngineCore:
     """Starts the other ranks and returns rank 0. What is wrong with model or settings is said before that."""
     size = config.tensor_parallel
+    if config.adapters_dir is not None:
+        raise no_adapters(size, "adapters_dir")
     check(folder)
     split(parse(read_config(folder)), 0, size)
     devices = _devices(device, size)
@@ -133,6 +136,17 @@ class RankCore(EngineCore):
             param="tensor_parallel",
         )
 
+    def load_adapter(self, name: str, folder: str | Path, replace: bool = False) -> None:
+        raise no_adapters(self.group.size, "tensor_parallel")
+
+
+def no_adapters(size: int, param: str) -> ConfigError:
+    return ConfigError(
+        f"adapters cannot be served while the model is divided among {size} ranks. Set tensor_parallel to 1, or merge "
+        "the adapter into the model.",
+        param=param,
+    )
+
 
 class Leader(RankCore):
     """Rank 0. What is done to it is done to the others before the next step."""
@@ -145,9 +159,9 @@ class Leader(RankCore):
         # Without a reference to this object: it closes the ranks when it is collected, or at the process's end.
         self._close = weakref.finalize(self, ranks.close)
 
-    def add(self, request: GenerateRequest) -> list[Request]:
+    def add(self, request: GenerateRequest, adapter: LoadedAdapter | None = None) -> list[Request]:
         self.ranks.check()
-        samples = super().add(request)
+        samples = super().add(request, adapter)
         self._tell("add", request)
         return samples
 
@@ -218,9 +232,9 @@ class Leader(RankCore):
     def _tell(self, name: str, *args: Any) -> None:
         if self.ranks.lost is not None:
             return
-        if len(self._told) >= MOST_HELD:
-            self._send(None)
         self._told.append((name, args))
+        if len(self._told) >= MOST_HELD and name != "step":
+            self._send(None)
 
     def _send(self, plan: int | None) -> None:
         told, self._told = self._told, []

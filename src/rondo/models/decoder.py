@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from rondo.models.additions import added
 from rondo.models.architecture import Gqa, Layer, ModelConfig, Moe
 from rondo.models.attend import Attend
 from rondo.models.parts import (
@@ -51,7 +52,8 @@ class DecoderLayer(nn.Module):
     def forward(self, x: Tensor, ropes: RopeTables, attend: Attend, read: Tensor | None = None) -> Tensor:
         attended = self.attention(self.attention_norm(x), ropes, attend, read)
         x = take(x, read) + self.attention_out_norm(attended)
-        x = x + self.mlp_out_norm(self.mlp(self.mlp_norm(x)))
+        normed = self.mlp_norm(x)
+        x = x + self.mlp_out_norm(added(self.mlp, normed, self.mlp(normed)))
         return x
 
 

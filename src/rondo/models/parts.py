@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from rondo.models.additions import added
 from rondo.models.architecture import Dense, Gqa, Mla, ModelConfig, Moe
 from rondo.models.attend import Attend
 from rondo.ops import (
@@ -32,7 +33,7 @@ class Linear(nn.Linear):
         """Weights come from a checkpoint or from `new`; drawing them here as well would only cost time."""
 
     def forward(self, input: Tensor) -> Tensor:
-        return linear(input, self.weight, self.bias)
+        return added(self, input, linear(input, self.weight, self.bias))
 
 
 class Norm(nn.Module):

@@ -4,7 +4,9 @@ from rondo.ops.activation import gated
 from rondo.ops.attention import AttentionSpec, packed_attention
 from rondo.ops.linear import linear
 from rondo.ops.logprobs import token_logprobs
+from rondo.ops.low_rank import RANK_MULTIPLE, Pair, Pairs, RowGroups, add_low_rank, add_low_rank_to
 from rondo.ops.moe import ExpertWeights, RouterSpec, grouped_experts, route
+from rondo.ops.native import low_rank as _native_low_rank  # noqa: F401 registers itself
 from rondo.ops.native import paged_decode as _native_paged_decode  # noqa: F401 registers itself
 from rondo.ops.native import pointwise as _native_pointwise  # noqa: F401 registers itself
 from rondo.ops.norm import rms_norm
@@ -13,12 +15,18 @@ from rondo.ops.pages import Pages
 from rondo.ops.rope import RopeSpec, rope_tables, rotate
 
 __all__ = [
+    "RANK_MULTIPLE",
     "AttentionSpec",
     "DecodeStep",
     "ExpertWeights",
     "Pages",
+    "Pair",
+    "Pairs",
     "RopeSpec",
     "RouterSpec",
+    "RowGroups",
+    "add_low_rank",
+    "add_low_rank_to",
     "gated",
     "grouped_experts",
     "linear",

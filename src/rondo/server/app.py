@@ -18,6 +18,7 @@ from rondo.base import metrics
 from rondo.base.errors import RondoError
 from rondo.client.openai import ModelCard, ModelList
 from rondo.engine.async_engine import AsyncEngine
+from rondo.server.adapters import ADAPTER_PATHS, adapter_routes
 from rondo.server.completions import Served, chat, completions
 from rondo.server.config import ServerConfig
 from rondo.server.errors import error_body, log_bugs, of_rondo, on_bug, on_http_error, on_rondo_error
@@ -49,6 +50,7 @@ def create_app(
         *_model_routes(served),
         *_health_routes(engine, config),
         *lifecycle_routes(engine, served, config.admin_key),
+        *adapter_routes(engine, served, config.admin_key),
     ]
     app: ASGIApp = Starlette(
         routes=routes,
@@ -69,14 +71,16 @@ def _post(path: str, handler: Callable[[Request], Awaitable[ASGIApp]]) -> Route:
 
 
 def _model_routes(served: Served) -> list[Route]:
-    card = ModelCard(id=served.name, created=served.created, max_model_len=served.max_model_len)
+    def card(adapter: str | None = None) -> ModelCard:
+        name, parent = (served.name, None) if adapter is None else (adapter, served.name)
+        return ModelCard(id=name, created=served.created, max_model_len=served.max_model_len, parent=parent)
 
     async def models(request: Request) -> Response:
-        return JSONResponse(ModelList(data=[card]).model_dump())
+        cards = [card(), *(card(adapter) for adapter in served.adapters)]
+        return JSONResponse(ModelList(data=cards).model_dump())
 
     async def model(request: Request) -> Response:
-        served.check_name(request.path_params["name"])
-        return JSONResponse(card.model_dump())
+        return JSONResponse(card(served.adapter(request.path_params["name"])).model_dump())
 
     return [Route("/v1/models", models), Route("/v1/models/{name:path}", model)]
 
@@ -110,11 +114,12 @@ def _health_routes(engine: AsyncEngine, config: ServerConfig) -> list[Route]:
 
 
 def require_key(app: ASGIApp, key: str) -> ASGIApp:
-    """Everything under /v1 needs `Authorization: Bearer <key>`; health and metrics stay open."""
+    """Everything under /v1 needs `Authorization: Bearer <key>`; health and metrics stay open. What only the operator
+    may ask for has a key of its own."""
     expected = f"Bearer {key}".encode()
 
     async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"].startswith("/v1"):
+        if scope["type"] == "http" and scope["path"].startswith("/v1") and scope["path"] not in ADAPTER_PATHS:
             given = dict(scope["headers"]).get(b"authorization", b"")
             if not hmac.compare_digest(given, expected):
                 message = "a valid API key is needed: send it as 'Authorization: Bearer <key>'."

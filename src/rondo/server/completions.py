@@ -50,13 +50,29 @@ class Served:
         finally:
             del self.parts[job.id]
 
-    def check_name(self, name: str) -> None:
-        if name != self.name and name not in self.aliases:
+    @property
+    def adapters(self) -> Sequence[str]:
+        """Their names, but for those that the model itself goes by."""
+        return [name for name in self.engine.adapters() if not self.is_base(name)]
+
+    def shown(self, name: str) -> str:
+        """What an answer calls the model that was asked for."""
+        return self.adapter(name) or self.name
+
+    def is_base(self, name: str) -> bool:
+        return name == self.name or name in self.aliases
+
+    def adapter(self, name: str) -> str | None:
+        """The adapter that goes by that name; None if it is the model itself."""
+        if self.is_base(name):
+            return None
+        if not self.engine.has_adapter(name):
             raise NotFound(
                 f"the model {name!r} does not exist here; this server has {self.name!r}.",
                 param="model",
                 code="model_not_found",
             )
+        return name
 
     def check_room(self, body: SamplingBody, prompts: int) -> None:
         """Samples that can never wait together are refused before the first of them is begun."""
@@ -105,7 +121,7 @@ async def chat(served: Served, request: Request) -> ASGIApp:
     sampling = _check(served, body, 1)
     prompt = await served.prompts.of_chat(body, len(raw))
     request_id = new_id("chatcmpl")
-    generate = GenerateRequest(request_id, prompt, sampling, body.priority)
+    generate = GenerateRequest(request_id, prompt, sampling, body.priority, served.adapter(body.model))
 
     def choice(chunk: TokenChunk, index: int, whole: bool) -> dict[str, Any]:
         text = {"message": {"role": "assistant", "content": chunk.text, "refusal": None}}
@@ -116,7 +132,7 @@ async def chat(served: Served, request: Request) -> ASGIApp:
         delta = {"role": "assistant", "content": ""}
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
-    job = Job(request_id, "chat.completion", served.name, body, [generate], choice, first)
+    job = Job(request_id, "chat.completion", served.shown(body.model), body, [generate], choice, first)
     return await _answer(served, request, job)
 
 
@@ -129,8 +145,10 @@ async def completions(served: Served, request: Request) -> ASGIApp:
     encoded = iter(await served.prompts.of_texts([prompt for prompt in prompts if isinstance(prompt, str)]))
     ids = [next(encoded) if isinstance(prompt, str) else prompt for prompt in prompts]
     request_id = new_id("cmpl")
+    adapter = served.adapter(body.model)
     requests = [
-        GenerateRequest(f"{request_id}-{i}", prompt, sampling, body.priority) for i, prompt in enumerate(ids)
+        GenerateRequest(f"{request_id}-{i}", prompt, sampling, body.priority, adapter)
+        for i, prompt in enumerate(ids)
     ]
     offsets: dict[int, int] = {}
 
@@ -143,13 +161,13 @@ async def completions(served: Served, request: Request) -> ASGIApp:
         logprobs, offsets[index] = completion_logprobs(served.tokens, chunk, offset)
         return {"index": index, "text": text, "logprobs": logprobs} | _ending(body, chunk, whole)
 
-    job = Job(request_id, "text_completion", served.name, body, requests, choice)
+    job = Job(request_id, "text_completion", served.shown(body.model), body, requests, choice)
     return await _answer(served, request, job)
 
 
 def _check(served: Served, body: ChatRequest | CompletionRequest, prompts: int) -> SamplingParams:
     """All that can be refused before a prompt is looked at."""
-    served.check_name(body.model)
+    served.adapter(body.model)
     served.check_priority(body)
     sampling = body.to_sampling()
     served.check_room(body, prompts)

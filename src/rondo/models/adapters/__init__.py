@@ -1,21 +1,27 @@
 """Small sets of weights over a frozen base model: LoRA in PEFT's file format, and Tokenformer."""
 
+from collections.abc import Callable
 from pathlib import Path
 
+import torch
+from torch import nn
+
 from rondo.base.errors import ModelError
-from rondo.models.adapters.attached import Adapter, adapter_of, detach, trainable
+from rondo.models.adapters.attached import Adapter, adapter_of, attach, detach, trainable
 from rondo.models.adapters.files import CONFIG, read_config
-from rondo.models.adapters.lora import attach_lora, load_lora, merge, save_lora
+from rondo.models.adapters.lora import attach_lora, load_lora, merge, read_lora, save_lora
 from rondo.models.adapters.lora_config import LoraSpec
 from rondo.models.adapters.tokenformer import (
     TokenformerSpec,
     attach_tokenformer,
     load_tokenformer,
+    read_tokenformer,
     save_tokenformer,
 )
 from rondo.models.decoder import Decoder
 
 __all__ = [
+    "CONFIG",
     "Adapter",
     "LoraSpec",
     "TokenformerSpec",
@@ -27,24 +33,41 @@ __all__ = [
     "load_lora",
     "load_tokenformer",
     "merge",
+    "read_adapter",
     "save_adapter",
     "save_lora",
     "save_tokenformer",
     "trainable",
 ]
 
-LOADERS = {"LORA": load_lora, "TOKENFORMER": load_tokenformer}
+Reader = Callable[..., tuple[LoraSpec | TokenformerSpec, dict[str, nn.Module]]]
+
+READERS: dict[str, Reader] = {"LORA": read_lora, "TOKENFORMER": read_tokenformer}
+
+
+def read_adapter(
+    model: Decoder,
+    folder: str | Path,
+    *,
+    train: bool = False,
+    max_rank: int | None = None,
+    device: torch.device | None = None,
+) -> tuple[LoraSpec | TokenformerSpec, dict[str, nn.Module]]:
+    """Whichever kind of adapter `folder` holds, its parts under the names of the modules they add to. The model, of
+    which only the shapes matter, stays as it is; `device` is its own by default."""
+    kind = read_config(Path(folder)).get("peft_type")
+    if not isinstance(kind, str) or kind not in READERS:
+        raise ModelError(
+            f"{Path(folder) / CONFIG}: peft_type {kind!r} is not supported; supported: {', '.join(READERS)}",
+            param="peft_type",
+        )
+    return READERS[kind](model, folder, train=train, max_rank=max_rank, device=device)
 
 
 def load_adapter(model: Decoder, folder: str | Path, *, train: bool = False) -> Adapter:
     """Attach whichever kind of adapter `folder` holds."""
-    kind = read_config(Path(folder)).get("peft_type")
-    if kind not in LOADERS:
-        raise ModelError(
-            f"{Path(folder) / CONFIG}: peft_type {kind!r} is not supported; supported: {', '.join(LOADERS)}",
-            param="peft_type",
-        )
-    return LOADERS[kind](model, folder, train=train)
+    spec, parts = read_adapter(model, folder, train=train)
+    return attach(model, spec, parts, train=train)
 
 
 def save_adapter(model: Decoder, folder: str | Path) -> None:

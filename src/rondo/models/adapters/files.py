@@ -29,6 +29,16 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
+def check_rank(folder: Path, rank: int, most: int | None) -> None:
+    """Before the tensors are read."""
+    if most is not None and rank > most:
+        raise ModelError(
+            f"{folder / CONFIG}: its rank is {rank}, but at most {most} is allowed here "
+            "(engine.max_adapter_rank). Raise that, or train it with a lower rank.",
+            param="r",
+        )
+
+
 def read_tensors(
     folder: Path, expected: Mapping[str, tuple[int, ...]], device: torch.device
 ) -> dict[str, Tensor]:

@@ -62,22 +62,39 @@ def attach_lora(
         nn.init.kaiming_uniform_(a, a=math.sqrt(5), generator=generator)
         return a.to(model.device, dtype), torch.zeros(target.shape[0], rank, dtype=dtype, device=model.device)
 
-    return _attach(model, spec, fresh, train=True)
+    return attach(model, spec, _parts(model, spec, fresh, train=True), train=True)
 
 
 def load_lora(model: Decoder, folder: str | Path, *, train: bool = False) -> Adapter:
     """Attach the adapter in `folder`, which PEFT or `save_lora` wrote."""
+    spec, parts = read_lora(model, folder, train=train)
+    return attach(model, spec, parts, train=train)
+
+
+def read_lora(
+    model: Decoder,
+    folder: str | Path,
+    *,
+    train: bool = False,
+    max_rank: int | None = None,
+    device: torch.device | None = None,
+) -> tuple[LoraSpec, dict[str, nn.Module]]:
+    """The adapter in `folder`, its parts under the names of the modules they add to; the model stays as it is."""
     folder = Path(folder)
     spec = lora_config.parse(files.read_config(folder), str(folder / files.CONFIG))
+    covered = _covered(model, spec)
+    files.check_rank(folder, max(map(spec.rank, covered)), max_rank)
     expected = {}
-    for name, target in _covered(model, spec).items():
+    for name, target in covered.items():
         rows, columns = target.shape
         expected[_key(name, "A")] = (spec.rank(name), columns)
         expected[_key(name, "B")] = (rows, spec.rank(name))
-    tensors = files.read_tensors(folder, expected, model.device)
-    return _attach(
-        model, spec, lambda name, target, rank: (tensors[_key(name, "A")], tensors[_key(name, "B")]), train
-    )
+    tensors = files.read_tensors(folder, expected, device or model.device)
+
+    def stored(name: str, target: Target, rank: int) -> tuple[Tensor, Tensor]:
+        return tensors[_key(name, "A")], tensors[_key(name, "B")]
+
+    return spec, _parts(model, spec, stored, train)
 
 
 def save_lora(model: Decoder, folder: str | Path) -> None:
@@ -139,7 +156,7 @@ Weights = Callable[[str, Target, int], tuple[Tensor, Tensor]]
 """(name, target, rank) -> A [r, in], B [out, r]."""
 
 
-def _attach(model: Decoder, spec: LoraSpec, weights: Weights, train: bool) -> Adapter:
+def _parts(model: Decoder, spec: LoraSpec, weights: Weights, train: bool) -> dict[str, nn.Module]:
     if train and spec.dropout:
         raise ModelError(
             f"training with lora_dropout {spec.dropout} is not supported, for a token's log-probability "
@@ -152,7 +169,7 @@ def _attach(model: Decoder, spec: LoraSpec, weights: Weights, train: bool) -> Ad
         shared = nn.Parameter(a)
         for path, piece in zip(target.paths, target.pieces):
             parts[path] = Lora(shared, nn.Parameter(piece.theirs(b).contiguous()), spec.scale(name))
-    return attach(model, spec, parts, train=train)
+    return parts
 
 
 def _lora_of(model: Decoder) -> tuple[LoraSpec, dict[str, Lora]]:

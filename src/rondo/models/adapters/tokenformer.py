@@ -68,18 +68,32 @@ def attach_tokenformer(
             tensor.uniform_(-bound, bound, generator=generator)
         return tensor.to(model.device, dtype)
 
-    return _attach(model, spec, fresh, train=True)
+    return attach(model, spec, _parts(model, spec, fresh), train=True)
 
 
 def load_tokenformer(model: Decoder, folder: str | Path, *, train: bool = False) -> Adapter:
+    spec, parts = read_tokenformer(model, folder, train=train)
+    return attach(model, spec, parts, train=train)
+
+
+def read_tokenformer(
+    model: Decoder,
+    folder: str | Path,
+    *,
+    train: bool = False,
+    max_rank: int | None = None,
+    device: torch.device | None = None,
+) -> tuple[TokenformerSpec, dict[str, nn.Module]]:
+    """The adapter in `folder`, its parts under the names of the modules they add to; the model stays as it is."""
     folder = Path(folder)
     spec = _parse(files.read_config(folder), folder / files.CONFIG)
+    files.check_rank(folder, spec.r, max_rank)
     shapes = spec.shapes(model.config.hidden_size)
     expected = {
         _key(layer, name): shape for layer in range(len(model.layers)) for name, shape in shapes.items()
     }
-    tensors = files.read_tensors(folder, expected, model.device)
-    return _attach(model, spec, lambda layer, name, shape: tensors[_key(layer, name)], train=train)
+    tensors = files.read_tensors(folder, expected, device or model.device)
+    return spec, _parts(model, spec, lambda layer, name, shape: tensors[_key(layer, name)])
 
 
 def save_tokenformer(model: Decoder, folder: str | Path) -> None:
@@ -114,13 +128,9 @@ def _parse(config: dict[str, Any], path: Path) -> TokenformerSpec:
     return TokenformerSpec(config["r"], config["heads"], config.get("base_model_name_or_path"), config)
 
 
-def _attach(
-    model: Decoder,
-    spec: TokenformerSpec,
-    weights: Callable[[int, str, tuple[int, int]], Tensor],
-    *,
-    train: bool,
-) -> Adapter:
+def _parts(
+    model: Decoder, spec: TokenformerSpec, weights: Callable[[int, str, tuple[int, int]], Tensor]
+) -> dict[str, nn.Module]:
     hidden = model.config.hidden_size
     if hidden % spec.heads:
         raise ModelError(
@@ -130,7 +140,7 @@ def _attach(
     for layer in range(len(model.layers)):
         tensors = {name: weights(layer, name, shape) for name, shape in spec.shapes(hidden).items()}
         parts[f"layers.{layer}.mlp"] = Tokenformer(spec, **tensors)
-    return attach(model, spec, parts, train=train)
+    return parts
 
 
 def _key(layer: int, name: str) -> str:

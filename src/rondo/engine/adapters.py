@@ -1,0 +1,313 @@
+"""The adapters an engine serves: names, the folders they are in, and the weights of those in use.
+
+An adapter is loaded when first asked for. Of those loaded at most `max_loaded_adapters` are kept, least recently used
+first out, and one that a request holds stays. A request keeps the version it came with: loading other content under
+the same name makes a new version beside it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from rondo.base.errors import ConfigError, InvalidRequest, ModelError, NotFound, Overloaded, Unavailable
+from rondo.base.log import get_logger
+from rondo.engine.config import EngineConfig
+from rondo.models import Decoder
+from rondo.models.adapters import CONFIG, read_adapter
+from rondo.models.adapters.mixed import Served, Sites
+
+log = get_logger("rondo.engine")
+
+
+@dataclass(eq=False)
+class LoadedAdapter:
+    """One version of an adapter. `key` stands for its content: equal content has the same key, even when it was gone
+    in between, and only then."""
+
+    name: str
+    version: int
+    key: int
+    served: Served
+    nbytes: int
+    holders: int = 0
+    old: bool = False
+    """No name leads to it any more: it goes with its last holder."""
+    unloaded: bool = False
+    """And whoever has not begun with it no longer may."""
+
+
+@dataclass
+class Totals:
+    loads: int = 0
+    evictions: int = 0
+
+
+@dataclass
+class _Name:
+    """`checksum` is of the content that was last loaded under it; None until then."""
+
+    folder: Path
+    edition: int = 0
+    """How often it was given other content."""
+    version: int = 0
+    checksum: str | None = None
+    current: LoadedAdapter | None = None
+
+
+class Adapters:
+    """May be used from any thread. Files are read outside of its lock, so that a step never waits for them."""
+
+    def __init__(self, model: Decoder, config: EngineConfig) -> None:
+        self.sites = Sites(model)
+        self.totals = Totals()
+        self._config = model.config
+        self._max_loaded = config.max_loaded_adapters
+        self._max_rank = config.max_adapter_rank
+        self._dir = None if config.adapters_dir is None else Path(config.adapters_dir).expanduser()
+        if self._dir is not None and not self._dir.is_dir():
+            raise ConfigError(
+                f"adapters_dir is {self._dir}, which is not a folder. Make it, or name another.",
+                param="adapters_dir",
+            )
+        self._names: dict[str, _Name] = {}
+        self._removed: set[str] = set()
+        self._keys: dict[str, int] = {}
+        self._loaded: OrderedDict[LoadedAdapter, None] = OrderedDict()
+        self._changed = threading.Condition()
+        self._closed = False
+
+    def names(self) -> list[str]:
+        """All that may be asked for: those loaded by name, and the folders in `adapters_dir`."""
+        with self._changed:
+            found = set(self._names)
+        if self._dir is not None and self._dir.is_dir():
+            found |= {path.name for path in self._dir.iterdir() if self._offers(path.name)}
+        return sorted(found)
+
+    def __contains__(self, name: object) -> bool:
+        with self._changed:
+            return isinstance(name, str) and (name in self._names or self._offers(name))
+
+    @property
+    def nbytes(self) -> int:
+        """Of the weights of all that are loaded."""
+        return sum(adapter.nbytes for adapter in list(self._loaded))
+
+    @property
+    def num_loaded(self) -> int:
+        return len(self._loaded)
+
+    def has_room(self, name: str | None) -> bool:
+        """Whether `hold` would not have to wait."""
+        with self._changed:
+            known = self._names.get(name or "")
+            loaded = name is None or (known is not None and known.current is not None)
+            return loaded or self._has_room()
+
+    def held(self, name: str) -> LoadedAdapter | None:
+        """As `hold`, if it is loaded."""
+        with self._changed:
+            adapter = self._name(name).current
+            return None if adapter is None else self._share(adapter)
+
+    def hold(self, name: str, wait: bool = False) -> LoadedAdapter:
+        """The adapter, loaded if need be, and kept until it is released. Where all that are loaded are in use, it
+        waits for one of them, or is refused."""
+        found = self.held(name)
+        if found is not None:
+            return found
+        while True:
+            with self._changed:
+                known = self._name(name)
+                edition = known.edition
+            read, content = self._read(known.folder)
+            with self._changed:
+                if wait:
+                    self._changed.wait_for(partial(self._settled, name, known))
+                if self._closed:
+                    raise Unavailable("the engine is shutting down.", code="shutting_down")
+                if self._names.get(name) is not known:
+                    raise unloaded(name)
+                if known.edition == edition:
+                    return self._share(known.current or self._enter(name, known, read, content))
+
+    def share(self, adapter: LoadedAdapter) -> None:
+        """One more holder of what somebody holds."""
+        with self._changed:
+            self._share(adapter)
+
+    def release(self, adapter: LoadedAdapter) -> None:
+        with self._changed:
+            adapter.holders -= 1
+            if adapter.holders == 0:
+                if adapter.old:
+                    self._loaded.pop(adapter, None)
+                self._changed.notify_all()
+
+    def add(self, name: str, folder: str | Path, replace: bool = False) -> None:
+        """Reads the adapter, so that what is wrong with it is known at once, and gives it the name."""
+        if not name:
+            raise InvalidRequest("the adapter needs a name.", param="lora_name")
+        self._check_free(name, replace)
+        folder = Path(folder).expanduser()
+        read, content = self._read(folder)
+        with self._changed:
+            self._check_free(name, replace)
+            known = self._names.setdefault(name, _Name(folder))
+            known.folder = folder
+            self._removed.discard(name)
+            if content == known.checksum:
+                return
+            known.edition += 1
+            old, known.current = known.current, None
+            if old is not None:
+                self._retire(old)
+            # Without room it is only known, and loaded when asked for.
+            if self._has_room():
+                self._enter(name, known, read, content)
+
+    def remove(self, name: str) -> LoadedAdapter | None:
+        """The name is gone; the weights too, once nobody holds them. Returns what was loaded under it."""
+        with self._changed:
+            known = self._name(name)
+            del self._names[name]
+            self._removed.add(name)
+            old, known.current = known.current, None
+            if old is not None:
+                old.unloaded = True
+                self._retire(old)
+            self._changed.notify_all()
+            return old
+
+    def close(self) -> None:
+        """Nobody waits for room any more."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def drop_idle(self) -> None:
+        """Gives back the memory of all that nobody holds."""
+        with self._changed:
+            while any(adapter.holders == 0 for adapter in self._loaded):
+                self._evict()
+
+    @cached_property
+    def _shape(self) -> Decoder:
+        """The model without weights: those of the real one may be asleep."""
+        with torch.device("meta"):
+            return Decoder(self._config)
+
+    # From here on: with the lock held, but for `_read`.
+
+    def _read(self, folder: Path) -> tuple[Served, str]:
+        """(the weights, the checksum of what is in effect of them)."""
+        if not folder.is_dir():
+            raise NotFound(f"there is no adapter's folder {folder}.", param="lora_path")
+        try:
+            _, parts = read_adapter(self._shape, folder, max_rank=self._max_rank, device=self.sites.device)
+        except OSError as error:
+            raise ModelError(f"cannot read {folder}: {error.strerror}.") from error
+        served = Served(self.sites, parts.items())
+        tensors = served.tensors()
+        if not all(bool(tensor.isfinite().all()) for _, tensor in tensors):
+            raise ModelError(f"{folder}: its weights are not all finite (NaN or infinity): train it again.")
+        return served, _checksum(tensors)
+
+    def _offers(self, name: str) -> bool:
+        """Whether `adapters_dir` has an adapter of that name. A name is no path."""
+        if self._dir is None or name in self._removed or name != Path(name).name or name.startswith("."):
+            return False
+        return (self._dir / name / CONFIG).is_file()
+
+    def _name(self, name: str) -> _Name:
+        if name not in self._names:
+            if not self._offers(name):
+                raise NotFound(
+                    f"the adapter {name!r} does not exist here. Load it with load_adapter, or put its folder into "
+                    "engine.adapters_dir.",
+                    param="adapter",
+                    code="model_not_found",
+                )
+            assert self._dir is not None
+            self._names[name] = _Name(self._dir / name)
+        return self._names[name]
+
+    def _check_free(self, name: str, replace: bool) -> None:
+        if name in self and not replace:
+            raise InvalidRequest(
+                f"The lora adapter {name!r} has already been loaded. If you want to load the adapter in place, set "
+                "'load_inplace' to True.",
+                param="lora_name",
+            )
+
+    def _enter(self, name: str, known: _Name, served: Served, content: str) -> LoadedAdapter:
+        if not self._has_room():
+            raise Overloaded(
+                f"all {self._max_loaded} adapters that may be loaded at once are in use "
+                "(engine.max_loaded_adapters). Try again later.",
+                code="adapters_busy",
+            )
+        if len(self._loaded) >= self._max_loaded:
+            self._evict()
+        if content != known.checksum:
+            known.version, known.checksum = known.version + 1, content
+        key = self._keys.setdefault(content, len(self._keys) + 1)
+        adapter = LoadedAdapter(name, known.version, key, served, served.nbytes)
+        self._loaded[adapter] = None
+        known.current = adapter
+        self.totals.loads += 1
+        facts = {"adapter": name, "version": adapter.version, "bytes": adapter.nbytes}
+        log.info("adapter loaded", extra=facts)
+        return adapter
+
+    def _share(self, adapter: LoadedAdapter) -> LoadedAdapter:
+        adapter.holders += 1
+        self._loaded[adapter] = None
+        self._loaded.move_to_end(adapter)
+        return adapter
+
+    def _retire(self, adapter: LoadedAdapter) -> None:
+        adapter.old = True
+        if adapter.holders == 0:
+            self._loaded.pop(adapter, None)
+            self._changed.notify_all()
+
+    def _settled(self, name: str, known: _Name) -> bool:
+        """Whether there is nothing to wait for."""
+        gone = self._closed or self._names.get(name) is not known
+        return gone or known.current is not None or self._has_room()
+
+    def _has_room(self) -> bool:
+        return len(self._loaded) < self._max_loaded or any(not adapter.holders for adapter in self._loaded)
+
+    def _evict(self) -> None:
+        idle = next(adapter for adapter in self._loaded if adapter.holders == 0)
+        del self._loaded[idle]
+        idle.old = True
+        self._names[idle.name].current = None
+        self.totals.evictions += 1
+
+
+def _checksum(tensors: Iterable[tuple[str, Tensor]]) -> str:
+    total = hashlib.sha256()
+    for name, tensor in tensors:
+        total.update(f"{name}{list(tensor.shape)}".encode())
+        total.update(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return total.hexdigest()
+
+
+def unloaded(name: str) -> NotFound:
+    return NotFound(
+        f"the adapter {name!r} was unloaded while the request waited. Load it again, or ask for another model.",
+        param="model",
+        code="model_not_found",
+    )

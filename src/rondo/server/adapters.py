@@ -1,0 +1,50 @@
+"""Loading and unloading adapters under vLLM's names: thin translations for the operator."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from rondo.base.errors import InvalidRequest, NotFound
+from rondo.client.openai import Wire, parse
+from rondo.engine.async_engine import AsyncEngine
+from rondo.server.admin import admin_route
+from rondo.server.completions import Served
+from rondo.server.http import read_body
+
+LOAD, UNLOAD = ADAPTER_PATHS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+
+
+class LoadAdapter(Wire):
+    lora_name: str
+    lora_path: str
+    load_inplace: bool = False
+
+
+class UnloadAdapter(Wire):
+    lora_name: str
+    lora_int_id: None = None
+
+
+def adapter_routes(engine: AsyncEngine, served: Served, key: str | None) -> list[Route]:
+    async def load(request: Request) -> Response:
+        body = parse(LoadAdapter, await read_body(request, served.max_body_bytes))
+        if not body.lora_name or not body.lora_path:
+            raise InvalidRequest("Both 'lora_name' and 'lora_path' must be provided.", param="lora_name")
+        if served.is_base(body.lora_name):
+            raise InvalidRequest(
+                f"{body.lora_name!r} is the name of the model itself: give the adapter another.",
+                param="lora_name",
+            )
+        await engine.load_adapter(body.lora_name, body.lora_path, body.load_inplace)
+        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
+
+    async def unload(request: Request) -> Response:
+        body = parse(UnloadAdapter, await read_body(request, served.max_body_bytes))
+        if not engine.has_adapter(body.lora_name):
+            raise NotFound(f"The lora adapter '{body.lora_name}' cannot be found.", param="lora_name")
+        await engine.unload_adapter(body.lora_name)
+        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
+
+    return [admin_route(LOAD, load, key), admin_route(UNLOAD, unload, key)]
