@@ -95,6 +95,17 @@ def test_samples_that_part_carry_their_scales_along(tiny, kv_dtype):
     assert len({tuple(tokens) for tokens in want}) > 2
 
 
+@pytest.mark.parametrize("kv_dtype", SMALL)
+def test_proposals_change_no_token(tiny, kv_dtype):
+    """Tokens that are computed side by side see of each other what is stored."""
+    prompts = [[5, 6, 7, 8] * 6, [9] * 13]
+    greedy = ALONE.with_(temperature=0.0)
+    want = [sample.token_ids for sample in samples(engine(tiny, kv_dtype=kv_dtype), prompts, greedy)]
+    llm = engine(tiny, kv_dtype=kv_dtype, speculation="ngram", speculation_adaptive=False)
+    assert [sample.token_ids for sample in samples(llm, prompts, greedy)] == want
+    assert llm.core.speculation.counters.accepted > 0
+
+
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 def test_blocks_move_whole(tiny, kv_dtype):
     specs, dtype = tiny.attention_specs(), KV_DTYPES[kv_dtype]

@@ -98,7 +98,7 @@ static inline void keep(int64_t type, float *restrict row, void *pages, float *s
     } else narrow(type, row, pages, index * dim, dim);
 }
 
-#ifdef __F16C__
+#if defined __AVX2__ && defined __F16C__
 #include <immintrin.h>
 
 static inline void eight_f16(const uint16_t *from, float *to) {
@@ -111,6 +111,9 @@ static inline void eight_fp8(const uint8_t *from, float *to) {
     const __m128i half = _mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16((short)0xbf80));
     _mm256_storeu_ps(to, _mm256_mul_ps(_mm256_cvtph_ps(half), _mm256_set1_ps(256.0f)));
 }
+static inline void eight_int8(const int8_t *from, float *to) {
+    _mm256_storeu_ps(to, _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)from))));
+}
 #else
 static inline void eight_f16(const uint16_t *from, float *to) {
     for (int64_t i = 0; i < 8; i++) to[i] = from_f16(from[i]);
@@ -119,14 +122,14 @@ static inline void eight_f16(const uint16_t *from, float *to) {
 static inline void eight_fp8(const uint8_t *from, float *to) {
     for (int64_t i = 0; i < 8; i++) to[i] = from_fp8(from[i]);
 }
+
+static inline void eight_int8(const int8_t *from, float *to) {
+    for (int64_t i = 0; i < 8; i++) to[i] = from[i];
+}
 #endif
 
 static inline void eight_bf16(const uint16_t *from, float *to) {
     for (int64_t i = 0; i < 8; i++) to[i] = from_bf16(from[i]);
-}
-
-static inline void eight_int8(const int8_t *from, float *to) {
-    for (int64_t i = 0; i < 8; i++) to[i] = from[i];
 }
 
 #define WIDEN_ROWS(T, EIGHT, ONE)                                                                                      \

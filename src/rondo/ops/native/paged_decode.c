@@ -40,6 +40,8 @@ typedef int32_t HalfIndex __attribute__((vector_size(2 * LANES)));
 #define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (HalfIndex){__VA_ARGS__})
 #endif
 
+#define ALWAYS_INLINE static inline __attribute__((always_inline))
+
 static inline int64_t padded(int64_t dim) { return (dim + LANES - 1) / LANES * LANES; }
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
@@ -58,9 +60,9 @@ typedef struct {
     int64_t stride;
 } Work;
 
-/* What one thread needs: the scaled query, a slice's scores, and tiles of rows as floats. Padding in them is 0. */
+/* What one thread needs: the scaled query, a slice's scores, and of a tile the scales and the rows as floats. Padding in them is 0. */
 typedef struct {
-    float *query, *scores, *keys, *values;
+    float *query, *scores, *scales, *keys, *values;
 } Scratch;
 
 /* Cephes' expf without its special cases: arguments are never above 0 here. */
@@ -84,28 +86,32 @@ static inline Half halved(Vec x) {
     return u.halves[0] + u.halves[1];
 }
 
-/* Four products of a query with rows, `apart` floats from one to the next; the last row stands in for missing ones. */
-static inline void dot_four(const float *query, const float *rows, int64_t apart, int64_t count, int64_t D, float *out) {
-    const float *a = rows, *b = rows + least(1, count - 1) * apart, *c = rows + least(2, count - 1) * apart,
-                *d = rows + least(3, count - 1) * apart;
-    Vec sa = {0}, sb = {0}, sc = {0}, sd = {0};
-    for (int64_t i = 0; i < D; i += LANES) {
-        const Vec q = *(const Vec *)(query + i);
-        sa += q * *(const Vec *)(a + i);
-        sb += q * *(const Vec *)(b + i);
-        sc += q * *(const Vec *)(c + i);
-        sd += q * *(const Vec *)(d + i);
+/* Products of a query with rows that are `apart` floats from one to the next, four at a time so that sums of lanes are
+ * shared; the last row stands in for missing ones, so that a row's product does not depend on the others. */
+ALWAYS_INLINE void dot(const float *query, const float *rows, int64_t apart, int64_t count, float *out, const int64_t D) {
+    for (int64_t t = 0; t < count; t += 4) {
+        const int64_t last = count - 1 - t;
+        const float *a = rows + t * apart, *b = a + least(1, last) * apart, *c = a + least(2, last) * apart,
+                    *d = a + least(3, last) * apart;
+        Vec sa = {0}, sb = {0}, sc = {0}, sd = {0};
+        for (int64_t i = 0; i < D; i += LANES) {
+            const Vec q = *(const Vec *)(query + i);
+            sa += q * *(const Vec *)(a + i);
+            sb += q * *(const Vec *)(b + i);
+            sc += q * *(const Vec *)(c + i);
+            sd += q * *(const Vec *)(d + i);
+        }
+        const Half ha = halved(sa), hb = halved(sb), hc = halved(sc), hd = halved(sd);
+        const Half ab = SHUFFLE(ha, hb, 0, 4, 1, 5) + SHUFFLE(ha, hb, 2, 6, 3, 7);
+        const Half cd = SHUFFLE(hc, hd, 0, 4, 1, 5) + SHUFFLE(hc, hd, 2, 6, 3, 7);
+        const Half all = SHUFFLE(ab, cd, 0, 1, 4, 5) + SHUFFLE(ab, cd, 2, 3, 6, 7);
+        if (last >= 3) memcpy(out + t, &all, sizeof all);
+        else memcpy(out + t, &all, (last + 1) * sizeof(float));
     }
-    const Half ha = halved(sa), hb = halved(sb), hc = halved(sc), hd = halved(sd);
-    const Half ab = SHUFFLE(ha, hb, 0, 4, 1, 5) + SHUFFLE(ha, hb, 2, 6, 3, 7);
-    const Half cd = SHUFFLE(hc, hd, 0, 4, 1, 5) + SHUFFLE(hc, hd, 2, 6, 3, 7);
-    const Half all = SHUFFLE(ab, cd, 0, 1, 4, 5) + SHUFFLE(ab, cd, 2, 3, 6, 7);
-    if (count >= 4) memcpy(out, &all, sizeof all);
-    else memcpy(out, &all, count * sizeof(float));
 }
 
 /* sum [D] += weights [count] @ rows [count, D]. */
-static inline void add_rows(const float *weights, const float *rows, int64_t apart, int64_t count, int64_t D, float *sum) {
+ALWAYS_INLINE void add(const float *weights, const float *rows, int64_t apart, int64_t count, float *sum, const int64_t D) {
     int64_t i = 0;
     for (; i + 4 * LANES <= D; i += 4 * LANES) {
         Vec *s = (Vec *)(sum + i);
@@ -126,11 +132,30 @@ static inline void add_rows(const float *weights, const float *rows, int64_t apa
     }
 }
 
+/* Loops over a size that the compiler knows become a few vector instructions. */
+#define FOR_SIZE(NAME)                                                                                                 \
+    static void NAME##_rows(const float *x, const float *rows, int64_t apart, int64_t count, float *out, int64_t D) {  \
+        if (D == 32) NAME(x, rows, apart, count, out, 32);                                                             \
+        else if (D == 64) NAME(x, rows, apart, count, out, 64);                                                        \
+        else if (D == 128) NAME(x, rows, apart, count, out, 128);                                                      \
+        else NAME(x, rows, apart, count, out, D);                                                                      \
+    }
+FOR_SIZE(dot)
+FOR_SIZE(add)
+
 /* The tokens from `t` on, at most to `to`, that lie in one page and fill one tile; `row` is where they begin. */
 static inline int64_t tile_at(const Args *a, int64_t request, int64_t t, int64_t to, int64_t *row) {
     const int64_t page = t / a->size;
     *row = a->tables[request * a->pages + page] * a->size + t % a->size;
     return least(least(to, (page + 1) * a->size) - t, TILE);
+}
+
+static inline void read_scales(const float *from, int64_t step, int64_t count, float *restrict to) {
+    for (int64_t i = 0; i < count; i++) to[i] = from[i * step];
+}
+
+static inline void multiply(float *restrict row, const float *restrict by, int64_t count) {
+    for (int64_t i = 0; i < count; i++) row[i] *= by[i];
 }
 
 static void write_row(const Args *a, int64_t request, int64_t head, float *row) {
@@ -141,13 +166,24 @@ static void write_row(const Args *a, int64_t request, int64_t head, float *row) 
     keep(a->kept, row, a->values, a->value_scales, to, a->value_dim);
 }
 
+/* By lanes: one after another, each comparison would wait for the one before. */
+static float largest(const float *row, int64_t count) {
+    float lanes[LANES], most = row[0];
+    for (int64_t i = 0; i < LANES; i++) lanes[i] = most;
+    int64_t t = 0;
+    for (; t + LANES <= count; t += LANES)
+        for (int64_t i = 0; i < LANES; i++) lanes[i] = row[t + i] > lanes[i] ? row[t + i] : lanes[i];
+    for (; t < count; t++) most = row[t] > most ? row[t] : most;
+    for (int64_t i = 0; i < LANES; i++) most = lanes[i] > most ? lanes[i] : most;
+    return most;
+}
+
 /* Scores to weights relative to the largest, in place. */
 static void weigh(const Args *a, float *restrict row, int64_t count, float *top, float *total) {
     const float cap = a->softcap;
     if (cap > 0)
         for (int64_t t = 0; t < count; t++) row[t] = cap * tanhf(row[t] / cap);
-    float most = row[0], sum = 0;
-    for (int64_t t = 0; t < count; t++) most = row[t] > most ? row[t] : most;
+    float most = largest(row, count), sum = 0;
     for (int64_t t = 0; t < count; t++) {
         row[t] = exp_neg(row[t] - most);
         sum += row[t];
@@ -167,12 +203,11 @@ static void attend_slice(const Args *a, const Slice *slice, int64_t head, Scratc
     for (int64_t t = from; t < to; t += count) {
         count = tile_at(a, b, t, to, &row);
         const float *keys = rows_of(a->kept, a->keys, row * KV + head, KV, count, a->dim, D, x.keys, &apart);
+        if (a->key_scales) read_scales(a->key_scales + row * KV + head, KV, count, x.scales);
         for (int64_t g = 0; g < G; g++) {
             float *scores = x.scores + g * SLICE + t - from;
-            for (int64_t i = 0; i < count; i += 4)
-                dot_four(x.query + g * D, keys + i * apart, apart, count - i, D, scores + i);
-            if (a->key_scales)
-                for (int64_t i = 0; i < count; i++) scores[i] *= a->key_scales[(row + i) * KV + head];
+            dot_rows(x.query + g * D, keys, apart, count, scores, D);
+            if (a->key_scales) multiply(scores, x.scales, count);
         }
     }
     for (int64_t g = 0; g < G; g++) {
@@ -183,11 +218,11 @@ static void attend_slice(const Args *a, const Slice *slice, int64_t head, Scratc
     for (int64_t t = from; t < to; t += count) {
         count = tile_at(a, b, t, to, &row);
         const float *values = rows_of(a->kept, a->values, row * KV + head, KV, count, a->value_dim, DV, x.values, &apart);
+        if (a->value_scales) read_scales(a->value_scales + row * KV + head, KV, count, x.scales);
         for (int64_t g = 0; g < G; g++) {
             float *weights = x.scores + g * SLICE + t - from;
-            if (a->value_scales)
-                for (int64_t i = 0; i < count; i++) weights[i] *= a->value_scales[(row + i) * KV + head];
-            add_rows(weights, values, apart, count, DV, partial + g * stride + 2);
+            if (a->value_scales) multiply(weights, x.scales, count);
+            add_rows(weights, values, apart, count, partial + g * stride + 2, DV);
         }
     }
 }
@@ -247,9 +282,10 @@ static int run_all(const Args *a, const Work *work, int64_t tasks) {
     int failed = 0;
 #pragma omp parallel num_threads(a->threads) if (a->threads > 1)
     {
-        float *memory = calloc(G * D + scores + TILE * (D + DV), sizeof(float));
+        float *memory = calloc(G * D + scores + TILE * (1 + D + DV), sizeof(float));
         if (!memory) failed = 1;
-        const Scratch x = {memory, memory + G * D, memory + G * D + scores, memory + G * D + scores + TILE * D};
+        float *tiles = memory + G * D + scores;
+        const Scratch x = {memory, memory + G * D, tiles, tiles + TILE, tiles + TILE * (1 + D)};
 #pragma omp for schedule(static)
         for (int64_t task = 0; task < tasks; task++)
             if (memory) run_task(a, work, x, task);
