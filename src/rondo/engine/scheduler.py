@@ -213,15 +213,15 @@ class Scheduler:
             self._publish(request)
 
     def settle(self, requests: Sequence[Request]) -> None:
-        """What `requests` carried has become tokens or not: what has is computed, and the blocks of the rest go
-        back."""
+        """What `requests` carried, if anything, has become tokens or not: what has is computed, and the blocks of the
+        rest go back."""
         size = self.pool.block_size
         for request in requests:
             request.ahead = 0
             request.proposed = []
             request.computed = len(request.tokens) - 1
             request.published = min(request.published, request.computed // size)
-            kept = self.pool.blocks_for(request.computed)
+            kept = self.pool.blocks_for(len(request.tokens))
             self.pool.release(request.blocks[kept:])
             del request.blocks[kept:]
             self._publish(request)

@@ -12,7 +12,7 @@ from collections import deque
 from math import log2
 from statistics import median
 
-SHARE, LEAST_SHARE = 0.04, 0.005
+SHARE, LEAST_SHARE = 0.03, 0.005
 """Of all time, what speculation may lose; halved with each try that failed."""
 WINDOW = 8
 """Steps whose median is what a step takes."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from rondo.engine.request import Request
@@ -55,9 +55,11 @@ class Speculation:
         allowed = load > 0 and (self.controller is None or self.controller.allows(load))
         self.scheduler.lookahead = self.most if allowed else 0
         plan = self.scheduler.schedule()
-        if plan.ahead:
-            self.proposer.propose(plan.ahead)
-        return plan
+        if not plan.ahead:
+            return plan
+        self.proposer.propose(plan.ahead)
+        self.scheduler.settle([request for request in plan.ahead if not request.proposed])
+        return replace(plan, ahead=[request for request in plan.ahead if request.proposed])
 
     def settle(self, plan: Plan, result: StepResult, broken: list[Request]) -> int:
         """The step's tokens are there: what was proposed has become one of them or goes. Returns how many have.
@@ -66,7 +68,7 @@ class Speculation:
         out of `broken` and goes on alone.
         """
         assert result.sampled is not None
-        accepted = sum(self._count(request) for request in plan.ahead if request.proposed)
+        accepted = sum(self._count(request) for request in plan.ahead)
         if NO_TOKEN in result.sampled.tokens:
             for request, token in zip(result.requests, result.sampled.tokens, strict=True):
                 if token == NO_TOKEN and request.proposed:
