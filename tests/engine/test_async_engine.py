@@ -220,10 +220,13 @@ def test_a_request_of_a_paused_engine_is_queued_counted_and_abortable(engine):
 def test_a_pause_that_waits_starts_nothing_new(engine):
     async def main():
         # Four run, the fifth is in the queue when the pause comes.
-        tasks = [asyncio.create_task(collect(engine, str(i), PARAMS.with_(max_tokens=60))) for i in range(5)]
-        await asyncio.sleep(0.02)
+        params, scheduler = PARAMS.with_(max_tokens=200), engine.core.scheduler
+        tasks = [asyncio.create_task(collect(engine, str(i), params)) for i in range(5)]
+        while not (scheduler.num_running == 4 and scheduler.num_waiting == 1):
+            await asyncio.sleep(0)
         pause = asyncio.create_task(engine.pause("wait"))
-        await asyncio.sleep(0.005)
+        while not scheduler.holding:
+            await asyncio.sleep(0)
         assert not engine.ready
         await pause
         assert not engine.core.scheduler.running
