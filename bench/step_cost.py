@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,12 @@ def without_model(core: EngineCore) -> EngineCore:
 
     core.model.trunk = trunk  # type: ignore[method-assign]
     core.model.head = torch.nn.Identity()  # type: ignore[assignment]
-    core.runner.sampler.sample = lambda logits, requests, *rest: Sampled([7] * len(requests), None, {})  # type: ignore[method-assign]
+
+    def sample(logits: Any, batch: Any) -> Any:
+        return SimpleNamespace(read=lambda: Sampled([7] * len(batch.requests), None, {}))
+
+    core.runner.sampler.batch = lambda requests, ahead=None: SimpleNamespace(requests=requests)  # type: ignore[method-assign]
+    core.runner.sampler.sample = sample  # type: ignore[method-assign]
     return core
 
 
@@ -81,7 +87,7 @@ def sampling(running: int, vocab: int, runs: int) -> float:
         sampler.admit(request)
         requests.append(request)
     logits = torch.from_numpy(np.random.default_rng(0).normal(size=(running, vocab)).astype(np.float32))
-    return milliseconds(lambda: sampler.sample(logits, requests), runs)
+    return milliseconds(lambda: sampler.sample(logits, sampler.batch(requests)).read(), runs)
 
 
 def streaming(folder: Path, runs: int) -> float:

@@ -236,3 +236,16 @@ def test_proposals_are_checked_with_the_adapter(folder: Path, speculation: str) 
     plain = engine(folder).generate(prompts, params, adapter=names)
     assert [o.outputs[0].token_ids for o in outputs] == [o.outputs[0].token_ids for o in plain]
     assert llm.core.speculation.counters.accepted > 0
+
+
+def test_the_overlapped_loop_says_the_same(folder: Path) -> None:
+    prompts = [prompt(5 + i, i) for i in range(len(ALL))]
+    params = GREEDY.with_(max_tokens=12)
+    plain, overlapped = (
+        [
+            output.outputs[0].token_ids
+            for output in engine(folder, overlap=on).generate(prompts, params, adapter=ALL)
+        ]
+        for on in (False, True)
+    )
+    assert plain == overlapped

@@ -1,6 +1,7 @@
 """What the engine says must be what the model says: compared with transformers, token by token."""
 
 import random
+from functools import partial
 
 import pytest
 import torch
@@ -16,8 +17,14 @@ from rondo.ops import token_logprobs
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True, detokenize=False)
 
 
-def engine(model, **config) -> LLM:
-    return LLM(model, config=EngineConfig(**{"block_size": 4, "max_num_seqs": 16, **config}))
+def make(model, eos_ids=None, **config) -> LLM:
+    return LLM(model, config=EngineConfig(**{"block_size": 4, "max_num_seqs": 16, **config}), eos_ids=eos_ids)
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "overlapped"])
+def engine(request):
+    """Makes an engine; all that it says is the same with either loop."""
+    return partial(make, overlap=request.param)
 
 
 def prompts(count: int, seed: int = 0, longest: int = 40) -> list[list[int]]:
@@ -64,7 +71,7 @@ def expected(tiny, tmp_path_factory) -> tuple[list[list[int]], list[list[int]]]:
     ],
     ids=str,
 )
-def test_greedy_equals_transformers(tiny, expected, config):
+def test_greedy_equals_transformers(tiny, engine, expected, config):
     ids, want = expected
     llm = engine(tiny, **config)
     assert answers(llm, ids) == want
@@ -77,7 +84,7 @@ def test_greedy_equals_transformers(tiny, expected, config):
     assert llm.core.pool.used == 0
 
 
-def test_samples_do_not_depend_on_neighbours_nor_on_scheduling(tiny):
+def test_samples_do_not_depend_on_neighbours_nor_on_scheduling(tiny, engine):
     ids = prompts(8, seed=1)
     params = [
         SamplingParams(seed=i, max_tokens=12, detokenize=False, top_p=0.9 if i % 2 else 1.0) for i in range(8)
@@ -88,7 +95,7 @@ def test_samples_do_not_depend_on_neighbours_nor_on_scheduling(tiny):
     assert together == alone == tight
 
 
-def test_engine_seed_reproduces_and_differs(tiny):
+def test_engine_seed_reproduces_and_differs(tiny, engine):
     params = SamplingParams(max_tokens=20, detokenize=False, ignore_eos=True)
     first = answers(engine(tiny, seed=1), prompts(2), params)
     assert first == answers(engine(tiny, seed=1), prompts(2), params)
@@ -96,7 +103,7 @@ def test_engine_seed_reproduces_and_differs(tiny):
 
 
 @pytest.mark.parametrize(("mode", "temperature"), [("scaled", 0.7), ("raw", 0.7), ("scaled", 0.0)])
-def test_logprobs_are_the_learners(tiny, mode, temperature):
+def test_logprobs_are_the_learners(tiny, engine, mode, temperature):
     params = SamplingParams(
         max_tokens=15,
         temperature=temperature,
@@ -137,7 +144,7 @@ def test_logprobs_are_the_learners(tiny, mode, temperature):
     ],
     ids=str,
 )
-def test_n_samples_are_those_of_separate_requests(tiny, config):
+def test_n_samples_are_those_of_separate_requests(tiny, engine, config):
     """Whatever two samples share, and wherever they part: each gives what it gives alone."""
     ids = prompts(4, seed=4)
     params = SamplingParams(temperature=0.3, max_tokens=16, seed=5, n=6, logprobs=0, detokenize=False)
@@ -158,13 +165,13 @@ def test_n_samples_are_those_of_separate_requests(tiny, config):
     assert llm.core.pool.used == 0
 
 
-def test_samples_are_computed_once_until_they_part(tiny):
+def test_samples_are_computed_once_until_they_part(tiny, engine):
     core = engine(tiny).core
     samples = core.add(GenerateRequest("a", [5] * 9, GREEDY.with_(n=8, max_tokens=10)))
     rows = []
-    run = core.runner.run
-    core.runner.run = lambda plan: (rows.append(len(plan.decodes) + len(plan.chunks)), run(plan))[1]
-    for _ in range(4):
+    prepare = core.runner.prepare
+    core.runner.prepare = lambda plan: (rows.append(len(plan.decodes) + len(plan.chunks)), prepare(plan))[1]
+    while samples[0].generated < 4:
         core.step()
     assert len(core.scheduler.running) == 1
     assert core.scheduler.num_running == 8
@@ -179,19 +186,20 @@ def test_samples_are_computed_once_until_they_part(tiny):
     assert core.pool.used == 0
 
 
-def test_every_token_says_which_weights_made_it(tiny):
+def test_every_token_says_which_weights_made_it(tiny, engine):
     llm = engine(tiny)
     core = llm.core
     (request,) = core.add(GenerateRequest("a", [5] * 9, GREEDY))
-    for _ in range(5):
+    while request.generated < 5:
         core.step()
     core.start_weight_update()
+    before = request.generated
     with pytest.raises(Conflict):
         core.step()
     core.finish_weight_update(3)
     while core.has_work:
         core.step()
-    assert request.weight_versions == [0] * 5 + [3] * 15
+    assert request.weight_versions == [0] * before + [3] * (20 - before)
     hits = core.scheduler.counters.prefix_hits
     llm.generate([[5] * 9], GREEDY)
     assert core.scheduler.counters.prefix_hits == hits
@@ -202,7 +210,7 @@ def test_every_token_says_which_weights_made_it(tiny):
         core.finish_weight_update(3)
 
 
-def test_stop_tokens_and_lengths(tiny, expected):
+def test_stop_tokens_and_lengths(tiny, engine, expected):
     ids, want = expected
     llm = engine(tiny)
     (output,) = llm.generate(
@@ -218,8 +226,8 @@ def test_stop_tokens_and_lengths(tiny, expected):
     assert output.outputs[0].finish_reason == "length"
 
 
-def test_min_tokens_holds_the_end_back(tiny):
-    llm = LLM(tiny, config=EngineConfig(), eos_ids=range(48))
+def test_min_tokens_holds_the_end_back(tiny, engine):
+    llm = engine(tiny, eos_ids=range(48))
     free = llm.generate([[5, 6]], SamplingParams(seed=1, max_tokens=30, detokenize=False))[0].outputs[0]
     held = llm.generate([[5, 6]], SamplingParams(seed=1, max_tokens=30, min_tokens=25, detokenize=False))[
         0
@@ -227,7 +235,7 @@ def test_min_tokens_holds_the_end_back(tiny):
     assert len(free.token_ids) < 25 <= len(held.token_ids)
 
 
-def test_what_cannot_be_served_is_refused(tiny):
+def test_what_cannot_be_served_is_refused(tiny, engine):
     llm = engine(tiny, max_model_len=32, max_queued=4)
     for prompt, param in (([], "prompt"), ([3] * 32, "prompt"), ([97], "prompt"), ([-1], "prompt")):
         with pytest.raises(InvalidRequest) as caught:

@@ -73,7 +73,7 @@ def test_a_mixed_batch_gives_each_request_its_own():
         for row, i in enumerate(which):
             requests[i].row = row
             sampler.admit(requests[i])
-        return sampler.sample(logits[which], [requests[i] for i in which])
+        return sampler.sample(logits[which], sampler.batch([requests[i] for i in which])).read()
 
     together = sample(list(range(6)))
     for i in range(6):

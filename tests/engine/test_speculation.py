@@ -356,12 +356,12 @@ def test_proposals_that_are_not_finite_do_no_harm(tiny):
             # As where the mask is added to the scores: one that is not finite spoils its whole row.
             forward = core.runner.forward
 
-            def spoiling(plan, forward=forward):
-                leaders, logits = forward(plan)
-                for i, request in enumerate(leaders):
+            def spoiling(step, forward=forward):
+                logits = forward(step)
+                for i, request in enumerate(step.requests):
                     if request.proposed:
                         logits[i] = torch.nan
-                return leaders, logits
+                return logits
 
             core.runner.forward = spoiling
         (request,) = core.add(GenerateRequest("a", [5, 6, 7], params))

@@ -26,6 +26,7 @@ from rondo.engine.metrics import EngineMetrics
 from rondo.engine.output import SampleReader, TextSource
 from rondo.engine.request import Request
 from rondo.engine.sleep import check_level
+from rondo.engine.step import NOTHING, Step
 from rondo.engine.streams import Stream, Streams, answer, settle
 
 log = get_logger("rondo.engine")
@@ -254,7 +255,9 @@ class AsyncEngine:
                 log.exception("a command came too late")
 
     def _step(self) -> None:
-        step = self.core.step()
+        self._tell(self.core.step())
+
+    def _tell(self, step: Step) -> None:
         self.metrics.observe(step, time.monotonic())
         self._streams.wake({request.id for request in (*step.advanced, *step.finished)})
         for request in step.finished:
@@ -277,6 +280,9 @@ class AsyncEngine:
             self._inbox.popleft()()
         if self._lifecycle.hold_is_due:
             self._lifecycle.settle_holds()
+        late = self.core.late()
+        if late is not NOTHING:
+            self._tell(late)
         if self._waiters_are_due():
             settle(self._idle_waiters, None)
 

@@ -29,6 +29,9 @@ class EngineConfig(Section):
         "last batch has ended; static, as long as more come, waits for max_num_seqs of them.",
     )
     prefix_cache: bool = Field(True, description="Keep and share the KV blocks of prompts that begin alike.")
+    overlap: bool = Field(
+        False, description="Plan a step, and account for the one before, while the model computes."
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="Of the weights.")
     kv_dtype: Literal["auto", "float32", "bfloat16", "float16", "int8", "fp8"] = Field(
         "auto", description="Of the KV cache; the weights' by default."

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -15,6 +14,7 @@ from rondo.engine.adapters import Adapters, LoadedAdapter, unloaded
 from rondo.engine.blocks import BlockPool
 from rondo.engine.cache import KVCache, block_bytes, choose_num_blocks, kv_dtype
 from rondo.engine.config import EngineConfig
+from rondo.engine.overlap import Overlap, check_overlap
 from rondo.engine.randomness import derive, mix
 from rondo.engine.request import Request
 from rondo.engine.runner import Runner, StepResult
@@ -23,25 +23,12 @@ from rondo.engine.scheduler import Plan, Scheduler
 from rondo.engine.sleep import Reload, Sleeper, check_level
 from rondo.engine.speculate.make import load_draft, make_speculation
 from rondo.engine.speculate.speculation import accepted_rows
+from rondo.engine.step import NOTHING, Step
 from rondo.models import Decoder
 from rondo.models.adapters.mixed import Mixer
 from rondo.ops.native.build import library
 
 DEFAULT_MAX_MODEL_LEN = 8192
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """`advanced` got a token each, and `extra` more came from accepted proposals; `finished` are done, with their last
-    token or an error; `admitted` began to run."""
-
-    advanced: list[Request]
-    finished: list[Request]
-    admitted: list[Request]
-    extra: int = 0
-
-
-NOTHING = Step([], [], [])
 
 
 class EngineCore:
@@ -55,6 +42,7 @@ class EngineCore:
         reload: Reload | None = None,
     ) -> None:
         self.config = config = config or EngineConfig()
+        check_overlap(config)
         self.model = model
         given = model.config.eos_ids if eos_ids is None else eos_ids
         # A tokenizer may know more tokens than the model does.
@@ -80,6 +68,7 @@ class EngineCore:
         self.runner = Runner(
             model, cache, sampler, config.max_num_seqs, self.max_model_len, Mixer(self.adapters.sites)
         )
+        self._overlap = Overlap(self.scheduler, self.runner, self._advance) if config.overlap else None
         self.sleeper = Sleeper(model, cache, reload)
         self.speculation = make_speculation(config, self.scheduler, self.runner, draft)
         self.updating = False
@@ -102,7 +91,7 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work
+        return self.scheduler.has_work or (self._overlap is not None and self._overlap.busy)
 
     @property
     def whole(self) -> bool:
@@ -173,6 +162,7 @@ class EngineCore:
         self, request_id: str, index: int | None = None, reason: FinishReason = "abort"
     ) -> list[Request]:
         """Ends a request, or one of its samples, whatever it is doing; returns what was ended."""
+        self.stop()
         samples = self._requests.get(request_id, ())
         ended = [r for r in samples if r.finish_reason is None and index in (None, r.index)]
         for request in ended:
@@ -189,6 +179,8 @@ class EngineCore:
             raise Conflict("the engine is asleep: wake it before the next step.")
         if self.torn:
             raise Conflict("weights are being updated: finish the update before the next step.")
+        if self._overlap is not None:
+            return self._overlap.step()
         if self.speculation is None:
             return self._run(self.scheduler.schedule())
         started = self._clock()
@@ -204,12 +196,22 @@ class EngineCore:
     def release(self) -> None:
         self.scheduler.release()
 
+    def stop(self) -> None:
+        """Lets a step that is under way beside the caller finish; what comes of it is told by the next `step`, or by
+        `late` where there is none."""
+        if self._overlap is not None:
+            self._overlap.stop()
+
+    def late(self) -> Step:
+        return NOTHING if self._overlap is None else self._overlap.late()
+
     def start_weight_update(self) -> None:
         """The caller may now write to the model's tensors. Requests stay where they are."""
         if self.updating:
             raise Conflict("a weight update is already going on.")
         if "weights" in self.sleeper.asleep:
             raise Conflict("the weights are asleep, so there is nothing to write to: wake 'weights' first.")
+        self.stop()
         self.updating = self.torn = True
 
     def finish_weight_update(self, version: int) -> None:
@@ -236,6 +238,7 @@ class EngineCore:
         check_level(level)
         if self.updating:
             raise Conflict("a weight update is going on: finish or abort it before the engine sleeps.")
+        self.stop()
         self.scheduler.preempt_all()
         self.adapters.drop_idle()
         self.sleeper.sleep(level)

@@ -35,7 +35,7 @@ class Lifecycle:
         if self.paused or not self.core.whole:
             return False
         scheduler = self.core.scheduler
-        return scheduler.in_progress if scheduler.holding else scheduler.has_work
+        return scheduler.in_progress if scheduler.holding else self.core.has_work
 
     @property
     def hold_is_due(self) -> bool:
@@ -43,6 +43,7 @@ class Lifecycle:
 
     def pause(self, abort: bool) -> None:
         self.paused = True
+        self.core.stop()
         self._stop(abort, "another pause stopped the requests that this one waited for.")
 
     def resume(self) -> None:

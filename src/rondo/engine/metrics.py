@@ -10,9 +10,10 @@ from collections.abc import Iterator, Sequence
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from rondo.engine.core import EngineCore, Step
+from rondo.engine.core import EngineCore
 from rondo.engine.request import Request
 from rondo.engine.speculate.speculation import SpeculationCounters
+from rondo.engine.step import Step
 
 LATENCY = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 FIRST_TOKEN = (

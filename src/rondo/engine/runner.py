@@ -14,7 +14,7 @@ from torch import Tensor
 from rondo.engine.attend import Paged, Piece, StepLayout, piece_shape, together
 from rondo.engine.cache import KVCache
 from rondo.engine.request import Request
-from rondo.engine.sampler import Sampled, Sampler
+from rondo.engine.sampler import Batch, Drawn, Sampled, Sampler
 from rondo.engine.scheduler import Plan
 from rondo.models import Decoder
 from rondo.models.adapters.mixed import Mixer, Mixture, Served, Span
@@ -31,6 +31,28 @@ class StepResult:
 
     requests: list[Request]
     sampled: Sampled | None
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A step laid out. What it needs of its requests is copied, so that they may move on while it runs.
+
+    `read` are the rows of the flat row that give logits, `counts` how many requests (a leader and its riders) sample
+    from each; `batch` is None where nobody has caught up.
+    """
+
+    copies: list[tuple[int, int]]
+    tokens: Tensor
+    positions: Tensor
+    layout: StepLayout
+    mixture: Mixture | None
+    read: Tensor | None
+    counts: Tensor | None
+    batch: Batch | None
+
+    @property
+    def requests(self) -> list[Request]:
+        return [] if self.batch is None else self.batch.requests
 
 
 class Runner:
@@ -53,34 +75,47 @@ class Runner:
         self._tables = np.zeros((max_num_seqs, pages), dtype=np.int64)
         self._filled = [0] * max_num_seqs
 
-    @torch.inference_mode()
     def run(self, plan: Plan) -> StepResult:
-        leaders, logits = self.forward(plan)
-        if logits is None:
-            return StepResult([], None)
-        requests = [each for leader in leaders for each in (leader, *leader.riders)]
-        ahead = _offsets(_rows_of(dict.fromkeys(leaders))) if plan.ahead else None
-        if len(requests) > len(leaders):
-            counts = np.array([1 + len(leader.riders) for leader in leaders], dtype=np.int64)
-            logits = logits.repeat_interleave(self._to_device(counts), 0, output_size=len(requests))
-            ahead = None if ahead is None else ahead.repeat(counts)
-        return StepResult(requests, self.sampler.sample(logits, requests, ahead))
+        step = self.prepare(plan)
+        drawn = self.execute(step)
+        return StepResult(step.requests, None if drawn is None else drawn.read())
 
-    @torch.inference_mode()
-    def forward(self, plan: Plan) -> tuple[list[Request], Tensor | None]:
-        """The logits for the next token of those that caught up, one row each, and one more for each proposal."""
-        if plan.copies:
-            self.cache.copy(plan.copies)
+    def prepare(self, plan: Plan) -> Prepared:
         for request in plan.admitted:
             self._filled[request.row] = 0
             self.sampler.admit(request)
         chunks = sorted(plan.chunks, key=_shape)
         tokens, positions, layout = self._lay_out(plan, chunks)
         leaders, rows = _caught_up(plan, chunks)
-        read = None if len(rows) == len(tokens) else self._to_device(np.array(rows, dtype=np.int64))
-        with adding(self._mixture(plan.decodes, chunks, leaders, len(tokens))):
-            x = self.model.trunk(tokens, positions, Paged(self.cache, layout), read)
-        return leaders, self.model.head(x) if leaders else None
+        read = None if len(rows) == len(tokens) else self.to_device(np.array(rows, dtype=np.int64))
+        requests = [each for leader in leaders for each in (leader, *leader.riders)]
+        ahead = _offsets(_rows_of(dict.fromkeys(leaders))) if plan.ahead and leaders else None
+        counts = None
+        if len(requests) > len(leaders):
+            samples = np.array([1 + len(leader.riders) for leader in leaders], dtype=np.int64)
+            counts = self.to_device(samples)
+            ahead = None if ahead is None else ahead.repeat(samples)
+        batch = self.sampler.batch(requests, ahead) if requests else None
+        mixture = self._mixture(plan.decodes, chunks, leaders, len(tokens))
+        return Prepared(plan.copies, tokens, positions, layout, mixture, read, counts, batch)
+
+    @torch.inference_mode()
+    def execute(self, step: Prepared) -> Drawn | None:
+        logits = self.forward(step)
+        if logits is None or step.batch is None:
+            return None
+        if step.counts is not None:
+            logits = logits.repeat_interleave(step.counts, 0, output_size=len(step.requests))
+        return self.sampler.sample(logits, step.batch)
+
+    @torch.inference_mode()
+    def forward(self, step: Prepared) -> Tensor | None:
+        """The logits for the next token of those that caught up, one row each, and one more for each proposal."""
+        if step.copies:
+            self.cache.copy(step.copies)
+        with adding(step.mixture):
+            x = self.model.trunk(step.tokens, step.positions, Paged(self.cache, step.layout), step.read)
+        return None if step.batch is None else self.model.head(x)
 
     def doubt(self, request: Request, length: int) -> None:
         """Of the request's blocks, those beyond `length` tokens may not be the same in the next step."""
@@ -123,7 +158,7 @@ class Runner:
         if decodes:
             longest = int(at.max()) + 1
             tables = self._tables[:, : -(-longest // size)].take(rows, axis=0)
-            on_device = self._to_device(tables), self._to_device(lengths), self._to_device(slots)
+            on_device = self.to_device(tables), self.to_device(lengths), self.to_device(slots)
             step = DecodeStep(*on_device, longest)
         fresh: list[int] = []
         pieces: list[Piece] = []
@@ -150,9 +185,9 @@ class Runner:
             lengths = np.concatenate(length_parts)
         groups = together(pieces, size, self.device)
         layout = StepLayout(
-            self._to_device(lengths), step, self._to_device(slots), fresh, groups, bool(plan.ahead)
+            self.to_device(lengths), step, self.to_device(slots), fresh, groups, bool(plan.ahead)
         )
-        return self._to_device(np.array(tokens, dtype=np.int64)), self._to_device(at), layout
+        return self.to_device(np.array(tokens, dtype=np.int64)), self.to_device(at), layout
 
     def _fill(self, request: Request) -> None:
         row, blocks = request.row, request.blocks
@@ -160,7 +195,7 @@ class Runner:
         self._tables[row, filled : len(blocks)] = blocks[filled:]
         self._filled[row] = len(blocks)
 
-    def _to_device(self, array: Ints) -> Tensor:
+    def to_device(self, array: Ints) -> Tensor:
         tensor = torch.from_numpy(array)
         return tensor if self.device.type == "cpu" else tensor.to(self.device, non_blocking=True)
 

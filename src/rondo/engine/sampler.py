@@ -34,6 +34,55 @@ class Sampled:
     top: dict[int, list[tuple[int, float]]]
     """The likeliest alternatives, for the rows that asked."""
 
+    def only(self, rows: list[int]) -> Sampled:
+        logprobs = None if self.logprobs is None else [self.logprobs[row] for row in rows]
+        top = {i: self.top[row] for i, row in enumerate(rows) if row in self.top}
+        return Sampled([self.tokens[row] for row in rows], logprobs, top)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What sampling must know of the requests, one entry a row of the logits: they may change while a step runs."""
+
+    requests: list[Request]
+    ahead: Ints | None
+    needs: Ints
+    wanted: int
+    """What any of them needs."""
+    temperature: np.ndarray
+    limits: tuple[np.ndarray, ...]
+    """top_k, top_p, min_p, where any of them has some."""
+    seeds: np.ndarray
+    positions: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Top:
+    """The likeliest tokens of some rows and their log-probabilities [W, K]; `rows[i]` wants the first `counts[i]`."""
+
+    rows: list[int]
+    counts: list[int]
+    tokens: Tensor
+    logprobs: Tensor
+
+    def read(self) -> dict[int, list[tuple[int, float]]]:
+        each = zip(self.rows, self.counts, self.tokens.tolist(), self.logprobs.tolist(), strict=True)
+        return {row: list(zip(ids[:count], values[:count], strict=True)) for row, count, ids, values in each}
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What was sampled, still on the device."""
+
+    tokens: Tensor
+    logprobs: Tensor | None = None
+    top: Top | None = None
+
+    def read(self) -> Sampled:
+        """Waits for the device."""
+        logprobs = None if self.logprobs is None else self.logprobs.tolist()
+        return Sampled(self.tokens.tolist(), logprobs, {} if self.top is None else self.top.read())
+
 
 class Sampler:
     """Holds each running request's parameters by its row, so that a step gathers them without a loop."""
@@ -63,61 +112,63 @@ class Sampler:
             + RAW * (params.logprobs_mode == "raw")
         )
 
-    def sample(self, logits: Tensor, requests: list[Request], ahead: Ints | None = None) -> Sampled:
-        """logits [R, V], one row a request; or several of one, each after so many of its proposals as `ahead`
-        says."""
+    def batch(self, requests: list[Request], ahead: Ints | None = None) -> Batch:
+        """A request may be there several times, each after so many of its proposals as `ahead` says."""
         rows = np.array([request.row for request in requests], dtype=np.int64)
-        needs = self._needs[rows]
-        wanted = int(np.bitwise_or.reduce(needs))
-        tokens = self._choose(logits, requests, rows, ahead)
-        if not wanted & LOGPROBS:
-            return Sampled(tokens.tolist(), None, {})
-        temperature = np.where(needs & RAW, 1.0, self._temperature[rows]).astype(np.float32)
-        logprobs, top = _logprobs(logits, tokens.clamp(min=0), temperature, requests, needs)
-        return Sampled(tokens.tolist(), logprobs, top)
-
-    def choose(self, logits: Tensor, requests: list[Request]) -> list[int]:
-        """The tokens alone."""
-        rows = np.array([request.row for request in requests], dtype=np.int64)
-        tokens: list[int] = self._choose(logits, requests, rows, None).tolist()
-        return tokens
-
-    def _choose(self, logits: Tensor, requests: list[Request], rows: Ints, ahead: Ints | None) -> Tensor:
-        needs = self._needs[rows]
-        wanted = int(np.bitwise_or.reduce(needs))
-        if wanted & EDITS:
-            logits = self._edit(logits, requests, needs, ahead)
-        temperature = self._temperature[rows]
-        hot = temperature > 0
-        if not hot.any():
-            return likeliest(logits)
         positions = np.array([len(request.tokens) for request in requests], dtype=np.int64)
-        if ahead is not None:
-            positions += ahead
-        draws = torch.from_numpy(
-            uniforms(self._seed[rows], positions.astype(np.uint64)).astype(np.float32)
-        ).to(logits.device)
-        # The largest draws round up to 1, which would fall off the distribution's end.
-        draws.clamp_(max=1 - 2**-24)
-        scale = torch.from_numpy(np.where(hot, temperature, 1.0).astype(np.float32)).to(logits.device)
-        probs = torch.softmax(logits.float() / scale[:, None], dim=-1)
-        tokens = draw(probs, draws)
-        if wanted & FILTERS:
-            which = np.flatnonzero(needs & FILTERS)
-            index = torch.from_numpy(which).to(logits.device)
-            subset = rows[which]
-            limits = (self._top_k[subset], self._top_p[subset], self._min_p[subset])
-            tokens[index] = draw_filtered(probs[index], draws[index], *(torch.from_numpy(x) for x in limits))
-        if not hot.all():
-            tokens = torch.where(torch.from_numpy(hot).to(logits.device), tokens, likeliest(logits))
-        return tokens
+        needs = self._needs[rows]
+        wanted = int(np.bitwise_or.reduce(needs))
+        limits = (self._top_k[rows], self._top_p[rows], self._min_p[rows]) if wanted & FILTERS else ()
+        return Batch(
+            requests,
+            ahead,
+            needs,
+            wanted,
+            self._temperature[rows],
+            limits,
+            self._seed[rows],
+            (positions if ahead is None else positions + ahead).astype(np.uint64),
+        )
 
-    def _edit(self, logits: Tensor, requests: list[Request], needs: Ints, ahead: Ints | None) -> Tensor:
+    def sample(self, logits: Tensor, batch: Batch) -> Drawn:
+        """logits [R, V], one row a request."""
+        tokens = self.choose(logits, batch)
+        if not batch.wanted & LOGPROBS:
+            return Drawn(tokens)
+        temperature = np.where(batch.needs & RAW, 1.0, batch.temperature).astype(np.float32)
+        return _with_logprobs(logits, tokens, temperature, batch)
+
+    def choose(self, logits: Tensor, batch: Batch) -> Tensor:
+        """The tokens alone."""
+        return _choose(self._edit(logits, batch) if batch.wanted & EDITS else logits, batch)
+
+    def _edit(self, logits: Tensor, batch: Batch) -> Tensor:
         """A copy with the biases and penalties of the few requests that have some."""
         logits = logits.float().clone()
-        for i in np.flatnonzero(needs & EDITS).tolist():
-            edit_row(logits[i], requests[i], self.eos_ids, 0 if ahead is None else int(ahead[i]))
+        for i in np.flatnonzero(batch.needs & EDITS).tolist():
+            ahead = 0 if batch.ahead is None else int(batch.ahead[i])
+            edit_row(logits[i], batch.requests[i], self.eos_ids, ahead)
         return logits
+
+
+def _choose(logits: Tensor, batch: Batch) -> Tensor:
+    hot = batch.temperature > 0
+    if not hot.any():
+        return likeliest(logits)
+    draws = torch.from_numpy(uniforms(batch.seeds, batch.positions).astype(np.float32)).to(logits.device)
+    # The largest draws round up to 1, which would fall off the distribution's end.
+    draws.clamp_(max=1 - 2**-24)
+    scale = torch.from_numpy(np.where(hot, batch.temperature, 1.0).astype(np.float32)).to(logits.device)
+    probs = torch.softmax(logits.float() / scale[:, None], dim=-1)
+    tokens = draw(probs, draws)
+    if batch.wanted & FILTERS:
+        which = np.flatnonzero(batch.needs & FILTERS)
+        index = torch.from_numpy(which).to(logits.device)
+        top_k, top_p, min_p = (torch.from_numpy(limit[which]) for limit in batch.limits)
+        tokens[index] = draw_filtered(probs[index], draws[index], top_k, top_p, min_p)
+    if not hot.all():
+        tokens = torch.where(torch.from_numpy(hot).to(logits.device), tokens, likeliest(logits))
+    return tokens
 
 
 def likeliest(logits: Tensor) -> Tensor:
@@ -171,26 +222,20 @@ def edit_row(logits: Tensor, request: Request, eos_ids: tuple[int, ...], ahead: 
             logits[token] = -torch.inf
 
 
-def _logprobs(
-    logits: Tensor, tokens: Tensor, temperature: np.ndarray, requests: list[Request], needs: np.ndarray
-) -> tuple[list[float], dict[int, list[tuple[int, float]]]]:
+def _with_logprobs(logits: Tensor, tokens: Tensor, temperature: np.ndarray, batch: Batch) -> Drawn:
+    known = tokens.clamp(min=0)
     scale: Tensor | float = torch.from_numpy(temperature).to(logits.device)
     first = float(temperature[0])
     if (temperature == first).all():
         scale = first
-    logprobs = token_logprobs(logits, tokens, scale)
-    top: dict[int, list[tuple[int, float]]] = {}
-    which = np.flatnonzero(needs & TOP).tolist()
-    if which:
-        index = torch.tensor(which, device=logits.device)
-        count = max(requests[i].sampling.logprobs or 0 for i in which)
-        best = logits[index].float().topk(min(count, logits.shape[-1]), dim=-1)
-        divisor = torch.from_numpy(np.where(temperature == 0, 1.0, temperature)).to(logits.device)[
-            index, None
-        ]
-        chosen = logits[index].gather(-1, tokens[index, None]).float()
-        values = (logprobs[index, None] + (best.values - chosen) / divisor).tolist()
-        for i, ids, row in zip(which, best.indices.tolist(), values, strict=True):
-            keep = requests[i].sampling.logprobs
-            top[i] = list(zip(ids[:keep], row[:keep], strict=True))
-    return logprobs.tolist(), top
+    logprobs = token_logprobs(logits, known, scale)
+    which = np.flatnonzero(batch.needs & TOP).tolist()
+    if not which:
+        return Drawn(tokens, logprobs)
+    index = torch.tensor(which, device=logits.device)
+    counts = [batch.requests[i].sampling.logprobs or 0 for i in which]
+    best = logits[index].float().topk(min(max(counts), logits.shape[-1]), dim=-1)
+    divisor = torch.from_numpy(np.where(temperature == 0, 1.0, temperature)).to(logits.device)[index, None]
+    chosen = logits[index].gather(-1, known[index, None]).float()
+    values = logprobs[index, None] + (best.values - chosen) / divisor
+    return Drawn(tokens, logprobs, Top(which, counts, best.indices, values))

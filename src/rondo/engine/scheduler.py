@@ -101,6 +101,13 @@ class Scheduler:
         """Whether anything has begun and is not done: it runs, or waits only because it was preempted."""
         return bool(self.running) or self._waiting.in_progress
 
+    @property
+    def roomy(self) -> bool:
+        """Whether the next plan finds the blocks it needs without preempting anybody."""
+        size = self.pool.block_size
+        need = sum(-(-len(request.tokens) // size) - len(request.blocks) for request in self.running)
+        return need <= self.pool.available
+
     def hold(self) -> None:
         """What has begun goes on; the others stay in the queue until `release`."""
         self._waiting.hold()
@@ -201,16 +208,24 @@ class Scheduler:
 
     def commit(self, plan: Plan) -> None:
         """The planned tokens are computed: moves the requests on and publishes the blocks that became full."""
+        self.move(plan)
+        self.publish(plan)
+
+    def move(self, plan: Plan) -> None:
+        """Some may have finished since they were planned."""
+        for request in (*plan.decodes, *plan.chunks):
+            if request.state == "running":
+                request.computed += request.planned
+                request.planned = 0
+
+    def publish(self, plan: Plan) -> None:
         size = self.pool.block_size
         for request in plan.decodes:
-            request.planned = 0
-            request.computed += 1
-            if request.computed % size == 0:
+            if request.computed % size == 0 and request.state == "running":
                 self._publish(request)
         for request in plan.chunks:
-            request.computed += request.planned
-            request.planned = 0
-            self._publish(request)
+            if request.state == "running":
+                self._publish(request)
 
     def settle(self, requests: Sequence[Request]) -> None:
         """What `requests` carried, if anything, has become tokens or not: what has is computed, and the blocks of the

@@ -20,13 +20,14 @@ from rondo.base.errors import ConfigError, RondoError
 from rondo.client.types import FinishReason, GenerateRequest
 from rondo.engine.adapters import LoadedAdapter
 from rondo.engine.config import EngineConfig
-from rondo.engine.core import EngineCore, Step
+from rondo.engine.core import EngineCore
 from rondo.engine.load import torch_dtype
 from rondo.engine.ranks import Ranks, Setup
 from rondo.engine.request import Request
 from rondo.engine.runner import StepResult
 from rondo.engine.scheduler import Plan
 from rondo.engine.speculate.controller import Controller
+from rondo.engine.step import Step
 from rondo.models import parse, read_config
 from rondo.models.checkpoint import check
 from rondo.parallel.group import Group, connect

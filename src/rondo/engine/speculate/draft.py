@@ -118,14 +118,16 @@ class DraftProposer:
 
     def _advance(self, plan: Plan) -> list[Request]:
         """Runs the plan; returns those that got a token and want another."""
-        leaders, logits = self.runner.forward(plan)
+        step = self.runner.prepare(plan)
+        logits = self.runner.forward(step)
         for request in (*plan.decodes, *plan.chunks):
             request.computed += request.planned
             request.planned = 0
-        if logits is None:
+        if logits is None or step.batch is None:
             return []
         going = []
-        for request, token in zip(leaders, self.runner.sampler.choose(logits, leaders), strict=True):
+        tokens: list[int] = self.runner.sampler.choose(logits, step.batch).tolist()
+        for request, token in zip(step.requests, tokens, strict=True):
             if token == NO_TOKEN:
                 self.runner.cache.clean(request.blocks)
                 continue

@@ -1,0 +1,33 @@
+"""What one step of the engine brought."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rondo.engine.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """`advanced` got a token each, and `extra` more came from accepted proposals; `finished` are done, with their last
+    token or an error; `admitted` began to run."""
+
+    advanced: list[Request]
+    finished: list[Request]
+    admitted: list[Request]
+    extra: int = 0
+
+    def __add__(self, later: Step) -> Step:
+        if later is NOTHING:
+            return self
+        if self is NOTHING:
+            return later
+        return Step(
+            self.advanced + later.advanced,
+            self.finished + later.finished,
+            self.admitted + later.admitted,
+            self.extra + later.extra,
+        )
+
+
+NOTHING = Step([], [], [])
