@@ -47,6 +47,14 @@ async def idle(engine):
     assert engine.core.pool.used == 0
 
 
+async def until(check):
+    for _ in range(100_000):
+        if check():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("it did not come to pass")
+
+
 def run(coroutine):
     return asyncio.run(asyncio.wait_for(coroutine, 30))
 
@@ -222,11 +230,9 @@ def test_a_pause_that_waits_starts_nothing_new(engine):
         # Four run, the fifth is in the queue when the pause comes.
         params, scheduler = PARAMS.with_(max_tokens=200), engine.core.scheduler
         tasks = [asyncio.create_task(collect(engine, str(i), params)) for i in range(5)]
-        while not (scheduler.num_running == 4 and scheduler.num_waiting == 1):
-            await asyncio.sleep(0)
+        await until(lambda: scheduler.num_running == 4 and scheduler.num_waiting == 1)
         pause = asyncio.create_task(engine.pause("wait"))
-        while not scheduler.holding:
-            await asyncio.sleep(0)
+        await until(lambda: scheduler.holding)
         assert not engine.ready
         await pause
         assert not engine.core.scheduler.running
