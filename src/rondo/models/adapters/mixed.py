@@ -96,6 +96,7 @@ class Together:
 
     def __init__(self, served: Sequence[Served]) -> None:
         self.served = served
+        self.tokenformers = [(group, one) for group, one in enumerate(served) if one.tokenformers]
         self._pairs: dict[int, Pairs | None] = {}
 
     def pairs(self, site: int) -> Pairs | None:
@@ -148,7 +149,7 @@ class Rows:
         pairs = self.together.pairs(site)
         if pairs is not None:
             add_low_rank(out, x, pairs, self.groups)
-        for group, served in enumerate(self.together.served):
+        for group, served in self.together.tokenformers:
             if site in served.tokenformers:
                 _add_to(served, site, self.groups.each[group], x, out)
 
