@@ -249,3 +249,15 @@ def test_the_overlapped_loop_says_the_same(folder: Path) -> None:
         for on in (False, True)
     )
     assert plain == overlapped
+
+
+@pytest.mark.parametrize("many", [1, 10_000])
+def test_few_rows_and_many_are_the_same(folder: Path, many: int) -> None:
+    """Whether an adapter is applied by itself or together with others."""
+    names = [*ALL, *ALL]
+    prompts = [prompt(3 + 5 * i, i) for i in range(len(names))]
+    want = engine(folder).generate(prompts, GREEDY, adapter=names)
+    llm = engine(folder)
+    llm.core.adapters.sites.many_rows = many
+    got = llm.generate(prompts, GREEDY, adapter=names)
+    assert [o.outputs[0].token_ids for o in got] == [o.outputs[0].token_ids for o in want]

@@ -16,9 +16,12 @@ from rondo.models.adapters.tokenformer import Tokenformer
 from rondo.models.decoder import Decoder
 from rondo.models.parts import Linear
 from rondo.ops import RANK_MULTIPLE, Pair, Pairs, RowGroups, add_low_rank, add_low_rank_to
+from rondo.ops.native.build import library
 
-MANY_ROWS = 32
-"""From this many rows on, ordinary matrix products are the fastest."""
+MANY_ROWS = 256
+"""From this many rows on, an adapter's own matrix products are the fastest."""
+MANY_PADDED_ROWS = 32
+"""The same where those of fewer are padded to one length."""
 
 
 class Sites:
@@ -32,6 +35,9 @@ class Sites:
             path: module for path, module in model.named_modules() if isinstance(module, Linear)
         }
         modules |= {f"layers.{i}.mlp": layer.get_submodule("mlp") for i, layer in enumerate(model.layers)}
+        self.addressable = self.device.type == "cpu" and self.dtype == torch.float32
+        fast = self.addressable and model.dtype == torch.float32 and library("low_rank") is not None
+        self.many_rows = MANY_ROWS if fast else MANY_PADDED_ROWS
         self.paths = {path: site for site, path in enumerate(modules)}
         self.numbers = {module: site for site, module in enumerate(modules.values())}
 
@@ -52,7 +58,7 @@ class Served:
                 self.pairs[site] = shared[key], _padded(part.b.detach().float().T * part.scale, sites)
             elif isinstance(part, Tokenformer):
                 self.tokenformers[site] = part.to(sites.device, sites.dtype).requires_grad_(False)
-        self.addresses = self._addresses(len(sites.paths)) if _addressable(sites) else None
+        self.addresses = self._addresses(len(sites.paths)) if sites.addressable else None
 
     def tensors(self) -> list[tuple[str, Tensor]]:
         """Each once, under a name that says where it belongs."""
@@ -75,10 +81,6 @@ class Served:
         for site, (a, b) in self.pairs.items():
             table[site] = torch.tensor([a.data_ptr(), b.data_ptr(), a.shape[0]])
         return table
-
-
-def _addressable(sites: Sites) -> bool:
-    return sites.device.type == "cpu" and sites.dtype == torch.float32
 
 
 def _padded(matrix: Tensor, sites: Sites) -> Tensor:
@@ -132,8 +134,9 @@ class Rows:
         for span in spans:
             if span.served is not None:
                 rows.setdefault(span.served, []).extend(range(span.start, span.start + span.count))
-        few = [(served, own) for served, own in rows.items() if len(own) < MANY_ROWS]
-        self.many = [(served, _where(own, mixer)) for served, own in rows.items() if len(own) >= MANY_ROWS]
+        most = mixer.sites.many_rows
+        few = [(served, own) for served, own in rows.items() if len(own) < most]
+        self.many = [(served, _where(own, mixer)) for served, own in rows.items() if len(own) >= most]
         self.together: Together | None = None
         if few:
             self.together = mixer.together(tuple(served for served, _ in few))
