@@ -160,6 +160,22 @@ def test_a_batch_is_taken_when_the_last_has_ended(batching):
     assert s.schedule().admitted == [requests[2]]
 
 
+def test_a_batch_is_no_larger_than_it_was_when_it_began():
+    s = make(seqs=4, budget=8, batching="dynamic")
+    first, late = [request(i, 4, new=9) for i in range(4)], group(5, 4, 4, priority=-1)
+    for r in first:
+        s.add(r)
+    finish_step(s, s.schedule())
+    assert s.num_running == 2
+    s.finish(first[0])  # three rows are free now, but two places
+    for r in late:
+        s.add(r)
+    plan = s.schedule()
+    assert plan.admitted == late[:2]
+    finish_step(s, plan)
+    assert s.schedule().admitted == []
+
+
 def test_a_static_batch_waits_while_more_come():
     s = make(seqs=3, batching="static")
     for arrival in range(3):

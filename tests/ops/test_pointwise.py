@@ -118,5 +118,15 @@ def test_what_is_not_finite_stays_so() -> None:
 
 
 def test_extreme_arguments_of_swiglu() -> None:
-    x = torch.tensor([-1e4, -200.0, -90.0, -20.0, 0.0, 20.0, 200.0, 1e4])
+    x = torch.tensor([-3e38, -200.0, -90.0, -20.0, 0.0, 20.0, 200.0, 3e38])
     torch.testing.assert_close(gated("silu", x, torch.ones(8)), gated.reference("silu", x, torch.ones(8)))
+
+
+def test_what_does_not_fit_is_left_to_the_reference() -> None:
+    x = torch.randn(6, 2, 8)
+    with pytest.raises(RuntimeError):
+        rms_norm(x, torch.ones(4), 1e-6)
+    spec, cos, sin = rotation(8, 1, torch.float32)
+    torch.testing.assert_close(rotate(spec, x, cos, sin), rotate.reference(spec, x, cos, sin))
+    batched = torch.vmap(lambda row: rms_norm(row, torch.ones(8), 1e-6))(x)
+    torch.testing.assert_close(batched, rms_norm(x, torch.ones(8), 1e-6))

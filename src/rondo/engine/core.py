@@ -82,8 +82,8 @@ class EngineCore:
             torch.set_num_threads(config.threads)
         if model.device.type == "cpu":
             # Where they must be compiled first, that belongs to loading, not to the first request.
-            library("paged_decode")
-            library("low_rank")
+            for kernels in ("paged_decode", "pointwise", "low_rank"):
+                library(kernels)
 
     @property
     def weight_version(self) -> int:
@@ -174,11 +174,14 @@ class EngineCore:
         for request_id in list(self._requests):
             self.abort(request_id)
 
-    def step(self) -> Step:
+    def _check_awake(self) -> None:
         if self.sleeper.asleep:
             raise Conflict("the engine is asleep: wake it before the next step.")
         if self.torn:
             raise Conflict("weights are being updated: finish the update before the next step.")
+
+    def step(self) -> Step:
+        self._check_awake()
         if self._overlap is not None:
             return self._overlap.step()
         if self.speculation is None:

@@ -361,7 +361,7 @@ class Scheduler:
             request = self._waiting.pop()
             if request is None:
                 break
-            if request.first_cached < 0 and not self._places:
+            if request.first_cached < 0 and self._places <= 0:
                 self._waiting.back(request)
                 break
             root = self._root(request)
@@ -394,6 +394,8 @@ class Scheduler:
         for sibling in leader.siblings:
             if not self._rows:
                 break
+            if sibling.first_cached < 0 and self._places <= 0:
+                continue
             if sibling.state == "waiting" and sibling.tokens == leader.tokens and self._waiting.take(sibling):
                 self._mount(leader, sibling)
                 gathered.append(sibling)

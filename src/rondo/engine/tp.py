@@ -26,6 +26,7 @@ from rondo.engine.ranks import Ranks, Setup
 from rondo.engine.request import Request
 from rondo.engine.runner import StepResult
 from rondo.engine.scheduler import Plan
+from rondo.engine.sleep import check_tags
 from rondo.engine.speculate.controller import Controller
 from rondo.engine.step import Step
 from rondo.models import parse, read_config
@@ -192,11 +193,20 @@ class Leader(RankCore):
         self._wait()
 
     def wake(self, tags: Sequence[str] | None = None) -> None:
-        super().wake(tags)
+        """All ranks at once: each may have a large slice to read."""
+        check_tags(tags)
+        self.ranks.check()
         self._tell("wake", tags)
-        self._wait()
+        self._send(None)
+        try:
+            super().wake(tags)
+        except Exception as error:
+            # Another rank may have had the memory: they are no longer alike.
+            raise self.ranks.give_up(error) from error
+        self._meet()
 
     def step(self) -> Step:
+        self._check_awake()
         self.ranks.check()
         self._tell("step")
         return super().step()
@@ -225,6 +235,9 @@ class Leader(RankCore):
         """Until every rank has done what it was told: memory is given back, or taken, on all of them."""
         self.ranks.check()
         self._send(None)
+        self._meet()
+
+    def _meet(self) -> None:
         try:
             self.group.least(0)
         except RuntimeError as error:

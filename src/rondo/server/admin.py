@@ -11,9 +11,13 @@ from starlette.routing import Route
 
 from rondo.base.errors import InvalidRequest
 from rondo.server.errors import error_body
+from rondo.server.http import read_body
 
 Handler = Callable[[Request], Awaitable[Response]]
 Reader = Callable[[str], object]
+
+LARGEST_BODY = 1024
+"""Of a verb that takes none."""
 
 NOT_CONFIGURED = (
     "this needs the admin key, and this server has none. Start it with --server.admin_key=... (or the variable "
@@ -52,7 +56,7 @@ def _refusal(status: int, message: str, kind: str, code: str) -> Response:
 
 async def query(request: Request, known: Mapping[str, Reader]) -> dict[str, list[object]]:
     """The options after the `?`, each read by its function; what is not known is an error, a body too."""
-    if (await request.body()).strip() not in (b"", b"{}"):
+    if (await read_body(request, LARGEST_BODY)).strip() not in (b"", b"{}"):
         names = ", ".join(known) or "no options"
         raise InvalidRequest(f"{request.url.path} takes no body: its options ({names}) go after the ?.")
     options: dict[str, list[object]] = {}

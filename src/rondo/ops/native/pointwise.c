@@ -45,7 +45,7 @@ ALWAYS_INLINE float exp_neg(float x) {
 }
 
 ALWAYS_INLINE float sigmoid(float x) {
-    const float e = exp_neg(x < 0 ? x : -x);
+    const float down = x < 0 ? x : -x, e = down < -87.0f ? 0.0f : exp_neg(down);
     const float y = (x < 0 ? e : 1.0f) / (1.0f + e);
     return x == x ? y : x;
 }

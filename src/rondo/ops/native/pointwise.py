@@ -34,6 +34,7 @@ def _ours(*tensors: Tensor) -> bool:
         and first.dtype in _SUFFIX
         and all(type(x) in _PLAIN and x.dtype == first.dtype for x in tensors)
         and not torch.compiler.is_compiling()
+        and not torch._C._are_functorch_transforms_active()
         and library("pointwise") is not None
     )
 
@@ -70,7 +71,7 @@ def _wants_grad(*tensors: Tensor) -> bool:
 
 
 def _norm_can(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> bool:
-    return _ours(x, weight)
+    return weight.shape == x.shape[-1:] and _ours(x, weight)
 
 
 @rms_norm.fast(_norm_can)
@@ -146,7 +147,9 @@ class _SwiGlu(torch.autograd.Function):
 
 
 def _rotate_can(spec: RopeSpec, x: Tensor, cos: Tensor, sin: Tensor) -> bool:
-    return not spec.interleaved and x.ndim == 3 and not _wants_grad(cos, sin) and _ours(x, cos, sin)
+    table = (x.shape[0], 1, spec.dim // 2)
+    fits = x.ndim == 3 and spec.dim <= x.shape[-1] and cos.shape == sin.shape == table
+    return not spec.interleaved and fits and not _wants_grad(cos, sin) and _ours(x, cos, sin)
 
 
 @rotate.fast(_rotate_can)
