@@ -402,6 +402,7 @@ def test_what_cannot_speculate_says_so(tiny, folders, tmp_path):
     for config, says in (
         ({"speculation": "draft"}, "needs a draft_model"),
         ({"speculation": "draft", "draft_model": str(tmp_path / "other")}, "vocabulary of 64 tokens"),
+        ({"speculation": "draft", "draft_model": "nowhere"}, "draft_model: There is no model 'nowhere'"),
         ({"speculation": "ngram", "ngram_min": 4, "ngram_max": 2}, "lower ngram_min"),
     ):
         with pytest.raises(ConfigError, match=says) as caught:
@@ -422,3 +423,21 @@ def test_a_draft_with_another_tokenizer_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="another tokenizer"):
         LLM(tmp_path / "model", config=config)
     LLM(tmp_path / "draft", config=config)
+
+
+def test_a_draft_finds_prefixes_too(engine):
+    """What it computed of a block is there for the next request that hits it."""
+    llm = engine("itself")
+    runner, computed = llm.core.speculation.proposer.runner, []
+    forward = runner.forward
+
+    def counting(plan):
+        computed.append(sum(request.planned for request in (*plan.decodes, *plan.chunks)))
+        return forward(plan)
+
+    runner.forward = counting
+    prompt = [random.Random(0).randrange(3, 97) for _ in range(41)]
+    for first in (42, 2):
+        computed.clear()
+        llm.generate([prompt], GREEDY)
+        assert computed[0] == first

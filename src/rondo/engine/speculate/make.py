@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 
-from rondo.base.errors import ConfigError
+from rondo.base.errors import ConfigError, NotFound
 from rondo.engine.cache import KVCache, kv_dtype
 from rondo.engine.config import EngineConfig
 from rondo.engine.runner import Runner
@@ -59,7 +60,7 @@ def check_tokenizer(config: EngineConfig, tokenizer: Tokenizer) -> None:
     """A vocabulary of the same size may still hold other tokens."""
     if config.speculation != "draft" or config.draft_model is None:
         return
-    if Tokenizer.load(resolve(config.draft_model)).vocabulary != tokenizer.vocabulary:
+    if Tokenizer.load(_folder(config.draft_model)).vocabulary != tokenizer.vocabulary:
         raise ConfigError(
             f"draft_model {config.draft_model!r} has another tokenizer than the model: the same ids mean other tokens. "
             "Take a draft of the same family.",
@@ -67,9 +68,16 @@ def check_tokenizer(config: EngineConfig, tokenizer: Tokenizer) -> None:
         )
 
 
+def _folder(draft_model: str) -> Path:
+    try:
+        return resolve(draft_model)
+    except NotFound as error:
+        raise ConfigError(f"draft_model: {error.message}", param="draft_model") from error
+
+
 def _read(config: EngineConfig, model: Decoder) -> Decoder:
     assert config.draft_model is not None
-    return load(resolve(config.draft_model), dtype=model.dtype, device=model.device).eval()
+    return load(_folder(config.draft_model), dtype=model.dtype, device=model.device).eval()
 
 
 def _draft_proposer(config: EngineConfig, target: Runner, draft: Decoder) -> DraftProposer:
