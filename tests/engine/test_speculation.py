@@ -15,6 +15,7 @@ from rondo.engine.config import EngineConfig
 from rondo.engine.core import EngineCore
 from rondo.engine.llm import LLM
 from rondo.engine.metrics import EngineMetrics
+from rondo.engine.speculate.controller import Controller
 from rondo.models import Packed, new, save
 from rondo.ops import token_logprobs
 from support.tiny import tiny_model, tiny_tokenizer
@@ -67,6 +68,17 @@ def engine(tiny, folders):
         return LLM(tiny, config=EngineConfig(**config))
 
     return make
+
+
+class Fickle(Controller):
+    """Now on, now off."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.rng = random.Random(seed)
+
+    def allows(self, load: int) -> bool:
+        return self.rng.random() < 0.8
 
 
 def prompts(count: int = 2) -> list[list[int]]:
@@ -140,6 +152,7 @@ def test_requests_that_come_and_go_at_any_time(engine, proposer, seed):
     rng = random.Random(seed)
     llm, alone = engine(proposer, num_blocks=24, max_model_len=64), engine(None)
     core = llm.core
+    core.speculation.controller = Fickle(seed)
     samples = []
     for step in range(200):
         if step < 60 and rng.random() < 0.4:

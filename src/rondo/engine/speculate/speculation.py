@@ -98,7 +98,7 @@ class Speculation:
 
     def observe(self, plan: Plan, accepted: int, seconds: float) -> None:
         """Steps in which prompts are computed too say nothing about speculation."""
-        plain = not (plan.chunks or plan.admitted or plan.preempted)
+        plain = bool(plan.decodes) and not (plan.chunks or plan.admitted or plan.preempted)
         if self.controller is not None and plain and len(plan.decodes) == self._load:
             self.controller.observe(self._load, seconds, accepted, self.scheduler.lookahead > 0)
 
