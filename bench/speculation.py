@@ -1,12 +1,12 @@
 """Speculative decoding: tokens a second with it, beside the same engine without it.
 
 Both sides generate the same answers from the same weights. The script counts those that differ, and stops if more
-than one in fifty does: where a random number falls on the border of two tokens, the rounding of a product over more rows can
-tip it, as it can when a request has other neighbours. The models have 6M
-parameters and are made, not trained: each token has a successor that it says with about 99%, the rest is noise. Where
-successors form rings of 12 tokens the text repeats; where they form one ring of the whole vocabulary it does not, and
-where every token is about as likely as any other of 32 it seems to repeat all the time and does not. The draft is a
-smaller model with the same successors, or one with others, which is wrong about everything.
+than one in fifty does: where a random number falls on the border of two tokens, the rounding of a product over more
+rows can tip it, as it can when a request has other neighbours. The models have 6M parameters and are made, not
+trained: each token has a successor that it says with about 99%, the rest is noise. Where successors form rings of 12
+tokens the text repeats; where they form one ring of the whole vocabulary it does not, and where every token is about
+as likely as any other of 32 it seems to repeat all the time and does not. The draft is a smaller model with the same
+successors, or one with others, which is wrong about everything.
 """
 
 import os

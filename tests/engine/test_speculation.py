@@ -442,13 +442,13 @@ def test_a_draft_finds_prefixes_too(engine):
     """What it computed of a block is there for the next request that hits it."""
     llm = engine("itself")
     runner, computed = llm.core.speculation.proposer.runner, []
-    forward = runner.forward
+    prepare = runner.prepare
 
     def counting(plan):
         computed.append(sum(request.planned for request in (*plan.decodes, *plan.chunks)))
-        return forward(plan)
+        return prepare(plan)
 
-    runner.forward = counting
+    runner.prepare = counting
     prompt = [random.Random(0).randrange(3, 97) for _ in range(41)]
     for first in (42, 2):
         computed.clear()
