@@ -2,7 +2,9 @@
 
 import asyncio
 import copy
+import gc
 import shutil
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -346,3 +348,20 @@ def test_faults_beside_the_steps(engine: AsyncEngine, folder: Path) -> None:
         assert not engine.has_adapter("x")
 
     run(main())
+
+
+def test_a_name_that_no_file_can_have_is_no_adapter(tiny: Decoder, folder: Path) -> None:
+    assert "x" * 300 not in core(tiny, folder).adapters
+
+
+def test_an_adapter_that_is_gone_leaves_the_memory(tiny: Decoder, folder: Path) -> None:
+    llm = LLM(tiny, config=EngineConfig(adapters_dir=str(folder)))
+    llm.generate([[5, 6, 7]], GREEDY, adapter="a")
+    assert llm.core.runner.mixer is not None
+    (served,) = {one for group in llm.core.runner.mixer._kept for one in group}
+    gone = weakref.ref(served)
+    del served
+    llm.unload_adapter("a")
+    llm.generate([[5, 6, 7]], GREEDY)
+    gc.collect()
+    assert gone() is None

@@ -8,6 +8,7 @@ the same name makes a new version beside it.
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -226,7 +227,8 @@ class Adapters:
         """Whether `adapters_dir` has an adapter of that name. A name is no path."""
         if self._dir is None or name in self._removed or name != Path(name).name or name.startswith("."):
             return False
-        return (self._dir / name / CONFIG).is_file()
+        # Not Path.is_file: a name longer than the file system takes is an error there, not a no.
+        return os.path.isfile(self._dir / name / CONFIG)
 
     def _name(self, name: str) -> _Name:
         if name not in self._names:

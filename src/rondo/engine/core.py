@@ -244,6 +244,8 @@ class EngineCore:
         self.stop()
         self.scheduler.preempt_all()
         self.adapters.drop_idle()
+        if self.runner.mixer is not None:
+            self.runner.mixer.forget()
         self.sleeper.sleep(level)
         if self.speculation is not None:
             self.speculation.proposer.sleep(level)

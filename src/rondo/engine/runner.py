@@ -126,7 +126,10 @@ class Runner:
         self, decodes: list[Request], chunks: list[Request], read: list[Request], count: int
     ) -> Mixture | None:
         """What the adapters of this step's requests add, in the order of the flat row."""
-        if self.mixer is None or all(request.adapter is None for request in (*decodes, *chunks)):
+        if self.mixer is None:
+            return None
+        if all(request.adapter is None for request in (*decodes, *chunks)):
+            self.mixer.forget()
             return None
         counts = [1 + len(request.proposed) for request in decodes] + [r.planned for r in chunks]
         starts = accumulate(counts, initial=0)

@@ -203,6 +203,10 @@ class Mixer:
             self.sites, rows, Rows(len(read), (Span(one, i, 1) for i, one in enumerate(read)), self)
         )
 
+    def forget(self) -> None:
+        """Lets go of adapters that no step uses now."""
+        self._kept, self._before = {}, {}
+
     def together(self, served: tuple[Served, ...]) -> Together:
         """What the step before had is taken over, and what it alone had is let go."""
         found = self._kept.get(served) or self._before.get(served) or Together(served)
