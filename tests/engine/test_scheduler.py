@@ -7,9 +7,12 @@ from hypothesis import strategies as st
 
 from rondo.base.errors import Overloaded
 from rondo.client.types import SamplingParams
-from rondo.engine.blocks import BlockPool
+from rondo.engine.blocks import GONE, BlockPool
 from rondo.engine.request import Request
 from rondo.engine.scheduler import Plan, Scheduler
+from rondo.engine.swap import Cost, Swap
+from rondo.engine.window import Window
+from support.fake_device import FakeDevice
 
 
 def make(
@@ -304,22 +307,47 @@ def test_what_was_not_accepted_is_never_published():
     assert follower.cached == 8
 
 
-@settings(max_examples=80, deadline=None)
+PRICES = {"no host": None, "always": (1e9, 1.0), "never": (1e-9, 1.0), "by length": (1.5, 1.0)}
+"""Blocks that move in a second, and tokens that are computed in one."""
+
+
+def held(r: Request) -> set[int]:
+    return {b for b in r.blocks if b != GONE}
+
+
+@settings(max_examples=160, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     blocks=st.integers(8, 24),
     budget=st.integers(1, 20),
     seqs=st.integers(1, 6),
+    window=st.sampled_from([None, None, 2, 3, 5, 8]),
+    price=st.sampled_from(list(PRICES)),
+    host=st.integers(1, 30),
+    prefix_cache=st.sampled_from([True, True, False]),
     batching=st.sampled_from(["continuous", "continuous", "dynamic", "static"]),
 )
-def test_everything_finishes_and_no_block_is_lost(seed, blocks, budget, seqs, batching):
+def test_everything_finishes_and_no_block_is_lost(
+    seed, blocks, budget, seqs, window, price, host, prefix_cache, batching
+):
     rng = random.Random(seed)
-    s = make(blocks=blocks, size=2, seqs=seqs, budget=budget, batching=batching)
+    size = 2
+    view = None if window is None else Window(window, size)
+    pool = BlockPool(
+        blocks if view is None else rng.randrange(view.most_blocks, 12), size, prefix_cache, view
+    )
+    swap = None
+    if PRICES[price] is not None:
+        moved, computed = PRICES[price]
+        swap = Swap(pool, host, Cost(1, moved, computed, ((window, 0.1),)))
+    s = Scheduler(pool, seqs, budget, 1000, batching, swap)
+    device, settle = FakeDevice(s), s.settle
+    s.settle = lambda requests: (device.accept(requests), settle(requests))
     alive: list[Request] = []
     arrival = 0
-    for step in range(400):
+    for step in range(6000):
         if step < 40 and rng.random() < 0.5:
-            tokens = [rng.randrange(2) for _ in range(rng.randrange(1, 9))]
+            tokens = [rng.randrange(2) for _ in range(rng.randrange(1, 9 if window is None else 40))]
             new, priority = rng.randrange(1, 7), rng.randrange(2)
             for r in group(rng.choice([1, 1, 2, 5]), arrival, tokens, new, priority):
                 arrival += 1
@@ -329,13 +357,15 @@ def test_everything_finishes_and_no_block_is_lost(seed, blocks, budget, seqs, ba
             s.finish(alive.pop(rng.randrange(len(alive))))
         if rng.random() < 0.03 and step < 40:
             s.set_weight_version(s.weight_version + 1)
+        device.settle(alive)
         s.lookahead = rng.choice([0, 1, 5])
         plan = s.schedule()
         moved = plan.decodes + plan.chunks
+        assert moved or not (plan.swap_out or plan.swap_in)
         assert sum(r.planned + r.ahead for r in moved) <= budget
         assert s.num_running <= seqs
         for r in moved:
-            assert len(r.blocks) * 2 >= r.computed + r.planned + r.ahead
+            assert len(r.blocks) * size >= r.computed + r.planned + r.ahead
         assert plan.ahead == [r for r in moved if r.ahead]
         for r in plan.ahead:
             assert r.remaining == r.planned == 1
@@ -350,17 +380,31 @@ def test_everything_finishes_and_no_block_is_lost(seed, blocks, budget, seqs, ba
         assert s.running == sorted(s.running, key=lambda r: r.order)
         for to, source in plan.copies:
             assert to != source
+        device.run(plan)
+        device.settle(alive)
         for r in finish_step(s, plan, lambda: rng.randrange(2), lambda r: rng.randrange(r.ahead + 1)):
             alive.remove(r)
+        pool.check()
+        assert pool.used == len({b for r in s.running for b in held(r)})
+        for r in alive:
+            r.check()
         for r in s.running:
             assert not r.ahead
-            assert len(r.blocks) <= s.pool.blocks_for(len(r.tokens))
-        s.pool.check()
-        assert s.pool.used == len({b for r in s.running for b in r.blocks})
+            assert not r.publishable or r.weight_version == s.weight_version
+            assert len(r.blocks) <= pool.blocks_for(len(r.tokens))
+            assert r.blocks[: r.passed] == [GONE] * r.passed
+            assert GONE not in r.blocks[r.passed :]
+            assert view is None or len(held(r)) <= view.most_blocks
+        if swap is not None:
+            swapped = [r.host for r in alive if r.host]
+            swap.host.check(swapped)
+            assert swap.num_requests == len(swapped)
+            assert s.counters.swaps <= s.counters.preemptions
         if step >= 40 and not s.has_work:
             break
     assert not alive
-    assert s.pool.used == 0
+    assert pool.used == 0
+    assert swap is None or swap.host.used == 0
 
 
 def test_the_cost_of_a_step_does_not_grow_with_the_queue():

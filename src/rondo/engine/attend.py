@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rondo.engine.cache import KVCache, LayerCache
 from rondo.ops import AttentionSpec, DecodeStep, packed_attention, paged_decode
-from rondo.ops.paged_attention import additive, padded_attention
+from rondo.ops.paged_attention import additive, padded_attention, slots_at
 
 Ints = NDArray[np.int64]
 
@@ -62,13 +62,16 @@ class Pieces:
             torch.from_numpy(x).to(device)
             for x in (rows.ravel(), np.flatnonzero(own < counts[:, None]), pasts[:, None] + own)
         )
-        self._tables = torch.from_numpy(tables).to(device)
         self._keys = torch.arange(tables.shape[1] * block_size, device=device)
+        slots = slots_at(torch.from_numpy(tables).to(device), self._keys, block_size)
+        # Places after a piece's last token are read as that token's: others may have left NaN there.
+        last = torch.from_numpy(pasts + counts - 1).to(device)[:, None]
+        self._places = torch.where(self._keys <= last, slots, slots.gather(1, last))
         self._masks: dict[int | None, Tensor] = {}
 
     def attend(self, spec: AttentionSpec, layer: LayerCache, q: Tensor, sinks: Tensor | None) -> Tensor:
         queries = q[self.start : self.stop].index_select(0, self._rows).view(*self._shape, *q.shape[1:])
-        keys, values = (pages.gather(self._tables, q.dtype) for pages in (layer.keys, layer.values))
+        keys, values = (pages.gather(self._places, q.dtype) for pages in (layer.keys, layer.values))
         out = padded_attention(spec, queries, keys, values, self._mask(spec.window, q.dtype), sinks)
         return out.flatten(0, 1).index_select(0, self._real)
 

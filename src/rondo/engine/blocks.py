@@ -5,24 +5,40 @@ is evicted, least recently used first) or *free*. The three always add up to the
 
 A published block's identity is a hash chain over (parent, token ids), rooted in the weight version and the adapter. The
 hash only finds a candidate: a hit compares parent and token ids, so two prompts never share a block by accident.
+
+Where no layer sees further back than a window, a hit needs only the blocks that the next token sees. The ones before
+may have been evicted, so their tokens cannot be compared: there the hash is a SHA-256, which stands for them.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
+from hashlib import sha256
+
+from rondo.engine.window import Window
+
+Identity = tuple[int, int, tuple[int, ...]]
+"""Hash, the parent's hash, token ids."""
+
+GONE = -1
+"""Stands in a request's list of blocks for one that no layer sees any more and that was given back."""
 
 
 class BlockPool:
-    def __init__(self, num_blocks: int, block_size: int, prefix_cache: bool = True) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, prefix_cache: bool = True, window: Window | None = None
+    ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.prefix_cache = prefix_cache
+        self.window = window
         self._free = list(range(num_blocks - 1, -1, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._refs = [0] * num_blocks
         self._index: dict[int, int] = {}
-        self._identity: list[tuple[int, int, tuple[int, ...]] | None] = [None] * num_blocks
+        self._identity: list[Identity | None] = [None] * num_blocks
 
     @property
     def available(self) -> int:
@@ -48,6 +64,8 @@ class BlockPool:
     def share(self, blocks: Sequence[int]) -> None:
         """One more owner for blocks that `match` found."""
         for block in blocks:
+            if block == GONE:
+                continue
             if self._refs[block] == 0:
                 del self._cached[block]
             self._refs[block] += 1
@@ -55,6 +73,8 @@ class BlockPool:
     def release(self, blocks: Sequence[int]) -> None:
         """Last block first: a prefix outlives its continuations, without which they could not be reached."""
         for block in reversed(blocks):
+            if block == GONE:
+                continue
             self._refs[block] -= 1
             if self._refs[block] == 0:
                 if self._identity[block] is None:
@@ -70,25 +90,50 @@ class BlockPool:
         """Brings the chain of block hashes up to the last full block of `tokens`."""
         size = self.block_size
         parent = keys[-1] if keys else root
+        link = _link if self.window is None else _link_for_good
         for start in range(len(keys) * size, len(tokens) - size + 1, size):
-            parent = hash((parent, tuple(tokens[start : start + size])))
+            parent = link(parent, tokens[start : start + size])
             keys.append(parent)
 
     def match(self, keys: Sequence[int], root: int, tokens: Sequence[int], limit: int) -> list[int]:
-        """The longest chain of published blocks that `tokens` begins with, at most `limit`."""
+        """The blocks of the longest published beginning of `tokens`, at most `limit` of them. GONE are those that
+        the token after it does not see."""
+        if self.window is not None:
+            return self._match_tail(self.window, keys, root, tokens, min(limit, len(keys)))
         found: list[int] = []
-        parent, size = root, self.block_size
         for i in range(min(limit, len(keys))):
-            block = self._index.get(keys[i])
-            if block is None or self._identity[block] != (
-                keys[i],
-                parent,
-                tuple(tokens[i * size : (i + 1) * size]),
-            ):
+            block = self._lookup(keys, root, tokens, i)
+            if block is None:
                 break
             found.append(block)
-            parent = keys[i]
         return found
+
+    def _match_tail(
+        self, window: Window, keys: Sequence[int], root: int, tokens: Sequence[int], count: int
+    ) -> list[int]:
+        """From the last block back, until enough in a row are there for the token after them."""
+        tail: list[int] = []
+        for i in range(count - 1, -1, -1):
+            block = self._lookup(keys, root, tokens, i)
+            if block is None:
+                tail, count = [], i
+                continue
+            tail.append(block)
+            if i <= window.passed(count * self.block_size):
+                break
+        return [GONE] * (count - len(tail)) + tail[::-1]
+
+    def _lookup(self, keys: Sequence[int], root: int, tokens: Sequence[int], i: int) -> int | None:
+        """The published block number `i` of `tokens`."""
+        block = self._index.get(keys[i])
+        size, parent = self.block_size, keys[i - 1] if i else root
+        if block is None or self._identity[block] != (
+            keys[i],
+            parent,
+            tuple(tokens[i * size : (i + 1) * size]),
+        ):
+            return None
+        return block
 
     def publish(self, block: int, key: int, parent: int, tokens: Sequence[int]) -> bool:
         """Makes a computed block findable. False if the hash belongs to other content: then nothing that follows
@@ -103,6 +148,14 @@ class BlockPool:
 
     def published(self, key: int) -> bool:
         return key in self._index
+
+    def identity(self, block: int) -> Identity | None:
+        """What it is published as."""
+        return self._identity[block]
+
+    def is_shared(self, block: int) -> bool:
+        """Whether it is published and has more than one owner."""
+        return self._refs[block] > 1 and self._identity[block] is not None
 
     def forget(self) -> None:
         """Empties the prefix cache; blocks in use stay with their owners but are no longer found."""
@@ -133,3 +186,12 @@ class BlockPool:
         assert all(self._identity[block] is not None for block in cached)
         named = {identity[0]: b for b, identity in enumerate(self._identity) if identity is not None}
         assert named == self._index
+
+
+def _link(parent: int, tokens: Sequence[int]) -> int:
+    return hash((parent, tuple(tokens)))
+
+
+def _link_for_good(parent: int, tokens: Sequence[int]) -> int:
+    content = parent.to_bytes(32, "little", signed=True) + array("q", tokens).tobytes()
+    return int.from_bytes(sha256(content).digest()[:31], "little")

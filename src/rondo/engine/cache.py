@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rondo.base.errors import ConfigError
 from rondo.engine.config import EngineConfig
+from rondo.engine.window import Window
 from rondo.ops import AttentionSpec, Pages
 from rondo.ops.pages import LARGEST, SCALE, kept_as, row_bytes
 
@@ -98,18 +99,29 @@ def block_bytes(specs: Sequence[AttentionSpec], block_size: int, dtype: torch.dt
     return block_size * sum(rows)
 
 
-def choose_num_blocks(config: EngineConfig, per_block: int, max_model_len: int, device: torch.device) -> int:
-    """Twice what `max_num_seqs` requests of full length need, within the bytes set or left on the device."""
-    longest = -(-max_model_len // config.block_size)
+def choose_num_blocks(
+    config: EngineConfig,
+    per_block: int,
+    max_model_len: int,
+    device: torch.device,
+    window: Window | None = None,
+) -> int:
+    """Twice what `max_num_seqs` requests of full length hold at once, within the bytes set or left on the device."""
+    longest, a_step = (-(-tokens // config.block_size) for tokens in (max_model_len, config.max_step_tokens))
+    batch = longest * config.max_num_seqs
+    if window is not None:
+        longest = min(longest, window.most_blocks)
+        batch = min(batch, longest * config.max_num_seqs + a_step)
     if config.num_blocks is not None:
         count = config.num_blocks
     else:
         limit = config.kv_cache_bytes or _default_bytes(device)
-        count = min(longest * config.max_num_seqs * ROOM_FOR_PREFIXES, limit // per_block)
+        count = min(batch * ROOM_FOR_PREFIXES, limit // per_block)
     if count < longest:
         raise ConfigError(
-            f"the KV cache has room for {count * config.block_size} tokens, but one request may have {max_model_len}. "
-            "Lower max_model_len, or raise kv_cache_bytes or num_blocks.",
+            f"the KV cache has room for {count * config.block_size} tokens, but one request may have {max_model_len}"
+            + (f" and sees {window.tokens} of them" if window else "")
+            + ". Lower max_model_len, or raise kv_cache_bytes or num_blocks.",
             param="max_model_len",
         )
     return count

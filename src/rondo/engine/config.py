@@ -28,6 +28,17 @@ class EngineConfig(Section):
         description="When requests join. continuous: at every step. For comparison: dynamic takes what waits when the "
         "last batch has ended; static, as long as more come, waits for max_num_seqs of them.",
     )
+    swap_bytes: int = Field(
+        0,
+        ge=0,
+        description="Host memory that preempted requests may keep their KV in; 0: they compute it again.",
+    )
+    swap_bytes_per_second: float | None = Field(
+        None, gt=0, description="How fast KV moves to host memory and back; measured at the start by default."
+    )
+    recompute_tokens_per_second: float | None = Field(
+        None, gt=0, description="How fast prompts are computed; measured at the start by default."
+    )
     prefix_cache: bool = Field(True, description="Keep and share the KV blocks of prompts that begin alike.")
     overlap: bool = Field(
         False, description="Plan a step, and account for the one before, while the model computes."

@@ -14,6 +14,7 @@ from rondo.engine.adapters import Adapters, LoadedAdapter, unloaded
 from rondo.engine.blocks import BlockPool
 from rondo.engine.cache import KVCache, block_bytes, choose_num_blocks, kv_dtype
 from rondo.engine.config import EngineConfig
+from rondo.engine.host import host_cache, swap_of
 from rondo.engine.overlap import Overlap, check_overlap
 from rondo.engine.randomness import derive, mix
 from rondo.engine.request import Request
@@ -24,6 +25,7 @@ from rondo.engine.sleep import Reload, Sleeper, check_level
 from rondo.engine.speculate.make import load_draft, make_speculation
 from rondo.engine.speculate.speculation import accepted_rows
 from rondo.engine.step import NOTHING, Step
+from rondo.engine.window import window_of
 from rondo.models import Decoder
 from rondo.models.adapters.mixed import Mixer
 from rondo.ops.native.build import library
@@ -52,21 +54,33 @@ class EngineCore:
         kept = kv_dtype(config, model.dtype)
         per_block = block_bytes(specs, config.block_size, kept)
         draft = load_draft(config, model)
-        if draft is not None:
+        window = None
+        if draft is None and not config.overlap:
+            window = window_of(specs, config.block_size)
+        elif draft is not None:
+            # Its keys and values lie in the same blocks, and it may see all of them.
             per_block += block_bytes(
                 draft.attention_specs(), config.block_size, kv_dtype(config, draft.dtype)
             )
-        num_blocks = self._agree(choose_num_blocks(config, per_block, self.max_model_len, model.device))
-        self.pool = BlockPool(num_blocks, config.block_size, config.prefix_cache)
+        num_blocks = self._agree(
+            choose_num_blocks(config, per_block, self.max_model_len, model.device, window)
+        )
+        self.pool = BlockPool(num_blocks, config.block_size, config.prefix_cache, window)
+        cache = KVCache(specs, num_blocks, config.block_size, kept, model.device)
+        host = host_cache(config, cache, self._agree)
         self.scheduler = Scheduler(
-            self.pool, config.max_num_seqs, config.max_step_tokens, config.max_queued, config.batching
+            self.pool,
+            config.max_num_seqs,
+            config.max_step_tokens,
+            config.max_queued,
+            config.batching,
+            swap_of(config, self.pool, host, model, self._agree),
         )
         self.scheduler.weight_version = weight_version
-        cache = KVCache(specs, num_blocks, config.block_size, kept, model.device)
         sampler = Sampler(config.max_num_seqs, self.eos_ids)
         self.adapters = Adapters(model, config)
         self.runner = Runner(
-            model, cache, sampler, config.max_num_seqs, self.max_model_len, Mixer(self.adapters.sites)
+            model, cache, sampler, config.max_num_seqs, self.max_model_len, Mixer(self.adapters.sites), host
         )
         self._overlap = Overlap(self.scheduler, self.runner, self._advance) if config.overlap else None
         self.sleeper = Sleeper(model, cache, reload)
@@ -268,9 +282,9 @@ class EngineCore:
     def close(self) -> None:
         """Gives back what is not of this process."""
 
-    def _agree(self, num_blocks: int) -> int:
-        """The number of KV blocks, where it is not this process's alone to choose."""
-        return num_blocks
+    def _agree(self, number: int) -> int:
+        """What plans depend on, like the number of KV blocks, where it is not this process's alone to choose."""
+        return number
 
     def _compute(self, plan: Plan) -> StepResult:
         return self.runner.run(plan)
@@ -375,7 +389,7 @@ class EngineCore:
     def _break(self, requests: list[Request]) -> None:
         """Ends requests for which the model gave no usable logits; what they computed is not used again."""
         for request in requests:
-            self.runner.cache.clean(request.blocks)
+            self.runner.cache.clean(request.blocks[request.passed :])
             self.scheduler.finish(request)
             request.error = RondoError(
                 "the model's output is not finite (NaN or infinity), so there is no next token. The weights are "

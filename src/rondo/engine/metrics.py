@@ -129,6 +129,7 @@ class EngineMetrics(Collector):
         yield self._counter("prefix_cache_queries", "Tokens looked up in the cache.", counters.prefix_queries)
         yield self._counter("prefix_cache_hits", "Tokens found in the prefix cache.", counters.prefix_hits)
         yield self._counter("num_preemptions", "Requests that gave their blocks back.", counters.preemptions)
+        yield from self._swaps()
         yield self._counter("admission_rejections", "Requests refused for a full queue.", self.rejected)
         if self.core.speculation is not None:
             yield from self._speculation(self.core.speculation.counters)
@@ -174,6 +175,24 @@ class EngineMetrics(Collector):
         yield self._gauge("adapter_bytes", "Memory of the loaded adapters' weights.", adapters.nbytes)
         yield self._counter("adapter_loads", "Adapters loaded.", adapters.totals.loads)
         yield self._counter("adapter_evictions", "Adapters that made room.", adapters.totals.evictions)
+
+    def _swaps(self) -> Iterator[Metric]:
+        counters, swap = self.core.scheduler.counters, self.core.scheduler.swap
+        by_swap, used = counters.swaps, 0.0 if swap is None else swap.host.used / swap.host.num_blocks
+        recomputed = counters.preemptions - by_swap
+        out, back, waiting = (
+            (0, 0, 0) if swap is None else (swap.blocks_out, swap.blocks_in, swap.num_requests)
+        )
+        yield self._gauge(
+            "num_requests_swapped", "Requests that wait with their blocks on the host.", waiting
+        )
+        yield self._gauge("cpu_cache_usage_perc", "Share of host KV blocks in use, 0 to 1.", used)
+        yield self._counter(
+            "num_preemptions_by_swap", "Preemptions that moved the blocks to the host.", by_swap
+        )
+        yield self._counter("num_preemptions_by_recompute", "Preemptions that gave them up.", recomputed)
+        yield self._counter("num_blocks_swapped_out", "KV blocks moved to the host.", out)
+        yield self._counter("num_blocks_swapped_in", "KV blocks moved back from the host.", back)
 
     def _gauge(self, name: str, doc: str, value: float) -> Metric:
         family = GaugeMetricFamily(f"rondo:{name}", doc, labels=["model_name"])

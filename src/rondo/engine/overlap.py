@@ -34,6 +34,11 @@ def check_overlap(config: EngineConfig) -> None:
             "Turn one of them off.",
             param="overlap",
         )
+    if config.overlap and config.swap_bytes:
+        raise ConfigError(
+            "overlap and swap_bytes exclude each other: set swap_bytes to 0, or turn overlap off.",
+            param="overlap",
+        )
     if config.overlap and config.tensor_parallel > 1:
         raise ConfigError(
             "overlap needs tensor_parallel 1: several ranks go from step to step together. Turn overlap off.",

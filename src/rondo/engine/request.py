@@ -58,6 +58,10 @@ class Request:
     riders: list[Request] = field(default_factory=list)
 
     blocks: list[int] = field(default_factory=list)
+    passed: int = 0
+    """How many of them, from the first, no layer sees any more."""
+    host: list[int] = field(default_factory=list)
+    """While it waits: the host blocks that keep what its blocks held, those that have passed left out."""
     keys: list[int] = field(default_factory=list)
     published: int = 0
     weight_version: int = -1
@@ -102,6 +106,7 @@ class Request:
         self.cached, self.computed = other.cached, other.computed
         self.weight_version, self.publishable = other.weight_version, other.publishable
         self.published, self.keys = other.published, other.keys.copy()
+        self.passed = other.passed
 
     def check(self) -> None:
         if self.leader is not None:
@@ -115,3 +120,4 @@ class Request:
             len(self.tokens),
         )
         assert self.published <= len(self.blocks)
+        assert not self.host or self.state == "waiting"

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rondo.engine.attend import Paged, Piece, StepLayout, piece_shape, together
 from rondo.engine.cache import KVCache
+from rondo.engine.host import HostCache
 from rondo.engine.request import Request
 from rondo.engine.sampler import Batch, Drawn, Sampled, Sampler
 from rondo.engine.scheduler import Plan
@@ -41,7 +42,7 @@ class Prepared:
     from each; `batch` is None where nobody has caught up.
     """
 
-    copies: list[tuple[int, int]]
+    plan: Plan
     tokens: Tensor
     positions: Tensor
     layout: StepLayout
@@ -64,16 +65,21 @@ class Runner:
         max_num_seqs: int,
         max_model_len: int,
         mixer: Mixer | None = None,
+        host: HostCache | None = None,
     ) -> None:
         self.model = model
         self.cache = cache
+        self.host = host
         self.sampler = sampler
         self.max_model_len = max_model_len
         self.mixer = mixer
         self.device = model.device
         pages = -(-max_model_len // cache.block_size)
         self._tables = np.zeros((max_num_seqs, pages), dtype=np.int64)
+        self._base = np.zeros(max_num_seqs, dtype=np.int64)
+        """The position where a row's table begins: blocks before it have passed out of every layer's window."""
         self._filled = [0] * max_num_seqs
+        """How many blocks a row's table was made for, plus how many had passed: it changes when either does."""
 
     def run(self, plan: Plan) -> StepResult:
         step = self.prepare(plan)
@@ -82,9 +88,9 @@ class Runner:
 
     def prepare(self, plan: Plan) -> Prepared:
         for request in plan.admitted:
-            self._filled[request.row] = 0
+            self._filled[request.row] = self._base[request.row] = 0
             self.sampler.admit(request)
-        chunks = sorted(plan.chunks, key=_shape)
+        chunks = sorted(plan.chunks, key=self._shape)
         tokens, positions, layout = self._lay_out(plan, chunks)
         leaders, rows = _caught_up(plan, chunks)
         read = None if len(rows) == len(tokens) else self.to_device(np.array(rows, dtype=np.int64))
@@ -97,7 +103,7 @@ class Runner:
             ahead = None if ahead is None else ahead.repeat(samples)
         batch = self.sampler.batch(requests, ahead) if requests else None
         mixture = self._mixture(plan.decodes, chunks, leaders, len(tokens))
-        return Prepared(plan.copies, tokens, positions, layout, mixture, read, counts, batch)
+        return Prepared(plan, tokens, positions, layout, mixture, read, counts, batch)
 
     @torch.inference_mode()
     def execute(self, step: Prepared) -> Drawn | None:
@@ -111,16 +117,27 @@ class Runner:
     @torch.inference_mode()
     def forward(self, step: Prepared) -> Tensor | None:
         """The logits for the next token of those that caught up, one row each, and one more for each proposal."""
-        if step.copies:
-            self.cache.copy(step.copies)
+        self._move_blocks(step.plan)
         with adding(step.mixture):
             x = self.model.trunk(step.tokens, step.positions, Paged(self.cache, step.layout), step.read)
         return None if step.batch is None else self.model.head(x)
 
+    def _move_blocks(self, plan: Plan) -> None:
+        """In this order, and all before the step writes. Copies complete what a request that is swapped out holds,
+        and come from blocks that may be another's by now. What is swapped out is then whole, and still there: only
+        blocks that come in, and the step, write to blocks that are given anew. On a GPU the order is the stream's."""
+        if plan.copies:
+            self.cache.copy(plan.copies)
+        if self.host is not None and plan.swap_out:
+            self.host.store(plan.swap_out)
+        if self.host is not None and plan.swap_in:
+            self.host.load(plan.swap_in)
+
     def doubt(self, request: Request, length: int) -> None:
         """Of the request's blocks, those beyond `length` tokens may not be the same in the next step."""
-        kept = -(-length // self.cache.block_size)
-        self._filled[request.row] = min(self._filled[request.row], kept)
+        row, size = request.row, self.cache.block_size
+        kept = -(-length // size) + int(self._base[row]) // size
+        self._filled[row] = min(self._filled[row], kept)
 
     def _mixture(
         self, decodes: list[Request], chunks: list[Request], read: list[Request], count: int
@@ -144,7 +161,7 @@ class Runner:
         size = self.cache.block_size
         decodes = plan.decodes
         for request in decodes:
-            if self._filled[request.row] != len(request.blocks):
+            if self._filled[request.row] != len(request.blocks) + request.passed:
                 self._fill(request)
         rows = np.array([request.row for request in decodes], dtype=np.int64)
         at = np.array([request.computed for request in decodes], dtype=np.int64)
@@ -155,13 +172,14 @@ class Runner:
             tokens = [token for last, r in zip(tokens, decodes, strict=True) for token in (last, *r.proposed)]
             for request in plan.ahead:
                 self.doubt(request, request.computed)
-        slots = self._tables[rows, at // size] * size + at % size
+        seen = at - self._base[rows]
+        slots = self._tables[rows, seen // size] * size + at % size
         lengths = at + 1
         step = None
         if decodes:
-            longest = int(at.max()) + 1
+            longest = int(seen.max()) + 1
             tables = self._tables[:, : -(-longest // size)].take(rows, axis=0)
-            on_device = self.to_device(tables), self.to_device(lengths), self.to_device(slots)
+            on_device = self.to_device(tables), self.to_device(seen + 1), self.to_device(slots)
             step = DecodeStep(*on_device, longest)
         fresh: list[int] = []
         pieces: list[Piece] = []
@@ -174,13 +192,15 @@ class Runner:
                 self._fill(request)
                 first, count = request.computed, request.planned
                 where = np.arange(first, first + count)
-                table = self._tables[request.row]
+                table, base = self._tables[request.row], int(self._base[request.row])
                 tokens += request.tokens[first : first + count]
                 positions_parts.append(where)
-                slot_parts.append(table[where // size] * size + where % size)
+                slot_parts.append(table[(where - base) // size] * size + where % size)
                 length_parts.append(np.full(count, first + count))
                 if first:
-                    pieces.append(Piece(start, count, first, table[: -(-(first + count) // size)]))
+                    pieces.append(
+                        Piece(start, count, first - base, table[: -(-(first - base + count) // size)])
+                    )
                 else:
                     fresh.append(start + count)
                 start += count
@@ -192,11 +212,18 @@ class Runner:
         )
         return self.to_device(np.array(tokens, dtype=np.int64)), self.to_device(at), layout
 
+    def _shape(self, request: Request) -> tuple[int, int]:
+        """Prompts without a past first; then those that attend together side by side."""
+        past = request.computed - request.passed * self.cache.block_size
+        return piece_shape(past, request.planned) if request.computed else (0, 0)
+
     def _fill(self, request: Request) -> None:
-        row, blocks = request.row, request.blocks
-        filled = self._filled[row]
-        self._tables[row, filled : len(blocks)] = blocks[filled:]
-        self._filled[row] = len(blocks)
+        row, blocks, passed = request.row, request.blocks, request.passed
+        base = passed * self.cache.block_size
+        done = self._filled[row] - passed if self._base[row] == base else passed
+        self._tables[row, done - passed : len(blocks) - passed] = blocks[done:]
+        self._base[row] = base
+        self._filled[row] = len(blocks) + passed
 
     def to_device(self, array: Ints) -> Tensor:
         tensor = torch.from_numpy(array)
@@ -205,11 +232,6 @@ class Runner:
 
 def _served(request: Request) -> Served | None:
     return None if request.adapter is None else request.adapter.served
-
-
-def _shape(request: Request) -> tuple[int, int]:
-    """Prompts without a past first; then those that attend together side by side."""
-    return piece_shape(request.computed, request.planned) if request.computed else (0, 0)
 
 
 def _rows_of(requests: Iterable[Request]) -> Ints:

@@ -2,7 +2,8 @@
 
 One budget of tokens a step. Requests that are one token behind come first, since people wait for those; then the ones
 with more to catch up, in pieces that fit; then waiting requests. When blocks run out, the running request that is last
-in order gives its blocks back and later computes them again (or finds them in the prefix cache).
+in order gives its blocks back. Later it computes them again (or finds them in the prefix cache), or gets them from host
+memory, whichever is faster (`Swap`).
 
 Samples of one prompt run as one request, their leader, until they draw different tokens (`part`).
 """
@@ -16,10 +17,11 @@ from operator import attrgetter
 from typing import Literal
 
 from rondo.base.errors import Overloaded
-from rondo.engine.blocks import BlockPool
+from rondo.engine.blocks import GONE, BlockPool
 from rondo.engine.queue import WaitingQueue
 from rondo.engine.request import Request
 from rondo.engine.speculate.room import make_room
+from rondo.engine.swap import Pairs, Swap
 
 Batching = Literal["continuous", "dynamic", "static"]
 
@@ -31,15 +33,18 @@ class Plan:
     """`decodes` move by one token, `chunks` by `request.planned`; both start at `request.computed`. Of the decodes,
     those in `ahead` may carry proposed tokens (see request.py), and are settled after the step.
 
-    Before that, blocks are copied for samples that parted in the middle of one: `copies` says (to, from).
+    Before that, blocks move, (to, from) each: `copies` for samples that parted in the middle of one, `swap_out` from
+    the device to the host and `swap_in` back.
     """
 
     decodes: list[Request]
     chunks: list[Request]
     admitted: list[Request]
     preempted: list[Request]
-    copies: list[tuple[int, int]] = field(default_factory=list)
+    copies: Pairs = field(default_factory=list)
     ahead: list[Request] = field(default_factory=list)
+    swap_out: Pairs = field(default_factory=list)
+    swap_in: Pairs = field(default_factory=list)
 
     @property
     def empty(self) -> bool:
@@ -51,6 +56,8 @@ class Counters:
     prefix_queries: int = 0
     prefix_hits: int = 0
     preemptions: int = 0
+    swaps: int = 0
+    """Those preemptions after which nothing is computed again."""
 
 
 class Scheduler:
@@ -61,8 +68,10 @@ class Scheduler:
         max_step_tokens: int,
         max_queued: int,
         batching: Batching = "continuous",
+        swap: Swap | None = None,
     ) -> None:
         self.pool = pool
+        self.swap = swap
         self.max_num_seqs = max_num_seqs
         self.max_step_tokens = max_step_tokens
         self.max_queued = max_queued
@@ -131,6 +140,7 @@ class Scheduler:
         """Takes a request out, whatever its state; its published blocks stay in the prefix cache."""
         if request.state == "waiting":
             self._waiting.remove(request)
+            self._drop_copies(request)
         elif request.state == "running":
             self.finish_all([request])
         request.state = "finished"
@@ -182,7 +192,7 @@ class Scheduler:
                 break
             if request.state != "running":
                 continue
-            count = min(request.remaining, budget)
+            count = self._piece(request, request.blocks, budget)
             need = self.pool.blocks_for(request.computed + count) - len(request.blocks)
             budget += self._make_room(request, need, preempted)
             if request.row < 0:
@@ -197,6 +207,7 @@ class Scheduler:
             beginning = {id(request) for request in admitted}
             ahead = make_room(self.running, beginning, self.lookahead, self.max_step_tokens, self.pool)
         copies, self._copies = list(self._copies.items()), {}
+        swap_out, swap_in = ([], []) if self.swap is None else self.swap.flush()
         return Plan(
             decodes=[r for r in self.running if r.planned == 1],
             chunks=[r for r in self.running if r.planned > 1],
@@ -204,6 +215,8 @@ class Scheduler:
             preempted=preempted,
             copies=copies,
             ahead=ahead,
+            swap_out=swap_out,
+            swap_in=swap_in,
         )
 
     def commit(self, plan: Plan) -> None:
@@ -223,9 +236,11 @@ class Scheduler:
         for request in plan.decodes:
             if request.computed % size == 0 and request.state == "running":
                 self._publish(request)
+                self._let_pass(request)
         for request in plan.chunks:
             if request.state == "running":
                 self._publish(request)
+                self._let_pass(request)
 
     def settle(self, requests: Sequence[Request]) -> None:
         """What `requests` carried, if anything, has become tokens or not: what has is computed, and the blocks of the
@@ -240,6 +255,7 @@ class Scheduler:
             self.pool.release(request.blocks[kept:])
             del request.blocks[kept:]
             self._publish(request)
+            self._let_pass(request)
 
     def set_weight_version(self, version: int) -> None:
         """Blocks that hold the old version's keys and values are never found again, and a request that carries some
@@ -254,9 +270,19 @@ class Scheduler:
     def preempt_all(self) -> None:
         """The KV cache goes: what runs waits to be computed again, and no prefix is found any more."""
         while self.running:
-            self._preempt(self.running.pop(), [])
+            self._preempt(self.running.pop(), [], swaps=False)
         self._copies = {}
         self.pool.forget()
+
+    def _let_pass(self, request: Request) -> None:
+        """Gives back the blocks that no layer sees any more."""
+        if self.pool.window is None:
+            return
+        before, passed = request.passed, self.pool.window.passed(request.computed)
+        if passed > before:
+            self.pool.release(request.blocks[before:passed])
+            request.blocks[before:passed] = [GONE] * (passed - before)
+            request.passed = passed
 
     def _make_room(self, request: Request, need: int, preempted: list[Request]) -> int:
         """Preempts the last in order until `need` blocks are there or `request` itself is out. Returns the tokens
@@ -270,23 +296,32 @@ class Scheduler:
                 break
         return returned
 
-    def _preempt(self, victim: Request, preempted: list[Request]) -> None:
+    def _preempt(self, victim: Request, preempted: list[Request], swaps: bool = True) -> None:
         riders, victim.riders = victim.riders, []
+        self._let_pass(victim)
+        swapped = self.swap if swaps and self.swap is not None and self.swap.keep(victim) else None
         self._vacate(victim)
         for rider in riders:
             self._dismount(rider)
+            if swapped is not None:
+                swapped.ride(rider, victim)
         for request in (victim, *riders):
             self._wait_again(request)
             preempted.append(request)
 
     def _wait_again(self, request: Request) -> None:
-        request.cached = request.computed = 0
+        if request.host:
+            self.counters.swaps += 1
+        else:
+            request.cached = request.computed = request.passed = 0
+        request.published = 0
         request.preemptions += 1
         self.counters.preemptions += 1
         self._waiting.push(request)
 
     def _mount(self, leader: Request, rider: Request) -> None:
         """A waiting request whose tokens are the leader's."""
+        self._drop_copies(rider)
         rider.state = "running"
         rider.row = self._rows.pop()
         rider.leader = leader
@@ -364,39 +399,90 @@ class Scheduler:
             if request.first_cached < 0 and self._places <= 0:
                 self._waiting.back(request)
                 break
+            if request.host:
+                copies = request.host
+                count = self._resume(request, budget)
+                if count == 0:
+                    self._waiting.back(request)
+                    break
+                admitted += [request, *self._gather(request, copies)]
+                budget -= count
+                continue
             root = self._root(request)
-            found = self._match(request, root)
+            # At least one token is left to compute: it gives the logits for the next.
+            found = self._match(request, root, (len(request.tokens) - 1) // self.pool.block_size)
             next_key = self._next_key(request, len(found))
             if next_key is not None and next_key in self._claims:
                 deferred.append(request)
                 continue
             cached = len(found) * self.pool.block_size
-            # Not only the first piece must fit: a prompt let in by halves would soon be thrown out again.
-            total = self.pool.blocks_for(len(request.tokens)) - len(found)
             self.pool.share(found)
-            if total > self.pool.available:
+            if self._blocks_to_come(request, found) > self.pool.available:
                 self.pool.release(found)
                 self._waiting.back(request)
                 break
-            count = min(len(request.tokens) - cached, budget)
-            fresh = self.pool.allocate(self.pool.blocks_for(cached + count) - len(found))
-            self._enter(request, found, fresh, count, next_key)
-            admitted.append(request)
-            admitted += self._gather(request)
+            self.counters.prefix_queries += len(request.tokens)
+            self.counters.prefix_hits += cached
+            request.cached = request.computed = cached
+            request.passed = found.count(GONE)
+            count = self._enter(request, found, budget)
+            self._claim(request, next_key)
+            admitted += [request, *self._gather(request, [])]
             budget -= count
         for request in deferred:
             self._waiting.back(request)
         return admitted
 
-    def _gather(self, leader: Request) -> list[Request]:
-        """The other samples of the prompt that wait with the same tokens come along."""
+    def _blocks_to_come(self, request: Request, found: list[int]) -> int:
+        """Not only the first piece must fit: a prompt let in by halves would soon be thrown out again."""
+        come = self.pool.blocks_for(len(request.tokens)) - len(found)
+        if self.pool.window is None:
+            return come
+        return min(come, self.pool.window.most_blocks - (len(found) - found.count(GONE)))
+
+    def _piece(self, request: Request, blocks: list[int], budget: int) -> int:
+        """By how many tokens it moves. Under a window it never needs room for all of them at once, so that its piece
+        is cut to what is free, and nobody else has to give way."""
+        count = min(request.remaining, budget)
+        if self.pool.window is None:
+            return count
+        room = (len(blocks) + self.pool.available) * self.pool.block_size - request.computed
+        return max(1, min(count, room))
+
+    def _resume(self, request: Request, budget: int) -> int:
+        """A swapped request goes on where it was: by how many tokens, or 0 if it does not fit. What the prefix cache
+        still has of it does not move."""
+        request.publishable &= request.weight_version == self.weight_version
+        found: list[int] = [GONE] * request.passed
+        if request.publishable:
+            whole = request.computed // self.pool.block_size
+            found += self._match(request, self.pool.root(request.weight_version, request.adapter_key), whole)[
+                request.passed :
+            ]
+        self.pool.share(found)
+        if self._blocks_to_come(request, found) > self.pool.available:
+            self.pool.release(found)
+            return 0
+        count = self._enter(request, found, budget)
+        assert self.swap is not None
+        self.swap.restore(request, request.blocks[len(found) : self.pool.blocks_for(request.computed)])
+        return count
+
+    def _gather(self, leader: Request, copies: list[int]) -> list[Request]:
+        """The other samples of the prompt that wait with the same tokens come along; `copies` are the host blocks
+        that the leader came back from, so that nobody gets other keys and values than their own."""
         gathered = []
         for sibling in leader.siblings:
             if not self._rows:
                 break
             if sibling.first_cached < 0 and self._places <= 0:
                 continue
-            if sibling.state == "waiting" and sibling.tokens == leader.tokens and self._waiting.take(sibling):
+            if (
+                sibling.state == "waiting"
+                and sibling.tokens == leader.tokens
+                and sibling.host == copies
+                and self._waiting.take(sibling)
+            ):
                 self._mount(leader, sibling)
                 gathered.append(sibling)
         return gathered
@@ -406,21 +492,23 @@ class Scheduler:
             request.first_cached = cached
             self._places -= 1
 
-    def _enter(
-        self, request: Request, found: list[int], fresh: list[int], count: int, key: int | None
-    ) -> None:
-        self.counters.prefix_queries += len(request.tokens)
-        self.counters.prefix_hits += len(found) * self.pool.block_size
+    def _drop_copies(self, request: Request) -> None:
+        if request.host and self.swap is not None:
+            self.swap.drop(request)
+
+    def _enter(self, request: Request, found: list[int], budget: int) -> int:
+        """Lets it run on from `computed` with what was found of it; returns by how many tokens."""
+        count = self._piece(request, found, budget)
+        fresh = self.pool.blocks_for(request.computed + count) - len(found)
         self._waiting.taken()
         request.state = "running"
         request.row = self._rows.pop()
-        request.blocks = found + fresh
+        request.blocks = found + self.pool.allocate(fresh)
         request.published = len(found)
-        request.cached = request.computed = len(found) * self.pool.block_size
         self._seat(request, request.cached)
         request.planned = count
-        self._claim(request, key)
         insort(self.running, request, key=_order)
+        return count
 
     def _root(self, request: Request) -> int:
         if request.weight_version != self.weight_version:
@@ -429,12 +517,10 @@ class Scheduler:
         request.publishable = self.pool.prefix_cache
         return self.pool.root(request.weight_version, request.adapter_key)
 
-    def _match(self, request: Request, root: int) -> list[int]:
-        """At least one token is left to compute: it gives the logits for the next."""
+    def _match(self, request: Request, root: int, limit: int) -> list[int]:
         if not self.pool.prefix_cache:
             return []
         self.pool.extend_keys(request.keys, root, request.tokens)
-        limit = (len(request.tokens) - 1) // self.pool.block_size
         return self.pool.match(request.keys, root, request.tokens, limit)
 
     def _next_key(self, request: Request, block: int) -> int | None:

@@ -127,9 +127,9 @@ class RankCore(EngineCore):
         read = partial(load, setup.folder, group, torch_dtype(config.dtype), device)
         super().__init__(model, config, setup.eos_ids, setup.weight_version, reload=read)
 
-    def _agree(self, num_blocks: int) -> int:
-        """The rank with the least memory decides."""
-        return self.group.least(num_blocks)
+    def _agree(self, number: int) -> int:
+        """The rank with the least decides."""
+        return self.group.least(number)
 
     def start_weight_update(self) -> None:
         raise ConfigError(
@@ -312,7 +312,7 @@ def digest_of_plan(plan: Plan) -> int:
     )
     others = tuple(r.arrival for r in (*plan.admitted, *plan.preempted))
     guesses = tuple((r.arrival, *r.proposed) for r in plan.ahead)
-    return hash((moves, others, guesses, tuple(plan.copies)))
+    return hash((moves, others, guesses, *map(tuple, (plan.copies, plan.swap_out, plan.swap_in))))
 
 
 def digest_of_tokens(result: StepResult) -> int:

@@ -22,10 +22,21 @@ class DecodeStep:
     slots: Tensor
     longest: int
     _masks: dict[int | None, Tensor] = field(default_factory=dict)
+    _places: list[Tensor] = field(default_factory=list)
 
     @property
     def count(self) -> int:
         return self.tables.shape[0]
+
+    def places(self, size: int) -> Tensor:
+        """[B, longest] the slots to read. Places past a request's end are its own new token's: what others have left
+        there may be NaN, which no mask hides."""
+        if not self._places:
+            at = torch.arange(self.longest, device=self.lengths.device)
+            self._places.append(
+                torch.where(at < self.lengths[:, None], slots_at(self.tables, at, size), self.slots[:, None])
+            )
+        return self._places[0]
 
     def mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
         """[B, 1, longest], 0 or -inf."""
@@ -53,8 +64,13 @@ def paged_decode(
     """q [B, H, D], k [B, KV, D], v [B, KV, Dv] of one token each -> [B, H, Dv]; writes k and v to their slots."""
     keys.write(step.slots, k)
     values.write(step.slots, v)
-    k, v = (pages.gather(step.tables, q.dtype)[:, : step.longest] for pages in (keys, values))
+    k, v = (pages.gather(step.places(pages.data.shape[1]), q.dtype) for pages in (keys, values))
     return padded_attention(spec, q[:, None], k, v, step.mask(spec.window, q.dtype), sinks)[:, 0]
+
+
+def slots_at(tables: Tensor, at: Tensor, size: int) -> Tensor:
+    """tables [B, P] of pages, places [L] -> [B, L]."""
+    return tables.index_select(1, at // size) * size + at % size
 
 
 def additive(hidden: Tensor, dtype: torch.dtype) -> Tensor:

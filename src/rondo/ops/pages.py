@@ -38,13 +38,12 @@ class Pages:
             self.scales.flatten(0, 1).index_copy_(0, slots, scales)
         return rows if rows.dtype == self.dtype else decode(data, scales, self.dtype, rows.dtype)
 
-    def gather(self, tables: Tensor, dtype: torch.dtype) -> Tensor:
-        """tables [B, P] -> [B, P * size, KV, D] in `dtype`."""
-        blocks = tables.flatten()
-        data = self.data.index_select(0, blocks)
-        scales = None if self.scales is None else self.scales.index_select(0, blocks)
-        rows = decode(data, scales, self.dtype, dtype)
-        return rows.view(tables.shape[0], tables.shape[1] * data.shape[1], *data.shape[2:])
+    def gather(self, slots: Tensor, dtype: torch.dtype) -> Tensor:
+        """slots [B, L] -> [B, L, KV, D] in `dtype`."""
+        flat = slots.flatten()
+        data = self.data.flatten(0, 1).index_select(0, flat)
+        scales = None if self.scales is None else self.scales.flatten(0, 1).index_select(0, flat)
+        return decode(data, scales, self.dtype, dtype).view(*slots.shape, *data.shape[1:])
 
     def clean(self, blocks: Tensor) -> None:
         """Takes NaN and infinity out of blocks."""
