@@ -23,7 +23,7 @@ from rondo.client.types import GenerateRequest, SamplingParams
 from rondo.engine.blocks import BlockPool
 from rondo.engine.config import EngineConfig
 from rondo.engine.core import EngineCore
-from rondo.engine.llm import pick_device
+from rondo.engine.load import pick_device
 from rondo.engine.request import Request
 from rondo.engine.scheduler import Scheduler
 from rondo.models import Decoder, new
