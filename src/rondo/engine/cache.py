@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -149,9 +150,10 @@ def _layer(
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros, since a masked place must not hold a NaN. On the CPU they come from the system untouched: memory that no
-    request ever reaches is never paid for."""
+    """Zeros, since a masked place must not hold a NaN. On the CPU they are the system's own pages: memory that no
+    request ever reaches is never paid for, and what is released goes back, however the C library keeps its own."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    size = int(np.prod(shape)) * dtype.itemsize
-    return torch.from_numpy(np.zeros(size, dtype=np.uint8)).view(dtype).view(shape)
+    size = math.prod(shape) * dtype.itemsize
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(shape)
