@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any
 
 from rondo.base.errors import Overloaded, Unavailable
-from rondo.engine.adapters import Adapters, LoadedAdapter
+from rondo.engine.adapters import Adapters, LoadedAdapter, unloaded
 from rondo.engine.streams import answer
 
 Job = Callable[[], None]
@@ -27,6 +27,7 @@ class AdapterLoader:
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
+        self._waiting = 0
         self._closed = False
 
     @asynccontextmanager
@@ -47,18 +48,40 @@ class AdapterLoader:
 
     def close(self) -> None:
         """Who waits is told, and nobody is let in any more."""
-        self.adapters.close()
         with self._lock:
             self._closed = True
             self._jobs.put(None)
+        self.adapters.wake()
 
     async def _hold(self, name: str) -> LoadedAdapter:
-        future = self._submit(partial(self.adapters.hold, name, wait=True))
+        """Who finds no room waits for it here: the thread goes on with what others ask of it."""
+        with self._in_line():
+            while True:
+                future = self._submit(partial(self.adapters.hold, name))
+                try:
+                    return await asyncio.wrap_future(future)
+                except asyncio.CancelledError:
+                    future.add_done_callback(self._release)
+                    raise
+                except Overloaded:
+                    await asyncio.wrap_future(self.adapters.room())
+                if name not in self.adapters:
+                    raise unloaded(name)
+
+    @contextmanager
+    def _in_line(self) -> Iterator[None]:
+        with self._lock:
+            if self._waiting >= self._max_waiting:
+                raise Overloaded(
+                    f"{self._waiting} requests wait for adapters to be loaded already. Try again later.",
+                    code="queue_full",
+                )
+            self._waiting += 1
         try:
-            return await asyncio.wrap_future(future)
-        except asyncio.CancelledError:
-            future.add_done_callback(self._release)
-            raise
+            yield
+        finally:
+            with self._lock:
+                self._waiting -= 1
 
     def _release(self, future: Future[LoadedAdapter]) -> None:
         """Whoever asked has gone."""
@@ -66,11 +89,6 @@ class AdapterLoader:
             self.adapters.release(future.result())
 
     def _submit(self, work: Callable[[], Any]) -> Future[Any]:
-        if self._jobs.qsize() >= self._max_waiting:
-            raise Overloaded(
-                f"{self._jobs.qsize()} requests wait for adapters to be loaded already. Try again later.",
-                code="queue_full",
-            )
         future: Future[Any] = Future()
         with self._lock:
             if self._closed:

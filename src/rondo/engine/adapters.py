@@ -12,16 +12,18 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable
+from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from rondo.base.errors import ConfigError, InvalidRequest, ModelError, NotFound, Overloaded, Unavailable
+from rondo.base.errors import ConfigError, InvalidRequest, ModelError, NotFound, Overloaded
 from rondo.base.log import get_logger
 from rondo.engine.config import EngineConfig
+from rondo.engine.streams import settle
 from rondo.models import Decoder
 from rondo.models.adapters import CONFIG, read_adapter
 from rondo.models.adapters.mixed import Served, Sites
@@ -83,19 +85,19 @@ class Adapters:
         self._removed: set[str] = set()
         self._keys: dict[str, int] = {}
         self._loaded: OrderedDict[LoadedAdapter, None] = OrderedDict()
-        self._changed = threading.Condition()
-        self._closed = False
+        self._lock = threading.RLock()
+        self._waiters: list[Future[None]] = []
 
     def names(self) -> list[str]:
         """All that may be asked for: those loaded by name, and the folders in `adapters_dir`."""
-        with self._changed:
+        with self._lock:
             found = set(self._names)
         if self._dir is not None and self._dir.is_dir():
             found |= {path.name for path in self._dir.iterdir() if self._offers(path.name)}
         return sorted(found)
 
     def __contains__(self, name: object) -> bool:
-        with self._changed:
+        with self._lock:
             return isinstance(name, str) and (name in self._names or self._offers(name))
 
     @property
@@ -109,50 +111,60 @@ class Adapters:
 
     def has_room(self, name: str | None) -> bool:
         """Whether `hold` would not have to wait."""
-        with self._changed:
+        with self._lock:
             known = self._names.get(name or "")
             loaded = name is None or (known is not None and known.current is not None)
             return loaded or self._has_room()
 
     def held(self, name: str) -> LoadedAdapter | None:
         """As `hold`, if it is loaded."""
-        with self._changed:
+        with self._lock:
             adapter = self._name(name).current
             return None if adapter is None else self._share(adapter)
 
-    def hold(self, name: str, wait: bool = False) -> LoadedAdapter:
-        """The adapter, loaded if need be, and kept until it is released. Where all that are loaded are in use, it
-        waits for one of them, or is refused."""
-        found = self.held(name)
-        if found is not None:
-            return found
+    def hold(self, name: str) -> LoadedAdapter:
+        """The adapter, loaded if need be, and kept until it is released. Where all that are loaded are in use, it is
+        refused."""
         while True:
-            with self._changed:
+            with self._lock:
                 known = self._name(name)
+                if known.current is not None:
+                    return self._share(known.current)
+                self._check_room()
                 edition = known.edition
             read, content = self._read(known.folder)
-            with self._changed:
-                if wait:
-                    self._changed.wait_for(partial(self._settled, name, known))
-                if self._closed:
-                    raise Unavailable("the engine is shutting down.", code="shutting_down")
+            with self._lock:
                 if self._names.get(name) is not known:
                     raise unloaded(name)
                 if known.edition == edition:
                     return self._share(known.current or self._enter(name, known, read, content))
 
+    def room(self) -> Future[None]:
+        """Done when there is room for one more; whoever comes first has it."""
+        waiter: Future[None] = Future()
+        with self._lock:
+            self._waiters.append(waiter)
+            if self._has_room():
+                self.wake()
+        return waiter
+
+    def wake(self) -> None:
+        """All who wait for room look again."""
+        with self._lock:
+            settle(self._waiters, None)
+
     def share(self, adapter: LoadedAdapter) -> None:
         """One more holder of what somebody holds."""
-        with self._changed:
+        with self._lock:
             self._share(adapter)
 
     def release(self, adapter: LoadedAdapter) -> None:
-        with self._changed:
+        with self._lock:
             adapter.holders -= 1
             if adapter.holders == 0:
                 if adapter.old:
                     self._loaded.pop(adapter, None)
-                self._changed.notify_all()
+                self.wake()
 
     def add(self, name: str, folder: str | Path, replace: bool = False) -> None:
         """Reads the adapter, so that what is wrong with it is known at once, and gives it the name."""
@@ -161,7 +173,7 @@ class Adapters:
         self._check_free(name, replace)
         folder = Path(folder).expanduser()
         read, content = self._read(folder)
-        with self._changed:
+        with self._lock:
             self._check_free(name, replace)
             known = self._names.setdefault(name, _Name(folder))
             known.folder = folder
@@ -178,7 +190,7 @@ class Adapters:
 
     def remove(self, name: str) -> LoadedAdapter | None:
         """The name is gone; the weights too, once nobody holds them. Returns what was loaded under it."""
-        with self._changed:
+        with self._lock:
             known = self._name(name)
             del self._names[name]
             self._removed.add(name)
@@ -186,18 +198,12 @@ class Adapters:
             if old is not None:
                 old.unloaded = True
                 self._retire(old)
-            self._changed.notify_all()
+            self.wake()
             return old
-
-    def close(self) -> None:
-        """Nobody waits for room any more."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
 
     def drop_idle(self) -> None:
         """Gives back the memory of all that nobody holds."""
-        with self._changed:
+        with self._lock:
             while any(adapter.holders == 0 for adapter in self._loaded):
                 self._evict()
 
@@ -252,12 +258,7 @@ class Adapters:
             )
 
     def _enter(self, name: str, known: _Name, served: Served, content: str) -> LoadedAdapter:
-        if not self._has_room():
-            raise Overloaded(
-                f"all {self._max_loaded} adapters that may be loaded at once are in use "
-                "(engine.max_loaded_adapters). Try again later.",
-                code="adapters_busy",
-            )
+        self._check_room()
         if len(self._loaded) >= self._max_loaded:
             self._evict()
         if content != known.checksum:
@@ -281,12 +282,15 @@ class Adapters:
         adapter.old = True
         if adapter.holders == 0:
             self._loaded.pop(adapter, None)
-            self._changed.notify_all()
+            self.wake()
 
-    def _settled(self, name: str, known: _Name) -> bool:
-        """Whether there is nothing to wait for."""
-        gone = self._closed or self._names.get(name) is not known
-        return gone or known.current is not None or self._has_room()
+    def _check_room(self) -> None:
+        if not self._has_room():
+            raise Overloaded(
+                f"all {self._max_loaded} adapters that may be loaded at once are in use "
+                "(engine.max_loaded_adapters). Try again later.",
+                code="adapters_busy",
+            )
 
     def _has_room(self) -> bool:
         return len(self._loaded) < self._max_loaded or any(not adapter.holders for adapter in self._loaded)

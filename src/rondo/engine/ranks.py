@@ -205,7 +205,11 @@ class Ranks:
                 return self.lost
             self.lost = Unavailable(reason, code="engine_failed")
             self._changed.notify_all()
-        for tell in self.on_lost:
-            tell(self.lost)
-        self.close()
+        try:
+            for tell in self.on_lost:
+                tell(self.lost)
+        except Exception:
+            log.exception("somebody could not be told that a rank is lost")
+        finally:
+            self.close()
         return self.lost
