@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from rondo.base.errors import Overloaded
 from rondo.client.types import SamplingParams
 from rondo.engine.blocks import GONE, BlockPool
+from rondo.engine.plan import Plan
 from rondo.engine.request import Request
-from rondo.engine.scheduler import Plan, Scheduler
+from rondo.engine.scheduler import Scheduler
 from rondo.engine.swap import Cost, Swap
 from rondo.engine.window import Window
 from support.fake_device import FakeDevice
@@ -414,14 +415,14 @@ def test_the_cost_of_a_step_does_not_grow_with_the_queue():
             s.add(request(i, 4, new=100))
         finish_step(s, s.schedule())
         calls = 0
-        original = s._match
+        original = s.pool.match
 
-        def count(r, root):
+        def count(*args):
             nonlocal calls
             calls += 1
-            return original(r, root)
+            return original(*args)
 
-        s._match = count
+        s.pool.match = count
         s.schedule()
         return calls
 

@@ -16,7 +16,7 @@ from rondo.engine.core import EngineCore
 from rondo.engine.host import HostCache, attention_prices
 from rondo.engine.llm import LLM
 from rondo.engine.metrics import EngineMetrics
-from rondo.engine.scheduler import Plan
+from rondo.engine.plan import Plan
 from rondo.engine.swap import Cost
 from rondo.models import new
 from rondo.ops import AttentionSpec

@@ -1,8 +1,9 @@
 """What the device and the host would hold, for tests of the scheduler: every slot says whose key it is."""
 
 from rondo.engine.blocks import GONE
+from rondo.engine.plan import Plan
 from rondo.engine.request import Request
-from rondo.engine.scheduler import Plan, Scheduler
+from rondo.engine.scheduler import Scheduler
 
 Entry = tuple[int, int]
 """Hash of the tokens up to this one, and the weight version that computed it."""

@@ -16,11 +16,12 @@ from rondo.engine.cache import KVCache, block_bytes, choose_num_blocks, kv_dtype
 from rondo.engine.config import EngineConfig
 from rondo.engine.host import host_cache, swap_of
 from rondo.engine.overlap import Overlap, check_overlap
+from rondo.engine.plan import Plan
 from rondo.engine.randomness import derive, mix
 from rondo.engine.request import Request
 from rondo.engine.runner import Runner, StepResult
 from rondo.engine.sampler import NO_TOKEN, Sampler
-from rondo.engine.scheduler import Plan, Scheduler
+from rondo.engine.scheduler import Scheduler
 from rondo.engine.sleep import Reload, Sleeper, check_level
 from rondo.engine.speculate.make import load_draft, make_speculation
 from rondo.engine.speculate.speculation import accepted_rows
@@ -75,8 +76,8 @@ class EngineCore:
             config.max_queued,
             config.batching,
             swap_of(config, self.pool, host, model, self._agree),
+            weight_version,
         )
-        self.scheduler.weight_version = weight_version
         sampler = Sampler(config.max_num_seqs, self.eos_ids)
         self.adapters = Adapters(model, config)
         self.runner = Runner(

@@ -20,10 +20,11 @@ import torch
 
 from rondo.base.errors import ConfigError
 from rondo.engine.config import EngineConfig
+from rondo.engine.plan import Plan
 from rondo.engine.request import Request
 from rondo.engine.runner import Prepared, Runner, StepResult
 from rondo.engine.sampler import NO_TOKEN, Drawn
-from rondo.engine.scheduler import Plan, Scheduler
+from rondo.engine.scheduler import Scheduler
 from rondo.engine.step import NOTHING, Step
 
 

@@ -14,9 +14,9 @@ from torch import Tensor
 from rondo.engine.attend import Paged, Piece, StepLayout, piece_shape, together
 from rondo.engine.cache import KVCache
 from rondo.engine.host import HostCache
+from rondo.engine.plan import Plan
 from rondo.engine.request import Request
 from rondo.engine.sampler import Batch, Drawn, Sampled, Sampler
-from rondo.engine.scheduler import Plan
 from rondo.models import Decoder
 from rondo.models.adapters.mixed import Mixer, Mixture, Served, Span
 from rondo.models.additions import adding

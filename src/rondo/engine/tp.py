@@ -22,10 +22,10 @@ from rondo.engine.adapters import LoadedAdapter
 from rondo.engine.config import EngineConfig
 from rondo.engine.core import EngineCore
 from rondo.engine.load import torch_dtype
+from rondo.engine.plan import Plan
 from rondo.engine.ranks import Ranks, Setup
 from rondo.engine.request import Request
 from rondo.engine.runner import StepResult
-from rondo.engine.scheduler import Plan
 from rondo.engine.sleep import check_tags
 from rondo.engine.speculate.controller import Controller
 from rondo.engine.step import Step

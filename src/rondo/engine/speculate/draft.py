@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rondo.engine.plan import Plan
 from rondo.engine.request import Request
 from rondo.engine.runner import Runner
 from rondo.engine.sampler import NO_TOKEN
-from rondo.engine.scheduler import Plan
 from rondo.engine.sleep import Sleeper
 
 

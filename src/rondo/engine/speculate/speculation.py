@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from rondo.engine.plan import Plan
 from rondo.engine.request import Request
 from rondo.engine.runner import Runner, StepResult
 from rondo.engine.sampler import NO_TOKEN
-from rondo.engine.scheduler import Plan, Scheduler
+from rondo.engine.scheduler import Scheduler
 from rondo.engine.speculate.controller import Controller
 
 

@@ -1,0 +1,40 @@
+"""What the scheduler says of one step, and what it counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rondo.engine.request import Request
+from rondo.engine.swap import Pairs
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`decodes` move by one token, `chunks` by `request.planned`; both start at `request.computed`. Of the decodes,
+    those in `ahead` may carry proposed tokens (see request.py), and are settled after the step.
+
+    Before that, blocks move, (to, from) each: `copies` for samples that parted in the middle of one, `swap_out` from
+    the device to the host and `swap_in` back.
+    """
+
+    decodes: list[Request]
+    chunks: list[Request]
+    admitted: list[Request]
+    preempted: list[Request]
+    copies: Pairs = field(default_factory=list)
+    ahead: list[Request] = field(default_factory=list)
+    swap_out: Pairs = field(default_factory=list)
+    swap_in: Pairs = field(default_factory=list)
+
+    @property
+    def empty(self) -> bool:
+        return not self.decodes and not self.chunks
+
+
+@dataclass(slots=True)
+class Counters:
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    preemptions: int = 0
+    swaps: int = 0
+    """Those preemptions after which nothing is computed again."""

@@ -1,0 +1,134 @@
+"""Who runs, in order: each with its blocks, and with a row that holds its sampling parameters.
+
+Samples of one prompt run as one request, their leader, until they draw different tokens. Those that ride on it have a
+row, but no blocks.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+
+from rondo.engine.blocks import BlockPool
+from rondo.engine.prefixes import Prefixes
+from rondo.engine.request import Request
+from rondo.engine.swap import Pairs
+
+_order: Callable[[Request], tuple[int, int]] = attrgetter("order")
+
+
+class Running:
+    def __init__(self, pool: BlockPool, prefixes: Prefixes, size: int) -> None:
+        self.leaders: list[Request] = []
+        self._pool = pool
+        self._prefixes = prefixes
+        self.size = size
+        self._rows = list(range(size - 1, -1, -1))
+        self._copies: dict[int, int] = {}
+
+    @property
+    def count(self) -> int:
+        """Samples, those that ride included."""
+        return self.size - len(self._rows)
+
+    @property
+    def full(self) -> bool:
+        return not self._rows
+
+    def enter(self, request: Request, blocks: list[int], published: int) -> None:
+        """It runs, with `blocks`, of which so many are published."""
+        request.state = "running"
+        request.row = self._rows.pop()
+        request.blocks = blocks
+        request.published = published
+        insort(self.leaders, request, key=_order)
+
+    def vacate(self, request: Request) -> None:
+        """What it holds goes back; the caller takes it out of those that run."""
+        self._pool.release(request.blocks)
+        self._prefixes.unclaim(request)
+        self._rows.append(request.row)
+        request.blocks = []
+        request.published = 0
+        request.planned = 0
+        request.row = -1
+
+    def end(self, requests: Sequence[Request]) -> None:
+        """They have finished; where one had riders, those go on."""
+        leaders = [request for request in requests if request.leader is None]
+        for request in requests:
+            request.state = "finished"
+            if request.leader is not None:
+                request.leader.riders.remove(request)
+                self.dismount(request)
+        for leader in leaders:
+            self._hand_over(leader)
+            self.vacate(leader)
+        self.leaders = [request for request in self.leaders if request.state == "running"]
+
+    def mount(self, leader: Request, rider: Request) -> None:
+        """`rider` has the tokens of `leader`, and runs with it."""
+        rider.state = "running"
+        rider.row = self._rows.pop()
+        rider.leader = leader
+        leader.riders.append(rider)
+
+    def dismount(self, rider: Request) -> None:
+        rider.leader = None
+        self._rows.append(rider.row)
+        rider.row = -1
+
+    def part(self, leader: Request) -> list[Request]:
+        """Leader and riders have drawn their next tokens: those that drew another than the leader fork off, one for
+        each different token; the others of that token ride on it. Returns those for whom no block was left."""
+        branches: dict[int, list[Request]] = {}
+        for rider in leader.riders:
+            branches.setdefault(rider.tokens[-1], []).append(rider)
+        leader.riders = branches.pop(leader.tokens[-1], [])
+        out: list[Request] = []
+        for branch in branches.values():
+            if not self._fork(leader, branch):
+                for rider in branch:
+                    self.dismount(rider)
+                out += branch
+        return out
+
+    def take_copies(self) -> Pairs:
+        """Blocks that the next step copies, for samples that parted in the middle of one."""
+        copies, self._copies = list(self._copies.items()), {}
+        return copies
+
+    def _fork(self, leader: Request, branch: list[Request]) -> bool:
+        """Full blocks are shared; of the one that is not full yet the fork gets a copy."""
+        whole, rest = divmod(leader.computed, self._pool.block_size)
+        if rest and not self._pool.available:
+            return False
+        request, *riders = branch
+        self._pool.share(leader.blocks[:whole])
+        request.blocks = leader.blocks[:whole]
+        if rest:
+            (block,) = self._pool.allocate(1)
+            request.blocks.append(block)
+            self._copies[block] = leader.blocks[whole]
+        request.follow(leader)
+        self._lead(request, riders)
+        return True
+
+    def _hand_over(self, leader: Request) -> None:
+        """The leader goes: the first of its riders takes its place, blocks and all."""
+        if not leader.riders:
+            return
+        heir, *others = leader.riders
+        leader.riders = []
+        heir.follow(leader)
+        heir.blocks, leader.blocks = leader.blocks, []
+        heir.claim, leader.claim = leader.claim, None
+        self._lead(heir, others)
+
+    def _lead(self, request: Request, riders: list[Request]) -> None:
+        request.leader = None
+        request.riders = riders
+        for rider in riders:
+            rider.leader = request
+        insort(self.leaders, request, key=_order)
