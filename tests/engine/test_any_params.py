@@ -58,7 +58,7 @@ def test_no_parameters_that_pass_make_a_step_fail(core, given, priority):
             try:
                 params = SamplingParams(**{**kept, name: value})
                 kept[name] = value
-                core._check(GenerateRequest("check", [5], params), [5])
+                core._intake.check(GenerateRequest("check", [5], params), [5])
             except InvalidRequest:
                 kept.pop(name, None)
         accepted += core.add(GenerateRequest(str(i), [5, 6], SamplingParams(**kept), priority))

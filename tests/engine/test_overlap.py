@@ -254,7 +254,7 @@ def test_what_a_stop_brings_is_told_at_once_though_the_engine_is_paused(engine):
     def pauses(step, now):
         observe(step, now)
         if engine.metrics.generated_tokens == 2:
-            engine._post(lambda: engine._lifecycle.pause(abort=False))
+            engine._inbox.post(lambda: engine._lifecycle.pause(abort=False))
 
     engine.metrics.observe = pauses
     tokens, reason = run(collect(engine, "a", PARAMS.with_(max_tokens=3)))

@@ -9,10 +9,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
-from typing import TypeVar
 
 from rondo.base.errors import InvalidRequest, Overloaded, RondoError, Unavailable
 from rondo.base.log import get_logger
@@ -21,16 +19,16 @@ from rondo.client.types import GenerateRequest, TokenChunk
 from rondo.engine.adapter_loader import AdapterLoader
 from rondo.engine.adapters import LoadedAdapter
 from rondo.engine.core import EngineCore
+from rondo.engine.inbox import Inbox
 from rondo.engine.lifecycle import Hold, Lifecycle
 from rondo.engine.metrics import EngineMetrics
 from rondo.engine.output import SampleReader, TextSource
 from rondo.engine.request import Request
 from rondo.engine.sleep import check_level
 from rondo.engine.step import NOTHING, Step
-from rondo.engine.streams import Stream, Streams, answer, settle
+from rondo.engine.streams import Stream, Streams, settle
 
 log = get_logger("rondo.engine")
-T = TypeVar("T")
 
 
 class AsyncEngine:
@@ -40,12 +38,10 @@ class AsyncEngine:
         self.metrics = EngineMetrics(core, model_name)
         self._loader = AdapterLoader(core.adapters, core.config.max_queued)
         self._streams = Streams()
-        self._inbox: deque[Callable[[], None]] = deque()
-        self._condition = threading.Condition()
+        self._inbox = Inbox()
         self._lifecycle = Lifecycle(core, self._close_all)
         self._draining = False
         self._stopping = False
-        self._ended = False
         self._broken: RondoError | None = None
         self._failure: RondoError | None = None
         self._idle_waiters: list[Future[None]] = []
@@ -87,7 +83,7 @@ class AsyncEngine:
         stream = Stream(asyncio.get_running_loop())
         try:
             async with self._loader.holding(request.adapter) as adapter:
-                samples = await self._ask(lambda: self._open(request, stream, adapter))
+                samples = await self._inbox.ask(lambda: self._open(request, stream, adapter))
             readers = [SampleReader(sample, self.tokenizer) for sample in samples]
             while readers:
                 await stream.event.wait()
@@ -103,10 +99,10 @@ class AsyncEngine:
                         yield chunk
                 readers = [reader for reader in readers if not reader.done]
         finally:
-            self._post(lambda: self._leave(request.id, stream))
+            self._inbox.post(lambda: self._leave(request.id, stream))
 
     async def abort(self, request_id: str) -> None:
-        await self._ask(lambda: self._close(request_id))
+        await self._inbox.ask(lambda: self._close(request_id))
 
     async def pause(self, mode: PauseMode = "keep") -> None:
         """Stops between two steps. keep: running requests stay; wait: they finish first; abort: they end.
@@ -117,10 +113,10 @@ class AsyncEngine:
         if mode == "wait":
             await self._when_done(lambda: life.pause(abort=False), undo=life.resume)
         else:
-            await self._ask(lambda: life.pause(abort=mode == "abort"))
+            await self._inbox.ask(lambda: life.pause(abort=mode == "abort"))
 
     async def resume(self) -> None:
-        await self._ask(self._lifecycle.resume)
+        await self._inbox.ask(self._lifecycle.resume)
 
     async def sleep(self, level: int = 1, mode: PauseMode = "keep") -> None:
         """Gives the KV cache back to the system, and moves the weights to CPU memory (1) or drops them (2).
@@ -133,11 +129,11 @@ class AsyncEngine:
         if mode == "wait":
             await self._when_done(lambda: life.sleep(level, abort=False), undo=lambda: None)
         else:
-            await self._ask(lambda: life.sleep(level, abort=mode == "abort"))
+            await self._inbox.ask(lambda: life.sleep(level, abort=mode == "abort"))
 
     async def wake(self, tags: Sequence[str] | None = None) -> None:
         """`tags` are "weights" and "kv_cache", both by default; requests go on once both are awake."""
-        await self._ask(lambda: self.core.wake(tags))
+        await self._inbox.ask(lambda: self.core.wake(tags))
 
     def adapters(self) -> Sequence[str]:
         return self.core.adapters.names()
@@ -151,26 +147,26 @@ class AsyncEngine:
 
     async def unload_adapter(self, name: str) -> None:
         """Requests that have begun with it finish; those that have not end with an error."""
-        await self._ask(lambda: self._unload(name))
+        await self._inbox.ask(lambda: self._unload(name))
 
     async def start_weight_update(self) -> None:
-        await self._ask(self.core.start_weight_update)
+        await self._inbox.ask(self.core.start_weight_update)
 
     async def finish_weight_update(self, version: int) -> None:
-        await self._ask(lambda: self.core.finish_weight_update(version))
+        await self._inbox.ask(lambda: self.core.finish_weight_update(version))
 
     async def abort_weight_update(self) -> None:
         """For a writer that failed in the middle: nothing is computed until another update is finished."""
-        await self._ask(self.core.abort_weight_update)
+        await self._inbox.ask(self.core.abort_weight_update)
 
     async def reset_prefix_cache(self) -> None:
-        await self._ask(self.core.reset_prefix_cache)
+        await self._inbox.ask(self.core.reset_prefix_cache)
 
     async def drain(self, seconds: float) -> None:
         """Takes no more requests and lets the running ones finish; after `seconds` they end as aborted."""
         self._draining = True
         waiter: Future[None] = Future()
-        self._post(lambda: self._wait_until_idle(waiter))
+        self._inbox.post(lambda: self._wait_until_idle(waiter))
         try:
             await asyncio.wait_for(asyncio.wrap_future(waiter), seconds)
         except TimeoutError:
@@ -180,9 +176,8 @@ class AsyncEngine:
     def stop(self) -> None:
         """Ends the thread; whatever still runs ends as aborted."""
         self._loader.close()
-        with self._condition:
-            self._stopping = True
-            self._condition.notify()
+        self._stopping = True
+        self._inbox.wake()
         self._thread.join(timeout=60)
         self.core.close()
 
@@ -198,37 +193,22 @@ class AsyncEngine:
         request = reader.request
         if reader.done and request.finish_reason is None:
             request.stop_reason = chunk.stop_reason
-            self._post(lambda: self._close(request.id, request.index, stopped=True))
+            self._inbox.post(lambda: self._close(request.id, request.index, stopped=True))
 
     async def _when_done(self, then: Callable[[], None], undo: Callable[[], None]) -> None:
         """Does `then` once everything that had begun has finished."""
         hold = Hold(Future(), then)
         try:
-            await self._ask(lambda: self._hold(hold))
+            await self._inbox.ask(lambda: self._hold(hold))
             await asyncio.wrap_future(hold.waiter)
         except BaseException:
-            self._post(lambda: self._lifecycle.give_up(hold, undo))
+            self._inbox.post(lambda: self._lifecycle.give_up(hold, undo))
             raise
-
-    async def _ask(self, work: Callable[[], T]) -> T:
-        """Runs `work` in the engine's thread, between two steps."""
-        future: Future[T] = Future()
-        self._post(lambda: answer(future, work))
-        return await asyncio.wrap_future(future)
-
-    def _post(self, command: Callable[[], None]) -> None:
-        with self._condition:
-            if not self._ended:
-                self._inbox.append(command)
-                self._condition.notify()
-                return
-        command()
 
     def _break(self, error: RondoError) -> None:
         """From any thread: the engine cannot go on."""
-        with self._condition:
-            self._broken = error
-            self._condition.notify()
+        self._broken = error
+        self._inbox.wake()
 
     # From here on: in the engine's thread.
 
@@ -246,13 +226,7 @@ class AsyncEngine:
             log.exception("the engine failed")
             error = Unavailable("the engine failed; its log says why. Restart it.", code="engine_failed")
         self._fail(error)
-        with self._condition:
-            self._ended = True
-        while self._inbox:
-            try:
-                self._inbox.popleft()()
-            except Exception:
-                log.exception("a command came too late")
+        self._inbox.end()
 
     def _step(self) -> None:
         self._tell(self.core.step())
@@ -264,20 +238,10 @@ class AsyncEngine:
             self._forget(request)
 
     def _take_commands(self) -> None:
-        with self._condition:
-            while not (
-                self._inbox
-                or self._broken
-                or self._lifecycle.can_step
-                or self._stopping
-                or self._waiters_are_due()
-            ):
-                self._condition.wait()
+        self._inbox.wait(self._is_due)
         if self._broken is not None:
             raise self._broken
-        # One by one: should one fail, those behind it are still answered.
-        for _ in range(len(self._inbox)):
-            self._inbox.popleft()()
+        self._inbox.work_off()
         if self._lifecycle.hold_is_due:
             self._lifecycle.settle_holds()
         late = self.core.late()
@@ -285,6 +249,11 @@ class AsyncEngine:
             self._tell(late)
         if self._waiters_are_due():
             settle(self._idle_waiters, None)
+
+    def _is_due(self) -> bool:
+        """Whether there is anything to do but commands."""
+        ends = self._broken is not None or self._stopping
+        return ends or self._lifecycle.can_step or self._waiters_are_due()
 
     def _waiters_are_due(self) -> bool:
         return self._lifecycle.hold_is_due or (bool(self._idle_waiters) and not self.core.has_work)
@@ -306,15 +275,14 @@ class AsyncEngine:
             self._close(request_id)
 
     def _close(self, request_id: str, index: int | None = None, stopped: bool = False) -> None:
-        now = time.monotonic()
-        for request in self.core.abort(request_id, index, "stop" if stopped else "abort"):
-            self.metrics.observe_end(request, now)
-            self._streams.wake({request.id})
-            self._forget(request)
+        self._tell_ended(self.core.abort(request_id, index, "stop" if stopped else "abort"))
 
     def _unload(self, name: str) -> None:
+        self._tell_ended(self.core.unload_adapter(name))
+
+    def _tell_ended(self, requests: Sequence[Request]) -> None:
         now = time.monotonic()
-        for request in self.core.unload_adapter(name):
+        for request in requests:
             self.metrics.observe_end(request, now)
             self._streams.wake({request.id})
             self._forget(request)

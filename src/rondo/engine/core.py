@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import torch
 
-from rondo.base.errors import Conflict, InvalidRequest, RondoError
+from rondo.base.errors import Conflict, RondoError
 from rondo.client.types import FinishReason, GenerateRequest
 from rondo.engine.adapters import Adapters, LoadedAdapter, unloaded
 from rondo.engine.blocks import BlockPool
 from rondo.engine.cache import KVCache, block_bytes, choose_num_blocks, kv_dtype
 from rondo.engine.config import EngineConfig
 from rondo.engine.host import host_cache, swap_of
+from rondo.engine.intake import Intake, max_model_len
 from rondo.engine.overlap import Overlap, check_overlap
 from rondo.engine.plan import Plan
-from rondo.engine.randomness import derive, mix
 from rondo.engine.request import Request
 from rondo.engine.runner import Runner, StepResult
-from rondo.engine.sampler import NO_TOKEN, Sampler
+from rondo.engine.sampler import NO_TOKEN, Sampled, Sampler
 from rondo.engine.scheduler import Scheduler
 from rondo.engine.sleep import Reload, Sleeper, check_level
 from rondo.engine.speculate.make import load_draft, make_speculation
@@ -30,8 +30,6 @@ from rondo.engine.window import window_of
 from rondo.models import Decoder
 from rondo.models.adapters.mixed import Mixer
 from rondo.ops.native.build import library
-
-DEFAULT_MAX_MODEL_LEN = 8192
 
 
 class EngineCore:
@@ -50,7 +48,7 @@ class EngineCore:
         given = model.config.eos_ids if eos_ids is None else eos_ids
         # A tokenizer may know more tokens than the model does.
         self.eos_ids = tuple(token for token in given if 0 <= token < model.config.vocab_size)
-        self.max_model_len = _max_model_len(config, model.config.max_positions)
+        self.max_model_len = max_model_len(config, model.config.max_positions)
         specs = model.attention_specs()
         kept = kv_dtype(config, model.dtype)
         per_block = block_bytes(specs, config.block_size, kept)
@@ -91,7 +89,7 @@ class EngineCore:
         """Whether the weights may be missing, or partly of one version and partly of another: then nothing is
         computed."""
         self._clock = clock
-        self._arrivals = 0
+        self._intake = Intake(config, self.max_model_len, model.config.vocab_size, self.eos_ids)
         self._requests: dict[str, list[Request]] = {}
         if config.threads is not None:
             torch.set_num_threads(config.threads)
@@ -120,35 +118,13 @@ class EngineCore:
         """
         params = request.sampling
         prompt = list(request.prompt_ids)
-        self._check(request, prompt)
+        if request.id in self._requests:
+            raise Conflict(f"a request with the id {request.id!r} is running already.", param="id")
+        self._intake.check(request, prompt)
         self.scheduler.check_room(params.n)
         adapter = self._hold(request.adapter, adapter)
-        room = self.max_model_len - len(prompt)
-        new = room if params.max_tokens is None else min(params.max_tokens, room)
-        stop_ids = frozenset(params.stop_token_ids) | (
-            frozenset() if params.ignore_eos else frozenset(self.eos_ids)
-        )
-        seed = mix(self.config.seed * 2**32 + self._arrivals) if params.seed is None else params.seed
-        samples = []
-        for index in range(params.n):
-            sample = Request(
-                id=request.id,
-                index=index,
-                tokens=prompt if index == 0 else prompt.copy(),
-                sampling=params,
-                max_length=len(prompt) + new,
-                arrival=self._arrivals,
-                priority=request.priority,
-                adapter=adapter,
-                adapter_key=0 if adapter is None else adapter.key,
-                seed=derive(seed, index),
-                stop_ids=stop_ids,
-                added_at=self._clock(),
-            )
-            self._arrivals += 1
-            samples.append(sample)
+        samples = self._intake.samples(request, prompt, adapter, self._clock())
         for sample in samples:
-            sample.siblings = samples if len(samples) > 1 else []
             self.scheduler.add(sample)
         self._requests[request.id] = samples
         return samples
@@ -298,44 +274,6 @@ class EngineCore:
         self.adapters.share(held)
         return held
 
-    def _check(self, request: GenerateRequest, prompt: list[int]) -> None:
-        if request.id in self._requests:
-            raise Conflict(f"a request with the id {request.id!r} is running already.", param="id")
-        if not prompt:
-            raise InvalidRequest("the prompt is empty: it needs at least one token.", param="prompt")
-        if len(prompt) >= self.max_model_len:
-            raise InvalidRequest(
-                f"the prompt has {len(prompt)} tokens, but the context is {self.max_model_len} tokens, of which at "
-                "least one must be left for the answer. Shorten the prompt.",
-                param="prompt",
-                code="context_length_exceeded",
-            )
-        vocab = self.model.config.vocab_size
-        if min(prompt) < 0 or max(prompt) >= vocab:
-            raise InvalidRequest(
-                f"the prompt has a token id outside the vocabulary of {vocab}.", param="prompt"
-            )
-        biased = request.sampling.logit_bias
-        if biased and (min(biased) < 0 or max(biased) >= vocab):
-            raise InvalidRequest(
-                f"logit_bias names a token id outside the vocabulary of {vocab}.", param="logit_bias"
-            )
-        stops = request.sampling.stop_token_ids
-        if stops and (min(stops) < 0 or max(stops) >= vocab):
-            raise InvalidRequest(
-                f"stop_token_ids names a token id outside the vocabulary of {vocab}.", param="stop_token_ids"
-            )
-        if request.sampling.min_tokens and len({*stops, *self.eos_ids}) == vocab:
-            raise InvalidRequest(
-                "min_tokens cannot hold back the end where every token is a stop token.", param="min_tokens"
-            )
-        if request.sampling.n > self.config.max_queued:
-            raise InvalidRequest(
-                f"n is {request.sampling.n}, but at most {self.config.max_queued} samples may wait here at all. "
-                "Lower n, or raise max_queued.",
-                param="n",
-            )
-
     def _run(self, plan: Plan) -> Step:
         if plan.empty:
             return NOTHING
@@ -348,27 +286,11 @@ class EngineCore:
             at = self._clock()
             for request in plan.admitted:
                 request.started_at = request.started_at or at
-        sampled, version = result.sampled, self.weight_version
+        sampled = result.sampled
         if sampled is None:
             return Step([], [], plan.admitted)
-        finished: list[Request] = []
-        broken: list[Request] = []
         rows = accepted_rows(result.requests, sampled.tokens) if plan.ahead else range(len(result.requests))
-        for i in rows:
-            request = result.requests[i]
-            token = sampled.tokens[i]
-            if token == NO_TOKEN:
-                broken.append(request)
-                continue
-            request.tokens.append(token)
-            if sampled.logprobs is not None and request.sampling.logprobs is not None:
-                request.logprobs.append(sampled.logprobs[i])
-                if request.sampling.logprobs:
-                    request.top_logprobs.append(sampled.top[i])
-            # Last, and before the reason: a reader in another thread counts tokens by it.
-            request.weight_versions.append(version)
-            if token in request.stop_ids or len(request.tokens) >= request.max_length:
-                finished.append(request)
+        finished, broken = self._take_tokens(result.requests, sampled, rows)
         moved, extra = result.requests, 0
         if self.speculation is not None and plan.ahead:
             moved = list(dict.fromkeys(result.requests[i] for i in rows if sampled.tokens[i] != NO_TOKEN))
@@ -386,6 +308,30 @@ class EngineCore:
             return Step(moved, finished, plan.admitted, extra)
         advanced = [request for request in moved if request.error is None]
         return Step(advanced, finished + broken, plan.admitted, extra)
+
+    def _take_tokens(
+        self, requests: Sequence[Request], sampled: Sampled, rows: Iterable[int]
+    ) -> tuple[list[Request], list[Request]]:
+        """Returns those that have finished, and those without a usable token."""
+        finished: list[Request] = []
+        broken: list[Request] = []
+        version = self.weight_version
+        for i in rows:
+            request = requests[i]
+            token = sampled.tokens[i]
+            if token == NO_TOKEN:
+                broken.append(request)
+                continue
+            request.tokens.append(token)
+            if sampled.logprobs is not None and request.sampling.logprobs is not None:
+                request.logprobs.append(sampled.logprobs[i])
+                if request.sampling.logprobs:
+                    request.top_logprobs.append(sampled.top[i])
+            # Last, and before the reason: a reader in another thread counts tokens by it.
+            request.weight_versions.append(version)
+            if token in request.stop_ids or len(request.tokens) >= request.max_length:
+                finished.append(request)
+        return finished, broken
 
     def _break(self, requests: list[Request]) -> None:
         """Ends requests for which the model gave no usable logits; what they computed is not used again."""
@@ -414,14 +360,3 @@ class EngineCore:
             del self._requests[request.id]
             if request.adapter is not None:
                 self.adapters.release(request.adapter)
-
-
-def _max_model_len(config: EngineConfig, max_positions: int) -> int:
-    if config.max_model_len is None:
-        return min(max_positions, DEFAULT_MAX_MODEL_LEN)
-    if config.max_model_len > max_positions:
-        raise InvalidRequest(
-            f"max_model_len is {config.max_model_len}, but the model knows only {max_positions} positions.",
-            param="max_model_len",
-        )
-    return config.max_model_len

@@ -1,0 +1,104 @@
+"""A request as it comes in: what is wrong with it, and the samples it asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from rondo.base.errors import InvalidRequest
+from rondo.client.types import GenerateRequest
+from rondo.engine.adapters import LoadedAdapter
+from rondo.engine.config import EngineConfig
+from rondo.engine.randomness import derive, mix
+from rondo.engine.request import Request
+
+DEFAULT_MAX_MODEL_LEN = 8192
+
+
+class Intake:
+    def __init__(
+        self, config: EngineConfig, max_model_len: int, vocab: int, eos_ids: tuple[int, ...]
+    ) -> None:
+        self._config = config
+        self._max_model_len = max_model_len
+        self._vocab = vocab
+        self._eos_ids = frozenset(eos_ids)
+        self._arrivals = 0
+
+    def samples(
+        self, request: GenerateRequest, prompt: list[int], adapter: LoadedAdapter | None, now: float
+    ) -> list[Request]:
+        params = request.sampling
+        room = self._max_model_len - len(prompt)
+        new = room if params.max_tokens is None else min(params.max_tokens, room)
+        ends = frozenset() if params.ignore_eos else self._eos_ids
+        stop_ids = ends.union(params.stop_token_ids)
+        seed = mix(self._config.seed * 2**32 + self._arrivals) if params.seed is None else params.seed
+        samples = [
+            Request(
+                id=request.id,
+                index=index,
+                tokens=prompt if index == 0 else prompt.copy(),
+                sampling=params,
+                max_length=len(prompt) + new,
+                arrival=self._arrivals + index,
+                priority=request.priority,
+                adapter=adapter,
+                adapter_key=0 if adapter is None else adapter.key,
+                seed=derive(seed, index),
+                stop_ids=stop_ids,
+                added_at=now,
+            )
+            for index in range(params.n)
+        ]
+        self._arrivals += params.n
+        for sample in samples:
+            sample.siblings = samples if len(samples) > 1 else []
+        return samples
+
+    def check(self, request: GenerateRequest, prompt: list[int]) -> None:
+        self._check_prompt(prompt)
+        params = request.sampling
+        self._check_known("logit_bias", params.logit_bias or ())
+        self._check_known("stop_token_ids", params.stop_token_ids)
+        if params.min_tokens and len(self._eos_ids.union(params.stop_token_ids)) == self._vocab:
+            raise InvalidRequest(
+                "min_tokens cannot hold back the end where every token is a stop token.", param="min_tokens"
+            )
+        if params.n > self._config.max_queued:
+            raise InvalidRequest(
+                f"n is {params.n}, but at most {self._config.max_queued} samples may wait here at all. "
+                "Lower n, or raise max_queued.",
+                param="n",
+            )
+
+    def _check_prompt(self, prompt: list[int]) -> None:
+        if not prompt:
+            raise InvalidRequest("the prompt is empty: it needs at least one token.", param="prompt")
+        if len(prompt) >= self._max_model_len:
+            raise InvalidRequest(
+                f"the prompt has {len(prompt)} tokens, but the context is {self._max_model_len} tokens, of which at "
+                "least one must be left for the answer. Shorten the prompt.",
+                param="prompt",
+                code="context_length_exceeded",
+            )
+        if min(prompt) < 0 or max(prompt) >= self._vocab:
+            raise InvalidRequest(
+                f"the prompt has a token id outside the vocabulary of {self._vocab}.", param="prompt"
+            )
+
+    def _check_known(self, field: str, ids: Collection[int]) -> None:
+        if ids and (min(ids) < 0 or max(ids) >= self._vocab):
+            raise InvalidRequest(
+                f"{field} names a token id outside the vocabulary of {self._vocab}.", param=field
+            )
+
+
+def max_model_len(config: EngineConfig, max_positions: int) -> int:
+    if config.max_model_len is None:
+        return min(max_positions, DEFAULT_MAX_MODEL_LEN)
+    if config.max_model_len > max_positions:
+        raise InvalidRequest(
+            f"max_model_len is {config.max_model_len}, but the model knows only {max_positions} positions.",
+            param="max_model_len",
+        )
+    return config.max_model_len
