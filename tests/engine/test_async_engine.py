@@ -1,41 +1,22 @@
 import asyncio
-import time
 
 import pytest
 
 from rondo.base.errors import Conflict, InvalidRequest, Overloaded, Unavailable
 from rondo.client.types import GenerateRequest, SamplingParams
-from rondo.engine.async_engine import AsyncEngine
 from rondo.engine.config import EngineConfig
 from rondo.engine.core import EngineCore
 from rondo.engine.llm import LLM
-
-PARAMS = SamplingParams(max_tokens=20, seed=1, ignore_eos=True, detokenize=False)
+from support.engines import PARAMS, collect, slowly, threaded
+from support.waiting import run, until
 
 
 @pytest.fixture
 def engine(tiny):
-    """A step takes at least a millisecond, so that a long request is still running when a test looks."""
     core = EngineCore(tiny, EngineConfig(max_num_seqs=4, block_size=4))
-    run = core.runner.run
-
-    def slowly(plan):
-        time.sleep(0.001)
-        return run(plan)
-
-    core.runner.run = slowly
-    engine = AsyncEngine(core)
-    yield engine
-    engine.stop()
-
-
-async def collect(engine, name, params=PARAMS, prompt=(5, 6, 7)):
-    tokens, versions, reason = {}, [], None
-    async for chunk in engine.generate(GenerateRequest(name, prompt, params)):
-        tokens.setdefault(chunk.index, []).extend(chunk.token_ids)
-        versions += chunk.weight_versions
-        reason = chunk.finish_reason or reason
-    return tokens, versions, reason
+    core.runner.run = slowly(core.runner.run)
+    with threaded(core) as engine:
+        yield engine
 
 
 async def idle(engine):
@@ -47,24 +28,12 @@ async def idle(engine):
     assert engine.core.pool.used == 0
 
 
-async def until(check):
-    for _ in range(100_000):
-        if check():
-            return
-        await asyncio.sleep(0)
-    raise AssertionError("it did not come to pass")
-
-
-def run(coroutine):
-    return asyncio.run(asyncio.wait_for(coroutine, 30))
-
-
 def test_streams_are_what_the_synchronous_engine_says(engine, tiny):
     async def main():
         params = [PARAMS.with_(seed=i, n=2) for i in range(6)]
         got = await asyncio.gather(*(collect(engine, f"r{i}", p) for i, p in enumerate(params)))
         want = LLM(tiny, config=engine.core.config).generate([[5, 6, 7]] * 6, params)
-        assert [list(g[0].values()) for g in got] == [[s.token_ids for s in o.outputs] for o in want]
+        assert [g.tokens for g in got] == [[s.token_ids for s in o.outputs] for o in want]
 
     run(main())
 
@@ -93,7 +62,7 @@ def test_abort_from_elsewhere_ends_the_stream(engine):
         task = asyncio.create_task(collect(engine, "a", PARAMS.with_(max_tokens=250)))
         await asyncio.sleep(0.02)
         await engine.abort("a")
-        assert (await task)[2] == "abort"
+        assert (await task).reason == "abort"
         await engine.abort("unknown")
 
     run(main())
@@ -109,7 +78,7 @@ def test_refusals_leave_others_alone(engine):
             await collect(engine, "c", SamplingParams(stop="x"))
         with pytest.raises(Conflict):
             await collect(engine, "a")
-        assert len((await task)[0][0]) == 100
+        assert len((await task).tokens[0]) == 100
 
     run(main())
 
@@ -126,8 +95,8 @@ def test_pause_and_resume(engine, mode):
         assert not later.done()
         assert running.done() == (mode != "keep")
         await engine.resume()
-        assert (await running)[2] == ("abort" if mode == "abort" else "length")
-        assert len((await later)[0][0]) == 20
+        assert (await running).reason == ("abort" if mode == "abort" else "length")
+        assert len((await later).tokens[0]) == 60
 
     run(main())
 
@@ -141,7 +110,7 @@ def test_weights_change_between_two_steps(engine):
             await engine.start_weight_update()
         await asyncio.sleep(0.02)
         await engine.finish_weight_update(1)
-        versions = (await task)[1]
+        versions = (await task).versions
         assert versions == sorted(versions)
         assert set(versions) == {0, 1}
 
@@ -174,7 +143,7 @@ def test_drain_finishes_what_runs_and_refuses_the_rest(engine):
         await asyncio.sleep(0)
         with pytest.raises(Unavailable):
             await collect(engine, "b")
-        assert len((await task)[0][0]) == 100
+        assert len((await task).tokens[0]) == 100
         await drain
         with pytest.raises(Unavailable):
             await collect(engine, "c")
@@ -217,10 +186,10 @@ def test_a_request_of_a_paused_engine_is_queued_counted_and_abortable(engine):
             with pytest.raises(Overloaded):
                 await collect(engine, "c")
             await engine.abort("a")
-            assert await waiting[0] == ({0: []}, [], "abort")
+            assert await waiting[0] == ([[]], [], "abort")
             await engine.resume()
-            assert (await waiting[1])[2] == "length"
-        assert engine.metrics.generated_tokens == 40
+            assert (await waiting[1]).reason == "length"
+        assert engine.metrics.generated_tokens == 2 * PARAMS.max_tokens
 
     run(main())
 
@@ -239,31 +208,27 @@ def test_a_pause_that_waits_starts_nothing_new(engine):
         assert engine.core.scheduler.num_waiting == 1
         await asyncio.gather(*tasks[:4])
         await engine.resume()
-        assert (await tasks[4])[2] == "length"
+        assert (await tasks[4]).reason == "length"
         assert engine.ready
 
     run(main())
 
 
 def test_a_pause_that_waits_lets_preempted_requests_finish(tiny):
-    engine = AsyncEngine(EngineCore(tiny, EngineConfig(max_num_seqs=4, block_size=4, num_blocks=64)))
+    core = EngineCore(tiny, EngineConfig(max_num_seqs=4, block_size=4, num_blocks=64))
+    core.runner.run = slowly(core.runner.run)
 
-    async def main():
+    async def main(engine):
         params = PARAMS.with_(max_tokens=120)
         tasks = [asyncio.create_task(collect(engine, str(i), params)) for i in range(4)]
-        for _ in range(100_000):
-            if engine.core.scheduler.counters.preemptions:
-                break
-            await asyncio.sleep(0)
+        await until(lambda: core.scheduler.counters.preemptions)
+        assert core.has_work
         await engine.pause("wait")
-        assert engine.core.scheduler.counters.preemptions > 0
-        assert not engine.core.has_work
+        assert not core.has_work
         await asyncio.gather(*tasks)
 
-    try:
-        run(main())
-    finally:
-        engine.stop()
+    with threaded(core) as engine:
+        run(main(engine))
 
 
 def test_a_pause_that_cannot_come_true_or_is_given_up_leaves_no_trace(engine):
@@ -276,7 +241,7 @@ def test_a_pause_that_cannot_come_true_or_is_given_up_leaves_no_trace(engine):
         await engine.resume()
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(engine.pause("wait"), 0.01)
-        assert (await collect(engine, "b"))[2] == "length"
+        assert (await collect(engine, "b")).reason == "length"
         assert engine.ready
         waits = asyncio.create_task(engine.pause("wait"))
         await asyncio.sleep(0.005)
@@ -289,7 +254,7 @@ def test_a_pause_that_cannot_come_true_or_is_given_up_leaves_no_trace(engine):
         await engine.resume()
         with pytest.raises(Conflict, match="resumed"):
             await waits
-        assert (await task)[2] == "length"
+        assert (await task).reason == "length"
 
     run(main())
 
@@ -334,6 +299,6 @@ def test_weights_that_are_not_whole_compute_nothing(engine):
         assert not task.done()
         await engine.start_weight_update()
         await engine.finish_weight_update(2)
-        assert set((await task)[1]) == {2}
+        assert set((await task).versions) == {2}
 
     run(main())

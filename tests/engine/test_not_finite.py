@@ -7,12 +7,13 @@ import torch
 
 from rondo.base.errors import RondoError
 from rondo.client.types import GenerateRequest, SamplingParams
-from rondo.engine.async_engine import AsyncEngine
 from rondo.engine.config import EngineConfig
 from rondo.engine.core import EngineCore
 from rondo.engine.llm import LLM
 from rondo.engine.sampler import NO_TOKEN, draw, likeliest
 from rondo.models import new
+from support.engines import threaded
+from support.waiting import run
 
 POISON = 96
 CONFIG = EngineConfig(max_num_seqs=4, block_size=4, num_blocks=16, max_model_len=32)
@@ -68,20 +69,17 @@ def test_both_engines_raise_it_and_go_on(poisoned):
     with pytest.raises(RondoError, match="not finite"):
         llm.generate([[5], [POISON]], PLAIN)
     assert not llm.core.has_work
-    engine = AsyncEngine(llm.core)
 
-    async def ask(token):
+    async def ask(engine, token):
         params = PLAIN.with_(logit_bias={POISON: -100.0})
         return [chunk async for chunk in engine.generate(GenerateRequest(str(token), [token], params))]
 
-    async def main():
-        good = asyncio.create_task(ask(5))
+    async def main(engine):
+        good = asyncio.create_task(ask(engine, 5))
         with pytest.raises(RondoError, match="not finite"):
-            await ask(POISON)
+            await ask(engine, POISON)
         assert (await good)[-1].finish_reason == "length"
         assert engine.ready
 
-    try:
-        asyncio.run(asyncio.wait_for(main(), 30))
-    finally:
-        engine.stop()
+    with threaded(llm.core) as engine:
+        run(main(engine))

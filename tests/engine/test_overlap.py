@@ -2,17 +2,17 @@
 
 import asyncio
 import random
-import time
 
 import pytest
 import torch
 
 from rondo.base.errors import ConfigError, Conflict, RondoError, Unavailable
 from rondo.client.types import GenerateRequest, SamplingParams
-from rondo.engine.async_engine import AsyncEngine
 from rondo.engine.config import EngineConfig
 from rondo.engine.core import EngineCore
 from rondo.engine.llm import LLM
+from support.engines import collect, slowly, threaded
+from support.waiting import run
 
 PARAMS = SamplingParams(max_tokens=30, seed=1, ignore_eos=True, detokenize=False)
 
@@ -199,28 +199,9 @@ def test_a_step_that_fails_beside_the_caller_fails_the_engine(tiny):
 @pytest.fixture
 def engine(tiny):
     core = make(tiny)
-    execute = core.runner.execute
-
-    def slowly(step):
-        time.sleep(0.001)
-        return execute(step)
-
-    core.runner.execute = slowly
-    engine = AsyncEngine(core)
-    yield engine
-    engine.stop()
-
-
-async def collect(engine, name, params=PARAMS):
-    tokens, reason = {}, None
-    async for chunk in engine.generate(GenerateRequest(name, (5, 6, 7), params)):
-        tokens.setdefault(chunk.index, []).extend(chunk.token_ids)
-        reason = chunk.finish_reason or reason
-    return list(tokens.values()), reason
-
-
-def run(coroutine):
-    return asyncio.run(asyncio.wait_for(coroutine, 30))
+    core.runner.execute = slowly(core.runner.execute)
+    with threaded(core) as engine:
+        yield engine
 
 
 def test_streams_pauses_and_verbs_of_a_server(engine, tiny):
@@ -239,7 +220,7 @@ def test_streams_pauses_and_verbs_of_a_server(engine, tiny):
             await engine.wake()
             if engine.core.updating:
                 await engine.finish_weight_update(1)
-        got = [(await task)[0] for task in tasks]
+        got = [(await task).tokens for task in tasks]
         want = LLM(tiny).generate([[5, 6, 7]] * 8, params)
         assert got == [[sample.token_ids for sample in output.outputs] for output in want]
         assert engine.metrics.generated_tokens == 8 * 2 * 30
@@ -257,8 +238,8 @@ def test_what_a_stop_brings_is_told_at_once_though_the_engine_is_paused(engine):
             engine._inbox.post(lambda: engine._lifecycle.pause(abort=False))
 
     engine.metrics.observe = pauses
-    tokens, reason = run(collect(engine, "a", PARAMS.with_(max_tokens=3)))
-    assert (len(tokens[0]), reason, engine.is_paused) == (3, "length", True)
+    heard = run(collect(engine, "a", PARAMS.with_(max_tokens=3)))
+    assert (len(heard.tokens[0]), heard.reason, engine.is_paused) == (3, "length", True)
 
 
 def test_a_step_that_fails_fails_every_request_clearly(engine):

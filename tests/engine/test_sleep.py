@@ -3,22 +3,20 @@
 import asyncio
 import shutil
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
 
 from rondo.base.errors import Conflict, InvalidRequest, ModelError, Unavailable
-from rondo.client.types import GenerateRequest, SamplingParams
-from rondo.engine.async_engine import AsyncEngine
 from rondo.engine.config import EngineConfig
 from rondo.engine.core import EngineCore
 from rondo.engine.llm import LLM
 from rondo.models import load, save
 from rondo.train.memory import keep_freed_memory
+from support.engines import PARAMS, collect, slowly, threaded
+from support.waiting import run, until
 
-PARAMS = SamplingParams(max_tokens=60, seed=1, ignore_eos=True, detokenize=False)
 CONFIG = EngineConfig(max_num_seqs=4, block_size=4)
 
 
@@ -35,38 +33,9 @@ def core(folder) -> EngineCore:
 
 @pytest.fixture
 def engine(core):
-    """A step takes at least a millisecond, so that a request is still running when a test looks."""
-    run = core.runner.run
-
-    def slowly(plan):
-        time.sleep(0.001)
-        return run(plan)
-
-    core.runner.run = slowly
-    engine = AsyncEngine(core)
-    yield engine
-    engine.stop()
-
-
-async def collect(engine, name, params=PARAMS):
-    tokens, versions, reason = {}, [], None
-    async for chunk in engine.generate(GenerateRequest(name, (5, 6, 7), params)):
-        tokens.setdefault(chunk.index, []).extend(chunk.token_ids)
-        versions += chunk.weight_versions
-        reason = chunk.finish_reason or reason
-    return list(tokens.values()), versions, reason
-
-
-def run(coroutine):
-    return asyncio.run(asyncio.wait_for(coroutine, 30))
-
-
-async def until(check):
-    for _ in range(10_000):
-        if check():
-            return
-        await asyncio.sleep(0.001)
-    raise AssertionError("it did not come to pass")
+    core.runner.run = slowly(core.runner.run)
+    with threaded(core) as engine:
+        yield engine
 
 
 def at_work(engine, tokens=5):
@@ -92,10 +61,10 @@ def test_requests_in_flight_go_on_after_sleep_with_the_same_tokens(engine, tiny,
         assert engine.metrics.generated_tokens == generated
         await engine.wake()
         assert (engine.is_sleeping, engine.ready) == (False, True)
-        got = [(await task)[0] for task in tasks]
+        got = [(await task).tokens for task in tasks]
         want = LLM(tiny, config=CONFIG).generate([[5, 6, 7]] * 6, params)
         assert got == [[sample.token_ids for sample in output.outputs] for output in want]
-        assert len((await late)[0][0]) == 60
+        assert len((await late).tokens[0]) == 60
         engine.core.pool.check()
 
     run(main())
@@ -153,7 +122,7 @@ def test_parts_wake_one_by_one_and_weights_may_be_pushed_in_between(engine):
         await asyncio.sleep(0.01)
         assert not task.done()
         await engine.wake(["kv_cache"])
-        versions = (await task)[1]
+        versions = (await task).versions
         assert versions == sorted(versions)
         assert set(versions) == {0, 3}
         await engine.wake()
@@ -211,7 +180,7 @@ def test_a_push_that_fails_half_way_stops_all_until_a_whole_version_is_there(eng
             for mine, value in zip(engine.core.model.parameters(), whole, strict=True):
                 mine.copy_(value)
         await engine.finish_weight_update(1)
-        got = [(await task)[0][0] for task in tasks]
+        got = [(await task).tokens[0] for task in tasks]
         want = LLM(tiny, config=CONFIG).generate([[5, 6, 7]] * 6, [PARAMS.with_(seed=i) for i in range(6)])
         assert got == [output.outputs[0].token_ids for output in want]
 
@@ -238,11 +207,11 @@ def test_sleep_ends_what_runs_as_its_mode_says(engine, mode):
         await engine.sleep(1, mode)
         assert engine.is_sleeping
         assert not engine.is_paused
-        assert (await task)[2] == ("length" if mode == "wait" else "abort")
+        assert (await task).reason == ("length" if mode == "wait" else "abort")
         later = asyncio.create_task(collect(engine, "b"))
         await asyncio.sleep(0.01)
         await engine.wake()
-        assert (await later)[2] == "length"
+        assert (await later).reason == "length"
 
     run(main())
 
@@ -265,11 +234,11 @@ def test_asleep_and_paused_are_two_things(engine):
         with pytest.raises(Conflict, match="cannot finish"):
             await engine.sleep(1, "wait")
         await engine.pause("abort")
-        assert (await task)[2] == "abort"
+        assert (await task).reason == "abort"
         await engine.resume()
         await engine.wake()
         assert engine.ready
-        assert (await collect(engine, "b"))[2] == "length"
+        assert (await collect(engine, "b")).reason == "length"
 
     run(main())
 
@@ -287,8 +256,8 @@ def test_who_waits_for_requests_that_fall_asleep_is_told(engine):
         await until(at_work(engine))
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(engine.sleep(2, "wait"), 0.005)
-        assert (await task)[2] == "length"
-        assert (await collect(engine, "b"))[2] == "length"
+        assert (await task).reason == "length"
+        assert (await collect(engine, "b")).reason == "length"
         assert engine.ready
 
     run(main())
@@ -325,7 +294,7 @@ def test_what_cannot_wake_sleeps_on_and_may_be_tried_again(engine, folder, monke
         assert engine.core.sleeper.asleep == {"weights"}
         shutil.move(folder.with_name("away"), folder)
         await engine.wake()
-        assert (await task)[2] == "length"
+        assert (await task).reason == "length"
 
     run(main())
 

@@ -1,6 +1,5 @@
 """With speculation or without it, an engine says the same; only the number of steps differs."""
 
-import asyncio
 import math
 import random
 from collections import Counter
@@ -19,6 +18,7 @@ from rondo.engine.speculate.controller import Controller
 from rondo.models import Packed, new, save
 from rondo.ops import token_logprobs
 from support.tiny import tiny_model, tiny_tokenizer
+from support.waiting import run
 
 PLAIN = SamplingParams(max_tokens=24, ignore_eos=True, detokenize=False)
 GREEDY = PLAIN.with_(temperature=0.0)
@@ -267,7 +267,7 @@ def test_stop_strings_inside_a_run(tmp_path):
             engine.stop()
 
     stop = sorted(stops)[0]
-    assert asyncio.run(asyncio.wait_for(stream(stop), 30)) == text[: text.index(stop)]
+    assert run(stream(stop)) == text[: text.index(stop)]
 
 
 @pytest.mark.parametrize("proposer", ["ngram", "near"])

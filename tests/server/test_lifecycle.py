@@ -14,6 +14,7 @@ from rondo.engine.config import EngineConfig
 from rondo.server.config import ServerConfig
 from rondo.server.http import EventStream
 from server.running import start
+from support.waiting import until
 
 KEY = {"X-Admin-Key": "operator"}
 VERBS = (
@@ -23,6 +24,7 @@ VERBS = (
     ),
     *(("GET", verb) for verb in ("is_sleeping", "is_paused", "weight_info")),
 )
+
 BODY = {"model": "tiny", "prompt": "abc", "max_tokens": 120, "ignore_eos": True, "temperature": 0}
 
 
@@ -233,7 +235,7 @@ def test_what_a_slow_reader_has_not_taken_is_joined_and_not_queued(operated):
     async def send(message):
         sent.append(message)
         if len(sent) == 2:
-            await eventually(lambda: not operated.engine.core.has_work)
+            await until(lambda: not operated.engine.core.has_work)
 
     async def receive():
         await asyncio.sleep(60)
@@ -241,11 +243,3 @@ def test_what_a_slow_reader_has_not_taken_is_joined_and_not_queued(operated):
     asyncio.run(EventStream(events())({}, receive, send))
     counts = [int(message["body"]) for message in sent[1:-1]]
     assert (sum(counts), len(counts)) == (200, 2)
-
-
-async def eventually(check):
-    for _ in range(2000):
-        if check():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it did not come to pass")

@@ -8,6 +8,8 @@ import httpx
 import openai
 import pytest
 
+from support.waiting import until
+
 CHAT = [{"role": "user", "content": "abc def"}]
 
 
@@ -272,10 +274,10 @@ def test_leaving_aborts_the_request(running, monkeypatch, stream):
         }
         async with httpx.AsyncClient(timeout=30) as client:
             task = asyncio.create_task(client.post(running.url + "/v1/completions", json=body))
-            await eventually(lambda: len(running.engine.core.scheduler.running) == 4)
+            await until(lambda: len(running.engine.core.scheduler.running) == 4)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-        await eventually(lambda: metrics.finished["abort"] == before + 4)
+        await until(lambda: metrics.finished["abort"] == before + 4)
         assert not running.engine.core.has_work
         assert running.engine.core.pool.used == 0
 
@@ -304,14 +306,6 @@ def test_health_and_metrics(running, client):
         "kv_cache_usage_perc",
     ):
         assert f"rondo:{name}" in text
-
-
-async def eventually(check, seconds=20.0):
-    for _ in range(int(seconds / 0.01)):
-        if check():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it did not come to pass")
 
 
 def test_sse_is_framed_as_the_specification_says(running):

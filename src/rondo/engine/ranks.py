@@ -206,10 +206,14 @@ class Ranks:
             self.lost = Unavailable(reason, code="engine_failed")
             self._changed.notify_all()
         try:
-            for tell in self.on_lost:
-                tell(self.lost)
-        except Exception:
-            log.exception("somebody could not be told that a rank is lost")
+            self._tell(self.lost)
         finally:
             self.close()
         return self.lost
+
+    def _tell(self, lost: RondoError) -> None:
+        for tell in self.on_lost:
+            try:
+                tell(lost)
+            except Exception:
+                log.exception("somebody could not be told that a rank is lost")

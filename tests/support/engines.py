@@ -1,0 +1,56 @@
+"""An engine with its thread, as tests time it and read from it."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from rondo.client.types import GenerateRequest, SamplingParams
+from rondo.engine.async_engine import AsyncEngine
+from rondo.engine.core import EngineCore
+
+PARAMS = SamplingParams(max_tokens=60, seed=1, ignore_eos=True, detokenize=False)
+
+
+def slowly(compute: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A step takes at least a millisecond, so that a long request is still running when a test looks."""
+
+    def slow(step: Any) -> Any:
+        time.sleep(0.001)
+        return compute(step)
+
+    return slow
+
+
+@contextmanager
+def threaded(core: EngineCore) -> Iterator[AsyncEngine]:
+    engine = AsyncEngine(core)
+    try:
+        yield engine
+    finally:
+        engine.stop()
+
+
+class Heard(NamedTuple):
+    """`tokens` of each sample."""
+
+    tokens: list[list[int]]
+    versions: list[int]
+    reason: str | None
+
+
+async def collect(
+    engine: AsyncEngine,
+    name: str,
+    params: SamplingParams = PARAMS,
+    prompt: Sequence[int] = (5, 6, 7),
+    adapter: str | None = None,
+) -> Heard:
+    tokens: dict[int, list[int]] = {}
+    versions: list[int] = []
+    reason = None
+    async for chunk in engine.generate(GenerateRequest(name, prompt, params, adapter=adapter)):
+        tokens.setdefault(chunk.index, []).extend(chunk.token_ids)
+        versions += chunk.weight_versions
+        reason = chunk.finish_reason or reason
+    return Heard(list(tokens.values()), versions, reason)

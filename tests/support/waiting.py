@@ -1,0 +1,17 @@
+"""Waiting for things to come to pass, never for ever."""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+
+def run(coroutine: Coroutine[Any, Any, Any], seconds: float = 30) -> Any:
+    return asyncio.run(asyncio.wait_for(coroutine, seconds))
+
+
+async def until(check: Callable[[], object], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not check():
+        assert time.monotonic() < end, "it did not come to pass"
+        await asyncio.sleep(0.001)
