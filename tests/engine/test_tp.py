@@ -17,10 +17,12 @@ from rondo.client.types import GenerateRequest, SamplingParams
 from rondo.engine.async_engine import AsyncEngine
 from rondo.engine.config import EngineConfig
 from rondo.engine.core import EngineCore
+from rondo.engine.following import Follower
 from rondo.engine.llm import LLM
 from rondo.engine.load import load_core
+from rondo.engine.outbox import Message, Together
 from rondo.engine.ranks import Setup
-from rondo.engine.tp import Follower, Leader, Message
+from rondo.engine.tp import Leader
 from rondo.models import new, save
 from rondo.parallel.load import load
 from server.running import make_model
@@ -174,11 +176,6 @@ def test_weights_are_not_updated_in_place(two):
         two.start_weight_update()
 
 
-def test_adapters_are_refused(two):
-    with pytest.raises(ConfigError, match="divided among 2 ranks"):
-        two.load_adapter("x", "anywhere")
-
-
 def test_ranks_that_disagree_end_the_engine(two):
     """Last of those that share these ranks."""
     pids = processes_of(two.core)
@@ -193,31 +190,31 @@ def test_ranks_that_disagree_end_the_engine(two):
 
 
 @pytest.mark.parametrize(
-    ("plan", "sampled", "says"), [(1, 0, "planned another step"), (None, 1, "sampled other tokens")]
+    ("plan", "sampled", "says"), [(1, 0, "planned another step"), (1, 1, "sampled other tokens")]
 )
 def test_a_rank_compares_what_it_does_with_rank_0(folder, ranks, plan, sampled, says):
     def make(group):
         model = load(folder, group)
         setup = Setup(group.rank, folder, CONFIG, "cpu", (), 0, folder, 30)
-        return Follower(model, group, setup)
+        return Follower(model, group, setup, lambda answer: None)
 
     _, follower = ranks.run(2, make)
     request = GenerateRequest("a", [5, 6], SamplingParams(detokenize=False))
     with pytest.raises(RuntimeError, match=says):
-        follower.follow(Message([("add", (request,)), ("step", ())], plan, False, sampled))
+        follower.follow(Message([("add", (request,)), ("step", ())], Together(plan, False, sampled)))
 
 
 def test_everything_public_in_the_engine_is_done_on_all_ranks_or_refused():
     """A method that changes the engine must not change rank 0 alone."""
     reads = {"weight_version", "has_work", "whole", "knows"}
     through_others = {"abort_all"}
+    rank_0_has_the_names = {"load_adapter"}
     refused = {"start_weight_update", "finish_weight_update", "abort_weight_update"}
-    refused |= {"load_adapter", "unload_adapter"}
     own = {"watch", "close"}
     of_one_rank = {"stop", "late"}  # the overlapped loop
     public = {name for name in vars(EngineCore) if not name.startswith("_")}
     told = {name for name in vars(Leader) if not name.startswith("_")} - own
-    assert public - reads - through_others - refused - own - of_one_rank == told
+    assert public - reads - through_others - rank_0_has_the_names - refused - own - of_one_rank == told
 
 
 def test_killing_a_rank_fails_every_request_with_a_reason(folder):
@@ -335,7 +332,7 @@ time.sleep(60)
     [
         ({"tensor_parallel": 5}, "4 attention heads"),
         ({"tensor_parallel": 2, "device": "cuda:1"}, "CUDA_VISIBLE_DEVICES"),
-        ({"tensor_parallel": 2, "adapters_dir": "anywhere"}, "adapters cannot be served"),
+        ({"tensor_parallel": 2, "adapters_dir": "anywhere"}, "not a folder"),
         ({"tensor_parallel": 2, "device": "cuda"}, "there are 0 GPUs"),
     ],
 )

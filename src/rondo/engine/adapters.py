@@ -75,12 +75,7 @@ class Adapters:
         self._config = model.config
         self._max_loaded = config.max_loaded_adapters
         self._max_rank = config.max_adapter_rank
-        self._dir = None if config.adapters_dir is None else Path(config.adapters_dir).expanduser()
-        if self._dir is not None and not self._dir.is_dir():
-            raise ConfigError(
-                f"adapters_dir is {self._dir}, which is not a folder. Make it, or name another.",
-                param="adapters_dir",
-            )
+        self._dir = folder_of_adapters(config)
         self._names: dict[str, _Name] = {}
         self._removed: set[str] = set()
         self._keys: dict[str, int] = {}
@@ -132,7 +127,7 @@ class Adapters:
                     return self._share(known.current)
                 self._check_room()
                 edition = known.edition
-            read, content = self._read(known.folder)
+            read, content = self.read(known.folder)
             with self._lock:
                 if self._names.get(name) is not known:
                     raise unloaded(name)
@@ -172,7 +167,7 @@ class Adapters:
             raise InvalidRequest("the adapter needs a name.", param="lora_name")
         self._check_free(name, replace)
         folder = Path(folder).expanduser()
-        read, content = self._read(folder)
+        read, content = self.read(folder)
         with self._lock:
             self._check_free(name, replace)
             known = self._names.setdefault(name, _Name(folder))
@@ -213,10 +208,8 @@ class Adapters:
         with torch.device("meta"):
             return Decoder(self._config)
 
-    # From here on: with the lock held, but for `_read`.
-
-    def _read(self, folder: Path) -> tuple[Served, str]:
-        """(the weights, the checksum of what is in effect of them)."""
+    def read(self, folder: Path) -> tuple[Served, str]:
+        """(the weights, the checksum of what is in effect of them). Without the lock."""
         if not folder.is_dir():
             raise NotFound(f"there is no adapter's folder {folder}.", param="lora_path")
         try:
@@ -228,6 +221,8 @@ class Adapters:
         if not all(bool(tensor.isfinite().all()) for _, tensor in tensors):
             raise ModelError(f"{folder}: its weights are not all finite (NaN or infinity): train it again.")
         return served, _checksum(tensors)
+
+    # From here on: with the lock held.
 
     def _offers(self, name: str) -> bool:
         """Whether `adapters_dir` has an adapter of that name. A name is no path."""
@@ -301,6 +296,18 @@ class Adapters:
         idle.old = True
         self._names[idle.name].current = None
         self.totals.evictions += 1
+
+
+def folder_of_adapters(config: EngineConfig) -> Path | None:
+    if config.adapters_dir is None:
+        return None
+    folder = Path(config.adapters_dir).expanduser()
+    if not folder.is_dir():
+        raise ConfigError(
+            f"adapters_dir is {folder}, which is not a folder. Make it, or name another.",
+            param="adapters_dir",
+        )
+    return folder
 
 
 def _checksum(tensors: Iterable[tuple[str, Tensor]]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import socket
+import threading
 from typing import Any
 
 LENGTH = 8
@@ -12,6 +13,7 @@ LENGTH = 8
 class Channel:
     def __init__(self, own: socket.socket) -> None:
         self._socket = own
+        self._sending = threading.Lock()
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -19,8 +21,9 @@ class Channel:
     def send(self, message: object, seconds: float | None = None) -> None:
         """Raises `TimeoutError` if the other side does not take it in time, other `OSError`s if it is gone."""
         data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
-        self._socket.settimeout(seconds)
-        self._socket.sendall(len(data).to_bytes(LENGTH, "little") + data)
+        with self._sending:
+            self._socket.settimeout(seconds)
+            self._socket.sendall(len(data).to_bytes(LENGTH, "little") + data)
 
     def receive(self) -> Any:
         """Waits for the next message; `EOFError` if the other side is gone."""

@@ -77,7 +77,7 @@ class EngineCore:
             weight_version,
         )
         sampler = Sampler(config.max_num_seqs, self.eos_ids)
-        self.adapters = Adapters(model, config)
+        self.adapters = self._serve_adapters()
         self.runner = Runner(
             model, cache, sampler, config.max_num_seqs, self.max_model_len, Mixer(self.adapters.sites), host
         )
@@ -263,6 +263,9 @@ class EngineCore:
         """What plans depend on, like the number of KV blocks, where it is not this process's alone to choose."""
         return number
 
+    def _serve_adapters(self) -> Adapters:
+        return Adapters(self.model, self.config)
+
     def _compute(self, plan: Plan) -> StepResult:
         return self.runner.run(plan)
 
@@ -360,3 +363,6 @@ class EngineCore:
             del self._requests[request.id]
             if request.adapter is not None:
                 self.adapters.release(request.adapter)
+                for sample in samples:
+                    # Whoever reads the answer keeps the request, but need not keep the weights.
+                    sample.adapter = None

@@ -66,14 +66,15 @@ def _report(channel: Channel, error: BaseException) -> None:
 
 
 def _serve(channel: Channel, setup: Setup) -> None:
+    from rondo.engine.following import Follower
+    from rondo.engine.rank_core import load_shard
     from rondo.engine.ranks import Report
-    from rondo.engine.tp import Follower, load_shard
 
     channel.send(Report())
     model, group = load_shard(setup)
     channel.send(Report())
     # All are there: from here on none may be much later than another.
     channel.receive()
-    core = Follower(model, group, setup)
+    core = Follower(model, group, setup, channel.send)
     while True:
         core.follow(channel.receive())

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,8 @@ START_SECONDS = 1800.0
 """The longest that a rank may take to import, or to load its slice."""
 END_SECONDS = 5.0
 VERDICT_SECONDS = 2.0
+READ_SECONDS = 300.0
+"""The longest that a rank may take to read an adapter."""
 MAIN = """
 import json, sys
 sys.path[:] = json.loads(sys.argv.pop())
@@ -59,6 +62,16 @@ class Report:
 
     failed: str = ""
     traceback: str = ""
+
+
+@dataclass(frozen=True)
+class AdapterRead:
+    """What came of reading an adapter: a hash of all of it, or why it was refused."""
+
+    rank: int
+    number: int
+    content: str = ""
+    refused: str = ""
 
 
 class Rank:
@@ -99,6 +112,7 @@ class Ranks:
         self.on_lost: list[Callable[[RondoError], None]] = []
         self.meeting = Path(tempfile.mkdtemp(prefix="rondo-ranks-")) / "meeting"
         self.others: list[Rank] = []
+        self._answers: dict[int, list[AdapterRead]] = defaultdict(list)
         self._changed = threading.Condition()
         self._closing = threading.Lock()
         self._closed = False
@@ -127,6 +141,25 @@ class Ranks:
         for other in self.others:
             other.channel.send(message, self.seconds)
 
+    def answers(self, number: int) -> list[AdapterRead]:
+        """What each rank made of the adapter of that number, which all were told to read."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: (
+                    self.lost is not None or self._closed or len(self._answers[number]) == len(self.others)
+                ),
+                READ_SECONDS,
+            )
+            found = self._answers.pop(number)
+        self.check()
+        if self._closed:
+            raise Unavailable("the engine is shutting down.", code="shutting_down")
+        if len(found) < len(self.others):
+            raise Unavailable(
+                f"a rank did not read the adapter within {READ_SECONDS:.0f} seconds. Try again later."
+            )
+        return sorted(found, key=lambda answer: answer.rank)
+
     def check(self) -> None:
         if self.lost is not None:
             raise self.lost
@@ -147,6 +180,8 @@ class Ranks:
             if self._closed:
                 return
             self._closed = True
+        with self._changed:
+            self._changed.notify_all()
         os.close(self._lifeline)
         deadline = time.monotonic() + END_SECONDS
         for other in self.others:
@@ -178,6 +213,11 @@ class Ranks:
             report = other.channel.receive()
         except (EOFError, OSError):
             return self._reason(other, "is gone")
+        if isinstance(report, AdapterRead):
+            with self._changed:
+                self._answers[report.number].append(report)
+                self._changed.notify_all()
+            return ""
         if report.failed:
             log.error("a rank failed", extra={"rank": other.rank, "traceback": report.traceback})
             return self._reason(other, f"failed: {report.failed}")

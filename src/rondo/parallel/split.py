@@ -50,6 +50,18 @@ class Split:
     def vocabulary(self) -> Cut:
         return self.cuts["embed.weight"]
 
+    def columns(self) -> dict[str, tuple[slice, slice]]:
+        """What the rank has of low-rank pairs a [r, in] and b [r, out] beside linear modules: by path, the columns of
+        each. Where the output is divided, that of b is; where the input is, that of a, and the products are summands
+        as the module's own are."""
+        whole, found = slice(None), {}
+        for name, cut in self.cuts.items():
+            path, _, leaf = name.rpartition(".")
+            if leaf == "weight":
+                own = slice(cut.start, cut.stop)
+                found[path] = (whole, own) if cut.dim == 0 else (own, whole)
+        return found
+
 
 def split(config: ModelConfig, rank: int, size: int) -> Split:
     vocabulary = _vocabulary(config.vocab_size, rank, size)

@@ -4,7 +4,7 @@ An adapter with many rows in a step (a prompt) is applied to them by itself. Tho
 progress) go together, a module at a time, through `ops.add_low_rank`. Rows without an adapter keep their bits.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -74,6 +74,17 @@ class Served:
     @property
     def nbytes(self) -> int:
         return sum(x.nbytes for _, x in self.tensors())
+
+    def narrow(self, sites: Sites, columns: Mapping[str, tuple[slice, slice]]) -> None:
+        """For a model of which each rank has a part: keeps, by path, these columns of a and of b. A Tokenformer stays
+        whole, for what it adds to is whole on every rank, and so is what it reads."""
+        for path, (of_a, of_b) in columns.items():
+            site = sites.paths.get(path, -1)
+            if site in self.pairs:
+                a, b = self.pairs[site]
+                self.pairs[site] = a[:, of_a].contiguous(), b[:, of_b].contiguous()
+        if self.addresses is not None:
+            self.addresses = self._addresses(len(sites.paths))
 
     def _addresses(self, sites: int) -> Tensor:
         """[sites, 3]: see `ops.Pairs`."""

@@ -1,0 +1,99 @@
+"""The engine's core on a rank other than 0: it does what it is told, in that order, and compares."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from rondo.client.types import GenerateRequest
+from rondo.engine.adapters import LoadedAdapter
+from rondo.engine.outbox import Message
+from rondo.engine.plan import Plan
+from rondo.engine.rank_core import RankCore, digest_of_plan, digest_of_tokens
+from rondo.engine.ranks import AdapterRead, Setup
+from rondo.engine.runner import StepResult
+from rondo.engine.speculate.controller import Controller
+from rondo.models.adapters.mixed import Served
+from rondo.parallel.group import Group
+from rondo.parallel.shard import Shard
+
+
+class Told(Controller):
+    """Rank 0 measures, and says whether to speculate."""
+
+    speculates = False
+
+    def allows(self, load: int) -> bool:
+        return self.speculates
+
+    def observe(self, load: int, seconds: float, accepted: int, speculated: bool) -> None:
+        """Its own time does not count."""
+
+
+class Follower(RankCore):
+    """Any other rank."""
+
+    def __init__(
+        self, model: Shard, group: Group, setup: Setup, answer: Callable[[AdapterRead], None]
+    ) -> None:
+        super().__init__(model, group, setup)
+        self._answer = answer
+        self._expected: int | None = None
+        self._controller = Told()
+        self._served: dict[int, Served] = {}
+        if self.speculation is not None:
+            self.speculation.controller = self._controller
+
+    def follow(self, message: Message) -> None:
+        together = message.together
+        if together is not None:
+            if together.sampled != self.sampled:
+                raise RuntimeError("it sampled other tokens than rank 0")
+            self._expected = together.plan
+            self._controller.speculates = together.speculates
+        for name, args in message.commands:
+            getattr(self, name)(*args)
+
+    def read_adapter(self, number: int, folder: Path) -> None:
+        """Beside the steps, as on rank 0."""
+        work = partial(self._read_adapter, number, folder)
+        threading.Thread(target=work, name="rondo-adapters", daemon=True).start()
+
+    def add_with(self, request: GenerateRequest, number: int, key: int) -> None:
+        """The request with an adapter that was read. Rank 0 says what it is for the prefix cache, and counts for how
+        long it is loaded."""
+        assert request.adapter is not None
+        served = self._served[number]
+        self.add(request, LoadedAdapter(request.adapter, 0, key, served, served.nbytes, old=True))
+
+    def forget_adapters(self, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            self._served.pop(number, None)
+
+    def sleep(self, level: int = 1) -> None:
+        super().sleep(level)
+        self.group.least(0)
+
+    def wake(self, tags: Sequence[str] | None = None) -> None:
+        super().wake(tags)
+        self.group.least(0)
+
+    def _compute(self, plan: Plan) -> StepResult:
+        if digest_of_plan(plan) != self._expected:
+            raise RuntimeError("it planned another step than rank 0")
+        self._expected = None
+        result = super()._compute(plan)
+        self.sampled = digest_of_tokens(result)
+        return result
+
+    def _read_adapter(self, number: int, folder: Path) -> None:
+        rank = self.group.rank
+        try:
+            self._served[number], content = self.adapters.read(folder)
+        except Exception as error:
+            answer = AdapterRead(rank, number, refused=str(error) or type(error).__name__)
+        else:
+            answer = AdapterRead(rank, number, content)
+        self._answer(answer)

@@ -1,0 +1,67 @@
+"""The engine's core on any of several ranks: a slice of the model, and the same steps on each."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from rondo.base.errors import ConfigError
+from rondo.engine.adapters import Adapters
+from rondo.engine.core import EngineCore
+from rondo.engine.load import torch_dtype
+from rondo.engine.plan import Plan
+from rondo.engine.ranks import Setup
+from rondo.engine.runner import StepResult
+from rondo.engine.shared_adapters import OwnColumns
+from rondo.parallel.group import Group, connect
+from rondo.parallel.load import load
+from rondo.parallel.shard import Shard
+
+
+def load_shard(setup: Setup) -> tuple[Shard, Group]:
+    device = torch.device(setup.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    config = setup.config
+    group = connect(setup.meeting, setup.rank, config.tensor_parallel, device, setup.seconds)
+    return load(setup.folder, group, torch_dtype(config.dtype), device), group
+
+
+class RankCore(EngineCore):
+    def __init__(self, model: Shard, group: Group, setup: Setup) -> None:
+        self.group = group
+        self.shard = model
+        self.sampled = 0
+        """A hash of what the last step sampled."""
+        config, device = setup.config, torch.device(setup.device)
+        read = partial(load, setup.folder, group, torch_dtype(config.dtype), device)
+        super().__init__(model, config, setup.eos_ids, setup.weight_version, reload=read)
+
+    def _agree(self, number: int) -> int:
+        """The rank with the least decides."""
+        return self.group.least(number)
+
+    def start_weight_update(self) -> None:
+        raise ConfigError(
+            f"weights cannot be updated in place while the model is divided among {self.group.size} ranks. "
+            "Set tensor_parallel to 1.",
+            param="tensor_parallel",
+        )
+
+    def _serve_adapters(self) -> Adapters:
+        return OwnColumns(self.shard, self.config)
+
+
+def digest_of_plan(plan: Plan) -> int:
+    """Hashes of numbers are the same in every process."""
+    moves = tuple(
+        (r.arrival, r.row, r.computed, r.planned, r.blocks[-1]) for r in (*plan.decodes, *plan.chunks)
+    )
+    others = tuple(r.arrival for r in (*plan.admitted, *plan.preempted))
+    guesses = tuple((r.arrival, *r.proposed) for r in plan.ahead)
+    return hash((moves, others, guesses, *map(tuple, (plan.copies, plan.swap_out, plan.swap_in))))
+
+
+def digest_of_tokens(result: StepResult) -> int:
+    return hash(tuple(result.sampled.tokens)) if result.sampled is not None else 0

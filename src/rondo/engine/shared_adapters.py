@@ -1,0 +1,75 @@
+"""Adapters of a model that is divided among ranks.
+
+Rank 0 has the names, the versions and the bound on how many are loaded. The others have weights under numbers, and
+let go of them when rank 0 has. Every rank reads the whole of an adapter, so that all can say whether it is the same
+for each, and keeps its columns. It is loaded when all have read it; else none of them has it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from pathlib import Path
+
+from rondo.base.errors import ModelError
+from rondo.engine.adapters import Adapters
+from rondo.engine.config import EngineConfig
+from rondo.engine.outbox import Outbox
+from rondo.engine.ranks import AdapterRead
+from rondo.models.adapters.mixed import Served
+from rondo.parallel.shard import Shard
+
+
+class OwnColumns(Adapters):
+    """Any rank's."""
+
+    def __init__(self, model: Shard, config: EngineConfig) -> None:
+        super().__init__(model, config)
+        self._columns = model.split.columns()
+
+    def read(self, folder: Path) -> tuple[Served, str]:
+        served, content = super().read(folder)
+        served.narrow(self.sites, self._columns)
+        return served, content
+
+
+class SharedAdapters(OwnColumns):
+    """Rank 0's."""
+
+    def __init__(self, model: Shard, config: EngineConfig, outbox: Outbox) -> None:
+        super().__init__(model, config)
+        self._outbox = outbox
+        self._numbers: weakref.WeakKeyDictionary[Served, int] = weakref.WeakKeyDictionary()
+
+    def number(self, served: Served) -> int:
+        """What the other ranks know it by."""
+        return self._numbers[served]
+
+    def read(self, folder: Path) -> tuple[Served, str]:
+        number = self._outbox.read_adapter(folder)
+        try:
+            try:
+                served, content = super().read(folder)
+            finally:
+                answers = self._outbox.answers(number)
+            _check_alike(folder, content, answers)
+        except BaseException:
+            self._outbox.forget_adapter(number)
+            raise
+        # The others have it for as long as this rank has.
+        weakref.finalize(served, self._outbox.forget_adapter, number).atexit = False
+        self._numbers[served] = number
+        return served, content
+
+
+def _check_alike(folder: Path, content: str, answers: list[AdapterRead]) -> None:
+    size = 1 + len(answers)
+    for answer in answers:
+        if answer.refused:
+            raise ModelError(
+                f"rank {answer.rank} of {size} could not read the adapter, so none has it: {answer.refused}"
+            )
+        if answer.content != content:
+            raise ModelError(
+                f"{folder}: rank {answer.rank} of {size} read something else there than rank 0, so none has it. "
+                "Load it again when nobody writes to it."
+            )
