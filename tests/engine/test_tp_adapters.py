@@ -28,6 +28,7 @@ from rondo.engine.outbox import Outbox
 from rondo.engine.ranks import Setup
 from rondo.models import load
 from rondo.parallel.load import load as load_shard
+from support.adapters import truncate
 from support.families import reference
 from support.ranks import ThreadRanks
 
@@ -162,11 +163,6 @@ def missing(folder: Path) -> None:
     shutil.rmtree(folder)
 
 
-def half(folder: Path) -> None:
-    file = folder / "adapter_model.safetensors"
-    file.write_bytes(file.read_bytes()[:-9])
-
-
 def different(folder: Path) -> None:
     """One number of those that only the other rank computes with."""
     file = folder / "adapter_model.safetensors"
@@ -183,9 +179,9 @@ def different(folder: Path) -> None:
             missing,
             "rank 1 of 2 could not read the adapter, so none has it: there is no adapter's folder",
         ),
-        ("one", half, "rank 1 of 2 could not read the adapter, so none has it: .*truncated"),
+        ("one", truncate, "rank 1 of 2 could not read the adapter, so none has it: .*truncated"),
         ("one", different, "rank 1 of 2 read something else"),
-        ("zero", half, "^(?!rank).*truncated"),
+        ("zero", truncate, "^(?!rank).*truncated"),
         ("zero", missing, "^(?!rank).*there is no adapter's folder"),
         ("zero", different, "rank 1 of 2 read something else"),
     ],
