@@ -128,27 +128,31 @@ def test_a_mixed_batch_is_peft(name: str, tmp_path: Path) -> None:
             assert (chosen - torch.tensor(sample.logprobs)).abs().max() <= RELATIVE * scores.abs().max()
 
 
-def test_base_rows_keep_their_bits(folder: Path) -> None:
-    """The logits' bits of requests without an adapter do not depend on whether their neighbours have one."""
+@pytest.mark.parametrize("third", ["ranks", "tokenformer1"])
+def test_base_rows_do_not_know_of_adapters_beside_them(folder: Path, third: str) -> None:
+    """The logits of requests without an adapter have the same bits beside LoRA. A Tokenformer makes the step run
+    operation by operation, where products round by the number of rows."""
     scores: dict[bool, torch.Tensor] = {}
     for mixed in (False, True):
         llm = engine(folder)
-        head = llm.core.model.head.forward
+        forward = llm.core.runner.forward
 
-        def keep(x: torch.Tensor, mixed: bool = mixed, head: Any = head) -> torch.Tensor:
-            scores[mixed] = head(x)
+        def keep(step: Any, mixed: bool = mixed, forward: Any = forward) -> torch.Tensor:
+            scores[mixed] = forward(step)
             return scores[mixed]
 
-        llm.core.model.head.forward = keep
-        names = [name if mixed else None for name in (None, "all", None, "wide", "tokenformer1", None)]
+        llm.core.runner.forward = keep
+        names = [name if mixed else None for name in (None, "all", None, "wide", third, None)]
         llm.generate(
             [prompt(3 + 9 * i, i) for i in range(6)],
             GREEDY.with_(max_tokens=1, ignore_eos=True),
             adapter=names,
         )
-    rows = [0, 2, 5]
-    assert torch.equal(scores[True][rows], scores[False][rows])
-    assert not torch.equal(scores[True][[1, 3, 4]], scores[False][[1, 3, 4]])
+    base, others = [0, 2, 5], [1, 3, 4]
+    assert torch.allclose(scores[True][base], scores[False][base], rtol=1e-5, atol=1e-5)
+    assert third != "ranks" or torch.equal(scores[True][base], scores[False][base])
+    for row in others:
+        assert not torch.allclose(scores[True][row], scores[False][row], atol=1e-3)
 
 
 def test_neighbours_do_not_matter(folder: Path) -> None:

@@ -1,8 +1,11 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from rondo.ops.native import build
 
 SCRIPT = """
 import logging, sys
@@ -36,3 +39,14 @@ def test_a_kernel_is_compiled_once(tmp_path):
     before = built.stat().st_mtime_ns
     assert "got True" in run(tmp_path, CC=os.environ.get("CC", ""))
     assert built.stat().st_mtime_ns == before
+
+
+@pytest.mark.skipif(
+    not build.compiler(), reason="no C compiler here: install gcc to test the compiled kernels"
+)
+@pytest.mark.parametrize(
+    "source", sorted(Path(build.__file__).parent.glob("*.c")), ids=lambda path: path.stem
+)
+def test_every_kernel_compiles_where_there_is_a_compiler(source):
+    """Else the slower ones would serve, and tests of compiled kernels would pass without one."""
+    assert build.library(source.stem) is not None

@@ -40,7 +40,7 @@ def test_rms_norm_of_large_half_precision_numbers() -> None:
 
 @pytest.fixture
 def without_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear_module, "_cpu_multiplies_bf16", lambda: False)
+    monkeypatch.setattr(linear_module, "cpu_multiplies_bf16", lambda: False)
 
 
 def bf16_case(rows: int, bias: bool) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -100,4 +100,4 @@ def test_shapes_and_gradients(shape: tuple[int, ...]) -> None:
 
 
 def test_whether_this_cpu_multiplies_bf16_is_a_plain_answer() -> None:
-    assert linear_module._cpu_multiplies_bf16() in (True, False)
+    assert linear_module.cpu_multiplies_bf16() in (True, False)

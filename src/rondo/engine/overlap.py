@@ -20,6 +20,7 @@ import torch
 
 from rondo.base.errors import ConfigError
 from rondo.engine.config import EngineConfig
+from rondo.engine.layout import to_device
 from rondo.engine.plan import Plan
 from rondo.engine.request import Request
 from rondo.engine.runner import Prepared, Runner, StepResult
@@ -132,7 +133,9 @@ class Overlap:
     @torch.inference_mode()
     def _fill(self, step: Prepared, rows: list[int], drawn: Drawn | None, sources: list[int]) -> None:
         assert drawn is not None
-        at, source = (self._runner.to_device(np.array(index, dtype=np.int64)) for index in (rows, sources))
+        at, source = (
+            to_device(np.array(index, dtype=np.int64), self._runner.device) for index in (rows, sources)
+        )
         # A token that could not be drawn ends its request: the model may compute anything for it.
         step.tokens[at] = drawn.tokens[source].clamp(min=0)
 

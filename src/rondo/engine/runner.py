@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import accumulate
+from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rondo.engine.attend import Paged, Piece, StepLayout, piece_shape, together
+from rondo.engine.attend import Paged, StepLayout
 from rondo.engine.cache import KVCache
+from rondo.engine.compiled import CompiledLayers, CompiledStep
 from rondo.engine.host import HostCache
+from rondo.engine.layout import (
+    BlockTables,
+    Flat,
+    compiled_step,
+    flatten,
+    offsets,
+    rows_of,
+    shape,
+    step_layout,
+    to_device,
+)
 from rondo.engine.plan import Plan
 from rondo.engine.request import Request
 from rondo.engine.sampler import Batch, Drawn, Sampled, Sampler
 from rondo.models import Decoder
 from rondo.models.adapters.mixed import Mixer, Mixture, Served, Span
 from rondo.models.additions import adding
-from rondo.ops import DecodeStep
 
 Ints = NDArray[np.int64]
 
@@ -45,7 +55,7 @@ class Prepared:
     plan: Plan
     tokens: Tensor
     positions: Tensor
-    layout: StepLayout
+    layout: StepLayout | CompiledStep
     mixture: Mixture | None
     read: Tensor | None
     counts: Tensor | None
@@ -74,12 +84,8 @@ class Runner:
         self.max_model_len = max_model_len
         self.mixer = mixer
         self.device = model.device
-        pages = -(-max_model_len // cache.block_size)
-        self._tables = np.zeros((max_num_seqs, pages), dtype=np.int64)
-        self._base = np.zeros(max_num_seqs, dtype=np.int64)
-        """The position where a row's table begins: blocks before it have passed out of every layer's window."""
-        self._filled = [0] * max_num_seqs
-        """How many blocks a row's table was made for, plus how many had passed: it changes when either does."""
+        self.tables = BlockTables(max_num_seqs, -(-max_model_len // cache.block_size), cache.block_size)
+        self.compiled = CompiledLayers.of(model, cache, None if mixer is None else mixer.sites)
 
     def run(self, plan: Plan) -> StepResult:
         step = self.prepare(plan)
@@ -88,21 +94,23 @@ class Runner:
 
     def prepare(self, plan: Plan) -> Prepared:
         for request in plan.admitted:
-            self._filled[request.row] = self._base[request.row] = 0
+            self.tables.clear(request.row)
             self.sampler.admit(request)
-        chunks = sorted(plan.chunks, key=self._shape)
-        tokens, positions, layout = self._lay_out(plan, chunks)
+        chunks = sorted(plan.chunks, key=partial(shape, block_size=self.cache.block_size))
+        flat = flatten(plan, chunks, self.tables)
         leaders, rows = _caught_up(plan, chunks)
-        read = None if len(rows) == len(tokens) else self.to_device(np.array(rows, dtype=np.int64))
+        every = len(rows) == len(flat.tokens)
+        read = None if every else to_device(np.array(rows, dtype=np.int64), self.device)
         requests = [each for leader in leaders for each in (leader, *leader.riders)]
-        ahead = _offsets(_rows_of(dict.fromkeys(leaders))) if plan.ahead and leaders else None
+        ahead = offsets(rows_of(dict.fromkeys(leaders))) if plan.ahead and leaders else None
         counts = None
         if len(requests) > len(leaders):
             samples = np.array([1 + len(leader.riders) for leader in leaders], dtype=np.int64)
-            counts = self.to_device(samples)
+            counts = to_device(samples, self.device)
             ahead = None if ahead is None else ahead.repeat(samples)
         batch = self.sampler.batch(requests, ahead) if requests else None
-        mixture = self._mixture(plan.decodes, chunks, leaders, len(tokens))
+        layout, mixture = self._layout(flat, leaders)
+        tokens, positions = (to_device(array, self.device) for array in (flat.tokens, flat.positions))
         return Prepared(plan, tokens, positions, layout, mixture, read, counts, batch)
 
     @torch.inference_mode()
@@ -118,8 +126,13 @@ class Runner:
     def forward(self, step: Prepared) -> Tensor | None:
         """The logits for the next token of those that caught up, one row each, and one more for each proposal."""
         self._move_blocks(step.plan)
+        inputs = step.tokens, step.positions
+        if isinstance(step.layout, CompiledStep):
+            assert self.compiled is not None
+            x = self.compiled(*inputs, step.layout, step.read)
+            return None if step.batch is None else self.compiled.head(x)
         with adding(step.mixture):
-            x = self.model.trunk(step.tokens, step.positions, Paged(self.cache, step.layout), step.read)
+            x = self.model.trunk(*inputs, Paged(self.cache, step.layout), step.read)
         return None if step.batch is None else self.model.head(x)
 
     def _move_blocks(self, plan: Plan) -> None:
@@ -133,115 +146,29 @@ class Runner:
         if self.host is not None and plan.swap_in:
             self.host.load(plan.swap_in)
 
-    def doubt(self, request: Request, length: int) -> None:
-        """Of the request's blocks, those beyond `length` tokens may not be the same in the next step."""
-        row, size = request.row, self.cache.block_size
-        kept = -(-length // size) + int(self._base[row]) // size
-        self._filled[row] = min(self._filled[row], kept)
+    def _layout(self, flat: Flat, leaders: list[Request]) -> tuple[StepLayout | CompiledStep, Mixture | None]:
+        served = [] if self.mixer is None else [_served(request) for request in flat.requests]
+        if self.compiled is not None and self.compiled.can(served):
+            self._forget()
+            return compiled_step(flat, self.tables, served), None
+        return step_layout(flat, self.tables, self.device), self._mixture(flat, served, leaders)
 
-    def _mixture(
-        self, decodes: list[Request], chunks: list[Request], read: list[Request], count: int
-    ) -> Mixture | None:
+    def _mixture(self, flat: Flat, served: list[Served | None], leaders: list[Request]) -> Mixture | None:
         """What the adapters of this step's requests add, in the order of the flat row."""
-        if self.mixer is None:
+        if self.mixer is None or not any(served):
+            self._forget()
             return None
-        if all(request.adapter is None for request in (*decodes, *chunks)):
+        counts = np.diff(flat.starts).tolist()
+        spans = [Span(*each) for each in zip(served, flat.starts.tolist(), counts, strict=False)]
+        return self.mixer.mix(len(flat.tokens), spans, [_served(request) for request in leaders])
+
+    def _forget(self) -> None:
+        if self.mixer is not None:
             self.mixer.forget()
-            return None
-        counts = [1 + len(request.proposed) for request in decodes] + [r.planned for r in chunks]
-        starts = accumulate(counts, initial=0)
-        spans = [
-            Span(_served(request), start, own)
-            for request, start, own in zip((*decodes, *chunks), starts, counts, strict=False)
-        ]
-        return self.mixer.mix(count, spans, [_served(request) for request in read])
-
-    def _lay_out(self, plan: Plan, chunks: list[Request]) -> tuple[Tensor, Tensor, StepLayout]:
-        """The flat row: decodes with what they carry, then prompts from their beginning, then prompts with a past."""
-        size = self.cache.block_size
-        decodes = plan.decodes
-        for request in decodes:
-            if self._filled[request.row] != len(request.blocks) + request.passed:
-                self._fill(request)
-        rows = np.array([request.row for request in decodes], dtype=np.int64)
-        at = np.array([request.computed for request in decodes], dtype=np.int64)
-        tokens = [request.tokens[request.computed] for request in decodes]
-        if plan.ahead:
-            counts = _rows_of(decodes)
-            rows, at = rows.repeat(counts), at.repeat(counts) + _offsets(counts)
-            tokens = [token for last, r in zip(tokens, decodes, strict=True) for token in (last, *r.proposed)]
-            for request in plan.ahead:
-                self.doubt(request, request.computed)
-        seen = at - self._base[rows]
-        slots = self._tables[rows, seen // size] * size + at % size
-        lengths = at + 1
-        step = None
-        if decodes:
-            longest = int(seen.max()) + 1
-            tables = self._tables[:, : -(-longest // size)].take(rows, axis=0)
-            on_device = self.to_device(tables), self.to_device(seen + 1), self.to_device(slots)
-            step = DecodeStep(*on_device, longest)
-        fresh: list[int] = []
-        pieces: list[Piece] = []
-        if chunks:
-            positions_parts, length_parts = [at], [lengths]
-            slot_parts: list[Ints] = []
-            start = len(tokens)
-            fresh.append(start)
-            for request in chunks:
-                self._fill(request)
-                first, count = request.computed, request.planned
-                where = np.arange(first, first + count)
-                table, base = self._tables[request.row], int(self._base[request.row])
-                tokens += request.tokens[first : first + count]
-                positions_parts.append(where)
-                slot_parts.append(table[(where - base) // size] * size + where % size)
-                length_parts.append(np.full(count, first + count))
-                if first:
-                    pieces.append(
-                        Piece(start, count, first - base, table[: -(-(first - base + count) // size)])
-                    )
-                else:
-                    fresh.append(start + count)
-                start += count
-            at, slots = np.concatenate(positions_parts), np.concatenate(slot_parts)
-            lengths = np.concatenate(length_parts)
-        groups = together(pieces, size, self.device)
-        layout = StepLayout(
-            self.to_device(lengths), step, self.to_device(slots), fresh, groups, bool(plan.ahead)
-        )
-        return self.to_device(np.array(tokens, dtype=np.int64)), self.to_device(at), layout
-
-    def _shape(self, request: Request) -> tuple[int, int]:
-        """Prompts without a past first; then those that attend together side by side."""
-        past = request.computed - request.passed * self.cache.block_size
-        return piece_shape(past, request.planned) if request.computed else (0, 0)
-
-    def _fill(self, request: Request) -> None:
-        row, blocks, passed = request.row, request.blocks, request.passed
-        base = passed * self.cache.block_size
-        done = self._filled[row] - passed if self._base[row] == base else passed
-        self._tables[row, done - passed : len(blocks) - passed] = blocks[done:]
-        self._base[row] = base
-        self._filled[row] = len(blocks) + passed
-
-    def to_device(self, array: Ints) -> Tensor:
-        tensor = torch.from_numpy(array)
-        return tensor if self.device.type == "cpu" else tensor.to(self.device, non_blocking=True)
 
 
 def _served(request: Request) -> Served | None:
     return None if request.adapter is None else request.adapter.served
-
-
-def _rows_of(requests: Iterable[Request]) -> Ints:
-    return np.array([1 + len(request.proposed) for request in requests], dtype=np.int64)
-
-
-def _offsets(counts: Ints) -> Ints:
-    """[2, 3] -> [0, 1, 0, 1, 2]."""
-    ends = counts.cumsum()
-    return np.arange(ends[-1]) - (ends - counts).repeat(counts)
 
 
 def _caught_up(plan: Plan, chunks: list[Request]) -> tuple[list[Request], list[int]]:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from rondo.models.additions import added
 from rondo.models.architecture import Gqa, Layer, ModelConfig, Moe
-from rondo.models.attend import Attend
+from rondo.models.attend import Attend, Lengths
 from rondo.models.parts import (
     DenseMlp,
     GqaAttention,
@@ -65,7 +65,9 @@ class Head(nn.Module):
         self.softcap = config.logit_softcap
 
     def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.out(self.norm(x))
+        return self.cap(self.out(self.norm(x)))
+
+    def cap(self, logits: Tensor) -> Tensor:
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
 
 
@@ -102,9 +104,9 @@ class Decoder(nn.Module):
         x = last(x, ropes, attend, read)
         return x
 
-    def rope_tables(self, positions: Tensor, attend: Attend, dtype: torch.dtype) -> RopeTables:
+    def rope_tables(self, positions: Tensor, of: Lengths, dtype: torch.dtype) -> RopeTables:
         return {
-            spec: rope_tables(spec, positions, attend.lengths if spec.by_length else None, dtype)
+            spec: rope_tables(spec, positions, of.lengths if spec.by_length else None, dtype)
             for spec in self.ropes
         }
 

@@ -41,6 +41,10 @@ class Op(Generic[P, R]):
         return self.reference(*args, **kwargs)
 
 
+def references_only() -> bool:
+    return _reference_only
+
+
 @contextmanager
 def use_reference() -> Iterator[None]:
     """Run only references inside the block."""

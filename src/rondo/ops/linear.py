@@ -25,7 +25,7 @@ def _bf16_is_emulated(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> 
         x.dtype == torch.bfloat16
         and x.device.type == "cpu"
         and x.numel() >= WIDE_ROWS * x.shape[-1]
-        and not _cpu_multiplies_bf16()
+        and not cpu_multiplies_bf16()
     )
 
 
@@ -61,7 +61,8 @@ class _ThroughFp32(torch.autograd.Function):
 
 
 @cache
-def _cpu_multiplies_bf16() -> bool:
+def cpu_multiplies_bf16() -> bool:
+    """Whether it has instructions for it."""
     try:
         flags = Path("/proc/cpuinfo").read_text()
     except OSError:

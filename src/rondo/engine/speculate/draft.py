@@ -147,4 +147,4 @@ class DraftProposer:
         for i in range(follower.noted, full):
             self._keys[own.blocks[i]] = source.keys[i]
         follower.noted = max(follower.noted, full)
-        self.runner.doubt(own, follower.sure - 1)
+        self.runner.tables.doubt(own, follower.sure - 1)

@@ -60,6 +60,11 @@ class Served:
                 self.tokenformers[site] = part.to(sites.device, sites.dtype).requires_grad_(False)
         self.addresses = self._addresses(len(sites.paths)) if sites.addressable else None
 
+    @property
+    def low_rank(self) -> bool:
+        """Whether `addresses` says all there is to it."""
+        return self.addresses is not None and not self.tokenformers
+
     def tensors(self) -> list[tuple[str, Tensor]]:
         """Each once, under a name that says where it belongs."""
         named = [

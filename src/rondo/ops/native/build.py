@@ -32,18 +32,24 @@ FLAGS = [
 SECONDS = 60
 
 
+def compiler() -> list[str]:
+    """The command that compiles C here; empty where there is none, or `RONDO_NATIVE=0` says to do without."""
+    if os.environ.get("RONDO_NATIVE", "1") == "0":
+        return []
+    found = shutil.which("cc") or shutil.which("gcc")
+    return shlex.split(os.environ.get("CC", "")) or ([found] if found else [])
+
+
 @cache
 def library(name: str) -> ctypes.CDLL | None:
-    """The compiled library; None where `RONDO_NATIVE=0`, there is no C compiler, or it fails."""
-    if os.environ.get("RONDO_NATIVE", "1") == "0":
-        return None
-    compiler = shlex.split(os.environ.get("CC", "")) or [shutil.which("cc") or shutil.which("gcc") or ""]
-    if not compiler[0]:
-        log.info("no C compiler found: using the slower kernels. Install gcc for the fast ones.")
+    """The compiled library; None where there is no C compiler, or it fails."""
+    command = compiler()
+    if not command:
+        log.info("no C compiler is used: the kernels are the slower ones. Install gcc for the fast ones.")
         return None
     source = Path(__file__).with_name(f"{name}.c")
     try:
-        return ctypes.CDLL(str(_compiled(source, compiler)))
+        return ctypes.CDLL(str(_compiled(source, command)))
     except (OSError, subprocess.SubprocessError) as error:
         log.warning(
             "a kernel could not be compiled: using the slower ones", extra={"kernel": name, "why": str(error)}
@@ -51,9 +57,9 @@ def library(name: str) -> ctypes.CDLL | None:
         return None
 
 
-def _compiled(source: Path, compiler: list[str]) -> Path:
+def _compiled(source: Path, command: list[str]) -> Path:
     texts = [file.read_text() for file in (source, *sorted(source.parent.glob("*.h")))]
-    identity = "\0".join([*texts, *compiler, *FLAGS, platform.machine(), _cpu_flags()])
+    identity = "\0".join([*texts, *command, *FLAGS, platform.machine(), _cpu_flags()])
     target = cache_dir() / "native" / f"{source.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.so"
     if target.is_file():
         return target
@@ -62,8 +68,12 @@ def _compiled(source: Path, compiler: list[str]) -> Path:
     handle, partial = tempfile.mkstemp(dir=target.parent, suffix=".partial")
     os.close(handle)
     try:
-        command = [*compiler, *FLAGS, str(source), "-o", partial, "-lm"]
-        subprocess.run(command, check=True, capture_output=True, timeout=SECONDS)
+        subprocess.run(
+            [*command, *FLAGS, str(source), "-o", partial, "-lm"],
+            check=True,
+            capture_output=True,
+            timeout=SECONDS,
+        )
         os.replace(partial, target)
     finally:
         Path(partial).unlink(missing_ok=True)

@@ -1,8 +1,12 @@
 /* Numbers in the types a cache may keep them in, to and from float. Rows of int8 and fp8 have a scale: see ops/pages.py,
  * which says the same in torch; what the two write is equal, byte for byte. */
+#ifndef RONDO_NUMBERS_H
+#define RONDO_NUMBERS_H
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
+
+#define ALWAYS_INLINE static inline __attribute__((always_inline))
 
 enum { F32, BF16, F16, INT8, FP8 };
 
@@ -18,9 +22,10 @@ static inline uint32_t as_bits(float x) {
 
 static inline float from_bf16(uint16_t x) { return as_float((uint32_t)x << 16); }
 
+/* Rounding carries a NaN whose bits are nearly all set over into zero: so NaN is stored as one that is safe. */
 static inline uint16_t to_bf16(float x) {
     const uint32_t u = as_bits(x);
-    return (uint16_t)((u + 0x7fff + ((u >> 16) & 1)) >> 16);
+    return x != x ? 0x7fc0 : (uint16_t)((u + 0x7fff + ((u >> 16) & 1)) >> 16);
 }
 
 /* Without branches, so that compilers turn loops into vector instructions. The exponent moves by 112; below the smallest
@@ -54,6 +59,27 @@ static inline uint8_t to_fp8(float x) {
 }
 
 static inline int8_t to_int8(float x) { return (int8_t)rintf(x); }
+
+/* Cephes' expf without its special cases, for arguments that are not above 0. */
+ALWAYS_INLINE float exp_neg(float x) {
+    x = x < -87.0f ? -87.0f : x;
+    const float n = floorf(x * 1.44269504088896341f + 0.5f);
+    const float r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    float p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    return p * as_float((uint32_t)((int32_t)n + 127) << 23);
+}
+
+ALWAYS_INLINE float sigmoid(float x) {
+    const float down = x < 0 ? x : -x, e = down < -87.0f ? 0.0f : exp_neg(down);
+    const float y = (x < 0 ? e : 1.0f) / (1.0f + e);
+    return x == x ? y : x;
+}
 
 /* `count` numbers from `offset` on. */
 static inline void widen(int64_t type, const void *from, int64_t offset, float *restrict to, int64_t count) {
@@ -158,3 +184,4 @@ static inline const float *rows_of(int64_t type, const void *pages, int64_t inde
     else WIDEN_ROWS(uint8_t, eight_fp8, from_fp8)
     return to;
 }
+#endif

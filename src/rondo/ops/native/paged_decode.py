@@ -13,10 +13,10 @@ from rondo.ops.paged_attention import DecodeStep, paged_decode
 from rondo.ops.pages import Pages
 
 _PAGES = ("keys", "values", "key_scales", "value_scales")
-_POINTERS = (*_PAGES, "q", "k", "v", "out", "tables", "lengths", "slots", "sinks")
+_POINTERS = (*_PAGES, "q", "k", "v", "out", "tables", "owners", "lengths", "slots", "sinks")
 _NUMBERS = ("kept", "given", "batch", "heads", "kv", "dim", "value_dim", "size", "pages", "window", "threads")
-_GIVEN = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-_KEPT = _GIVEN | {torch.int8: 3, torch.float8_e4m3fn: 4}
+GIVEN = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+KEPT = GIVEN | {torch.int8: 3, torch.float8_e4m3fn: 4}
 WORK_FOR_THREADS = 1 << 16
 """Multiplications below which waking another thread costs more than it saves."""
 
@@ -42,8 +42,8 @@ def _can(
 ) -> bool:
     return (
         q.device.type == "cpu"
-        and q.dtype in _GIVEN
-        and keys.dtype in _KEPT
+        and q.dtype in GIVEN
+        and keys.dtype in KEPT
         and keys.dtype == values.dtype
         and library("paged_decode") is not None
     )
@@ -78,11 +78,12 @@ def paged_decode_native(
         v.data_ptr(),
         out.data_ptr(),
         step.tables.data_ptr(),
+        None,
         step.lengths.data_ptr(),
         step.slots.data_ptr(),
         _address(sinks),
-        _KEPT[keys.dtype],
-        _GIVEN[q.dtype],
+        KEPT[keys.dtype],
+        GIVEN[q.dtype],
         batch,
         spec.num_heads,
         spec.num_kv_heads,

@@ -4,11 +4,8 @@
  * A row's arithmetic depends on the row alone, and sums over rows are made in blocks of a fixed size, so results change
  * neither with the batch nor with the number of threads.
  */
-#include <math.h>
-#include <stdint.h>
-#include <string.h>
+#include "numbers.h"
 
-#define ALWAYS_INLINE static inline __attribute__((always_inline))
 #define PARALLEL _Pragma("omp parallel for schedule(static) num_threads(threads) if (threads > 1)")
 #define IN(T) const T *restrict
 #define OUT(T) T *restrict
@@ -16,39 +13,6 @@
 
 ALWAYS_INLINE float from_float(float x) { return x; }
 ALWAYS_INLINE float to_float(float x) { return x; }
-
-ALWAYS_INLINE float from_bf16(uint16_t x) {
-    union { uint32_t i; float f; } u = {(uint32_t)x << 16};
-    return u.f;
-}
-
-ALWAYS_INLINE uint16_t to_bf16(float x) {
-    union { float f; uint32_t i; } u = {x};
-    if (x != x) return 0x7fc0;
-    return (uint16_t)((u.i + 0x7fff + ((u.i >> 16) & 1)) >> 16);
-}
-
-/* Cephes' expf without its special cases, for arguments that are not above 0. */
-ALWAYS_INLINE float exp_neg(float x) {
-    x = x < -87.0f ? -87.0f : x;
-    float n = floorf(x * 1.44269504088896341f + 0.5f);
-    float r = x - n * 0.693359375f + n * 2.12194440e-4f;
-    float p = 1.9875691500e-4f;
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
-    union { int32_t i; float f; } power = {((int32_t)n + 127) << 23};
-    return p * power.f;
-}
-
-ALWAYS_INLINE float sigmoid(float x) {
-    const float down = x < 0 ? x : -x, e = down < -87.0f ? 0.0f : exp_neg(down);
-    const float y = (x < 0 ? e : 1.0f) / (1.0f + e);
-    return x == x ? y : x;
-}
 
 #define DEFINE(TYPE, T, LOAD, STORE)                                                                                   \
     void rms_norm_##TYPE(IN(T) x, IN(T) weight, OUT(T) out, OUT(float) inverse, int64_t rows, int64_t n, float eps,    \

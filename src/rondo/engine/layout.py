@@ -1,0 +1,201 @@
+"""How a step's tokens lie in one flat row: decodes with what they carry, then prompts from their beginning, then pieces
+of prompts that have a past."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rondo.engine.attend import Piece, StepLayout, piece_shape, together
+from rondo.engine.compiled import CompiledStep
+from rondo.engine.plan import Plan
+from rondo.engine.request import Request
+from rondo.models.adapters.mixed import Served
+from rondo.ops import DecodeStep
+from rondo.ops.native.layers import TokenRows
+
+Ints = NDArray[np.int64]
+
+
+class BlockTables:
+    """The blocks of the running requests, by their rows. They stay from step to step: only what is new is written."""
+
+    def __init__(self, rows: int, pages: int, block_size: int) -> None:
+        self.block_size = block_size
+        self._tables = np.zeros((rows, pages), dtype=np.int64)
+        self._base = np.zeros(rows, dtype=np.int64)
+        """The position where a row's table begins: blocks before it have passed out of every layer's window."""
+        self._filled = [0] * rows
+        """How many blocks a row's table was made for, plus how many had passed: it changes when either does."""
+
+    def clear(self, row: int) -> None:
+        self._filled[row] = self._base[row] = 0
+
+    def doubt(self, request: Request, length: int) -> None:
+        """Of the request's blocks, those beyond `length` tokens may not be the same in the next step."""
+        row = request.row
+        kept = -(-length // self.block_size) + int(self._base[row]) // self.block_size
+        self._filled[row] = min(self._filled[row], kept)
+
+    def update(self, requests: Iterable[Request]) -> None:
+        for request in requests:
+            row, blocks, passed = request.row, request.blocks, request.passed
+            filled = len(blocks) + passed
+            if self._filled[row] == filled:
+                continue
+            base = passed * self.block_size
+            done = self._filled[row] - passed if self._base[row] == base else passed
+            self._tables[row, done - passed : len(blocks) - passed] = blocks[done:]
+            self._base[row] = base
+            self._filled[row] = filled
+
+    def bases(self, rows: Ints) -> Ints:
+        return self._base[rows]
+
+    def slots(self, rows: Ints, seen: Ints) -> Ints:
+        """Where the token is before which a row's table has `seen` others."""
+        slots: Ints = self._tables[rows, seen // self.block_size] * self.block_size + seen % self.block_size
+        return slots
+
+    def read(self, rows: Ints, longest: int) -> Ints:
+        return self._tables[:, : -(-longest // self.block_size)].take(rows, axis=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Flat:
+    """A step's row. Of each token: its position, whose it is (an index of `requests`, the decodes first), how many
+    others its request's table has before it, and its slot."""
+
+    requests: Sequence[Request]
+    decodes: int
+    """How many tokens belong to decodes."""
+    rows: Ints
+    starts: Ints
+    """The first token of each request, and last the number of all."""
+    tokens: Ints
+    positions: Ints
+    owners: Ints
+    seen: Ints
+    slots: Ints
+
+    @property
+    def lengths(self) -> Ints:
+        """How long each token's request is with this step."""
+        last = self.positions[self.starts[1:] - 1] + 1
+        own = last[self.owners]
+        own[: self.decodes] = self.positions[: self.decodes] + 1
+        return own
+
+
+def flatten(plan: Plan, chunks: Sequence[Request], tables: BlockTables) -> Flat:
+    """`chunks` in the order in which they lie."""
+    requests = [*plan.decodes, *chunks]
+    tables.update(requests)
+    tokens = [request.tokens[request.computed] for request in plan.decodes]
+    counts = np.ones(len(requests), dtype=np.int64)
+    if plan.ahead:
+        counts[: len(tokens)] = rows_of(plan.decodes)
+        tokens = [token for last, r in zip(tokens, plan.decodes) for token in (last, *r.proposed)]
+        for request in plan.ahead:
+            tables.doubt(request, request.computed)
+    decodes = len(tokens)
+    for i, request in enumerate(chunks, len(plan.decodes)):
+        counts[i] = request.planned
+        tokens += request.tokens[request.computed : request.computed + request.planned]
+    firsts = np.array([request.computed for request in requests], dtype=np.int64)
+    rows = np.array([request.row for request in requests], dtype=np.int64)
+    owners = np.arange(len(requests)).repeat(counts)
+    positions = firsts[owners] + offsets(counts)
+    seen = positions - tables.bases(rows)[owners]
+    return Flat(
+        requests,
+        decodes,
+        rows,
+        np.concatenate(([0], counts.cumsum())),
+        np.array(tokens, dtype=np.int64),
+        positions,
+        owners,
+        seen,
+        tables.slots(rows[owners], seen),
+    )
+
+
+def compiled_step(flat: Flat, tables: BlockTables, served: Sequence[Served | None]) -> CompiledStep:
+    """All tokens alike: each with its request's table, and its adapter's."""
+    longest = int(flat.seen.max()) + 1
+    rows = TokenRows(
+        torch.from_numpy(tables.read(flat.rows, longest)),
+        torch.from_numpy(flat.owners),
+        torch.from_numpy(flat.seen + 1),
+        torch.from_numpy(flat.slots),
+        longest,
+        related=len(flat.requests) < len(flat.tokens),
+        adapters=_addresses(served),
+    )
+    return CompiledStep(torch.from_numpy(flat.lengths), rows, served)
+
+
+def _addresses(served: Sequence[Served | None]) -> Tensor | None:
+    if not any(served):
+        return None
+    return torch.tensor(
+        [0 if one is None or one.addresses is None else one.addresses.data_ptr() for one in served]
+    )
+
+
+def step_layout(flat: Flat, tables: BlockTables, device: torch.device) -> StepLayout:
+    """Each kind of token by the operation made for it."""
+    count = flat.decodes
+    first = int(flat.owners[count - 1]) + 1 if count else 0
+    fresh = [count] if first < len(flat.requests) else []
+    pieces = []
+    for i in range(first, len(flat.requests)):
+        start, stop = int(flat.starts[i]), int(flat.starts[i + 1])
+        past, end = int(flat.seen[start]), int(flat.seen[stop - 1]) + 1
+        if flat.requests[i].computed:
+            pieces.append(Piece(start, stop - start, past, tables.read(flat.rows[i : i + 1], end)[0]))
+        else:
+            fresh.append(stop)
+    return StepLayout(
+        to_device(flat.lengths, device),
+        _decode_step(flat, tables, device) if count else None,
+        to_device(flat.slots[count:], device),
+        fresh,
+        together(pieces, tables.block_size, device),
+        related=first < count,
+    )
+
+
+def _decode_step(flat: Flat, tables: BlockTables, device: torch.device) -> DecodeStep:
+    seen = flat.seen[: flat.decodes]
+    longest = int(seen.max()) + 1
+    own = tables.read(flat.rows[flat.owners[: flat.decodes]], longest)
+    slots = flat.slots[: flat.decodes]
+    return DecodeStep(to_device(own, device), to_device(seen + 1, device), to_device(slots, device), longest)
+
+
+def shape(request: Request, block_size: int) -> tuple[int, int]:
+    """Prompts without a past first; then those that attend together side by side."""
+    past = request.computed - request.passed * block_size
+    return piece_shape(past, request.planned) if request.computed else (0, 0)
+
+
+def to_device(array: Ints, device: torch.device) -> Tensor:
+    tensor = torch.from_numpy(array)
+    return tensor if device.type == "cpu" else tensor.to(device, non_blocking=True)
+
+
+def rows_of(requests: Iterable[Request]) -> Ints:
+    """How many tokens each decode has: its own and what is proposed for it."""
+    return np.array([1 + len(request.proposed) for request in requests], dtype=np.int64)
+
+
+def offsets(counts: Ints) -> Ints:
+    """[2, 3] -> [0, 1, 0, 1, 2]."""
+    ends = counts.cumsum()
+    return np.arange(ends[-1]) - (ends - counts).repeat(counts)

@@ -1,0 +1,387 @@
+/* The dense layers of a decoder over the tokens of one step, whole: norms, projections, rotation, attention over pages,
+ * feed-forward. Between the products of a small model it is waking threads that costs: here they start once a step.
+ *
+ * With many tokens each thread takes its share of them through all layers, and waits for the others only where tokens of
+ * one request see each other. With few, each takes a share of every product's columns. The arithmetic of a token is the
+ * same in both: it depends on the token and its past alone.
+ *
+ * Numbers between operations are fp32, rounded where the model's type would round them.
+ *
+ *   x [T, hidden]   out [reads, hidden], the rows `read` [reads] in rising order, unless they are all
+ *   tables [requests, pages]   owners, lengths (the token counted), slots [T]
+ *   cosines, sines: for each kind of rotation [T, half] floats
+ *   adapters [requests], each NULL or [sites, 3]: address of a [r, K], address of b [r, N], r; see `low_rank.c`
+ */
+#include <omp.h>
+
+#include "attention.h"
+#include "low_rank.h"
+#include "product.h"
+
+typedef struct {
+    const void *attention_norm, *q, *k, *v, *q_bias, *k_bias, *v_bias, *q_norm, *k_norm, *o, *o_bias;
+    const void *mlp_norm, *gate, *up, *down;
+    void *keys, *values;
+    float *key_scales, *value_scales;
+    int64_t heads, kv, dim, rope, half, inner, window; /* rope is below 0 where nothing is rotated */
+    int64_t sites[7]; /* of its projections, in the adapters' tables */
+    double scale;
+} Layer;
+
+enum { Q, K, V, O, GATE, UP, DOWN };
+
+typedef struct {
+    const Layer *layers;
+    const void *x;
+    void *out;
+    const int64_t *tables, *owners, *lengths, *slots, *read;
+    const float *const *cosines, *const *sines;
+    const int64_t *const *adapters;
+    float *memory;
+    int64_t count, tokens, reads, hidden, given, kept, size, pages, longest, threads, related;
+    double eps, offset;
+} Args;
+
+enum { BLOCK = 32, FEW = 12 }; /* tokens that are taken together; so few a thread that columns are shared instead */
+
+/* The sizes of the widest layer. */
+typedef struct {
+    int64_t q, kv, inner, panel, attention, partials;
+} Sizes;
+
+/* What all threads see: the row of every token, its queries, and whose past it sees. */
+typedef struct {
+    const Args *args;
+    float *x, *q;
+    int64_t *owners, *lengths;
+    int64_t threads, parts; /* into how many parts columns are cut */
+} Step;
+
+/* One thread's memory, for a block of tokens. `mixed` and `act` are one for all where columns are shared. */
+typedef struct {
+    float *normed, *kv, *mixed, *act, *up, *panel, *attention, *partials;
+    int64_t part;
+} Own;
+
+static Attention attention_of(const Args *a, const Layer *l) {
+    return (Attention){.keys = l->keys, .values = l->values, .key_scales = l->key_scales, .value_scales = l->value_scales,
+                       .tables = a->tables, .kept = a->kept, .given = F32, .heads = l->heads, .kv = l->kv, .dim = l->dim,
+                       .value_dim = l->dim, .size = a->size, .pages = a->pages, .window = l->window,
+                       .scale = (float)l->scale};
+}
+
+/* So that whatever comes next begins a cache line. */
+static inline int64_t rounded(int64_t floats) { return (floats + 15) / 16 * 16; }
+
+static Sizes sizes_of(const Args *a) {
+    Sizes s = {0};
+    for (int64_t i = 0; i < a->count; i++) {
+        const Layer *l = a->layers + i;
+        const Attention attention = attention_of(a, l);
+        s.q = most(s.q, l->heads * l->dim);
+        s.kv = most(s.kv, l->kv * l->dim);
+        s.inner = most(s.inner, l->inner);
+        s.panel = most(s.panel, most(panel_size(a->hidden), most(panel_size(l->heads * l->dim), panel_size(l->inner))));
+        s.attention = most(s.attention, scratch_size(&attention));
+        s.partials = most(s.partials, partials_size(&attention, a->longest));
+    }
+    s.panel = rounded(s.panel), s.attention = rounded(s.attention), s.partials = rounded(s.partials);
+    return s;
+}
+
+static inline int shares_columns(const Args *a) { return a->threads > 1 && a->tokens < FEW * a->threads; }
+
+static inline int64_t block_of(const Args *a) { return shares_columns(a) ? a->tokens : least(a->tokens, BLOCK); }
+
+static inline int64_t own_size(const Args *a, const Sizes *s) {
+    return block_of(a) * (a->hidden + 2 * s->kv + s->q + 2 * s->inner) + s->panel + s->attention + s->partials;
+}
+
+static inline int64_t shared_size(const Args *a, const Sizes *s) { return a->tokens * (a->hidden + s->q + 4); }
+
+/* How many floats `memory` must have. */
+int64_t layers_memory(const Args *a) {
+    const Sizes s = sizes_of(a);
+    return shared_size(a, &s) + a->threads * own_size(a, &s);
+}
+
+static inline float at(int64_t type, const void *from, int64_t i) {
+    return type == F32 ? ((const float *)from)[i] : from_bf16(((const uint16_t *)from)[i]);
+}
+
+/* As the model's type would hold them. */
+static inline void settle(int64_t type, float *restrict x, int64_t count) {
+    if (type == BF16)
+        for (int64_t i = 0; i < count; i++) x[i] = from_bf16(to_bf16(x[i]));
+}
+
+#define NORM(T, LOAD)                                                                                                  \
+    for (int64_t i = 0; i < n; i++) out[i] = x[i] * scale * (LOAD(((const T *)weight)[i]) + offset);
+
+static void norm(const Args *a, const float *x, const void *weight, float *out, int64_t n) {
+    float total = 0;
+    for (int64_t i = 0; i < n; i++) total += x[i] * x[i];
+    const float scale = 1.0f / sqrtf(total / n + (float)a->eps), offset = (float)a->offset;
+    if (a->given == F32) NORM(float, (float)) else NORM(uint16_t, from_bf16)
+    settle(a->given, out, n);
+}
+
+static void rotate(const Args *a, const Layer *l, int64_t token, float *restrict x) {
+    if (l->rope < 0) return;
+    const float *restrict cosine = a->cosines[l->rope] + token * l->half, *restrict sine = a->sines[l->rope] + token * l->half;
+    for (int64_t i = 0; i < l->half; i++) {
+        const float first = x[i], second = x[l->half + i];
+        x[i] = first * cosine[i] - second * sine[i];
+        x[l->half + i] = second * cosine[i] + first * sine[i];
+    }
+    settle(a->given, x, 2 * l->half);
+}
+
+/* A projection of a layer: which it is, its weight [.., in] and its bias. */
+typedef struct {
+    const void *weight, *bias;
+    int64_t site, in, width;
+} Projection;
+
+/* What the adapter of the token's request adds to columns `from` to `to`. */
+static void adapt(const Step *s, Projection p, int64_t token, const float *x, float *out, int64_t from, int64_t to) {
+    const int64_t *adapter = s->args->adapters[s->owners[token]];
+    if (!adapter) return;
+    const int64_t *entry = adapter + 3 * p.site;
+    const float *a = (const float *)entry[0], *b = (const float *)entry[1];
+    for (int64_t r = 0; r < entry[2]; r += 4) add_four(out, x, a + r * p.in, b + r * p.width + from, p.in, p.width, to - from);
+    if (entry[2]) settle(s->args->given, out, to - from);
+}
+
+/* Columns `from` to `to` for tokens `first` on; out is where column `from` goes. */
+static void project(const Step *s, Projection p, const float *x, int64_t first, int64_t rows, int64_t from, int64_t to,
+                    float *out, int64_t apart, float *panel) {
+    const int64_t type = s->args->given;
+    product(type, x, rows, p.in, p.weight, from, to, out, apart, panel);
+    for (int64_t r = 0; r < rows; r++) {
+        float *restrict row = out + r * apart;
+        if (p.bias)
+            for (int64_t i = from; i < to; i++) row[i - from] += at(type, p.bias, i);
+        settle(type, row, to - from);
+        if (s->args->adapters) adapt(s, p, first + r, x + r * p.in, row, from, to);
+    }
+}
+
+static void add_rows_to(const Args *a, float *restrict x, const float *restrict more, int64_t rows, int64_t from, int64_t to,
+                        int64_t apart) {
+    for (int64_t r = 0; r < rows; r++) {
+        float *restrict row = x + r * a->hidden + from;
+        for (int64_t i = 0; i < to - from; i++) row[i] += more[r * apart + i];
+        settle(a->given, row, to - from);
+    }
+}
+
+/* A share of `count` things that come in groups of `unit`. */
+static inline int64_t share(int64_t count, int64_t unit, int64_t part, int64_t parts) {
+    return count / unit * part / parts * unit;
+}
+
+/* Heads `from` to `to` of a projection, with their norm and rotation where they have one. */
+static void project_heads(const Step *s, const Layer *l, Projection p, const float *normed, int64_t first, int64_t rows,
+                          const void *weight, int turns, int64_t from, int64_t to, float *out, float *panel) {
+    project(s, p, normed, first, rows, from * l->dim, to * l->dim, out, p.width, panel);
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t h = 0; h < to - from; h++) {
+            float *head = out + r * p.width + h * l->dim;
+            if (weight) norm(s->args, head, weight, head, l->dim);
+            if (turns) rotate(s->args, l, first + r, head);
+        }
+}
+
+/* Queries of tokens `first` on; their keys and values go to the pages. */
+static void ask(const Step *s, const Layer *l, Own own, int64_t first, int64_t rows) {
+    const Args *a = s->args;
+    const int64_t D = l->dim, width = l->heads * D, narrow = l->kv * D;
+    for (int64_t r = 0; r < rows; r++)
+        norm(a, s->x + (first + r) * a->hidden, l->attention_norm, own.normed + r * a->hidden, a->hidden);
+    int64_t from = share(l->heads, 1, own.part, s->parts), to = share(l->heads, 1, own.part + 1, s->parts);
+    const Projection q = {l->q, l->q_bias, l->sites[Q], a->hidden, width}, k = {l->k, l->k_bias, l->sites[K], a->hidden, narrow},
+                     v = {l->v, l->v_bias, l->sites[V], a->hidden, narrow};
+    project_heads(s, l, q, own.normed, first, rows, l->q_norm, 1, from, to, s->q + first * width + from * D, own.panel);
+    from = share(l->kv, 1, own.part, s->parts), to = share(l->kv, 1, own.part + 1, s->parts);
+    float *keys = own.kv, *values = own.kv + rows * narrow;
+    project_heads(s, l, k, own.normed, first, rows, l->k_norm, 1, from, to, keys, own.panel);
+    project_heads(s, l, v, own.normed, first, rows, NULL, 0, from, to, values, own.panel);
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t h = from; h < to; h++) {
+            const int64_t place = a->slots[first + r] * l->kv + h, row = (r * l->kv + h - from) * D;
+            keep(a->kept, keys + row, l->keys, l->key_scales, place, D);
+            keep(a->kept, values + row, l->values, l->value_scales, place, D);
+        }
+}
+
+static void attend(const Step *s, const Layer *l, Own own, int64_t first, int64_t rows) {
+    const int64_t width = l->heads * l->dim;
+    Attention attention = attention_of(s->args, l);
+    attention.q = s->q + first * width, attention.out = own.mixed;
+    attention.owners = s->owners + first, attention.lengths = s->lengths + first;
+    const Scratch scratch = scratch_in(&attention, own.attention);
+    const int64_t tasks = rows * l->kv, last = share(tasks, 1, own.part + 1, s->parts);
+    for (int64_t task = share(tasks, 1, own.part, s->parts); task < last; task++) {
+        const int64_t r = task / l->kv, head = task % l->kv, group = l->heads / l->kv * l->dim;
+        attend_token(&attention, r, head, scratch, own.partials);
+        settle(s->args->given, own.mixed + r * width + head * group, group);
+    }
+}
+
+static void output(const Step *s, const Layer *l, Own own, int64_t first, int64_t rows) {
+    const Args *a = s->args;
+    const int64_t from = share(a->hidden, ACROSS, own.part, s->parts), to = share(a->hidden, ACROSS, own.part + 1, s->parts);
+    const Projection o = {l->o, l->o_bias, l->sites[O], l->heads * l->dim, a->hidden};
+    project(s, o, own.mixed, first, rows, from, to, own.normed, a->hidden, own.panel);
+    add_rows_to(a, s->x + first * a->hidden, own.normed, rows, from, to, a->hidden);
+}
+
+static void feed(const Step *s, const Layer *l, Own own, int64_t first, int64_t rows) {
+    const Args *a = s->args;
+    const int64_t from = share(l->inner, ACROSS, own.part, s->parts), to = share(l->inner, ACROSS, own.part + 1, s->parts);
+    for (int64_t r = 0; r < rows; r++)
+        norm(a, s->x + (first + r) * a->hidden, l->mlp_norm, own.normed + r * a->hidden, a->hidden);
+    const Projection gate = {l->gate, NULL, l->sites[GATE], a->hidden, l->inner}, up = {l->up, NULL, l->sites[UP], a->hidden, l->inner};
+    project(s, gate, own.normed, first, rows, from, to, own.act + from, l->inner, own.panel);
+    project(s, up, own.normed, first, rows, from, to, own.up + from, l->inner, own.panel);
+    for (int64_t r = 0; r < rows; r++) {
+        float *restrict row = own.act + r * l->inner + from;
+        const float *restrict by = own.up + r * l->inner + from;
+        for (int64_t i = 0; i < to - from; i++) row[i] = row[i] * sigmoid(row[i]) * by[i];
+        settle(a->given, row, to - from);
+    }
+}
+
+static void bring(const Step *s, const Layer *l, Own own, int64_t first, int64_t rows) {
+    const Args *a = s->args;
+    const int64_t from = share(a->hidden, ACROSS, own.part, s->parts), to = share(a->hidden, ACROSS, own.part + 1, s->parts);
+    const Projection down = {l->down, NULL, l->sites[DOWN], l->inner, a->hidden};
+    project(s, down, own.act, first, rows, from, to, own.normed, a->hidden, own.panel);
+    add_rows_to(a, s->x + first * a->hidden, own.normed, rows, from, to, a->hidden);
+}
+
+/* Moves the tokens that are read, of those from `first` to `end`, together at `first`; returns their number, and in
+ * `index` how many are read before them. */
+static int64_t gather(const Step *s, const Layer *l, int64_t first, int64_t end, int64_t *index) {
+    const Args *a = s->args;
+    const int64_t hidden = a->hidden, width = l->heads * l->dim;
+    *index = first;
+    if (a->reads == a->tokens) return end - first;
+    int64_t i = 0, count = 0;
+    while (i < a->reads && a->read[i] < first) i++;
+    for (*index = i; i < a->reads && a->read[i] < end; i++, count++) {
+        const int64_t from = a->read[i], to = first + count;
+        if (from == to) continue;
+        memcpy(s->x + to * hidden, s->x + from * hidden, hidden * sizeof(float));
+        memcpy(s->q + to * width, s->q + from * width, width * sizeof(float));
+        s->owners[to] = s->owners[from], s->lengths[to] = s->lengths[from];
+    }
+    return count;
+}
+
+static void take_in(const Step *s, int64_t first, int64_t end) {
+    const Args *a = s->args;
+    widen(a->given, a->x, first * a->hidden, s->x + first * a->hidden, (end - first) * a->hidden);
+    memcpy(s->owners + first, a->owners + first, (end - first) * sizeof(int64_t));
+    memcpy(s->lengths + first, a->lengths + first, (end - first) * sizeof(int64_t));
+}
+
+static void give_out(const Step *s, int64_t first, int64_t count, int64_t index) {
+    const Args *a = s->args;
+    narrow(a->given, s->x + first * a->hidden, a->out, index * a->hidden, count * a->hidden);
+}
+
+/* Where the share of a thread begins: shares cost about the same, counting a token's products and its past. */
+static int64_t begin_of(const Args *a, int64_t part, int64_t parts) {
+    const Layer *l = a->layers;
+    const int64_t width = l->heads * l->dim, each = a->hidden * (2 * width + 2 * l->kv * l->dim + 3 * l->inner);
+    int64_t total = 0, so_far = 0, t = 0;
+    for (int64_t i = 0; i < a->tokens; i++) total += each + 4 * width * a->lengths[i];
+    while (t < a->tokens && so_far < total * part / parts) so_far += each + 4 * width * a->lengths[t++];
+    return t;
+}
+
+/* Blocks of about one size: a last one of a few tokens would be dear. */
+static inline int64_t even(int64_t tokens) {
+    const int64_t blocks = (tokens + BLOCK - 1) / BLOCK;
+    return blocks ? (tokens + blocks - 1) / blocks : 1;
+}
+
+#define BLOCKS(FROM, TO)                                                                                               \
+    for (int64_t t = (FROM), size = even((TO) - t), rows; rows = least((TO) - t, size), t < (TO); t += rows)
+
+static void by_tokens(const Step *s, Own own, int64_t thread) {
+    const Args *a = s->args;
+    const int64_t first = begin_of(a, thread, s->threads), end = begin_of(a, thread + 1, s->threads);
+    int64_t stop = end, index = first;
+    take_in(s, first, end);
+    for (int64_t i = 0; i < a->count; i++) {
+        const Layer *l = a->layers + i;
+        BLOCKS(first, end) ask(s, l, own, t, rows);
+        if (a->related) {
+#pragma omp barrier
+        }
+        if (i + 1 == a->count) stop = first + gather(s, l, first, end, &index);
+        BLOCKS(first, stop) {
+            attend(s, l, own, t, rows);
+            output(s, l, own, t, rows);
+            feed(s, l, own, t, rows);
+            bring(s, l, own, t, rows);
+        }
+    }
+    give_out(s, first, stop - first, index);
+}
+
+static void by_columns(const Step *s, Own own) {
+    const Args *a = s->args;
+    int64_t rows = a->tokens, index;
+    if (own.part == 0) take_in(s, 0, rows);
+#pragma omp barrier
+    for (int64_t i = 0; i < a->count; i++) {
+        const Layer *l = a->layers + i;
+        ask(s, l, own, 0, rows);
+#pragma omp barrier
+        if (i + 1 == a->count && a->reads < a->tokens) {
+            if (own.part == 0) gather(s, l, 0, rows, &index);
+            rows = a->reads;
+#pragma omp barrier
+        }
+        attend(s, l, own, 0, rows);
+#pragma omp barrier
+        output(s, l, own, 0, rows);
+#pragma omp barrier
+        feed(s, l, own, 0, rows);
+#pragma omp barrier
+        bring(s, l, own, 0, rows);
+#pragma omp barrier
+    }
+    if (own.part == 0) give_out(s, 0, rows, 0);
+}
+
+static Own own_in(const Args *a, const Sizes *s, float *memory, int64_t thread, int64_t part) {
+    const int64_t block = block_of(a), size = own_size(a, s);
+    float *next = memory + thread * size, *first = memory;
+    const int64_t mixed = block * (a->hidden + 2 * s->kv), act = mixed + block * s->q, up = act + block * s->inner;
+    float *shared = shares_columns(a) ? first : next;
+    float *rest = next + up + block * s->inner;
+    Own own = {next, next + block * a->hidden, shared + mixed, shared + act, next + up, rest, rest + s->panel,
+               rest + s->panel + s->attention, part};
+    memset(own.attention, 0, s->attention * sizeof(float));
+    return own;
+}
+
+void layers(const Args *a) {
+    const Sizes sizes = sizes_of(a);
+    float *q = a->memory + a->tokens * a->hidden, *rest = a->memory + shared_size(a, &sizes);
+    int64_t *owners = (int64_t *)(q + a->tokens * sizes.q);
+#pragma omp parallel num_threads(a->threads)
+    {
+        const int columns = shares_columns(a);
+        const int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads();
+        const Step step = {a, a->memory, q, owners, owners + a->tokens, threads, columns ? threads : 1};
+        const Own own = own_in(a, &sizes, rest, thread, columns ? thread : 0);
+        if (columns) by_columns(&step, own);
+        else by_tokens(&step, own, thread);
+    }
+}

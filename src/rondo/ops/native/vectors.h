@@ -1,0 +1,33 @@
+/* Vectors of floats as the compiler knows them, and sums over their lanes. */
+#ifndef RONDO_VECTORS_H
+#define RONDO_VECTORS_H
+#include "numbers.h"
+
+enum { LANES = 8 };
+
+typedef float Vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef float Half __attribute__((vector_size(2 * LANES), aligned(4), may_alias));
+typedef int32_t HalfIndex __attribute__((vector_size(2 * LANES)));
+
+#ifdef __clang__
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (HalfIndex){__VA_ARGS__})
+#endif
+
+static inline int64_t padded(int64_t dim) { return (dim + LANES - 1) / LANES * LANES; }
+static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+
+ALWAYS_INLINE Half halved(Vec x) {
+    union { Vec whole; Half halves[2]; } u = {x};
+    return u.halves[0] + u.halves[1];
+}
+
+/* The sums of four halves, side by side. */
+ALWAYS_INLINE Half sums(Half a, Half b, Half c, Half d) {
+    const Half ab = SHUFFLE(a, b, 0, 4, 1, 5) + SHUFFLE(a, b, 2, 6, 3, 7);
+    const Half cd = SHUFFLE(c, d, 0, 4, 1, 5) + SHUFFLE(c, d, 2, 6, 3, 7);
+    return SHUFFLE(ab, cd, 0, 1, 4, 5) + SHUFFLE(ab, cd, 2, 3, 6, 7);
+}
+#endif

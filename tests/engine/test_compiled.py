@@ -1,0 +1,243 @@
+"""The layers as one compiled call against the model itself, whatever way the tokens come and the threads share them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from tests.support.families import CONFIGS, reference
+from tests.support.tiny import tiny_config, tiny_model
+from torch import Tensor
+
+from rondo import models
+from rondo.client.types import SamplingParams
+from rondo.engine.cache import KVCache
+from rondo.engine.compiled import CompiledLayers, CompiledStep
+from rondo.engine.config import EngineConfig
+from rondo.engine.llm import LLM
+from rondo.models import Decoder, Packed
+from rondo.models.adapters import LoraSpec, attach_lora, detach
+from rondo.ops.dispatch import use_reference
+from rondo.ops.native.build import compiler
+from rondo.ops.native.layers import TokenRows
+
+pytestmark = pytest.mark.skipif(
+    not compiler(), reason="no C compiler here: install gcc to test the compiled layers"
+)
+
+SIZE, BLOCKS = 4, 64
+KINDS: dict[str, dict[str, Any]] = {
+    "qwen3": {},
+    "llama": {"model_type": "llama", "architectures": ["LlamaForCausalLM"]},
+    "qwen2: biases": {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]},
+    "mistral: a window": {
+        "model_type": "mistral",
+        "architectures": ["MistralForCausalLM"],
+        "sliding_window": 5,
+    },
+    "every head its own": {"num_key_value_heads": 4},
+    "one head for all": {"num_key_value_heads": 1, "head_dim": 24, "num_attention_heads": 2},
+    "frequencies by length": {
+        "rope_scaling": {"rope_type": "dynamic", "factor": 2.0},
+        "max_position_embeddings": 16,
+    },
+}
+LENGTHS = (13, 9, 40, 1)
+WAYS = {
+    "whole": [(13, 9, 40, 1)],
+    "in chunks": [(6, 0, 17, 0), (1, 4, 7, 1), (5, 1, 8, 0), (1, 4, 8, 0)],
+    "one by one": [tuple(int(at < n) for n in LENGTHS) for at in range(40)],
+    "one after another": [(13, 0, 0, 0), (0, 9, 0, 0), (0, 0, 40, 0), (0, 0, 0, 1)],
+}
+
+
+def model_of(**changes: Any) -> Decoder:
+    shape = {"hidden_size": 64, "intermediate_size": 80, "head_dim": 16, "vocab_size": 99} | changes
+    return models.new(tiny_config(**shape), seed=3).requires_grad_(False)
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class Feeder:
+    """Four sequences and where their blocks are; feeds the next tokens of each, in a step for each tuple of `way`."""
+
+    def __init__(self, model: Decoder, kept: torch.dtype | None = None) -> None:
+        self.cache = KVCache(model.attention_specs(), BLOCKS, SIZE, kept or model.dtype, model.device)
+        compiled = CompiledLayers.of(model, self.cache)
+        assert compiled is not None
+        self.compiled = compiled
+        generator = torch.Generator().manual_seed(1)
+        self.tokens = [torch.randint(0, 99, (n,), generator=generator) for n in LENGTHS]
+        self.tables = torch.randperm(BLOCKS, generator=generator).view(len(LENGTHS), -1)
+
+    def feed(self, way: list[tuple[int, ...]]) -> list[Tensor]:
+        done = [0] * len(LENGTHS)
+        got: list[list[Tensor]] = [[] for _ in LENGTHS]
+        for counts in way:
+            owners = torch.tensor([i for i, n in enumerate(counts) for _ in range(n)])
+            positions = torch.cat([torch.arange(done[i], done[i] + n) for i, n in enumerate(counts)])
+            tokens = torch.cat(
+                [x[done[i] : done[i] + n] for i, (x, n) in enumerate(zip(self.tokens, counts, strict=True))]
+            )
+            slots = self.tables[owners, positions // SIZE] * SIZE + positions % SIZE
+            longest = int(positions.max()) + 1
+            related = sum(counts) > sum(n > 0 for n in counts)
+            rows = TokenRows(
+                self.tables[:, : -(-longest // SIZE)].contiguous(),
+                owners,
+                positions + 1,
+                slots,
+                longest,
+                related,
+            )
+            # As long as the whole sequence from the first token on: so frequencies by length are the same in every way.
+            lengths = torch.tensor(LENGTHS)[owners]
+            x = self.compiled(tokens, positions, CompiledStep(lengths, rows), None)
+            for i, n in enumerate(counts):
+                got[i].append(x[:n])
+                x = x[n:]
+                done[i] += n
+        return [torch.cat(rows) for rows in got]
+
+    def want(self) -> list[Tensor]:
+        packed = Packed([0, *torch.tensor(LENGTHS).cumsum(0).tolist()])
+        with use_reference():
+            x = self.compiled.model.trunk(torch.cat(self.tokens), packed.positions, packed)
+        return list(x.split(LENGTHS))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_way_gives_the_models_own_rows_and_the_same_bits(kind: str) -> None:
+    feeder = Feeder(model_of(**KINDS[kind]))
+    want = feeder.want()
+    first: list[Tensor] | None = None
+    for count in (1, 2, 3):
+        for way in WAYS.values():
+            with threads(count), torch.inference_mode():
+                got = feeder.feed(way)
+            for ours, theirs in zip(got, want, strict=True):
+                assert (ours - theirs).abs().max() <= 1e-4 * theirs.abs().max()
+            first = first or got
+            for ours, before in zip(got, first, strict=True):
+                assert torch.equal(ours, before)
+
+
+@pytest.mark.parametrize("kept", [torch.float16, torch.int8, torch.float8_e4m3fn], ids=str)
+def test_a_narrow_cache_is_read_as_it_was_written_in_every_way(kept: torch.dtype) -> None:
+    feeder = Feeder(model_of(), kept)
+    with threads(2), torch.inference_mode():
+        whole, *others = (feeder.feed(way) for way in WAYS.values())
+    for got in others:
+        assert all(torch.equal(a, b) for a, b in zip(got, whole, strict=True))
+    for ours, theirs in zip(whole, feeder.want(), strict=True):
+        assert (ours - theirs).abs().max() <= 0.2 * theirs.abs().max()
+
+
+def test_bf16_rounds_where_the_model_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rondo.engine.compiled.cpu_multiplies_bf16", lambda: False)
+    feeder = Feeder(model_of().to(torch.bfloat16))
+    with torch.inference_mode():
+        whole, chunks = feeder.feed(WAYS["whole"]), feeder.feed(WAYS["in chunks"])
+    for ours, other, theirs in zip(whole, chunks, feeder.want(), strict=True):
+        assert ours.dtype == torch.bfloat16
+        assert torch.equal(ours, other)
+        difference = (ours.float() - theirs.float()).abs()
+        assert difference.max() <= 0.06 * theirs.float().abs().max()
+        assert difference.mean() <= 0.01 * theirs.float().abs().max()
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("way", WAYS)
+def test_only_the_rows_that_are_read_come_back(way: str, count: int) -> None:
+    feeder = Feeder(model_of())
+    [counts] = WAYS["whole"]
+    owners = torch.tensor([i for i, n in enumerate(counts) for _ in range(n)])
+    positions = torch.cat([torch.arange(n) for n in counts])
+    slots = feeder.tables[owners, positions // SIZE] * SIZE + positions % SIZE
+    rows = TokenRows(feeder.tables, owners, positions + 1, slots, 40, True)
+    step = CompiledStep(torch.tensor(LENGTHS)[owners], rows)
+    tokens = torch.cat(feeder.tokens)
+    with threads(count), torch.inference_mode():
+        every = feeder.compiled(tokens, positions, step, None)
+        for read in ([12, 21, 61, 62], [0], [40, 41], list(range(5, 50, 3)), []):
+            index = torch.tensor(read, dtype=torch.int64)
+            assert torch.equal(feeder.compiled(tokens, positions, step, index), every[index])
+
+
+def test_weights_may_change_and_move() -> None:
+    model = model_of()
+    feeder = Feeder(model)
+    with torch.inference_mode():
+        before = feeder.feed(WAYS["whole"])
+    for parameter in model.parameters():
+        parameter.data = parameter.data * 1.1
+    feeder.cache.release()
+    feeder.cache.allocate()
+    with torch.inference_mode():
+        after = feeder.feed(WAYS["whole"])
+    for ours, theirs, old in zip(after, feeder.want(), before, strict=True):
+        assert (ours - theirs).abs().max() <= 1e-4 * theirs.abs().max()
+        assert not torch.allclose(ours, old)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_model_is_compiled_or_runs_as_it_is(name: str) -> None:
+    """No part of a model is left out in silence: what is not of the common kind is not compiled."""
+    model = models.build(models.parse(reference(name).config.to_dict()))
+    cache = KVCache(model.attention_specs(), 4, SIZE, model.dtype, model.device)
+    config = model.config
+    common = all(
+        layer.norms == "before"
+        and layer.attention.__class__.__name__ == "Gqa"
+        and getattr(layer.attention, "qk_norm", None) != "full"
+        and not getattr(layer.attention, "sinks", False)
+        and getattr(layer.attention, "softcap", None) is None
+        and layer.mlp.__class__.__name__ == "Dense"
+        and getattr(layer.mlp, "activation", "silu") == "silu"
+        and not getattr(layer.mlp, "bias", False)
+        for layer in config.layers
+    )
+    compiled = CompiledLayers.of(model, cache)
+    assert common or compiled is None
+
+
+def test_an_adapter_that_is_attached_is_not_left_out() -> None:
+    model = tiny_model()
+    compiled = CompiledLayers.of(model, KVCache(model.attention_specs(), 4, SIZE, model.dtype, model.device))
+    assert compiled is not None
+    assert compiled.can([])
+    attach_lora(model, LoraSpec(r=4))
+    assert not compiled.can([])
+    detach(model)
+    assert compiled.can([])
+    with use_reference():
+        assert not compiled.can([])
+
+
+def test_the_engine_says_the_same_alone_and_together() -> None:
+    """Of a whole engine: tokens and log-probabilities have the same bits in any company."""
+    prompts = [[3 + (7 * i + j) % 200 for j in range(3 + 5 * i)] for i in range(9)]
+    params = SamplingParams(max_tokens=9, ignore_eos=True, logprobs=0, detokenize=False, seed=4)
+
+    def outputs(**settings: Any) -> list[tuple[list[int], list[float]]]:
+        llm = LLM(tiny_model(), config=EngineConfig(**{"max_num_seqs": 16, "prefix_cache": False} | settings))
+        done = [output.outputs[0] for output in llm.generate(prompts, params)]
+        return [(list(one.token_ids), list(one.logprobs or [])) for one in done]
+
+    with threads(2):
+        want = outputs()
+        assert outputs(max_num_seqs=1) == want
+        assert outputs(max_step_tokens=16) == want
+        assert outputs(prefix_cache=True) == want
+        assert outputs(speculation="ngram") == want
