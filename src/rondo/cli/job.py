@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import time
 from typing import Any
 
-from rondo.base.errors import ConfigError, RondoError, StorageError
+from rondo.base.errors import RondoError, StorageError
 from rondo.base.home import jobs_dir
 from rondo.cli.arguments import Parser
+from rondo.cli.verbs import run_verb
 from rondo.train.checkpoint import existing
 from rondo.train.job import Job
 
@@ -24,13 +24,7 @@ A job is named by the first 6 or more characters of its hash. Jobs are started b
 
 
 def run(argv: list[str]) -> int:
-    if not argv or argv[0] in ("-h", "--help"):
-        print(USAGE)
-        return 0
-    if argv[0] not in VERBS:
-        close = difflib.get_close_matches(argv[0], VERBS, n=1, cutoff=0)
-        raise ConfigError(f"There is no verb {argv[0]!r}. Did you mean `rondo job {close[0]}`?")
-    return VERBS[argv[0]](argv[1:])
+    return run_verb("rondo job", VERBS, USAGE, argv)
 
 
 def _list(argv: list[str]) -> int:

@@ -9,8 +9,9 @@ import os
 import sys
 from collections.abc import Sequence
 
-from rondo.base.errors import ConfigError, RondoError, StorageError
+from rondo.base.errors import RondoError, StorageError
 from rondo.base.threads import yield_soon
+from rondo.cli.verbs import unknown_verb
 
 VERBS: dict[str, tuple[str, str]] = {
     "up": ("rondo.cli.up", "serve the demo model, made first if there is none, and print the URL"),
@@ -70,7 +71,7 @@ def dispatch(arguments: list[str]) -> int:
         print(f"rondo {__version__}")
         return 0
     if verb not in VERBS:
-        raise _unknown(verb)
+        raise unknown_verb("rondo", VERBS, verb)
     code: int = importlib.import_module(VERBS[verb][0]).run(rest)
     return code
 
@@ -87,13 +88,6 @@ def usage() -> str:
         "Settings come from defaults, a TOML file (--config FILE), RONDO_* variables and flags such as\n"
         "--train.lr=3e-4; `rondo config` shows them all. Models and jobs are kept in RONDO_HOME (~/.rondo)."
     )
-
-
-def _unknown(verb: str) -> ConfigError:
-    import difflib
-
-    close = difflib.get_close_matches(verb, VERBS, n=1, cutoff=0)
-    return ConfigError(f"There is no verb {verb!r}. Did you mean `rondo {close[0]}`? See rondo --help.")
 
 
 def _fail(error: Exception, code: int) -> int:

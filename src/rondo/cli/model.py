@@ -1,15 +1,14 @@
 """`rondo model new|import|export|inspect|list`: the models of this machine."""
 
-import difflib
 import json
-from collections.abc import Callable
 from pathlib import Path
 
-from rondo.base.errors import ConfigError, RondoError
+from rondo.base.errors import RondoError
 from rondo.base.home import models_dir
 from rondo.base.units import human_bytes, human_count
 from rondo.cli.arguments import Parser
 from rondo.cli.progress import byte_progress
+from rondo.cli.verbs import Verb, run_verb
 
 USAGE = """usage: rondo model VERB [options]
 
@@ -23,13 +22,7 @@ USAGE = """usage: rondo model VERB [options]
 
 
 def run(argv: list[str]) -> int:
-    if not argv or argv[0] in ("-h", "--help"):
-        print(USAGE)
-        return 0
-    if argv[0] not in VERBS:
-        close = difflib.get_close_matches(argv[0], VERBS, n=1, cutoff=0)
-        raise ConfigError(f"There is no verb {argv[0]!r}. Did you mean `rondo model {close[0]}`?")
-    return VERBS[argv[0]](argv[1:])
+    return run_verb("rondo model", VERBS, USAGE, argv)
 
 
 def _import(argv: list[str]) -> int:
@@ -52,7 +45,9 @@ def _import(argv: list[str]) -> int:
 
 def _export(argv: list[str]) -> int:
     parser = Parser("rondo model export", "Write a model where transformers loads it from.")
-    parser.add_argument("model", metavar="MODEL", help="a name from `rondo model list`, or a folder")
+    parser.add_argument(
+        "model", metavar="MODEL", help="a name from `rondo model list`, a folder, or a job's hash"
+    )
     parser.add_argument("destination", metavar="FOLDER", help="a folder that is absent or empty")
     parser.add_argument(
         "--replace", action="store_true", help="put it in the place of the folder that is there"
@@ -70,7 +65,9 @@ def _inspect(argv: list[str]) -> int:
     parser = Parser(
         "rondo model inspect", "What a model is, read from its config and the headers of its weights."
     )
-    parser.add_argument("model", metavar="MODEL", help="a name from `rondo model list`, or a folder")
+    parser.add_argument(
+        "model", metavar="MODEL", help="a name from `rondo model list`, a folder, or a job's hash"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args(argv)
     from rondo.models.store import facts, resolve
@@ -161,7 +158,7 @@ def _new(argv: list[str]) -> int:
     return make(argv)
 
 
-VERBS: dict[str, Callable[[list[str]], int]] = {
+VERBS: dict[str, Verb] = {
     "new": _new,
     "import": _import,
     "export": _export,

@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+from rondo.base.lazy import lazy
+
 if TYPE_CHECKING:
     from rondo.models.architecture import ModelConfig
     from rondo.models.attend import Attend, Packed
@@ -26,26 +28,21 @@ __all__ = [
     "save_into",
 ]
 
-_EXPORTS = {
-    "FAMILIES": "families",
-    "Attend": "attend",
-    "Decoder": "decoder",
-    "ModelConfig": "architecture",
-    "Packed": "attend",
-    "build": "checkpoint",
-    "load": "checkpoint",
-    "new": "fresh",
-    "parse": "families",
-    "read_config": "headers",
-    "save": "checkpoint",
-    "save_into": "checkpoint",
-}
-"""Imported when first asked for: naming and listing models must not wait for torch."""
-
-
-def __getattr__(name: str) -> object:
-    if name not in _EXPORTS:
-        raise AttributeError(f"module 'rondo.models' has no attribute {name!r}")
-    import importlib
-
-    return getattr(importlib.import_module(f"rondo.models.{_EXPORTS[name]}"), name)
+__getattr__ = lazy(
+    __name__,
+    {
+        "FAMILIES": ".families",
+        "Attend": ".attend",
+        "Decoder": ".decoder",
+        "ModelConfig": ".architecture",
+        "Packed": ".attend",
+        "build": ".checkpoint",
+        "load": ".checkpoint",
+        "new": ".fresh",
+        "parse": ".families",
+        "read_config": ".headers",
+        "save": ".checkpoint",
+        "save_into": ".checkpoint",
+    },
+)
+"""Naming and listing models must not wait for torch."""
