@@ -293,7 +293,14 @@ def test_rates_that_are_not_configured_are_measured(tiny):
     for value in (cost.bytes_per_second, cost.tokens_per_second):
         assert 0 < value < math.inf
     assert 0 <= cost.latency < 1
+
+
+def test_nothing_is_measured_without_need(tiny, monkeypatch):
+    for name in ("measure_moves", "measure_compute"):
+        monkeypatch.setattr(host_memory, name, lambda *_: pytest.fail("it is not asked for"))
     assert core_of(tiny).scheduler.swap is None
+    rates = {"swap_bytes_per_second": 1e9, "recompute_tokens_per_second": 1e3}
+    assert core_of(tiny, swap_bytes=1 << 20, **rates).scheduler.swap is not None
 
 
 def test_it_does_not_go_with_the_overlapped_loop(tiny):
