@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+import rondo
 from rondo import models
+from rondo.base.errors import NotFound
 from rondo.cli.main import main
 from rondo.cli.steps import facts
 from rondo.train.job import Job
@@ -64,6 +66,8 @@ def test_the_life_of_a_job(data: Path, capsys: pytest.CaptureFixture[str], monke
         4,
         "tiny",
     )
+    with pytest.raises(NotFound, match="has left no model so far"):
+        rondo.LLM(row["job"][:6])
     out, err = call(capsys, *train(data))
     assert "it goes on from step 2 of 4" in err
     again, err = call(capsys, *train(data))
@@ -85,6 +89,14 @@ def test_the_life_of_a_job(data: Path, capsys: pytest.CaptureFixture[str], monke
     sheet = call(capsys, "job", "show", row["job"])[0]
     assert "last metrics  loss " in sheet
     assert f"data          {data}" in sheet
+
+    greedy = rondo.SamplingParams(temperature=0, max_tokens=5)
+    [by_hash], [by_folder] = (
+        rondo.LLM(model).generate("the", greedy) for model in (row["job"][:6], out.strip())
+    )
+    assert by_hash.outputs[0].token_ids == by_folder.outputs[0].token_ids
+    inspected = json.loads(call(capsys, "model", "inspect", row["job"], "--json")[0])
+    assert inspected["path"] == out.strip()
 
 
 def test_a_job_that_was_killed_waits(capsys: pytest.CaptureFixture[str]):

@@ -1,5 +1,6 @@
 """`rondo.LLM` as scripts use it: models by name, and conversations."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,29 @@ def test_chat_continues_the_last_message(llm: rondo.LLM):
     [output] = llm.chat(open_end, GREEDY, add_generation_prompt=False, continue_final_message=True)
     assert output.prompt is not None
     assert output.prompt.endswith("and the")
+
+
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+
+
+def test_chat_shows_tools_and_variables_to_the_template(folder: Path, tmp_path: Path):
+    """As transformers does."""
+    transformers = pytest.importorskip("transformers")
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    template = (
+        "{{ tone }}{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}{{ messages[0].content }}"
+    )
+    (tmp_path / "chat_template.jinja").write_text(template)
+    peer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    [output] = rondo.LLM(tmp_path).chat(ASK, GREEDY, tools=TOOLS, chat_template_kwargs={"tone": "calm"})
+    want = peer.apply_chat_template(ASK, tools=TOOLS, tone="calm", tokenize=False)
+    assert "weather" in want
+    assert output.prompt == want
+
+
+def test_what_chat_takes_itself_is_no_variable_of_the_template(llm: rondo.LLM):
+    with pytest.raises(InvalidRequest, match="chat_template_kwargs must not hold tools"):
+        llm.chat(ASK, GREEDY, chat_template_kwargs={"tools": TOOLS})
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -54,6 +55,30 @@ def test_unknown_name_lists_the_nearest(folder: Path, tmp_path: Path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(NotFound, match=r"without config\.json"):
         store.resolve(tmp_path / "empty")
+
+
+def test_a_jobs_hash_names_what_it_has_left(own_home: Path, folder: Path, monkeypatch: pytest.MonkeyPatch):
+    done, other, begun = "abcdef" + "0" * 58, "abcdef" + "1" * 58, "123456" + "a" * 58
+    for name in (done, other, begun):
+        job = own_home / "jobs" / name
+        job.mkdir(parents=True)
+        (job / "spec.json").write_text("{}")
+    left = shutil.copytree(folder, own_home / "jobs" / done / "export")
+    for name in (done, "abcdef0", "ABCDEF00"):
+        assert store.resolve(name) == left
+    assert store.name_of(left) == done
+    assert store.name_of(folder) == "source"
+    monkeypatch.chdir(own_home / "jobs")
+    assert store.resolve(done) == left
+    with pytest.raises(InvalidRequest, match=f"begins 2 jobs: {done}, {other}"):
+        store.resolve("abcdef")
+    with pytest.raises(NotFound, match="Job 123456aaaaaa has left no model so far"):
+        store.resolve("123456")
+    for unknown in ("abcde", "fffffff", "abcdef0x"):
+        with pytest.raises(NotFound, match="no such folder or job"):
+            store.resolve(unknown)
+    store.import_model(folder, "abcdef0")
+    assert store.resolve("abcdef0") == own_home / "models/abcdef0"
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../x", ".hidden", "a b", "a\n", "x" * 129])

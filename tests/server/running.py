@@ -59,11 +59,11 @@ class Running:
 
 
 def start(
-    folder: Path, engine: EngineConfig | None = None, config: ServerConfig | None = None
+    model: str | Path, engine: EngineConfig | None = None, config: ServerConfig | None = None
 ) -> Iterator[Running]:
     config = config or ServerConfig(port=0)
     listener = bind("127.0.0.1", 0)
-    app, running, _ = load_app(folder, engine or EngineConfig(max_num_seqs=8), config)
+    app, running, _ = load_app(model, engine or EngineConfig(max_num_seqs=8), config)
     server = make_server(app, config)
     started = threading.Event()
     thread = threading.Thread(target=run_server, args=(server, listener, started.set), daemon=True)

@@ -10,7 +10,7 @@ from rondo.cli.tree import read_command_line
 
 def run(argv: list[str]) -> int:
     parser = Parser("rondo rl", "Tune a model with GRPO; the same command again resumes.")
-    parser.add_argument("--model", help="a name from `rondo model list`, or a folder")
+    parser.add_argument("--model", help="a name from `rondo model list`, a folder, or a job's hash")
     parser.add_argument("--task", help="reverse, add, sort or countdown")
     parser.epilog = "Every setting is a flag too: --rl.lr=1e-5; `rondo config` lists them."
     if any(flag in argv for flag in ("-h", "--help")):

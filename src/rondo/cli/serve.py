@@ -21,7 +21,7 @@ log = get_logger("rondo.cli.serve")
 
 def run(argv: list[str]) -> int:
     parser = Parser("rondo serve", "Serve a model over the OpenAI API.")
-    parser.add_argument("model", help="a model's name, or a folder in Hugging Face layout")
+    parser.add_argument("model", help="a model's name, a folder in Hugging Face layout, or a job's hash")
     parser.epilog = "Every other setting is a flag too: --engine.block_size=32; `rondo config` lists them."
     command = read_short(parser, tuple(SHORT), argv)
     if command is None:

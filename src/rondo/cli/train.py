@@ -29,7 +29,7 @@ def run(argv: list[str]) -> int:
         raise ConfigError(f"There is no recipe {argv[0]!r}: rondo train pretrain, or rondo train sft.")
     kind: Kind = "pretrain" if argv[0] == "pretrain" else "sft"
     parser = Parser(f"rondo train {kind}", "Train a model; the same command again resumes.")
-    parser.add_argument("--model", help="a name from `rondo model list`, or a folder")
+    parser.add_argument("--model", help="a name from `rondo model list`, a folder, or a job's hash")
     parser.add_argument("--data", help="a .jsonl file, or a folder of them")
     parser.epilog = "Every setting is a flag too: --train.lr=3e-4; `rondo config` lists them."
     if any(flag in argv for flag in ("-h", "--help")):

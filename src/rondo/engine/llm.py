@@ -22,6 +22,7 @@ from rondo.engine.speculate.make import check_tokenizer
 from rondo.models import Decoder
 from rondo.models.store import resolve
 from rondo.text.tokenizer import Tokenizer
+from rondo.text.variables import template_variables
 
 Prompt = str | Sequence[int]
 Conversation = Sequence[Mapping[str, Any]]
@@ -31,8 +32,8 @@ AdapterNames = str | Sequence[str | None] | None
 class LLM:
     """`LLM("demo").generate(["Hello"], SamplingParams(max_tokens=20))`, shaped like vLLM's.
 
-    The model is a name under `RONDO_HOME/models`, or a folder. A `Decoder` is used as it is, tensors shared: who
-    trains it tells the engine with `start_weight_update` and `finish_weight_update`.
+    The model is a name under `RONDO_HOME/models`, a folder, or the hash of a job that has left one. A `Decoder` is used
+    as it is, tensors shared: who trains it tells the engine with `start_weight_update` and `finish_weight_update`.
     """
 
     def __init__(
@@ -102,18 +103,20 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         adapter: AdapterNames = None,
     ) -> list[RequestOutput]:
-        """`generate` for conversations, one or several, each written out by the tokenizer's chat template."""
+        """`generate` for conversations, one or several, each written out by the tokenizer's chat template. `tools` are
+        for the template too; `chat_template_kwargs` are the variables of its own."""
         if not isinstance(self.tokenizer, Tokenizer):
             raise InvalidRequest(
                 "chat needs a tokenizer with a chat template: use generate.", param="messages"
             )
+        variables = template_variables(chat_template_kwargs)
         texts = [
             self.tokenizer.render(
                 for_template(conversation),
                 tools,
                 add_generation_prompt,
                 continue_final_message=continue_final_message,
-                **(chat_template_kwargs or {}),
+                **variables,
             )
             for conversation in as_conversations(messages)
         ]

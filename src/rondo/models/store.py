@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 from rondo.base.errors import InvalidRequest, ModelError, NotFound, StorageError
 from rondo.base.files import atomic_dir, refuse_existing
 from rondo.base.hashing import sha256_file, sha256_json
-from rondo.base.home import models_dir
+from rondo.base.home import jobs_dir, models_dir
+from rondo.base.jobs import EXPORT, HASH, SHORT, find_job
 from rondo.models import families
 from rondo.models.headers import Header, read_config, read_headers
 
@@ -58,22 +59,48 @@ class Facts(Summary):
 
 
 def resolve(name_or_path: str | Path) -> Path:
-    """The folder of a model: a name under `RONDO_HOME/models`, or any folder with a config.json."""
+    """The folder of a model: a name under `RONDO_HOME/models`, any folder with a config.json, or a job's hash, or the
+    first characters of it, for the model that the job has left."""
     text = str(name_or_path)
     if NAME.fullmatch(text) and _has_config(models_dir() / text):
         return models_dir() / text
     path = Path(text).expanduser()
     if (path / "config.json").is_file():
         return path.absolute()
+    left = _left_by_job(text) if HASH.fullmatch(text) else None
+    if left is not None:
+        return left
     if path.is_dir():
         raise NotFound(f"{path} is a folder without config.json, so it is not a model.", param="model")
     close = difflib.get_close_matches(text, [name for name, _ in list_models()], n=3, cutoff=0.4)
     hint = f"Did you mean {' or '.join(close)}?" if close else "`rondo model list` shows what there is."
     raise NotFound(
-        f"There is no model {text!r} in {models_dir()}, and no such folder. {hint}",
+        f"There is no model {text!r} in {models_dir()}, and no such folder or job. {hint}",
         param="model",
         code="model_not_found",
     )
+
+
+def _left_by_job(prefix: str) -> Path | None:
+    """None where there is no such job."""
+    try:
+        job = find_job(prefix, param="model")
+    except NotFound:
+        return None
+    if _has_config(job / EXPORT):
+        return job / EXPORT
+    short = job.name[:SHORT]
+    raise NotFound(
+        f"Job {short} has left no model so far: it is not done. `rondo job show {short}` says how far it is.",
+        param="model",
+        code="model_not_found",
+    )
+
+
+def name_of(folder: Path) -> str:
+    """What the model in the folder is called, if nobody says otherwise: what a job has left is called by its hash."""
+    job = folder.parent
+    return job.name if folder.name == EXPORT and job.parent == jobs_dir() else folder.name
 
 
 def list_models() -> list[tuple[str, Path]]:

@@ -14,7 +14,7 @@ from rondo.engine.config import EngineConfig
 from rondo.engine.load import load_core
 from rondo.engine.output import TextSource
 from rondo.engine.speculate.make import check_tokenizer
-from rondo.models.store import resolve
+from rondo.models.store import name_of, resolve
 from rondo.server.app import create_app
 from rondo.server.config import ServerConfig
 from rondo.text.tokenizer import Tokenizer
@@ -25,7 +25,7 @@ def load_app(
 ) -> tuple[ASGIApp, AsyncEngine, str]:
     """(the application, its engine, the name clients ask for). Stop the engine when the server is done."""
     folder = resolve(model)
-    name = server.served_model_name or folder.name
+    name = server.served_model_name or name_of(folder)
     if engine.threads is not None:
         torch.set_num_threads(engine.threads)
     tokenizer = Tokenizer.load(folder)

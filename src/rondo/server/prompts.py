@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from rondo.base.errors import InvalidRequest
 from rondo.client.openai import ChatRequest
 from rondo.text.bound import longest_text
 from rondo.text.tokenizer import Tokenizer
+from rondo.text.variables import template_variables
 
 T = TypeVar("T")
 
 SHORT = 4096
 """A text of so many characters is tokenized faster than a thread is woken."""
-
-RESERVED = frozenset(
-    name
-    for method in (Tokenizer.render, Tokenizer.apply_chat)
-    for name, parameter in inspect.signature(method).parameters.items()
-    if parameter.kind is not parameter.VAR_KEYWORD
-)
-"""What `chat_template_kwargs` must not hold: these are not the template's own variables."""
 
 
 @dataclass(frozen=True)
@@ -69,17 +61,6 @@ class Prompts:
     @cached_property
     def _longest(self) -> int | None:
         return longest_text(self.tokenizer, self.max_model_len)
-
-
-def template_variables(given: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """`chat_template_kwargs`, as far as they are the template's own."""
-    wrong = sorted(RESERVED & set(given or {}))
-    if wrong:
-        raise InvalidRequest(
-            f"chat_template_kwargs must not hold {', '.join(wrong)}: only variables of the chat template's own.",
-            param="chat_template_kwargs",
-        )
-    return given or {}
 
 
 async def _beside(size: int, work: Callable[[], T]) -> T:

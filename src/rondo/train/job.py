@@ -12,18 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from rondo.base.errors import Conflict, InvalidRequest, NotFound, StorageError
+from rondo.base.errors import Conflict, NotFound, StorageError
 from rondo.base.files import atomic_write, read_json, storage_error, write_json
 from rondo.base.hashing import sha256_json
 from rondo.base.home import jobs_dir
+from rondo.base.jobs import EXPORT, SHORT, find_job, job_folders
 
 State = Literal["queued", "starting", "running", "pausing", "paused", "succeeded", "failed", "cancelled"]
 
 LOCK_SECONDS = 1.0
 """How long to ask again for a job's lock: whoever looks whether a job runs holds it for an instant."""
-
-SHORT = 12
-SHORTEST_PREFIX = 6
 
 
 @dataclass(frozen=True)
@@ -43,33 +41,12 @@ class Job:
     @classmethod
     def all(cls) -> list[Job]:
         """Every job of this machine, the one that was started last first."""
-        try:
-            found = [cls(file.parent) for file in jobs_dir().glob("*/spec.json")]
-        except OSError as error:
-            raise StorageError(f"Cannot read {jobs_dir()}: {error.strerror}.") from error
-        return sorted(found, key=lambda job: (-job.started, job.name))
+        return sorted(map(cls, job_folders()), key=lambda job: (-job.started, job.name))
 
     @classmethod
     def find(cls, prefix: str) -> Job:
         """The one job whose hash begins so."""
-        if len(prefix) < SHORTEST_PREFIX:
-            raise InvalidRequest(
-                f"{prefix!r} is too short to name a job: give {SHORTEST_PREFIX} characters of its hash or more.",
-                param="job",
-            )
-        found = [job for job in cls.all() if job.name.startswith(prefix.lower())]
-        if not found:
-            raise NotFound(
-                f"There is no job {prefix!r} in {jobs_dir()}. `rondo job list` shows what there is.",
-                param="job",
-                code="job_not_found",
-            )
-        if len(found) > 1:
-            names = ", ".join(sorted(job.name for job in found))
-            raise InvalidRequest(
-                f"{prefix!r} begins {len(found)} jobs: {names}. Give more of it.", param="job"
-            )
-        return found[0]
+        return cls(find_job(prefix))
 
     @property
     def name(self) -> str:
@@ -81,7 +58,7 @@ class Job:
 
     @property
     def export(self) -> Path:
-        return self.path / "export"
+        return self.path / EXPORT
 
     @property
     def done(self) -> bool:

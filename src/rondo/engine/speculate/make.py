@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from rondo.base.errors import ConfigError, NotFound
+from rondo.base.errors import ConfigError, InvalidRequest, NotFound
 from rondo.engine.cache import KVCache, kv_dtype
 from rondo.engine.config import EngineConfig
 from rondo.engine.runner import Runner
@@ -71,7 +71,7 @@ def check_tokenizer(config: EngineConfig, tokenizer: Tokenizer) -> None:
 def _folder(draft_model: str) -> Path:
     try:
         return resolve(draft_model)
-    except NotFound as error:
+    except (NotFound, InvalidRequest) as error:
         raise ConfigError(f"draft_model: {error.message}", param="draft_model") from error
 
 
