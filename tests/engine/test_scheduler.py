@@ -1,19 +1,13 @@
-import random
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from rondo.base.errors import Overloaded
 from rondo.client.types import SamplingParams
-from rondo.engine.blocks import GONE, BlockPool
+from rondo.engine.blocks import BlockPool
 from rondo.engine.plan import Plan
 from rondo.engine.request import Request
 from rondo.engine.scheduler import Scheduler
-from rondo.engine.swap import Cost, Swap
-from rondo.engine.window import Window
-from support.fake_device import FakeDevice
 
 
 def make(
@@ -32,8 +26,10 @@ def finish_step(
     plan: Plan,
     token: Callable[[], int] = lambda: 7,
     accepted: Callable[[Request], int] = lambda r: 0,
+    stop: int = -1,
 ) -> list[Request]:
-    """What the core does after a step, with a model that says `token()` and agrees to `accepted` proposals."""
+    """What the core does after a step, with a model that says `token()` and agrees to `accepted` proposals. A request
+    ends at the token `stop`, if not before."""
     scheduler.commit(plan)
     moved = [each for r in plan.decodes + plan.chunks if r.remaining == 0 for each in (r, *r.riders)]
     for r in moved:
@@ -43,7 +39,7 @@ def finish_step(
     for r in plan.ahead:
         r.tokens += [token() for _ in range(accepted(r))]
     scheduler.settle(plan.ahead)
-    done = [r for r in moved if len(r.tokens) >= r.max_length]
+    done = [r for r in moved if len(r.tokens) >= r.max_length or r.tokens[-1] == stop]
     scheduler.finish_all(done)
     for r in moved:
         scheduler.part(r)
@@ -306,106 +302,6 @@ def test_what_was_not_accepted_is_never_published():
     s.add(follower)
     s.schedule()
     assert follower.cached == 8
-
-
-PRICES = {"no host": None, "always": (1e9, 1.0), "never": (1e-9, 1.0), "by length": (1.5, 1.0)}
-"""Blocks that move in a second, and tokens that are computed in one."""
-
-
-def held(r: Request) -> set[int]:
-    return {b for b in r.blocks if b != GONE}
-
-
-@settings(max_examples=160, deadline=None)
-@given(
-    seed=st.integers(0, 10**6),
-    blocks=st.integers(8, 24),
-    budget=st.integers(1, 20),
-    seqs=st.integers(1, 6),
-    window=st.sampled_from([None, None, 2, 3, 5, 8]),
-    price=st.sampled_from(list(PRICES)),
-    host=st.integers(1, 30),
-    prefix_cache=st.sampled_from([True, True, False]),
-    batching=st.sampled_from(["continuous", "continuous", "dynamic", "static"]),
-)
-def test_everything_finishes_and_no_block_is_lost(
-    seed, blocks, budget, seqs, window, price, host, prefix_cache, batching
-):
-    rng = random.Random(seed)
-    size = 2
-    view = None if window is None else Window(window, size)
-    pool = BlockPool(
-        blocks if view is None else rng.randrange(view.most_blocks, 12), size, prefix_cache, view
-    )
-    swap = None
-    if PRICES[price] is not None:
-        moved, computed = PRICES[price]
-        swap = Swap(pool, host, Cost(1, moved, computed, ((window, 0.1),)))
-    s = Scheduler(pool, seqs, budget, 1000, batching, swap)
-    device, settle = FakeDevice(s), s.settle
-    s.settle = lambda requests: (device.accept(requests), settle(requests))
-    alive: list[Request] = []
-    arrival = 0
-    for step in range(6000):
-        if step < 40 and rng.random() < 0.5:
-            tokens = [rng.randrange(2) for _ in range(rng.randrange(1, 9 if window is None else 40))]
-            new, priority = rng.randrange(1, 7), rng.randrange(2)
-            for r in group(rng.choice([1, 1, 2, 5]), arrival, tokens, new, priority):
-                arrival += 1
-                s.add(r)
-                alive.append(r)
-        if step < 40 and alive and rng.random() < 0.2:
-            s.finish(alive.pop(rng.randrange(len(alive))))
-        if rng.random() < 0.03 and step < 40:
-            s.set_weight_version(s.weight_version + 1)
-        device.settle(alive)
-        s.lookahead = rng.choice([0, 1, 5])
-        plan = s.schedule()
-        moved = plan.decodes + plan.chunks
-        assert moved or not (plan.swap_out or plan.swap_in)
-        assert sum(r.planned + r.ahead for r in moved) <= budget
-        assert s.num_running <= seqs
-        for r in moved:
-            assert len(r.blocks) * size >= r.computed + r.planned + r.ahead
-        assert plan.ahead == [r for r in moved if r.ahead]
-        for r in plan.ahead:
-            assert r.remaining == r.planned == 1
-            assert not r.riders
-            assert r not in plan.admitted
-            assert len(r.tokens) + r.ahead < r.max_length
-        everyone = [each for r in s.running for each in (r, *r.riders)]
-        rows = [r.row for r in everyone]
-        assert len(set(rows)) == len(rows) == s.num_running
-        assert {id(r) for r in alive if r.state == "running"} == {id(r) for r in everyone}
-        assert s.num_waiting == sum(r.state == "waiting" for r in alive)
-        assert s.running == sorted(s.running, key=lambda r: r.order)
-        for to, source in plan.copies:
-            assert to != source
-        device.run(plan)
-        device.settle(alive)
-        for r in finish_step(s, plan, lambda: rng.randrange(2), lambda r: rng.randrange(r.ahead + 1)):
-            alive.remove(r)
-        pool.check()
-        assert pool.used == len({b for r in s.running for b in held(r)})
-        for r in alive:
-            r.check()
-        for r in s.running:
-            assert not r.ahead
-            assert not r.publishable or r.weight_version == s.weight_version
-            assert len(r.blocks) <= pool.blocks_for(len(r.tokens))
-            assert r.blocks[: r.passed] == [GONE] * r.passed
-            assert GONE not in r.blocks[r.passed :]
-            assert view is None or len(held(r)) <= view.most_blocks
-        if swap is not None:
-            swapped = [r.host for r in alive if r.host]
-            swap.host.check(swapped)
-            assert swap.num_requests == len(swapped)
-            assert s.counters.swaps <= s.counters.preemptions
-        if step >= 40 and not s.has_work:
-            break
-    assert not alive
-    assert pool.used == 0
-    assert swap is None or swap.host.used == 0
 
 
 def test_the_cost_of_a_step_does_not_grow_with_the_queue():

@@ -6,7 +6,7 @@ from rondo.engine.request import Request
 from rondo.engine.scheduler import Scheduler
 
 Entry = tuple[int, int]
-"""Hash of the tokens up to this one, and the weight version that computed it."""
+"""Hash of the adapter and of the tokens up to this one, and the weight version that computed it."""
 
 
 class FakeDevice:
@@ -45,8 +45,8 @@ class FakeDevice:
         for request in requests:
             known = self.versions[request]
             for at in range(len(known), len(request.tokens) - 1):
-                self._put(request, at)
                 known.append(self.version)
+                self._put(request, at)
 
     def settle(self, requests: list[Request]) -> None:
         """Between two steps: samples that ride have come as far as their leader, and who gave its blocks up nowhere."""
@@ -59,19 +59,41 @@ class FakeDevice:
             elif request.state == "waiting" and not request.host:
                 self.versions.pop(request, None)
 
+    def lose(self) -> None:
+        """The memory of the blocks is given back; what comes instead is empty. The host keeps what it has."""
+        self.blocks = [[None] * self.size for _ in self.blocks]
+
+    def check_published(self) -> None:
+        """A block that others may find is whole, and of the weights that are in use."""
+        pool = self.scheduler.pool
+        for block, entries in enumerate(self.blocks):
+            if pool.identity(block) is not None:
+                assert [entry and entry[1] for entry in entries] == [
+                    self.scheduler.weight_version
+                ] * self.size
+
+    def check_swapped(self, request: Request) -> None:
+        """It has on the host what it had when it gave way."""
+        for at in range(request.passed * self.size, request.computed):
+            block = request.host[at // self.size - request.passed]
+            assert self.host[block][at % self.size] == self._entry(request, at)
+
+    def _entry(self, request: Request, at: int) -> Entry:
+        return hash((request.adapter_key, *request.tokens[: at + 1])), self.versions[request][at]
+
     def _admit(self, request: Request) -> None:
         known = self.versions.setdefault(request, [self.scheduler.weight_version] * request.computed)
         assert len(known) == request.computed
 
     def _write(self, request: Request) -> None:
+        self.versions[request] += [self.version] * request.planned
         for at in range(request.computed, request.computed + request.planned):
             self._put(request, at)
-        self.versions[request] += [self.version] * request.planned
 
     def _put(self, request: Request, at: int) -> None:
         block = request.blocks[at // self.size]
         assert self.scheduler.pool._refs[block] == 1, "others hold it"
-        self.blocks[block][at % self.size] = (hash(tuple(request.tokens[: at + 1])), self.version)
+        self.blocks[block][at % self.size] = self._entry(request, at)
 
     def _read(self, request: Request) -> None:
         window = self.scheduler.pool.window
@@ -79,5 +101,4 @@ class FakeDevice:
         for at in range(first, request.computed + request.planned):
             block = request.blocks[at // self.size]
             assert block != GONE
-            expected = hash(tuple(request.tokens[: at + 1])), self.versions[request][at]
-            assert self.blocks[block][at % self.size] == expected, (request.name, at)
+            assert self.blocks[block][at % self.size] == self._entry(request, at), (request.name, at)
