@@ -65,12 +65,22 @@ static inline int64_t panel_rows(int64_t K) { return most(PANEL / K / ACROSS * A
 /* How many floats `product` may need to widen a panel of weights. */
 static inline int64_t panel_size(int64_t K) { return panel_rows(K) * K; }
 
-static void panel_product(const float *x, int64_t M, int64_t K, const float *w, int64_t N, float *out, int64_t apart) {
+/* Asks for so many cache lines, and says where to go on. */
+ALWAYS_INLINE const char *fetch(const char *from, int64_t lines) {
+    for (int64_t i = 0; i < lines; i++) __builtin_prefetch(from + 64 * i);
+    return from + 64 * lines;
+}
+
+/* With each tile it asks for a share of the `bytes` at `next`, where the weights that come next are. */
+static void panel_product(const float *x, int64_t M, int64_t K, const float *w, int64_t N, float *out, int64_t apart,
+                          const char *next, int64_t bytes) {
+    const int64_t tiles = (M / TALL + M % TALL / 2 + M % TALL % 2) * ((N + ACROSS - 1) / ACROSS), lines = bytes / 64 / tiles + 1;
     int64_t m = 0;
 #define ROWS(COUNT)                                                                                                    \
     for (; m + COUNT <= M; m += COUNT)                                                                                 \
         for (int64_t c = 0; c < N; c += ACROSS) {                                                                      \
             const int64_t n = least(c, N - ACROSS);                                                                    \
+            next = fetch(next, lines);                                                                                 \
             product_tile(x + m * K, w + n * K, K, out + m * apart + n, apart, COUNT);                                  \
         }
     ROWS(TALL)
@@ -83,17 +93,17 @@ static void panel_product(const float *x, int64_t M, int64_t K, const float *w, 
  * floats. Where the last ones are fewer than a tile, the tile before them is made again with them. */
 static void product(int64_t type, const float *x, int64_t M, int64_t K, const void *w, int64_t from, int64_t to,
                     float *out, int64_t apart, float *wide) {
-    const int64_t step = panel_rows(K);
-    for (int64_t n = from, next; n < to; n = next) {
-        next = least(n + step, to);
-        if (next - n < ACROSS) n = next - ACROSS;
-        const int64_t count = next - n;
+    const int64_t step = panel_rows(K), size = type == F32 ? 4 : 2;
+    for (int64_t n = from, end; n < to; n = end) {
+        end = least(n + step, to);
+        if (end - n < ACROSS) n = end - ACROSS;
+        const int64_t count = end - n;
         const float *panel = (const float *)w + n * K;
         if (type != F32) {
             widen(type, w, n * K, wide, count * K);
             panel = wide;
         }
-        panel_product(x, M, K, panel, count, out + n - from, apart);
+        panel_product(x, M, K, panel, count, out + n - from, apart, (const char *)w + end * K * size, count * K * size);
     }
 }
 #endif
