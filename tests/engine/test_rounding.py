@@ -33,8 +33,13 @@ WAYS: dict[str, dict[str, Any]] = {
         "recompute_tokens_per_second": 1e-6,
     },
     "guessing, swapped, in pieces": {
-        "speculation": "ngram", "ngram_min": 1, "speculation_adaptive": False, "max_step_tokens": 7,
-        "num_blocks": 24, "swap_bytes": 1 << 22, "swap_bytes_per_second": 1e18,
+        "speculation": "ngram",
+        "ngram_min": 1,
+        "speculation_adaptive": False,
+        "max_step_tokens": 7,
+        "num_blocks": 24,
+        "swap_bytes": 1 << 22,
+        "swap_bytes_per_second": 1e18,
         "recompute_tokens_per_second": 1e-6,
     },
 }
