@@ -143,28 +143,35 @@ typedef struct {
     int64_t site, in, width;
 } Projection;
 
-/* What the adapter of the token's request adds to columns `from` to `to`. */
-static void adapt(const Step *s, Projection p, int64_t token, const float *x, float *out, int64_t from, int64_t to) {
+/* The pair of the token's adapter at a projection; its rank is 0 where there is none. */
+static inline Pair pair_of(const Step *s, int64_t token, int64_t site) {
     const int64_t *adapter = s->args->adapters[s->owners[token]];
-    if (!adapter) return;
-    const int64_t *entry = adapter + 3 * p.site;
-    const float *a = (const float *)entry[0], *b = (const float *)entry[1];
-    for (int64_t r = 0; r < entry[2]; r += 4) add_four(out, x, a + r * p.in, b + r * p.width + from, p.in, p.width, to - from);
-    if (entry[2]) settle(s->args->given, out, to - from);
+    return adapter ? pair_at(adapter + 3 * site) : (Pair){NULL, NULL, 0};
+}
+
+/* What adapters add to columns `from` to `to`. */
+static void adapt(const Step *s, Projection p, const float *x, int64_t first, int64_t rows, int64_t from, int64_t to,
+                  float *out, int64_t apart) {
+    for (int64_t r = 0; r < rows; r++) {
+        const Pair own = pair_of(s, first + r, p.site), next = pair_of(s, first + least(r + 1, rows - 1), p.site);
+        if (!own.r) continue;
+        add_low_rank(out + r * apart, x + r * p.in, own, p.in, p.width, from, to, next.a);
+        settle(s->args->given, out + r * apart, to - from);
+    }
 }
 
 /* Columns `from` to `to` for tokens `first` on; out is where column `from` goes. */
-static void project(const Step *s, Projection p, const float *x, int64_t first, int64_t rows, int64_t from, int64_t to,
-                    float *out, int64_t apart, float *panel) {
+static void project(const Step *s, Own own, Projection p, const float *x, int64_t first, int64_t rows, int64_t from,
+                    int64_t to, float *out, int64_t apart) {
     const int64_t type = s->args->given;
-    product(type, x, rows, p.in, p.weight, from, to, out, apart, panel);
+    product(type, x, rows, p.in, p.weight, from, to, out, apart, own.panel);
     for (int64_t r = 0; r < rows; r++) {
         float *restrict row = out + r * apart;
         if (p.bias)
             for (int64_t i = from; i < to; i++) row[i - from] += at(type, p.bias, i);
         settle(type, row, to - from);
-        if (s->args->adapters) adapt(s, p, first + r, x + r * p.in, row, from, to);
     }
+    if (s->args->adapters) adapt(s, p, x, first, rows, from, to, out, apart);
 }
 
 static void add_rows_to(const Args *a, float *restrict x, const float *restrict more, int64_t rows, int64_t from, int64_t to,
@@ -182,9 +189,9 @@ static inline int64_t share(int64_t count, int64_t unit, int64_t part, int64_t p
 }
 
 /* Heads `from` to `to` of a projection, with their norm and rotation where they have one. */
-static void project_heads(const Step *s, const Layer *l, Projection p, const float *normed, int64_t first, int64_t rows,
-                          const void *weight, int turns, int64_t from, int64_t to, float *out, float *panel) {
-    project(s, p, normed, first, rows, from * l->dim, to * l->dim, out, p.width, panel);
+static void project_heads(const Step *s, const Layer *l, Own own, Projection p, int64_t first, int64_t rows,
+                          const void *weight, int turns, int64_t from, int64_t to, float *out) {
+    project(s, own, p, own.normed, first, rows, from * l->dim, to * l->dim, out, p.width);
     for (int64_t r = 0; r < rows; r++)
         for (int64_t h = 0; h < to - from; h++) {
             float *head = out + r * p.width + h * l->dim;
@@ -202,11 +209,11 @@ static void ask(const Step *s, const Layer *l, Own own, int64_t first, int64_t r
     int64_t from = share(l->heads, 1, own.part, s->parts), to = share(l->heads, 1, own.part + 1, s->parts);
     const Projection q = {l->q, l->q_bias, l->sites[Q], a->hidden, width}, k = {l->k, l->k_bias, l->sites[K], a->hidden, narrow},
                      v = {l->v, l->v_bias, l->sites[V], a->hidden, narrow};
-    project_heads(s, l, q, own.normed, first, rows, l->q_norm, 1, from, to, s->q + first * width + from * D, own.panel);
+    project_heads(s, l, own, q, first, rows, l->q_norm, 1, from, to, s->q + first * width + from * D);
     from = share(l->kv, 1, own.part, s->parts), to = share(l->kv, 1, own.part + 1, s->parts);
     float *keys = own.kv, *values = own.kv + rows * narrow;
-    project_heads(s, l, k, own.normed, first, rows, l->k_norm, 1, from, to, keys, own.panel);
-    project_heads(s, l, v, own.normed, first, rows, NULL, 0, from, to, values, own.panel);
+    project_heads(s, l, own, k, first, rows, l->k_norm, 1, from, to, keys);
+    project_heads(s, l, own, v, first, rows, NULL, 0, from, to, values);
     for (int64_t r = 0; r < rows; r++)
         for (int64_t h = from; h < to; h++) {
             const int64_t place = a->slots[first + r] * l->kv + h, row = (r * l->kv + h - from) * D;
@@ -233,7 +240,7 @@ static void output(const Step *s, const Layer *l, Own own, int64_t first, int64_
     const Args *a = s->args;
     const int64_t from = share(a->hidden, ACROSS, own.part, s->parts), to = share(a->hidden, ACROSS, own.part + 1, s->parts);
     const Projection o = {l->o, l->o_bias, l->sites[O], l->heads * l->dim, a->hidden};
-    project(s, o, own.mixed, first, rows, from, to, own.normed, a->hidden, own.panel);
+    project(s, own, o, own.mixed, first, rows, from, to, own.normed, a->hidden);
     add_rows_to(a, s->x + first * a->hidden, own.normed, rows, from, to, a->hidden);
 }
 
@@ -243,8 +250,8 @@ static void feed(const Step *s, const Layer *l, Own own, int64_t first, int64_t 
     for (int64_t r = 0; r < rows; r++)
         norm(a, s->x + (first + r) * a->hidden, l->mlp_norm, own.normed + r * a->hidden, a->hidden);
     const Projection gate = {l->gate, NULL, l->sites[GATE], a->hidden, l->inner}, up = {l->up, NULL, l->sites[UP], a->hidden, l->inner};
-    project(s, gate, own.normed, first, rows, from, to, own.act + from, l->inner, own.panel);
-    project(s, up, own.normed, first, rows, from, to, own.up + from, l->inner, own.panel);
+    project(s, own, gate, own.normed, first, rows, from, to, own.act + from, l->inner);
+    project(s, own, up, own.normed, first, rows, from, to, own.up + from, l->inner);
     for (int64_t r = 0; r < rows; r++) {
         float *restrict row = own.act + r * l->inner + from;
         const float *restrict by = own.up + r * l->inner + from;
@@ -257,7 +264,7 @@ static void bring(const Step *s, const Layer *l, Own own, int64_t first, int64_t
     const Args *a = s->args;
     const int64_t from = share(a->hidden, ACROSS, own.part, s->parts), to = share(a->hidden, ACROSS, own.part + 1, s->parts);
     const Projection down = {l->down, NULL, l->sites[DOWN], l->inner, a->hidden};
-    project(s, down, own.act, first, rows, from, to, own.normed, a->hidden, own.panel);
+    project(s, own, down, own.act, first, rows, from, to, own.normed, a->hidden);
     add_rows_to(a, s->x + first * a->hidden, own.normed, rows, from, to, a->hidden);
 }
 
@@ -365,8 +372,8 @@ static Own own_in(const Args *a, const Sizes *s, float *memory, int64_t thread, 
     const int64_t mixed = block * (a->hidden + 2 * s->kv), act = mixed + block * s->q, up = act + block * s->inner;
     float *shared = shares_columns(a) ? first : next;
     float *rest = next + up + block * s->inner;
-    Own own = {next, next + block * a->hidden, shared + mixed, shared + act, next + up, rest, rest + s->panel,
-               rest + s->panel + s->attention, part};
+    float *attention = rest + s->panel, *partials = attention + s->attention;
+    const Own own = {next, next + block * a->hidden, shared + mixed, shared + act, next + up, rest, attention, partials, part};
     memset(own.attention, 0, s->attention * sizeof(float));
     return own;
 }

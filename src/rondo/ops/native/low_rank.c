@@ -1,8 +1,7 @@
 /* out[row] += (x[row] a^T) b for rows in groups, each group with matrices of its own.
  *
  * A row's arithmetic depends on that row and its group's matrices alone, so results do not change with the batch or the
- * number of threads. Ranks are multiples of 4: four dot products are taken and used at once, and x and out stay in the
- * nearest cache while the matrices stream by.
+ * number of threads.
  *
  *   out [T, N]  x [T, K]  rows [R]  bounds [G + 1]  table [G, 3]: address of a [r, K], address of b [r, N], r
  */
@@ -19,11 +18,10 @@ void low_rank_f32(const Args *args) {
     const int64_t K = args->in, N = args->width;
     _Pragma("omp parallel for schedule(dynamic, 4) num_threads(args->threads) if (args->threads > 1)")
     for (int64_t g = 0; g < args->groups; g++) {
-        const float *a = (const float *)args->table[3 * g], *b = (const float *)args->table[3 * g + 1];
-        for (int64_t r = 0; r < args->table[3 * g + 2]; r += 4)
-            for (int64_t i = args->bounds[g]; i < args->bounds[g + 1]; i++) {
-                const int64_t row = args->rows[i];
-                add_four(args->out + row * N, args->x + row * K, a + r * K, b + r * N, K, N, N);
-            }
+        const Pair pair = pair_at(args->table + 3 * g);
+        for (int64_t i = args->bounds[g]; i < args->bounds[g + 1]; i++) {
+            const int64_t row = args->rows[i];
+            add_low_rank(args->out + row * N, args->x + row * K, pair, K, N, 0, N, pair.a);
+        }
     }
 }
