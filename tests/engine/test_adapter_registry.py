@@ -4,7 +4,9 @@ import copy
 import gc
 import shutil
 import weakref
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -22,6 +24,7 @@ from rondo.engine.config import EngineConfig
 from rondo.engine.core import EngineCore
 from rondo.engine.llm import LLM
 from rondo.models import Decoder
+from rondo.ops.dispatch import use_reference
 from support.adapters import GREEDY, NAMES, core_with, truncate, write_lora, write_loras
 
 LONG = GREEDY.with_(max_tokens=60)
@@ -211,14 +214,17 @@ def test_a_name_that_no_file_can_have_is_no_adapter(tiny: Decoder, folder: Path)
     assert "x" * 300 not in core_with(tiny, folder).adapters
 
 
-def test_an_adapter_that_is_gone_leaves_the_memory(tiny: Decoder, folder: Path) -> None:
-    llm = LLM(tiny, config=EngineConfig(adapters_dir=str(folder)))
-    llm.generate([[5, 6, 7]], GREEDY, adapter="a")
-    assert llm.core.runner.mixer is not None
-    (served,) = {one for group in llm.core.runner.mixer._kept for one in group}
-    gone = weakref.ref(served)
-    del served
-    llm.unload_adapter("a")
-    llm.generate([[5, 6, 7]], GREEDY)
+@pytest.mark.parametrize("layers", [nullcontext, use_reference], ids=["compiled", "reference"])
+def test_an_adapter_that_is_gone_leaves_the_memory(tiny: Decoder, folder: Path, layers: Any) -> None:
+    with layers():
+        llm = LLM(tiny, config=EngineConfig(adapters_dir=str(folder)))
+        llm.generate([[5, 6, 7]], GREEDY, adapter="a")
+        held = llm.core.adapters.held("a")
+        assert held is not None
+        gone = weakref.ref(held.served)
+        llm.core.adapters.release(held)
+        del held
+        llm.unload_adapter("a")
+        llm.generate([[5, 6, 7]], GREEDY)
     gc.collect()
     assert gone() is None
