@@ -262,6 +262,6 @@ def test_few_rows_and_many_are_the_same(folder: Path, many: int) -> None:
     prompts = [prompt(3 + 5 * i, i) for i in range(len(names))]
     want = engine(folder).generate(prompts, GREEDY, adapter=names)
     llm = engine(folder)
-    llm.core.adapters.sites.many_rows = many
+    llm.core.adapters.reader.sites.many_rows = many
     got = llm.generate(prompts, GREEDY, adapter=names)
     assert [o.outputs[0].token_ids for o in got] == [o.outputs[0].token_ids for o in want]

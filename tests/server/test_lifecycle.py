@@ -14,6 +14,7 @@ from rondo.engine.config import EngineConfig
 from rondo.server.config import ServerConfig
 from rondo.server.http import EventStream
 from server.running import start
+from support.engines import slowly
 from support.waiting import until
 
 KEY = {"X-Admin-Key": "operator"}
@@ -32,13 +33,8 @@ BODY = {"model": "tiny", "prompt": "abc", "max_tokens": 120, "ignore_eos": True,
 def operated(model_folder):
     config = ServerConfig(port=0, served_model_name="tiny", api_key="user", admin_key="operator")
     for running in start(model_folder, EngineConfig(max_num_seqs=8, block_size=4), config):
-        run = running.engine.core.runner.run
-
-        def slowly(plan, run=run):
-            time.sleep(0.002)
-            return run(plan)
-
-        running.engine.core.runner.run = slowly
+        runner = running.engine.core.runner
+        runner.run = slowly(runner.run, 0.002)
         yield running
 
 

@@ -2,12 +2,12 @@
 
 import asyncio
 import json
-import time
 
 import httpx
 import openai
 import pytest
 
+from support.engines import slowly
 from support.waiting import until
 
 CHAT = [{"role": "user", "content": "abc def"}]
@@ -255,13 +255,8 @@ def test_fields_that_clients_send_by_default_are_accepted(client):
 @pytest.mark.parametrize("stream", [True, False])
 def test_leaving_aborts_the_request(running, monkeypatch, stream):
     runner, metrics = running.engine.core.runner, running.engine.metrics
-    run, before = runner.run, metrics.finished["abort"]
-
-    def slowly(plan):
-        time.sleep(0.005)
-        return run(plan)
-
-    monkeypatch.setattr(runner, "run", slowly)
+    before = metrics.finished["abort"]
+    monkeypatch.setattr(runner, "run", slowly(runner.run, 0.005))
 
     async def main():
         body = {

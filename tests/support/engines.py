@@ -12,11 +12,11 @@ from rondo.engine.core import EngineCore
 PARAMS = SamplingParams(max_tokens=60, seed=1, ignore_eos=True, detokenize=False)
 
 
-def slowly(compute: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def slowly(compute: Callable[[Any], Any], seconds: float = 0.001) -> Callable[[Any], Any]:
     """A step takes at least a millisecond, so that a long request is still running when a test looks."""
 
     def slow(step: Any) -> Any:
-        time.sleep(0.001)
+        time.sleep(seconds)
         return compute(step)
 
     return slow

@@ -7,26 +7,20 @@ the same name makes a new version beside it.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
-import torch
-from torch import Tensor
-
-from rondo.base.errors import ConfigError, InvalidRequest, ModelError, NotFound, Overloaded
+from rondo.base.errors import ConfigError, InvalidRequest, NotFound, Overloaded
 from rondo.base.log import get_logger
+from rondo.engine.adapter_reader import AdapterReader
 from rondo.engine.config import EngineConfig
 from rondo.engine.streams import settle
-from rondo.models import Decoder
-from rondo.models.adapters import CONFIG, read_adapter
-from rondo.models.adapters.mixed import Served, Sites
+from rondo.models.adapters import CONFIG
+from rondo.models.adapters.mixed import Served
 
 log = get_logger("rondo.engine")
 
@@ -69,12 +63,10 @@ class _Name:
 class Adapters:
     """May be used from any thread. Files are read outside of its lock, so that a step never waits for them."""
 
-    def __init__(self, model: Decoder, config: EngineConfig) -> None:
-        self.sites = Sites(model)
+    def __init__(self, reader: AdapterReader, config: EngineConfig) -> None:
+        self.reader = reader
         self.totals = Totals()
-        self._config = model.config
         self._max_loaded = config.max_loaded_adapters
-        self._max_rank = config.max_adapter_rank
         self._dir = folder_of_adapters(config)
         self._names: dict[str, _Name] = {}
         self._removed: set[str] = set()
@@ -127,7 +119,7 @@ class Adapters:
                     return self._share(known.current)
                 self._check_room()
                 edition = known.edition
-            read, content = self.read(known.folder)
+            read, content = self.reader.read(known.folder)
             with self._lock:
                 if self._names.get(name) is not known:
                     raise unloaded(name)
@@ -167,7 +159,7 @@ class Adapters:
             raise InvalidRequest("the adapter needs a name.", param="lora_name")
         self._check_free(name, replace)
         folder = Path(folder).expanduser()
-        read, content = self.read(folder)
+        read, content = self.reader.read(folder)
         with self._lock:
             self._check_free(name, replace)
             known = self._names.setdefault(name, _Name(folder))
@@ -201,26 +193,6 @@ class Adapters:
         with self._lock:
             while any(adapter.holders == 0 for adapter in self._loaded):
                 self._evict()
-
-    @cached_property
-    def _shape(self) -> Decoder:
-        """The model without weights: those of the real one may be asleep."""
-        with torch.device("meta"):
-            return Decoder(self._config)
-
-    def read(self, folder: Path) -> tuple[Served, str]:
-        """(the weights, the checksum of what is in effect of them). Without the lock."""
-        if not folder.is_dir():
-            raise NotFound(f"there is no adapter's folder {folder}.", param="lora_path")
-        try:
-            _, parts = read_adapter(self._shape, folder, max_rank=self._max_rank, device=self.sites.device)
-        except OSError as error:
-            raise ModelError(f"cannot read {folder}: {error.strerror}.") from error
-        served = Served(self.sites, parts.items())
-        tensors = served.tensors()
-        if not all(bool(tensor.isfinite().all()) for _, tensor in tensors):
-            raise ModelError(f"{folder}: its weights are not all finite (NaN or infinity): train it again.")
-        return served, _checksum(tensors)
 
     # From here on: with the lock held.
 
@@ -308,14 +280,6 @@ def folder_of_adapters(config: EngineConfig) -> Path | None:
             param="adapters_dir",
         )
     return folder
-
-
-def _checksum(tensors: Iterable[tuple[str, Tensor]]) -> str:
-    total = hashlib.sha256()
-    for name, tensor in tensors:
-        total.update(f"{name}{list(tensor.shape)}".encode())
-        total.update(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-    return total.hexdigest()
 
 
 def unloaded(name: str) -> NotFound:

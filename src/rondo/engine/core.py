@@ -10,6 +10,7 @@ import torch
 
 from rondo.base.errors import Conflict, RondoError
 from rondo.client.types import FinishReason, GenerateRequest
+from rondo.engine.adapter_reader import AdapterReader
 from rondo.engine.adapters import Adapters, LoadedAdapter, unloaded
 from rondo.engine.blocks import BlockPool
 from rondo.engine.cache import KVCache, block_bytes, choose_num_blocks, kv_dtype
@@ -77,9 +78,15 @@ class EngineCore:
             weight_version,
         )
         sampler = Sampler(config.max_num_seqs, self.eos_ids)
-        self.adapters = self._serve_adapters()
+        self.adapters = Adapters(self._adapter_reader(), config)
         self.runner = Runner(
-            model, cache, sampler, config.max_num_seqs, self.max_model_len, Mixer(self.adapters.sites), host
+            model,
+            cache,
+            sampler,
+            config.max_num_seqs,
+            self.max_model_len,
+            Mixer(self.adapters.reader.sites),
+            host,
         )
         self._overlap = Overlap(self.scheduler, self.runner, self._advance) if config.overlap else None
         self.sleeper = Sleeper(model, cache, reload)
@@ -263,8 +270,8 @@ class EngineCore:
         """What plans depend on, like the number of KV blocks, where it is not this process's alone to choose."""
         return number
 
-    def _serve_adapters(self) -> Adapters:
-        return Adapters(self.model, self.config)
+    def _adapter_reader(self) -> AdapterReader:
+        return AdapterReader(self.model, self.config.max_adapter_rank)
 
     def _compute(self, plan: Plan) -> StepResult:
         return self.runner.run(plan)

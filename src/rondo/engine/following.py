@@ -91,7 +91,7 @@ class Follower(RankCore):
     def _read_adapter(self, number: int, folder: Path) -> None:
         rank = self.group.rank
         try:
-            self._served[number], content = self.adapters.read(folder)
+            self._served[number], content = self.adapters.reader.read(folder)
         except Exception as error:
             answer = AdapterRead(rank, number, refused=str(error) or type(error).__name__)
         else:

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from rondo.base.errors import ConfigError
-from rondo.engine.adapters import Adapters
+from rondo.engine.adapter_reader import AdapterReader
 from rondo.engine.core import EngineCore
 from rondo.engine.load import torch_dtype
 from rondo.engine.plan import Plan
@@ -49,8 +49,8 @@ class RankCore(EngineCore):
             param="tensor_parallel",
         )
 
-    def _serve_adapters(self) -> Adapters:
-        return OwnColumns(self.shard, self.config)
+    def _adapter_reader(self) -> AdapterReader:
+        return OwnColumns(self.shard, self.config.max_adapter_rank)
 
 
 def digest_of_plan(plan: Plan) -> int:

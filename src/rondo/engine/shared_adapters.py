@@ -11,19 +11,18 @@ import weakref
 from pathlib import Path
 
 from rondo.base.errors import ModelError
-from rondo.engine.adapters import Adapters
-from rondo.engine.config import EngineConfig
+from rondo.engine.adapter_reader import AdapterReader
 from rondo.engine.outbox import Outbox
 from rondo.engine.ranks import AdapterRead
 from rondo.models.adapters.mixed import Served
 from rondo.parallel.shard import Shard
 
 
-class OwnColumns(Adapters):
+class OwnColumns(AdapterReader):
     """Any rank's."""
 
-    def __init__(self, model: Shard, config: EngineConfig) -> None:
-        super().__init__(model, config)
+    def __init__(self, model: Shard, max_rank: int) -> None:
+        super().__init__(model, max_rank)
         self._columns = model.split.columns()
 
     def read(self, folder: Path) -> tuple[Served, str]:
@@ -32,11 +31,11 @@ class OwnColumns(Adapters):
         return served, content
 
 
-class SharedAdapters(OwnColumns):
+class SharedReader(OwnColumns):
     """Rank 0's."""
 
-    def __init__(self, model: Shard, config: EngineConfig, outbox: Outbox) -> None:
-        super().__init__(model, config)
+    def __init__(self, model: Shard, max_rank: int, outbox: Outbox) -> None:
+        super().__init__(model, max_rank)
         self._outbox = outbox
         self._numbers: weakref.WeakKeyDictionary[Served, int] = weakref.WeakKeyDictionary()
 

@@ -16,7 +16,8 @@ import torch
 
 from rondo.base.errors import ConfigError, RondoError
 from rondo.client.types import FinishReason, GenerateRequest
-from rondo.engine.adapters import Adapters, LoadedAdapter, folder_of_adapters
+from rondo.engine.adapter_reader import AdapterReader
+from rondo.engine.adapters import LoadedAdapter, folder_of_adapters
 from rondo.engine.config import EngineConfig
 from rondo.engine.core import EngineCore
 from rondo.engine.outbox import Outbox, Together
@@ -25,7 +26,7 @@ from rondo.engine.rank_core import RankCore, digest_of_plan, digest_of_tokens, l
 from rondo.engine.ranks import Ranks, Setup
 from rondo.engine.request import Request
 from rondo.engine.runner import StepResult
-from rondo.engine.shared_adapters import SharedAdapters
+from rondo.engine.shared_adapters import SharedReader
 from rondo.engine.sleep import check_tags
 from rondo.engine.step import NOTHING, Step
 from rondo.models import parse, read_config
@@ -109,7 +110,7 @@ class Leader(RankCore):
         if held is None:
             self.outbox.tell("add", request)
         else:
-            self.outbox.tell("add_with", request, self._shared.number(held.served), held.key)
+            self.outbox.tell("add_with", request, self._reader.number(held.served), held.key)
         return samples
 
     def unload_adapter(self, name: str) -> list[Request]:
@@ -196,6 +197,6 @@ class Leader(RankCore):
         except RuntimeError as error:
             raise self.ranks.give_up(error) from error
 
-    def _serve_adapters(self) -> Adapters:
-        self._shared = SharedAdapters(self.shard, self.config, self.outbox)
-        return self._shared
+    def _adapter_reader(self) -> AdapterReader:
+        self._reader = SharedReader(self.shard, self.config.max_adapter_rank, self.outbox)
+        return self._reader

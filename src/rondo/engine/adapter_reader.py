@@ -1,0 +1,53 @@
+"""From an adapter's folder to the weights that the engine adds."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from rondo.base.errors import ModelError, NotFound
+from rondo.models import Decoder
+from rondo.models.adapters import read_adapter
+from rondo.models.adapters.mixed import Served, Sites
+
+
+class AdapterReader:
+    """For one model; from any thread."""
+
+    def __init__(self, model: Decoder, max_rank: int) -> None:
+        self.sites = Sites(model)
+        self._config = model.config
+        self._max_rank = max_rank
+
+    def read(self, folder: Path) -> tuple[Served, str]:
+        """(the weights, the checksum of what is in effect of them)."""
+        if not folder.is_dir():
+            raise NotFound(f"there is no adapter's folder {folder}.", param="lora_path")
+        try:
+            _, parts = read_adapter(self._shape, folder, max_rank=self._max_rank, device=self.sites.device)
+        except OSError as error:
+            raise ModelError(f"cannot read {folder}: {error.strerror}.") from error
+        served = Served(self.sites, parts.items())
+        tensors = served.tensors()
+        if not all(bool(tensor.isfinite().all()) for _, tensor in tensors):
+            raise ModelError(f"{folder}: its weights are not all finite (NaN or infinity): train it again.")
+        return served, _checksum(tensors)
+
+    @cached_property
+    def _shape(self) -> Decoder:
+        """The model without weights: those of the real one may be asleep."""
+        with torch.device("meta"):
+            return Decoder(self._config)
+
+
+def _checksum(tensors: Iterable[tuple[str, Tensor]]) -> str:
+    total = hashlib.sha256()
+    for name, tensor in tensors:
+        total.update(f"{name}{list(tensor.shape)}".encode())
+        total.update(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return total.hexdigest()
