@@ -212,7 +212,7 @@ def test_a_model_is_compiled_or_runs_as_it_is(name: str) -> None:
     assert common or compiled is None
 
 
-def test_an_adapter_that_is_attached_is_not_left_out() -> None:
+def test_what_hangs_on_a_module_is_not_left_out() -> None:
     model = tiny_model()
     compiled = CompiledLayers.of(model, KVCache(model.attention_specs(), 4, SIZE, model.dtype, model.device))
     assert compiled is not None
@@ -220,6 +220,10 @@ def test_an_adapter_that_is_attached_is_not_left_out() -> None:
     attach_lora(model, LoraSpec(r=4))
     assert not compiled.can([])
     detach(model)
+    assert compiled.can([])
+    observer = model.layers[1].mlp.down.register_forward_pre_hook(lambda module, inputs: None)
+    assert not compiled.can([])
+    observer.remove()
     assert compiled.can([])
     with use_reference():
         assert not compiled.can([])

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from rondo.engine.cache import KVCache
 from rondo.models import Decoder
-from rondo.models.adapters import adapter_of
 from rondo.models.adapters.mixed import Served, Sites
 from rondo.models.decoder import DecoderLayer, Head
 from rondo.models.parts import DenseMlp, GqaAttention, Linear, Norm
@@ -34,6 +33,7 @@ class CompiledLayers:
     def __init__(self, model: Decoder, cache: KVCache, layers: list[DenseLayer]) -> None:
         self.model = model
         self.cache = cache
+        self._modules = list(model.modules())
         config = model.config
         self.layers = DenseLayers(layers, config.norm_eps, config.norm_offset)
 
@@ -53,12 +53,10 @@ class CompiledLayers:
         return cls(model, cache, whole) if alike and plain else None
 
     def can(self, served: Sequence[Served | None]) -> bool:
-        """Whether it can run a step in which requests have these adapters."""
-        return (
-            adapter_of(self.model) is None
-            and not references_only()
-            and all(one is None or one.low_rank for one in served)
-        )
+        """Whether it can run a step in which requests have these adapters. What hangs on a module (an adapter that is
+        attached, an observer) must see its module called."""
+        hooked = any(module._forward_hooks or module._forward_pre_hooks for module in self._modules)
+        return not hooked and not references_only() and all(one is None or one.low_rank for one in served)
 
     def __call__(self, tokens: Tensor, positions: Tensor, step: CompiledStep, read: Tensor | None) -> Tensor:
         """As the model's own `trunk`."""
