@@ -149,6 +149,11 @@ class AsyncEngine:
         """Requests that have begun with it finish; those that have not end with an error."""
         await self._inbox.ask(lambda: self._unload(name))
 
+    async def update_weights(self, path: str, version: int) -> None:
+        """Between two steps goes over to the weights in the folder `path`. If anything is wrong with them, it goes on
+        as it was."""
+        await self._inbox.ask(lambda: self.core.update_weights(path, version))
+
     async def start_weight_update(self) -> None:
         await self._inbox.ask(self.core.start_weight_update)
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from rondo.base.errors import Conflict, RondoError
+from rondo.base.errors import ConfigError, Conflict, RondoError
 from rondo.client.types import FinishReason, GenerateRequest
 from rondo.engine.adapter_reader import AdapterReader
 from rondo.engine.adapters import Adapters, LoadedAdapter, unloaded
@@ -19,16 +21,17 @@ from rondo.engine.host import host_cache, swap_of
 from rondo.engine.intake import Intake, max_model_len
 from rondo.engine.overlap import Overlap, check_overlap
 from rondo.engine.plan import Plan
+from rondo.engine.renew import read_version
 from rondo.engine.request import Request
 from rondo.engine.runner import Runner, StepResult
 from rondo.engine.sampler import NO_TOKEN, Sampled, Sampler
 from rondo.engine.scheduler import Scheduler
-from rondo.engine.sleep import Reload, Sleeper, check_level
+from rondo.engine.sleep import Reload, Sleeper, check_level, put
 from rondo.engine.speculate.make import load_draft, make_speculation
 from rondo.engine.speculate.speculation import accepted_rows
 from rondo.engine.step import NOTHING, Step
 from rondo.engine.window import window_of
-from rondo.models import Decoder
+from rondo.models import Decoder, load
 from rondo.models.adapters.mixed import Mixer
 from rondo.ops.native.build import library
 
@@ -90,6 +93,7 @@ class EngineCore:
         )
         self._overlap = Overlap(self.scheduler, self.runner, self._advance) if config.overlap else None
         self.sleeper = Sleeper(model, cache, reload)
+        self._owns_weights = reload is not None
         self.speculation = make_speculation(config, self.scheduler, self.runner, draft)
         self.updating = False
         self.torn = False
@@ -208,10 +212,7 @@ class EngineCore:
 
     def start_weight_update(self) -> None:
         """The caller may now write to the model's tensors. Requests stay where they are."""
-        if self.updating:
-            raise Conflict("a weight update is already going on.")
-        if "weights" in self.sleeper.asleep:
-            raise Conflict("the weights are asleep, so there is nothing to write to: wake 'weights' first.")
+        self._check_awake_for_update()
         self.stop()
         self.updating = self.torn = True
 
@@ -219,11 +220,7 @@ class EngineCore:
         """Requests go on with the new weights over the keys and values they have; each token says which made it."""
         if not self.updating:
             raise Conflict("no weight update is going on: start one first.")
-        if version <= self.weight_version:
-            raise Conflict(
-                f"weight version {version} is not newer than {self.weight_version}. "
-                "Finish the update with a newer one, or abort it."
-            )
+        self._check_newer(version)
         self.updating = self.torn = False
         self.sleeper.reload = None  # the checkpoint has older weights than these
         self.scheduler.set_weight_version(version)
@@ -232,6 +229,24 @@ class EngineCore:
         """For a writer that failed in the middle: another update may start, and until one is finished nothing is
         computed."""
         self.updating = False
+
+    def update_weights(self, folder: str | Path, version: int) -> None:
+        """A whole update from a model's folder: it is read beside the weights in use, and takes their place when all of
+        it is there. If anything is wrong with it the engine goes on as it was."""
+        self._check_update(version)
+        if not self._owns_weights:
+            raise ConfigError(
+                "the model was given to this engine by its caller, who may share its tensors: write to them between "
+                "start_weight_update and finish_weight_update.",
+                param="path",
+            )
+        self.stop()
+        folder = Path(folder).absolute()
+        reload = self._reload_from(folder)
+        put(self.model, self._all_have(partial(read_version, self.model, reload, folder)))
+        self.torn = False
+        self.sleeper.reload = reload
+        self.scheduler.set_weight_version(version)
 
     def sleep(self, level: int = 1) -> None:
         """Gives the KV cache back, and the weights' memory on the device (1) or anywhere (2). What runs waits, with
@@ -265,6 +280,30 @@ class EngineCore:
 
     def close(self) -> None:
         """Gives back what is not of this process."""
+
+    def _check_update(self, version: int) -> None:
+        self._check_awake_for_update()
+        self._check_newer(version)
+
+    def _check_awake_for_update(self) -> None:
+        if self.updating:
+            raise Conflict("a weight update is already going on.")
+        if "weights" in self.sleeper.asleep:
+            raise Conflict("the weights are asleep, so there is nothing to write to: wake 'weights' first.")
+
+    def _check_newer(self, version: int) -> None:
+        if version <= self.weight_version:
+            raise Conflict(
+                f"weight version {version} is not newer than {self.weight_version}. "
+                "Finish the update with a newer one, or abort it."
+            )
+
+    def _reload_from(self, folder: Path) -> Reload:
+        return partial(load, folder, self.model.dtype, self.model.device)
+
+    def _all_have(self, read: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
+        """What was read, where every process that holds a part of the model could read its own."""
+        return read()
 
     def _agree(self, number: int) -> int:
         """What plans depend on, like the number of KV blocks, where it is not this process's alone to choose."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from rondo.base.errors import RondoError
 from rondo.client.types import GenerateRequest
 from rondo.engine.adapters import LoadedAdapter
 from rondo.engine.outbox import Message
@@ -71,6 +73,11 @@ class Follower(RankCore):
     def forget_adapters(self, numbers: Sequence[int]) -> None:
         for number in numbers:
             self._served.pop(number, None)
+
+    def update_weights(self, folder: str | Path, version: int) -> None:
+        # Where it is refused, it is on all ranks, and rank 0 says so.
+        with contextlib.suppress(RondoError):
+            super().update_weights(folder, version)
 
     def sleep(self, level: int = 1) -> None:
         super().sleep(level)

@@ -147,6 +147,11 @@ class LLM:
     def unload_adapter(self, name: str) -> None:
         self.core.unload_adapter(name)
 
+    def update_weights(self, path: str | Path, version: int) -> None:
+        """Goes on with the weights in the folder `path`, of a model like this one. If anything is wrong with them, it
+        goes on as it was."""
+        self.core.update_weights(path, version)
+
     def start_weight_update(self) -> None:
         self.core.start_weight_update()
 

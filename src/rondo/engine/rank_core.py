@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from rondo.base.errors import ConfigError
+from rondo.base.errors import ConfigError, ModelError, RondoError
 from rondo.engine.adapter_reader import AdapterReader
 from rondo.engine.core import EngineCore
 from rondo.engine.load import torch_dtype
@@ -14,6 +17,7 @@ from rondo.engine.plan import Plan
 from rondo.engine.ranks import Setup
 from rondo.engine.runner import StepResult
 from rondo.engine.shared_adapters import OwnColumns
+from rondo.engine.sleep import Reload
 from rondo.parallel.group import Group, connect
 from rondo.parallel.load import load
 from rondo.parallel.shard import Shard
@@ -45,9 +49,26 @@ class RankCore(EngineCore):
     def start_weight_update(self) -> None:
         raise ConfigError(
             f"weights cannot be updated in place while the model is divided among {self.group.size} ranks. "
-            "Set tensor_parallel to 1.",
+            "Use update_weights, which reads them from a folder, or set tensor_parallel to 1.",
             param="tensor_parallel",
         )
+
+    def _reload_from(self, folder: Path) -> Reload:
+        return partial(load, folder, self.group, self.model.dtype, self.model.device)
+
+    def _all_have(self, read: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
+        try:
+            tensors = read()
+        except RondoError as error:
+            self.group.say(error.message)
+            raise
+        said = self.group.say("")
+        refused = next((rank for rank, each in enumerate(said) if each), None)
+        if refused is not None:
+            raise ModelError(
+                f"rank {refused} of {self.group.size} could not read the weights, so none has them: {said[refused]}"
+            )
+        return tensors
 
     def _adapter_reader(self) -> AdapterReader:
         return OwnColumns(self.shard, self.config.max_adapter_rank)

@@ -70,9 +70,9 @@ class Sleeper:
     def _wake_weights(self) -> bool:
         reloaded = bool(self._dropped) and self.reload is not None
         if self._dropped:
-            _replace(self.model, self._read() if self.reload else self._blank())
+            put(self.model, self._read() if self.reload else self._blank())
         if self._device.type != "cpu":
-            _replace(self.model, {n: p.data.to(self._device) for n, p in self.model.named_parameters()})
+            put(self.model, {n: p.data.to(self._device) for n, p in self.model.named_parameters()})
         self._dropped = {}
         self.asleep -= {"weights"}
         return reloaded
@@ -88,7 +88,7 @@ class Sleeper:
 
     def _to_host(self) -> None:
         if self._device.type != "cpu":
-            _replace(self.model, {name: _pinned(p.data) for name, p in self.model.named_parameters()})
+            put(self.model, {name: _pinned(p.data) for name, p in self.model.named_parameters()})
 
     def _drop(self) -> None:
         """The checkpoint's parameters; those of an adapter that hangs on the model are not in it, and stay."""
@@ -97,7 +97,7 @@ class Sleeper:
         stored = {piece.param for slot in slots(self.model) for piece in slot.pieces}
         own = {name: p.data for name, p in self.model.named_parameters() if name in stored}
         self._dropped = {name: _like(tensor, torch.device("meta")) for name, tensor in own.items()}
-        _replace(self.model, {name: tensor.new_empty(0) for name, tensor in own.items()})
+        put(self.model, {name: tensor.new_empty(0) for name, tensor in own.items()})
 
 
 def check_level(level: int) -> None:
@@ -119,7 +119,7 @@ def check_tags(tags: Sequence[str] | None) -> frozenset[Tag]:
     return frozenset(tag for tag in TAGS if tag in tags)
 
 
-def _replace(model: nn.Module, tensors: dict[str, Tensor]) -> None:
+def put(model: nn.Module, tensors: dict[str, Tensor]) -> None:
     """All were made before the first is put in place: if memory does not last, the model is as it was."""
     for name, parameter in model.named_parameters():
         if name in tensors:

@@ -138,6 +138,19 @@ class Leader(RankCore):
         super().reset_prefix_cache()
         self.outbox.tell("reset_prefix_cache")
 
+    def update_weights(self, folder: str | Path, version: int) -> None:
+        self._check_update(version)
+        self.ranks.check()
+        # One process may work elsewhere than another.
+        self.outbox.send(("update_weights", (Path(folder).absolute(), version)))
+        try:
+            super().update_weights(folder, version)
+        except RondoError:
+            raise
+        except Exception as error:
+            # Some may have the new version, and some not.
+            raise self.ranks.give_up(error) from error
+
     def sleep(self, level: int = 1) -> None:
         super().sleep(level)
         self.outbox.tell("sleep", level)

@@ -12,6 +12,8 @@ from torch import Tensor
 
 dist: Any = torch.distributed
 """Its types are incomplete."""
+MOST_SAID = 1024
+"""Bytes of a text that goes to all ranks."""
 
 
 class Group:
@@ -46,6 +48,16 @@ class Group:
         options.reduceOp = dist.ReduceOp.MIN
         self._backend.allreduce([least], options).wait()
         return int(least)
+
+    def say(self, text: str) -> list[str]:
+        """What each rank says, as far as it fits."""
+        own = torch.zeros(MOST_SAID, dtype=torch.uint8)
+        data = torch.tensor(list(text.encode()[:MOST_SAID]), dtype=torch.uint8)
+        own[: len(data)] = data
+        all_said = torch.empty(self.size * MOST_SAID, dtype=torch.uint8, device=self.device)
+        self._backend._allgather_base(all_said, own.to(self.device)).wait()
+        parts = all_said.cpu().view(self.size, MOST_SAID)
+        return [bytes(part.tolist()).rstrip(b"\0").decode(errors="ignore") for part in parts]
 
     def abort(self) -> None:
         """Ends what waits for a rank that will not come. On a CPU its closed connection does."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from rondo.base.errors import ModelError
 from rondo.models import parse, read_config
 from rondo.models.checkpoint import Progress, fill
 from rondo.parallel.group import Group
@@ -22,6 +23,8 @@ def load(
 ) -> Shard:
     """As `rondo.models.load`, for one rank of a group."""
     folder = Path(folder)
+    if not folder.is_dir():
+        raise ModelError(f"{folder} is not a folder")
     with torch.device("meta"):
         model = Shard(parse(read_config(folder)), group)
     fill(model, model.slots(), folder, dtype, device, progress)
