@@ -22,12 +22,12 @@ from rondo.engine.config import EngineConfig
 from rondo.engine.llm import LLM
 from rondo.models import load
 from rondo.models.adapters import LoraSpec, attach_lora, detach, save_lora, trainable
-from small_model import write_small_model
+from small_model import LARGER, write_small_model
 
 ADAPTERS, BATCH, REQUESTS, PROMPT, ANSWER = 100, 64, 192, 24, 48
 MODELS: dict[str, dict[str, Any]] = {
     "4M": {},
-    "25M": {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "head_dim": 64},
+    "25M": LARGER,
 }
 KINDS: dict[str, tuple[str, ...] | str] = {"q and v": ("q_proj", "v_proj"), "all linear": "all-linear"}
 

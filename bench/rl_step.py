@@ -11,13 +11,10 @@ soon on both sides (`rondo.base.threads`): otherwise two processes on the same c
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +26,7 @@ from common import THREADS, Report, alternate, arguments, median, say, seconds
 import torch
 
 # ruff: isort: on
+import peers
 from rondo import models
 from rondo.rl.demo import prepare
 from rondo.rl.loop import Grpo
@@ -41,59 +39,19 @@ LR = 1e-9
 SOURCE = Path(__file__).resolve().parents[1] / "src"
 
 
-def trl_python() -> Path:
-    root = Path(os.environ.get("RONDO_PEERS") or "~/.cache/rondo/peers").expanduser()
-    return root / "trl" / "bin" / "python"
+class Trl(peers.Peer):
+    """Waiting between steps."""
 
-
-class Peer:
-    """TRL in a process of its own, waiting between steps."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.process = process
+    def __init__(self, settings: dict[str, Any]) -> None:
+        super().__init__("trl", "_trl_grpo.py", settings)
         self.tokens: list[float] = []
         self.rewards: list[float] = []
 
     def step(self) -> float:
-        assert self.process.stdin is not None
-        self.process.stdin.write("step\n")
-        self.process.stdin.flush()
-        answer = self.read()
+        answer = self.ask(step=True)
         self.tokens.append(answer["tokens"])
         self.rewards.append(answer["reward"])
         return float(answer["seconds"])
-
-    def read(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            sys.exit("TRL's process ended; its messages are above")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-
-@contextmanager
-def trl(settings: dict[str, Any]) -> Iterator[Peer]:
-    environment = {**os.environ, "OMP_NUM_THREADS": str(THREADS)}
-    environment.pop("PYTHONPATH", None)
-    process = subprocess.Popen(
-        [trl_python(), Path(__file__).with_name("_trl_grpo.py")],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=sys.stderr if os.environ.get("RONDO_DEBUG") else subprocess.DEVNULL,
-        text=True,
-        env=environment,
-    )
-    try:
-        assert process.stdin is not None
-        process.stdin.write(json.dumps(settings) + "\n")
-        process.stdin.flush()
-        peer = Peer(process)
-        peer.read()
-        yield peer
-    finally:
-        process.kill()
-        process.wait()
 
 
 def main() -> None:
@@ -116,18 +74,19 @@ def main() -> None:
             return seconds(lambda: rows.append(grpo.step()))
 
         sides = {"rondo": ours}
-        if not options.peers:
+        samples = config.prompts_per_step * config.samples_per_prompt
+        with ExitStack() as stack:
+            peer = None
+            if options.peers:
+                try:
+                    peer = stack.enter_context(Trl(settings_for(config, folder, Path(root), runs + warm)))
+                    sides["trl"] = peer.step
+                except peers.Absent as absent:
+                    report.peers["trl"] = {"absent": "absent"}
+                    report.notes.append(str(absent))
             finish(report, runs, warm, sides, rows)
-        elif not trl_python().exists():
-            report.peers["trl"] = {"absent": "absent"}
-            report.notes.append("TRL is not installed: bash tests/real/setup.sh trl")
-            finish(report, runs, warm, sides, rows)
-        else:
-            with trl(settings_for(config, folder, Path(root), runs + warm)) as peer:
-                finish(report, runs, warm, sides | {"trl": peer.step}, rows)
-                compare(
-                    report, rows, peer, config.prompts_per_step * config.samples_per_prompt, options.quick
-                )
+            if peer is not None:
+                compare(report, rows, peer, samples, options.quick)
     report.notes.append(
         f"{THREADS} threads, load average {os.getloadavg()[0]:.1f}; {config.prompts_per_step} prompts x "
         f"{config.samples_per_prompt} samples, at most {grpo.max_tokens} tokens each"
@@ -172,7 +131,7 @@ def finish(report: Report, runs: int, warm: int, sides: dict[str, Any], rows: li
         report.ratios["step, TRL / rondo"] = median(timings["trl"]) / report.ours["step, s"]
 
 
-def compare(report: Report, rows: list[dict[str, float]], peer: Peer, samples: int, quick: bool) -> None:
+def compare(report: Report, rows: list[dict[str, float]], peer: Trl, samples: int, quick: bool) -> None:
     """Both sides must sample as long answers and earn as much: else they did not do the same work."""
     own = sum(row["answer_tokens"] for row in rows) / len(rows)
     theirs = sum(peer.tokens) / len(peer.tokens) / samples

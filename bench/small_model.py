@@ -24,6 +24,13 @@ SHAPE: dict[str, Any] = {
     "attention_bias": False,
     "initializer_range": 0.02,
 }
+LARGER: dict[str, Any] = {
+    "hidden_size": 512,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 8,
+    "head_dim": 64,
+}
+"""What differs in a model of about 25M parameters."""
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"

