@@ -40,6 +40,7 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "every head its own": {"num_key_value_heads": 4},
     "one head for all": {"num_key_value_heads": 1, "head_dim": 24, "num_attention_heads": 2},
+    "a width that threads cannot share evenly": {"intermediate_size": 112},
     "frequencies by length": {
         "rope_scaling": {"rope_type": "dynamic", "factor": 2.0},
         "max_position_embeddings": 16,
@@ -101,7 +102,7 @@ class Feeder:
                 longest,
                 related,
             )
-            # As long as the whole sequence from the first token on: so frequencies by length are the same in every way.
+            # A whole sequence's from its first token on: frequencies by the length so far depend on how it is cut.
             lengths = torch.tensor(LENGTHS)[owners]
             x = self.compiled(tokens, positions, CompiledStep(lengths, rows), None)
             for i, n in enumerate(counts):
@@ -122,7 +123,7 @@ def test_every_way_gives_the_models_own_rows_and_the_same_bits(kind: str) -> Non
     feeder = Feeder(model_of(**KINDS[kind]))
     want = feeder.want()
     first: list[Tensor] | None = None
-    for count in (1, 2, 3):
+    for count in (1, 2, 3, 4):
         for way in WAYS.values():
             with threads(count), torch.inference_mode():
                 got = feeder.feed(way)
@@ -175,20 +176,65 @@ def test_only_the_rows_that_are_read_come_back(way: str, count: int) -> None:
             assert torch.equal(feeder.compiled(tokens, positions, step, index), every[index])
 
 
-def test_weights_may_change_and_move() -> None:
+@pytest.mark.parametrize("how", ["moved", "replaced"])
+def test_weights_may_become_others(how: str) -> None:
     model = model_of()
     feeder = Feeder(model)
     with torch.inference_mode():
         before = feeder.feed(WAYS["whole"])
-    for parameter in model.parameters():
-        parameter.data = parameter.data * 1.1
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            changed = parameter.data * 1.1
+            if how == "moved":
+                parameter.data = changed
+            else:
+                setattr(module, name, torch.nn.Parameter(changed, requires_grad=False))
     feeder.cache.release()
     feeder.cache.allocate()
+    assert feeder.compiled.can([])
     with torch.inference_mode():
         after = feeder.feed(WAYS["whole"])
     for ours, theirs, old in zip(after, feeder.want(), before, strict=True):
         assert (ours - theirs).abs().max() <= 1e-4 * theirs.abs().max()
         assert not torch.allclose(ours, old)
+
+
+def test_weights_of_another_kind_are_not_read_as_they_were() -> None:
+    model = model_of()
+    compiled = Feeder(model).compiled
+    model.to(torch.float64)
+    assert not compiled.can([])
+    model.to(torch.float32)
+    assert compiled.can([])
+    down = model.layers[0].mlp.down
+    down.weight.data = down.weight.data.T.contiguous().T
+    assert not compiled.can([])
+
+
+def test_the_default_type_of_a_tensor_does_not_matter() -> None:
+    feeder = Feeder(model_of())
+    with torch.inference_mode():
+        want = feeder.feed(WAYS["in chunks"])
+        torch.set_default_dtype(torch.float16)
+        try:
+            got = feeder.feed(WAYS["in chunks"])
+        finally:
+            torch.set_default_dtype(torch.float32)
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_the_middle_of_a_prompt_alone(count: int) -> None:
+    """Few tokens of which none is read."""
+    prompts = [[3 + (5 * i + j) % 200 for j in range(40)] for i in range(2)]
+    params = SamplingParams(max_tokens=4, ignore_eos=True, logprobs=0, detokenize=False, seed=4)
+
+    def logprobs(threads_used: int, **settings: Any) -> list[list[float] | None]:
+        with threads(threads_used):
+            llm = LLM(tiny_model(), config=EngineConfig(max_num_seqs=4, prefix_cache=False, **settings))
+            return [output.outputs[0].logprobs for output in llm.generate(prompts, params)]
+
+    assert logprobs(count, max_step_tokens=16) == logprobs(1)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

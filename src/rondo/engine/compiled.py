@@ -30,45 +30,66 @@ class CompiledStep:
 
 
 class CompiledLayers:
-    def __init__(self, model: Decoder, cache: KVCache, layers: list[DenseLayer]) -> None:
+    """`sites` are the numbers by which adapters know the model's modules."""
+
+    def __init__(self, model: Decoder, cache: KVCache, sites: Sites | None = None) -> None:
         self.model = model
         self.cache = cache
+        self.sites = sites
         self._modules = list(model.modules())
-        config = model.config
-        self.layers = DenseLayers(layers, config.norm_eps, config.norm_offset)
+        self._parameters = [(module, name) for module in self._modules for name in module._parameters]
+        self._places: list[int] = []
+        self._layers: DenseLayers | None = None
 
     @classmethod
     def of(cls, model: Decoder, cache: KVCache, sites: Sites | None = None) -> CompiledLayers | None:
-        """None where some part of the model is not of the kind. Adapters know its modules by `sites`."""
-        if type(model) is not Decoder or (model.dtype == torch.bfloat16 and cpu_multiplies_bf16()):
-            return None
-        layers = [_dense(layer, f"layers.{i}", sites) for i, layer in enumerate(model.layers)]
-        whole = [layer for layer in layers if layer is not None]
-        alike = len(whole) == len(layers) and DenseLayers.fit(whole)
-        plain = (
-            type(model.head) is Head
-            and type(model.head.out) is Linear
-            and can_multiply(model.head.out.weight)
-        )
-        return cls(model, cache, whole) if alike and plain else None
+        """None where some part of the model is not of the kind."""
+        compiled = cls(model, cache, sites)
+        return compiled if compiled.can([]) or references_only() else None
 
     def can(self, served: Sequence[Served | None]) -> bool:
         """Whether it can run a step in which requests have these adapters. What hangs on a module (an adapter that is
         attached, an observer) must see its module called."""
-        hooked = any(module._forward_hooks or module._forward_pre_hooks for module in self._modules)
-        return not hooked and not references_only() and all(one is None or one.low_rank for one in served)
+        if references_only() or any(one is not None and not one.low_rank for one in served):
+            return False
+        if any(module._forward_hooks or module._forward_pre_hooks for module in self._modules):
+            return False
+        return self._follow()
+
+    def _follow(self) -> bool:
+        """Weights may move, and become others: then the layers are looked at anew."""
+        parameters = (module._parameters[name] for module, name in self._parameters)
+        places = [0 if parameter is None else parameter.data_ptr() for parameter in parameters]
+        if places != self._places:
+            self._layers = _dense_layers(self.model, self.sites)
+            self._places = places
+        return self._layers is not None
 
     def __call__(self, tokens: Tensor, positions: Tensor, step: CompiledStep, read: Tensor | None) -> Tensor:
         """As the model's own `trunk`."""
         x: Tensor = self.model.embed(tokens)
         ropes = self.model.rope_tables(positions, step, x.dtype)
         pages = [(layer.keys, layer.values) for layer in self.cache.layers]
-        return self.layers(x, ropes, step.rows, pages, read)
+        assert self._layers is not None
+        return self._layers(x, ropes, step.rows, pages, read)
 
     def head(self, x: Tensor) -> Tensor:
         """As the model's own."""
         head = self.model.head
         return head.cap(product(head.norm(x), head.out.weight))
+
+
+def _dense_layers(model: Decoder, sites: Sites | None) -> DenseLayers | None:
+    if type(model) is not Decoder or (model.dtype == torch.bfloat16 and cpu_multiplies_bf16()):
+        return None
+    head = model.head
+    if type(head) is not Head or type(head.out) is not Linear or not can_multiply(head.out.weight):
+        return None
+    layers = [_dense(layer, f"layers.{i}", sites) for i, layer in enumerate(model.layers)]
+    whole = [layer for layer in layers if layer is not None]
+    if len(whole) < len(layers) or not DenseLayers.fit(whole):
+        return None
+    return DenseLayers(whole, model.config.norm_eps, model.config.norm_offset)
 
 
 def _dense(layer: nn.Module, path: str, sites: Sites | None) -> DenseLayer | None:
@@ -87,7 +108,9 @@ def _dense(layer: nn.Module, path: str, sites: Sites | None) -> DenseLayer | Non
     parts |= {name: getattr(layer, name) for name in ("attention_norm", "mlp_norm")}
     if attention.part.qk_norm is not None:
         parts |= {name: getattr(attention, name) for name in ("q_norm", "k_norm")}
-    if any(type(part) not in (Linear, Norm) for part in parts.values()):
+    if any(
+        type(part) not in (Linear, Norm) or part._parameters.get("weight") is None for part in parts.values()
+    ):
         return None
     weights = {
         name if kind == "weight" else f"{name}_bias": tensor

@@ -134,12 +134,9 @@ static void weigh(const Attention *a, float *restrict row, int64_t count, float 
     const float cap = a->softcap;
     if (cap > 0)
         for (int64_t t = 0; t < count; t++) row[t] = cap * tanhf(row[t] / cap);
-    float most = largest(row, count), sum = 0;
-    for (int64_t t = 0; t < count; t++) {
-        row[t] = exp_neg(row[t] - most);
-        sum += row[t];
-    }
-    *top = most, *total = sum;
+    const float highest = largest(row, count);
+    for (int64_t t = 0; t < count; t++) row[t] = exp_neg(row[t] - highest);
+    *top = highest, *total = sum_of(row, count);
 }
 
 static void attend_slice(const Attention *a, const Slice *slice, int64_t head, Scratch x, float *partial, int64_t stride) {

@@ -18,16 +18,11 @@ from rondo.base.log import get_logger
 
 log = get_logger(__name__)
 
-# Not -ffast-math: at link time it would switch the whole process to flush denormals to zero.
+# Not -ffast-math: at link time it would switch the whole process to flush denormals to zero. Nor may sums be put in
+# another order: a row's bits would depend on the loop that had it.
 FLAGS = [
     *("-O3", "-march=native", "-fPIC", "-shared", "-fopenmp"),
-    *(
-        "-fno-math-errno",
-        "-fno-trapping-math",
-        "-fno-signed-zeros",
-        "-fassociative-math",
-        "-freciprocal-math",
-    ),
+    *("-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros"),
 ]
 SECONDS = 60
 

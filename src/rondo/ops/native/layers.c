@@ -42,7 +42,8 @@ typedef struct {
     double eps, offset;
 } Args;
 
-enum { BLOCK = 32, FEW = 12 }; /* tokens that are taken together; so few a thread that columns are shared instead */
+/* Tokens that are taken together; so few a thread that columns are shared instead; columns that are never parted. */
+enum { BLOCK = 32, FEW = 12, UNIT = 16 };
 
 /* The sizes of the widest layer. */
 typedef struct {
@@ -57,7 +58,7 @@ typedef struct {
     int64_t threads, parts; /* into how many parts columns are cut */
 } Step;
 
-/* One thread's memory, for a block of tokens. `mixed` and `act` are one for all where columns are shared. */
+/* One thread's memory, and that of its block of tokens: one block for all where columns are shared. */
 typedef struct {
     float *normed, *kv, *mixed, *act, *up, *panel, *attention, *partials;
     int64_t part;
@@ -93,8 +94,12 @@ static inline int shares_columns(const Args *a) { return a->threads > 1 && a->to
 
 static inline int64_t block_of(const Args *a) { return shares_columns(a) ? a->tokens : least(a->tokens, BLOCK); }
 
-static inline int64_t own_size(const Args *a, const Sizes *s) {
-    return block_of(a) * (a->hidden + 2 * s->kv + s->q + 2 * s->inner) + s->panel + s->attention + s->partials;
+static inline int64_t own_size(const Sizes *s) {
+    return s->panel + s->attention + s->partials;
+}
+
+static inline int64_t block_size(const Args *a, const Sizes *s) {
+    return block_of(a) * (a->hidden + 2 * s->kv + s->q + 2 * s->inner);
 }
 
 static inline int64_t shared_size(const Args *a, const Sizes *s) { return a->tokens * (a->hidden + s->q + 4); }
@@ -102,7 +107,7 @@ static inline int64_t shared_size(const Args *a, const Sizes *s) { return a->tok
 /* How many floats `memory` must have. */
 int64_t layers_memory(const Args *a) {
     const Sizes s = sizes_of(a);
-    return shared_size(a, &s) + a->threads * own_size(a, &s);
+    return shared_size(a, &s) + a->threads * own_size(&s) + (shares_columns(a) ? 1 : a->threads) * block_size(a, &s);
 }
 
 static inline float at(int64_t type, const void *from, int64_t i) {
@@ -119,9 +124,7 @@ static inline void settle(int64_t type, float *restrict x, int64_t count) {
     for (int64_t i = 0; i < n; i++) out[i] = x[i] * scale * (LOAD(((const T *)weight)[i]) + offset);
 
 static void norm(const Args *a, const float *x, const void *weight, float *out, int64_t n) {
-    float total = 0;
-    for (int64_t i = 0; i < n; i++) total += x[i] * x[i];
-    const float scale = 1.0f / sqrtf(total / n + (float)a->eps), offset = (float)a->offset;
+    const float scale = 1.0f / sqrtf(squares(x, n) / n + (float)a->eps), offset = (float)a->offset;
     if (a->given == F32) NORM(float, (float)) else NORM(uint16_t, from_bf16)
     settle(a->given, out, n);
 }
@@ -183,9 +186,16 @@ static void add_rows_to(const Args *a, float *restrict x, const float *restrict 
     }
 }
 
-/* A share of `count` things that come in groups of `unit`. */
+/* Where a part's share of `count` things in groups of `unit` begins. Columns come in groups of the longest vector: so no
+ * loop ends where another thread's would go on. */
 static inline int64_t share(int64_t count, int64_t unit, int64_t part, int64_t parts) {
     return count / unit * part / parts * unit;
+}
+
+static void norms(const Step *s, Own own, const void *weight, int64_t first, int64_t rows) {
+    const int64_t hidden = s->args->hidden, last = share(rows, 1, own.part + 1, s->parts);
+    for (int64_t r = share(rows, 1, own.part, s->parts); r < last; r++)
+        norm(s->args, s->x + (first + r) * hidden, weight, own.normed + r * hidden, hidden);
 }
 
 /* Heads `from` to `to` of a projection, with their norm and rotation where they have one. */
@@ -204,19 +214,17 @@ static void project_heads(const Step *s, const Layer *l, Own own, Projection p, 
 static void ask(const Step *s, const Layer *l, Own own, int64_t first, int64_t rows) {
     const Args *a = s->args;
     const int64_t D = l->dim, width = l->heads * D, narrow = l->kv * D;
-    for (int64_t r = 0; r < rows; r++)
-        norm(a, s->x + (first + r) * a->hidden, l->attention_norm, own.normed + r * a->hidden, a->hidden);
     int64_t from = share(l->heads, 1, own.part, s->parts), to = share(l->heads, 1, own.part + 1, s->parts);
     const Projection q = {l->q, l->q_bias, l->sites[Q], a->hidden, width}, k = {l->k, l->k_bias, l->sites[K], a->hidden, narrow},
                      v = {l->v, l->v_bias, l->sites[V], a->hidden, narrow};
     project_heads(s, l, own, q, first, rows, l->q_norm, 1, from, to, s->q + first * width + from * D);
     from = share(l->kv, 1, own.part, s->parts), to = share(l->kv, 1, own.part + 1, s->parts);
     float *keys = own.kv, *values = own.kv + rows * narrow;
-    project_heads(s, l, own, k, first, rows, l->k_norm, 1, from, to, keys);
-    project_heads(s, l, own, v, first, rows, NULL, 0, from, to, values);
+    project_heads(s, l, own, k, first, rows, l->k_norm, 1, from, to, keys + from * D);
+    project_heads(s, l, own, v, first, rows, NULL, 0, from, to, values + from * D);
     for (int64_t r = 0; r < rows; r++)
         for (int64_t h = from; h < to; h++) {
-            const int64_t place = a->slots[first + r] * l->kv + h, row = (r * l->kv + h - from) * D;
+            const int64_t place = a->slots[first + r] * l->kv + h, row = (r * l->kv + h) * D;
             keep(a->kept, keys + row, l->keys, l->key_scales, place, D);
             keep(a->kept, values + row, l->values, l->value_scales, place, D);
         }
@@ -238,17 +246,15 @@ static void attend(const Step *s, const Layer *l, Own own, int64_t first, int64_
 
 static void output(const Step *s, const Layer *l, Own own, int64_t first, int64_t rows) {
     const Args *a = s->args;
-    const int64_t from = share(a->hidden, ACROSS, own.part, s->parts), to = share(a->hidden, ACROSS, own.part + 1, s->parts);
+    const int64_t from = share(a->hidden, UNIT, own.part, s->parts), to = share(a->hidden, UNIT, own.part + 1, s->parts);
     const Projection o = {l->o, l->o_bias, l->sites[O], l->heads * l->dim, a->hidden};
-    project(s, own, o, own.mixed, first, rows, from, to, own.normed, a->hidden);
-    add_rows_to(a, s->x + first * a->hidden, own.normed, rows, from, to, a->hidden);
+    project(s, own, o, own.mixed, first, rows, from, to, own.normed + from, a->hidden);
+    add_rows_to(a, s->x + first * a->hidden, own.normed + from, rows, from, to, a->hidden);
 }
 
 static void feed(const Step *s, const Layer *l, Own own, int64_t first, int64_t rows) {
     const Args *a = s->args;
-    const int64_t from = share(l->inner, ACROSS, own.part, s->parts), to = share(l->inner, ACROSS, own.part + 1, s->parts);
-    for (int64_t r = 0; r < rows; r++)
-        norm(a, s->x + (first + r) * a->hidden, l->mlp_norm, own.normed + r * a->hidden, a->hidden);
+    const int64_t from = share(l->inner, UNIT, own.part, s->parts), to = share(l->inner, UNIT, own.part + 1, s->parts);
     const Projection gate = {l->gate, NULL, l->sites[GATE], a->hidden, l->inner}, up = {l->up, NULL, l->sites[UP], a->hidden, l->inner};
     project(s, own, gate, own.normed, first, rows, from, to, own.act + from, l->inner);
     project(s, own, up, own.normed, first, rows, from, to, own.up + from, l->inner);
@@ -262,10 +268,10 @@ static void feed(const Step *s, const Layer *l, Own own, int64_t first, int64_t 
 
 static void bring(const Step *s, const Layer *l, Own own, int64_t first, int64_t rows) {
     const Args *a = s->args;
-    const int64_t from = share(a->hidden, ACROSS, own.part, s->parts), to = share(a->hidden, ACROSS, own.part + 1, s->parts);
+    const int64_t from = share(a->hidden, UNIT, own.part, s->parts), to = share(a->hidden, UNIT, own.part + 1, s->parts);
     const Projection down = {l->down, NULL, l->sites[DOWN], l->inner, a->hidden};
-    project(s, own, down, own.act, first, rows, from, to, own.normed, a->hidden);
-    add_rows_to(a, s->x + first * a->hidden, own.normed, rows, from, to, a->hidden);
+    project(s, own, down, own.act, first, rows, from, to, own.normed + from, a->hidden);
+    add_rows_to(a, s->x + first * a->hidden, own.normed + from, rows, from, to, a->hidden);
 }
 
 /* Moves the tokens that are read, of those from `first` to `end`, together at `first`; returns their number, and in
@@ -296,7 +302,7 @@ static void take_in(const Step *s, int64_t first, int64_t end) {
 
 static void give_out(const Step *s, int64_t first, int64_t count, int64_t index) {
     const Args *a = s->args;
-    narrow(a->given, s->x + first * a->hidden, a->out, index * a->hidden, count * a->hidden);
+    if (count) narrow(a->given, s->x + first * a->hidden, a->out, index * a->hidden, count * a->hidden);
 }
 
 /* Where the share of a thread begins: shares cost about the same, counting a token's products and its past. */
@@ -325,7 +331,10 @@ static void by_tokens(const Step *s, Own own, int64_t thread) {
     take_in(s, first, end);
     for (int64_t i = 0; i < a->count; i++) {
         const Layer *l = a->layers + i;
-        BLOCKS(first, end) ask(s, l, own, t, rows);
+        BLOCKS(first, end) {
+            norms(s, own, l->attention_norm, t, rows);
+            ask(s, l, own, t, rows);
+        }
         if (a->related) {
 #pragma omp barrier
         }
@@ -333,6 +342,7 @@ static void by_tokens(const Step *s, Own own, int64_t thread) {
         BLOCKS(first, stop) {
             attend(s, l, own, t, rows);
             output(s, l, own, t, rows);
+            norms(s, own, l->mlp_norm, t, rows);
             feed(s, l, own, t, rows);
             bring(s, l, own, t, rows);
         }
@@ -347,6 +357,8 @@ static void by_columns(const Step *s, Own own) {
 #pragma omp barrier
     for (int64_t i = 0; i < a->count; i++) {
         const Layer *l = a->layers + i;
+        norms(s, own, l->attention_norm, 0, rows);
+#pragma omp barrier
         ask(s, l, own, 0, rows);
 #pragma omp barrier
         if (i + 1 == a->count && a->reads < a->tokens) {
@@ -358,6 +370,8 @@ static void by_columns(const Step *s, Own own) {
 #pragma omp barrier
         output(s, l, own, 0, rows);
 #pragma omp barrier
+        norms(s, own, l->mlp_norm, 0, rows);
+#pragma omp barrier
         feed(s, l, own, 0, rows);
 #pragma omp barrier
         bring(s, l, own, 0, rows);
@@ -367,15 +381,11 @@ static void by_columns(const Step *s, Own own) {
 }
 
 static Own own_in(const Args *a, const Sizes *s, float *memory, int64_t thread, int64_t part) {
-    const int64_t block = block_of(a), size = own_size(a, s);
-    float *next = memory + thread * size, *first = memory;
-    const int64_t mixed = block * (a->hidden + 2 * s->kv), act = mixed + block * s->q, up = act + block * s->inner;
-    float *shared = shares_columns(a) ? first : next;
-    float *rest = next + up + block * s->inner;
-    float *attention = rest + s->panel, *partials = attention + s->attention;
-    const Own own = {next, next + block * a->hidden, shared + mixed, shared + act, next + up, rest, attention, partials, part};
-    memset(own.attention, 0, s->attention * sizeof(float));
-    return own;
+    float *panel = memory + thread * own_size(s), *attention = panel + s->panel, *partials = attention + s->attention;
+    float *normed = memory + a->threads * own_size(s) + (shares_columns(a) ? 0 : thread * block_size(a, s));
+    const int64_t block = block_of(a);
+    float *kv = normed + block * a->hidden, *mixed = kv + block * 2 * s->kv, *act = mixed + block * s->q, *up = act + block * s->inner;
+    return (Own){normed, kv, mixed, act, up, panel, attention, partials, part};
 }
 
 void layers(const Args *a) {

@@ -17,6 +17,8 @@ from rondo.ops.rope import RopeSpec
 
 MULTIPLE = 16
 """The widths of a layer are multiples of the longest vector."""
+HEAD_MULTIPLE = 8
+"""So that no head's numbers need padding."""
 WEIGHTS = (
     *("attention_norm", "q", "k", "v", "q_bias", "k_bias", "v_bias", "q_norm", "k_norm", "o", "o_bias"),
     *("mlp_norm", "gate", "up", "down"),
@@ -69,7 +71,12 @@ class DenseLayer:
         plain = spec.softcap is None and not spec.sinks and spec.value_dim == spec.head_dim
         widths = (spec.num_heads * spec.head_dim, self.inner, *self.weights["q"].shape[1:])
         turns = rope is None or (not rope.interleaved and rope.dim <= spec.head_dim)
-        return plain and turns and spec.head_dim % 4 == 0 and all(width % MULTIPLE == 0 for width in widths)
+        return (
+            plain
+            and turns
+            and spec.head_dim % HEAD_MULTIPLE == 0
+            and all(width % MULTIPLE == 0 for width in widths)
+        )
 
 
 @dataclass(frozen=True)
@@ -88,7 +95,7 @@ class TokenRows:
 
 
 class DenseLayers:
-    """Layers of one type on the CPU. Their parameters may change in place, and move."""
+    """Layers of one type on the CPU. Their parameters may change in place; pages may move."""
 
     def __init__(self, layers: Sequence[DenseLayer], eps: float, offset: float) -> None:
         self.layers = layers
@@ -98,10 +105,9 @@ class DenseLayers:
         self.hidden = first.shape[1]
         self.dtype = first.dtype
         self.ropes = list(dict.fromkeys(layer.rope for layer in layers if layer.rope is not None))
-        self._tensors = [tensor for layer in layers for tensor in layer.weights.values()]
         self._known: list[int] = []
         self._table = (_Layer * len(layers))()
-        self._memory = torch.empty(0)
+        self._memory = _floats(0)
 
     @staticmethod
     def fit(layers: Sequence[DenseLayer]) -> bool:
@@ -133,7 +139,7 @@ class DenseLayers:
         cosines = pointers(*(cos.data_ptr() for cos, _ in tables))
         sines = pointers(*(sin.data_ptr() for _, sin in tables))
         count = x.shape[0] if read is None else read.shape[0]
-        out = torch.empty(count, self.hidden, dtype=self.dtype)
+        out = torch.empty(count, self.hidden, dtype=self.dtype, device="cpu")
         keys = pages[0][0]
         arguments = _Args(
             ctypes.addressof(self._table),
@@ -165,15 +171,14 @@ class DenseLayers:
         compiled.layers_memory.restype = ctypes.c_int64
         wanted = compiled.layers_memory(ctypes.byref(arguments))
         if self._memory.numel() < wanted:
-            self._memory = torch.empty(wanted)
+            self._memory = _floats(wanted)
         arguments.memory = self._memory.data_ptr()
         compiled.layers(ctypes.byref(arguments))
         return out
 
     def _point(self, pages: Sequence[tuple[Pages, Pages]]) -> None:
-        """Writes down where everything is, again when something has moved."""
-        places = [tensor.data_ptr() for tensor in self._tensors]
-        places += [tensor.data_ptr() for pair in pages for part in pair for tensor in part.tensors]
+        """Writes down where everything is, again when pages have moved."""
+        places = [tensor.data_ptr() for pair in pages for part in pair for tensor in part.tensors]
         if places == self._known:
             return
         for entry, layer, (keys, values) in zip(self._table, self.layers, pages, strict=True):
@@ -190,6 +195,10 @@ class DenseLayers:
             entry.sites[:] = layer.sites
             entry.scale = spec.scale
         self._known = places
+
+
+def _floats(count: int) -> Tensor:
+    return torch.empty(count, dtype=torch.float32, device="cpu")
 
 
 def _address(tensor: Tensor | None) -> int | None:

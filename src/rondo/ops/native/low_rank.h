@@ -40,10 +40,13 @@ static void four_products(const float *restrict x, const float *restrict a, int6
 static void add_four(float *restrict out, const float *restrict d, const float *restrict b, int64_t N, int64_t count,
                      const float *next) {
     const float d0 = d[0], d1 = d[1], d2 = d[2], d3 = d[3];
-    for (int64_t n = 0; n < count; n++) {
-        if (n % 4 == 0) __builtin_prefetch(next + 4 * n);
-        out[n] += d0 * b[n] + d1 * b[N + n] + d2 * b[2 * N + n] + d3 * b[3 * N + n];
+    int64_t n = 0;
+    for (; n + LANES <= count; n += LANES) {
+        __builtin_prefetch(next + 4 * n), __builtin_prefetch(next + 4 * n + 16);
+        *(Vec *)(out + n) += d0 * *(const Vec *)(b + n) + d1 * *(const Vec *)(b + N + n) + d2 * *(const Vec *)(b + 2 * N + n) +
+                             d3 * *(const Vec *)(b + 3 * N + n);
     }
+    for (; n < count; n++) out[n] += d0 * b[n] + d1 * b[N + n] + d2 * b[2 * N + n] + d3 * b[3 * N + n];
 }
 
 /* out [to - from] += columns `from` to `to` of (x [K] a^T) b [N]; `after` is what will be asked for next. */

@@ -4,7 +4,7 @@
  * A row's arithmetic depends on the row alone, and sums over rows are made in blocks of a fixed size, so results change
  * neither with the batch nor with the number of threads.
  */
-#include "numbers.h"
+#include "vectors.h"
 
 #define PARALLEL _Pragma("omp parallel for schedule(static) num_threads(threads) if (threads > 1)")
 #define IN(T) const T *restrict
@@ -14,15 +14,21 @@
 ALWAYS_INLINE float from_float(float x) { return x; }
 ALWAYS_INLINE float to_float(float x) { return x; }
 
+/* Adds what `TERM` is of each i below n to lanes: the compiler sees vectors, and sums keep their order. */
+#define IN_LANES(SUMS, TERM)                                                                                           \
+    for (int64_t at = 0; at < n / LANES * LANES; at += LANES)                                                          \
+        for (int64_t lane = 0, i = at; lane < LANES; lane++, i++) SUMS[lane] += TERM;                                  \
+    for (int64_t i = n / LANES * LANES; i < n; i++) SUMS[i % LANES] += TERM;
+
 #define DEFINE(TYPE, T, LOAD, STORE)                                                                                   \
     void rms_norm_##TYPE(IN(T) x, IN(T) weight, OUT(T) out, OUT(float) inverse, int64_t rows, int64_t n, float eps,    \
                          float offset, int64_t threads) {                                                              \
         PARALLEL for (int64_t row = 0; row < rows; row++) {                                                            \
             const T *restrict from = x + row * n;                                                                      \
             T *restrict to = out + row * n;                                                                            \
-            float total = 0;                                                                                           \
-            for (int64_t i = 0; i < n; i++) total += LOAD(from[i]) * LOAD(from[i]);                                    \
-            const float scale = 1.0f / sqrtf(total / n + eps);                                                         \
+            float squares[LANES] = {0};                                                                                \
+            IN_LANES(squares, LOAD(from[i]) * LOAD(from[i]))                                                           \
+            const float scale = 1.0f / sqrtf(sum_of(squares, LANES) / n + eps);                                                         \
             for (int64_t i = 0; i < n; i++) to[i] = STORE(LOAD(from[i]) * scale * (LOAD(weight[i]) + offset));         \
             if (inverse) inverse[row] = scale;                                                                         \
         }                                                                                                              \
@@ -41,9 +47,9 @@ ALWAYS_INLINE float to_float(float x) { return x; }
                 const T *restrict g = grad + row * n, *restrict from = x + row * n;                                    \
                 T *restrict to = grad_x + row * n;                                                                     \
                 const float scale = inverse[row];                                                                      \
-                float dot = 0;                                                                                         \
-                for (int64_t i = 0; i < n; i++) dot += LOAD(g[i]) * (LOAD(weight[i]) + offset) * LOAD(from[i]);        \
-                const float share = dot * scale * scale / n;                                                           \
+                float dots[LANES] = {0};                                                                               \
+                IN_LANES(dots, LOAD(g[i]) * (LOAD(weight[i]) + offset) * LOAD(from[i]))                                \
+                const float share = sum_of(dots, LANES) * scale * scale / n;                                                           \
                 for (int64_t i = 0; i < n; i++) {                                                                      \
                     const float normed = LOAD(from[i]) * scale;                                                        \
                     sums[i] += LOAD(g[i]) * normed;                                                                    \

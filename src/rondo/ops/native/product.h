@@ -93,6 +93,7 @@ static void panel_product(const float *x, int64_t M, int64_t K, const float *w, 
  * floats. Where the last ones are fewer than a tile, the tile before them is made again with them. */
 static void product(int64_t type, const float *x, int64_t M, int64_t K, const void *w, int64_t from, int64_t to,
                     float *out, int64_t apart, float *wide) {
+    if (M == 0) return;
     const int64_t step = panel_rows(K), size = type == F32 ? 4 : 2;
     for (int64_t n = from, end; n < to; n = end) {
         end = least(n + step, to);

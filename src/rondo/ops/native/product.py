@@ -40,7 +40,7 @@ def product(x: Tensor, weight: Tensor) -> Tensor:
     compiled = library("product")
     assert compiled is not None
     x = x.float().contiguous()
-    out = torch.empty(x.shape[0], weight.shape[0])
+    out = torch.empty(x.shape[0], weight.shape[0], dtype=torch.float32, device="cpu")
     arguments = _Args(
         x.data_ptr(),
         weight.data_ptr(),
@@ -52,7 +52,8 @@ def product(x: Tensor, weight: Tensor) -> Tensor:
         torch.get_num_threads(),
     )
     compiled.product_memory.restype = ctypes.c_int64
-    panels = torch.empty(compiled.product_memory(ctypes.byref(arguments)))
+    size = compiled.product_memory(ctypes.byref(arguments))
+    panels = torch.empty(size, dtype=torch.float32, device="cpu")
     arguments.panels = panels.data_ptr()
     compiled.product_rows(ctypes.byref(arguments))
     return out.to(weight.dtype)

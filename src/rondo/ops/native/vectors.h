@@ -24,6 +24,30 @@ ALWAYS_INLINE Half halved(Vec x) {
     return u.halves[0] + u.halves[1];
 }
 
+ALWAYS_INLINE float total(Vec x) {
+    const Half h = halved(x);
+    return (h[0] + h[1]) + (h[2] + h[3]);
+}
+
+/* Sums in lanes, in an order of their own: the compiler is not asked to find one. */
+static inline float squares(const float *x, int64_t n) {
+    Vec lanes = {0};
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES) lanes += *(const Vec *)(x + i) * *(const Vec *)(x + i);
+    float sum = total(lanes);
+    for (; i < n; i++) sum += x[i] * x[i];
+    return sum;
+}
+
+static inline float sum_of(const float *x, int64_t n) {
+    Vec lanes = {0};
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES) lanes += *(const Vec *)(x + i);
+    float sum = total(lanes);
+    for (; i < n; i++) sum += x[i];
+    return sum;
+}
+
 /* The sums of four halves, side by side. */
 ALWAYS_INLINE Half sums(Half a, Half b, Half c, Half d) {
     const Half ab = SHUFFLE(a, b, 0, 4, 1, 5) + SHUFFLE(a, b, 2, 6, 3, 7);
