@@ -1,0 +1,112 @@
+/* What the compiled layers are given, and how their memory is laid out: see `layers.c`. */
+#ifndef RONDO_LAYERS_H
+#define RONDO_LAYERS_H
+#include "attention.h"
+#include "product.h"
+
+typedef struct {
+    const void *attention_norm, *q, *k, *v, *q_bias, *k_bias, *v_bias, *q_norm, *k_norm, *o, *o_bias;
+    const void *mlp_norm, *gate, *up, *down;
+    void *keys, *values;
+    float *key_scales, *value_scales;
+    int64_t heads, kv, dim, rope, half, inner, window; /* rope is below 0 where nothing is rotated */
+    int64_t sites[7]; /* of its projections, in the adapters' tables */
+    double scale;
+} Layer;
+
+enum { Q, K, V, O, GATE, UP, DOWN };
+
+typedef struct {
+    const Layer *layers;
+    const void *x;
+    void *out;
+    const int64_t *tables, *owners, *lengths, *slots, *read;
+    const float *const *cosines, *const *sines;
+    const int64_t *const *adapters;
+    float *memory;
+    int64_t count, tokens, reads, hidden, given, kept, size, pages, longest, threads, related;
+    double eps, offset;
+} Args;
+
+/* Tokens that are taken together; so few a thread that columns are shared instead; columns that are never parted. */
+enum { BLOCK = 32, FEW = 12, UNIT = 16 };
+
+/* The sizes of the widest layer. */
+typedef struct {
+    int64_t q, kv, inner, panel, attention, partials;
+} Sizes;
+
+/* What all threads see: the row of every token, its queries, and whose past it sees. */
+typedef struct {
+    const Args *args;
+    float *x, *q;
+    int64_t *owners, *lengths;
+    int64_t threads, parts; /* into how many parts columns are cut */
+} Step;
+
+/* One thread's memory, and that of its block of tokens: one block for all where columns are shared. */
+typedef struct {
+    float *normed, *kv, *mixed, *act, *up, *panel, *attention, *partials;
+    int64_t part;
+} Own;
+
+static Attention attention_of(const Args *a, const Layer *l) {
+    return (Attention){.keys = l->keys, .values = l->values, .key_scales = l->key_scales, .value_scales = l->value_scales,
+                       .tables = a->tables, .kept = a->kept, .given = F32, .heads = l->heads, .kv = l->kv, .dim = l->dim,
+                       .value_dim = l->dim, .size = a->size, .pages = a->pages, .window = l->window,
+                       .scale = (float)l->scale};
+}
+
+/* So that whatever comes next begins a cache line. */
+static inline int64_t rounded(int64_t floats) { return (floats + 15) / 16 * 16; }
+
+static Sizes sizes_of(const Args *a) {
+    Sizes s = {0};
+    for (int64_t i = 0; i < a->count; i++) {
+        const Layer *l = a->layers + i;
+        const Attention attention = attention_of(a, l);
+        s.q = most(s.q, l->heads * l->dim);
+        s.kv = most(s.kv, l->kv * l->dim);
+        s.inner = most(s.inner, l->inner);
+        s.panel = most(s.panel, most(panel_size(a->hidden), most(panel_size(l->heads * l->dim), panel_size(l->inner))));
+        s.attention = most(s.attention, scratch_size(&attention));
+        s.partials = most(s.partials, partials_size(&attention, a->longest));
+    }
+    s.panel = rounded(s.panel), s.attention = rounded(s.attention), s.partials = rounded(s.partials);
+    return s;
+}
+
+static inline int shares_columns(const Args *a) { return a->threads > 1 && a->tokens < FEW * a->threads; }
+
+static inline int64_t block_of(const Args *a) { return shares_columns(a) ? a->tokens : least(a->tokens, BLOCK); }
+
+static inline int64_t own_size(const Sizes *s) {
+    return s->panel + s->attention + s->partials;
+}
+
+static inline int64_t block_size(const Args *a, const Sizes *s) {
+    return block_of(a) * (a->hidden + 2 * s->kv + s->q + 2 * s->inner);
+}
+
+static inline int64_t shared_size(const Args *a, const Sizes *s) { return a->tokens * (a->hidden + s->q + 4); }
+
+/* How many floats `memory` must have: what all see, what is a thread's, and blocks. */
+static inline int64_t memory_size(const Args *a) {
+    const Sizes s = sizes_of(a);
+    return shared_size(a, &s) + a->threads * own_size(&s) + (shares_columns(a) ? 1 : a->threads) * block_size(a, &s);
+}
+
+static Own own_in(const Args *a, const Sizes *s, float *memory, int64_t thread, int64_t part) {
+    float *panel = memory + thread * own_size(s), *attention = panel + s->panel, *partials = attention + s->attention;
+    float *normed = memory + a->threads * own_size(s) + (shares_columns(a) ? 0 : thread * block_size(a, s));
+    const int64_t block = block_of(a);
+    float *kv = normed + block * a->hidden, *mixed = kv + block * 2 * s->kv, *act = mixed + block * s->q, *up = act + block * s->inner;
+    return (Own){normed, kv, mixed, act, up, panel, attention, partials, part};
+}
+
+/* Where a part's share of `count` things in groups of `unit` begins. Columns come in groups of the longest vector: so no
+ * loop ends where another thread's would go on. */
+static inline int64_t share(int64_t count, int64_t unit, int64_t part, int64_t parts) {
+    return count / unit * part / parts * unit;
+}
+#endif
