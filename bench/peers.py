@@ -4,6 +4,7 @@ import json
 import os
 import re
 import select
+import signal
 import subprocess
 import sys
 import tempfile
@@ -67,7 +68,8 @@ def reason(messages: str) -> str:
 
 
 class Peer:
-    """Waits, asleep, between two questions. It is told its settings first, and says when it is ready."""
+    """Stopped between two questions: a thread of its that waits by spinning would take a core from whoever is asked next.
+    It is told its settings first, and says when it is ready."""
 
     def __init__(self, peer: str, script: str, settings: dict[str, Any], **changes: str) -> None:
         self.name = peer
@@ -91,6 +93,7 @@ class Peer:
     def ask(self, **question: Any) -> dict[str, Any]:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
+        self._signal(signal.SIGCONT)
         with suppress(BrokenPipeError):  # the empty answer below says that it has ended
             self.process.stdin.write(json.dumps(question) + "\n")
             self.process.stdin.flush()
@@ -101,12 +104,16 @@ class Peer:
             self.errors.seek(0)
             raise Absent(f"{self.name} ended: {reason(self.errors.read())}")
         answer: dict[str, Any] = json.loads(line)
+        self._signal(signal.SIGSTOP)
         return answer
 
-    def close(self) -> None:
-        """It and what it started."""
+    def _signal(self, number: int) -> None:
+        """To it and what it started."""
         with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, 9)
+            os.killpg(self.process.pid, number)
+
+    def close(self) -> None:
+        self._signal(signal.SIGKILL)
         self.process.wait()
         self.errors.close()
 
