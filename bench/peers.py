@@ -68,7 +68,7 @@ def reason(messages: str) -> str:
 
 
 class Peer:
-    """Stopped between two questions: a thread of its that waits by spinning would take a core from whoever is asked next.
+    """Stopped between two questions: threads that wait by spinning would take a core from whoever is asked next.
     It is told its settings first, and says when it is ready."""
 
     def __init__(self, peer: str, script: str, settings: dict[str, Any], **changes: str) -> None:

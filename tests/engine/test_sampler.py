@@ -5,7 +5,8 @@ import torch
 from rondo.client.types import SamplingParams
 from rondo.engine.randomness import derive, uniforms
 from rondo.engine.request import Request
-from rondo.engine.sampler import Sampler, draw, draw_filtered, edit_row
+from rondo.engine.sampler import Sampler, draw_filtered, edit_row
+from rondo.ops import draw
 
 
 def test_uniforms_are_uniform_and_independent_of_the_batch():

@@ -24,7 +24,7 @@ from rondo.engine.plan import Plan
 from rondo.engine.renew import read_version
 from rondo.engine.request import Request
 from rondo.engine.runner import Runner, StepResult
-from rondo.engine.sampler import NO_TOKEN, Sampled, Sampler
+from rondo.engine.sampler import Sampled, Sampler
 from rondo.engine.scheduler import Scheduler
 from rondo.engine.sleep import Reload, Sleeper, check_level, put
 from rondo.engine.speculate.make import load_draft, make_speculation
@@ -33,6 +33,7 @@ from rondo.engine.step import NOTHING, Step
 from rondo.engine.window import window_of
 from rondo.models import Decoder, load
 from rondo.models.adapters.mixed import Mixer
+from rondo.ops import NO_TOKEN
 from rondo.ops.native.build import library
 
 

@@ -24,9 +24,10 @@ from rondo.engine.layout import to_device
 from rondo.engine.plan import Plan
 from rondo.engine.request import Request
 from rondo.engine.runner import Prepared, Runner, StepResult
-from rondo.engine.sampler import NO_TOKEN, Drawn
+from rondo.engine.sampler import Drawn
 from rondo.engine.scheduler import Scheduler
 from rondo.engine.step import NOTHING, Step
+from rondo.ops import NO_TOKEN
 
 
 def check_overlap(config: EngineConfig) -> None:

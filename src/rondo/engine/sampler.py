@@ -16,12 +16,11 @@ from torch import Tensor
 
 from rondo.engine.randomness import uniforms
 from rondo.engine.request import Request
-from rondo.ops import token_logprobs
+from rondo.ops import NO_TOKEN, draw, draw_tokens, token_logprobs
 
 Ints = NDArray[np.int64]
 
 FILTERS, EDITS, LOGPROBS, TOP, RAW = 1, 2, 4, 8, 16
-NO_TOKEN = -1
 ALL = 2**31
 """A top-k beyond every vocabulary."""
 
@@ -159,13 +158,14 @@ def _choose(logits: Tensor, batch: Batch) -> Tensor:
     # The largest draws round up to 1, which would fall off the distribution's end.
     draws.clamp_(max=1 - 2**-24)
     scale = torch.from_numpy(np.where(hot, batch.temperature, 1.0).astype(np.float32)).to(logits.device)
-    probs = torch.softmax(logits.float() / scale[:, None], dim=-1)
-    tokens = draw(probs, draws)
+    logits = logits.float()
+    tokens = draw_tokens(logits, scale, draws)
     if batch.wanted & FILTERS:
         which = np.flatnonzero(batch.needs & FILTERS)
         index = torch.from_numpy(which).to(logits.device)
+        probs = torch.softmax(logits[index] / scale[index, None], dim=-1)
         top_k, top_p, min_p = (torch.from_numpy(limit[which]) for limit in batch.limits)
-        tokens[index] = draw_filtered(probs[index], draws[index], top_k, top_p, min_p)
+        tokens[index] = draw_filtered(probs, draws[index], top_k, top_p, min_p)
     if not hot.all():
         tokens = torch.where(torch.from_numpy(hot).to(logits.device), tokens, likeliest(logits))
     return tokens
@@ -174,14 +174,6 @@ def _choose(logits: Tensor, batch: Batch) -> Tensor:
 def likeliest(logits: Tensor) -> Tensor:
     best = logits.max(-1)
     return torch.where(best.values.isfinite(), best.indices, NO_TOKEN)
-
-
-def draw(probs: Tensor, draws: Tensor) -> Tensor:
-    """Inverse of the cumulative distribution: probs [R, V], draws [R] in [0, 1) -> tokens [R]."""
-    cumulative = probs.cumsum(-1)
-    mass = cumulative[:, -1:]
-    tokens = torch.searchsorted(cumulative, draws[:, None] * mass, right=True)
-    return torch.where(mass.isfinite(), tokens.clamp_(max=probs.shape[-1] - 1), NO_TOKEN).squeeze(-1)
 
 
 def draw_filtered(probs: Tensor, draws: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:

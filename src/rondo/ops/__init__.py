@@ -2,10 +2,12 @@
 
 from rondo.ops.activation import gated
 from rondo.ops.attention import AttentionSpec, packed_attention
+from rondo.ops.draw import NO_TOKEN, draw, draw_tokens
 from rondo.ops.linear import linear
 from rondo.ops.logprobs import token_logprobs
 from rondo.ops.low_rank import RANK_MULTIPLE, Pair, Pairs, RowGroups, add_low_rank, add_low_rank_to
 from rondo.ops.moe import ExpertWeights, RouterSpec, grouped_experts, route
+from rondo.ops.native import draw as _native_draw  # noqa: F401 registers itself
 from rondo.ops.native import low_rank as _native_low_rank  # noqa: F401 registers itself
 from rondo.ops.native import paged_decode as _native_paged_decode  # noqa: F401 registers itself
 from rondo.ops.native import pointwise as _native_pointwise  # noqa: F401 registers itself
@@ -15,6 +17,7 @@ from rondo.ops.pages import Pages
 from rondo.ops.rope import RopeSpec, rope_tables, rotate
 
 __all__ = [
+    "NO_TOKEN",
     "RANK_MULTIPLE",
     "AttentionSpec",
     "DecodeStep",
@@ -27,6 +30,8 @@ __all__ = [
     "RowGroups",
     "add_low_rank",
     "add_low_rank_to",
+    "draw",
+    "draw_tokens",
     "gated",
     "grouped_experts",
     "linear",

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from rondo.engine.plan import Plan
 from rondo.engine.request import Request
 from rondo.engine.runner import Runner
-from rondo.engine.sampler import NO_TOKEN
 from rondo.engine.sleep import Sleeper
+from rondo.ops import NO_TOKEN
 
 
 @dataclass(slots=True)

@@ -9,9 +9,9 @@ from typing import Protocol
 from rondo.engine.plan import Plan
 from rondo.engine.request import Request
 from rondo.engine.runner import Runner, StepResult
-from rondo.engine.sampler import NO_TOKEN
 from rondo.engine.scheduler import Scheduler
 from rondo.engine.speculate.controller import Controller
+from rondo.ops import NO_TOKEN
 
 
 class Proposer(Protocol):

@@ -1,0 +1,62 @@
+"""Drawing tokens, compiled and by formula."""
+
+import math
+
+import pytest
+import torch
+
+from rondo.ops import NO_TOKEN, draw_tokens
+from rondo.ops.dispatch import use_reference
+from rondo.ops.native.build import compiler
+
+pytestmark = pytest.mark.skipif(
+    not compiler(), reason="no C compiler here: install gcc to test the compiled kernel"
+)
+
+
+@pytest.mark.parametrize("width", [1, 7, 256, 257, 1000, 5003])
+def test_compiled_is_the_reference(width):
+    generator = torch.Generator().manual_seed(width)
+    rows = 300
+    logits = 4 * torch.randn(rows, width, generator=generator)
+    temperatures = 0.2 + torch.rand(rows, generator=generator)
+    draws = torch.rand(rows, generator=generator)
+    draws[0], draws[1] = 0.0, 1 - 2**-24
+    got = draw_tokens(logits, temperatures, draws)
+    with use_reference():
+        want = draw_tokens(logits, temperatures, draws)
+    # A draw that falls within rounding of the border of two tokens may go to either.
+    cumulative = (logits.double() / temperatures[:, None].double()).softmax(-1).cumsum(-1)
+    differs = (got != want).nonzero().flatten().tolist()
+    assert len(differs) <= 3
+    for row in differs:
+        low = min(got[row], want[row])
+        assert abs(float(cumulative[row, low] - draws[row])) < 1e-6
+
+
+def test_a_row_does_not_know_of_others():
+    generator = torch.Generator().manual_seed(0)
+    logits, draws = torch.randn(70, 3000, generator=generator), torch.rand(70, generator=generator)
+    ones = torch.ones(70)
+    together = draw_tokens(logits, ones, draws)
+    alone = [draw_tokens(logits[i : i + 1], ones[:1], draws[i : i + 1]) for i in range(70)]
+    assert torch.equal(together, torch.cat(alone))
+
+
+def test_what_cannot_be_drawn_is_not_drawn():
+    width = 600
+    logits = torch.full((4, width), -math.inf)
+    logits[:, 300] = 1.0
+    logits[1, 599] = 1.0
+    draws = torch.tensor([0.0, 1 - 2**-24, 0.5, 1 - 2**-24])
+    assert draw_tokens(logits, torch.ones(4), draws).tolist() == [300, 599, 300, 300]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_logits_that_are_not_finite_give_no_token(bad):
+    logits = torch.zeros(3, 40)
+    logits[1, 17] = bad
+    logits[2] = -math.inf
+    tokens = draw_tokens(logits, torch.ones(3), torch.full((3,), 0.5)).tolist()
+    assert tokens[0] >= 0
+    assert tokens[1:] == [NO_TOKEN, NO_TOKEN]
