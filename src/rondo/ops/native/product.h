@@ -18,7 +18,9 @@ enum { ACROSS = 4, PANEL = 4096 }; /* floats of w that stay near */
 typedef float Long __attribute__((vector_size(4 * LONG), aligned(4), may_alias));
 
 /* Keeps a value in a register: compilers would load it again for each of its products. */
-#if defined __x86_64__ && defined __AVX__
+#if defined __AVX512F__
+#define HOLD(x) __asm__("" : "+v"(x))
+#elif defined __AVX__
 #define HOLD(x) __asm__("" : "+x"(x))
 #else
 #define HOLD(x) ((void)0)
