@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from rondo.client.types import SamplingParams
+from rondo.client.types import RequestOutput, SamplingParams
 from rondo.engine.config import EngineConfig
 from rondo.engine.llm import LLM
 from rondo.models import Decoder, load, save
@@ -35,6 +35,25 @@ LORAS: dict[str, dict[str, Any]] = {
 
 def prompt(length: int, seed: int) -> list[int]:
     return torch.randint(3, VOCAB, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def same_as_peft(
+    folder: Path, names: list[str | None], prompts: list[list[int]], outputs: list[RequestOutput]
+) -> None:
+    """Greedy answers and their log-probabilities are PEFT's, each with the adapter of its name over `base`."""
+    for adapter in dict.fromkeys(names):
+        theirs: Any = AutoModelForCausalLM.from_pretrained(
+            folder / "base", dtype=torch.float32, attn_implementation="eager"
+        )
+        if adapter is not None:
+            theirs = peft.PeftModel.from_pretrained(theirs, folder / "adapters" / adapter)
+        for i in (i for i, one in enumerate(names) if one == adapter):
+            sample = outputs[i].outputs[0]
+            tokens = torch.tensor([prompts[i] + sample.token_ids])
+            scores = theirs.eval()(tokens, use_cache=False).logits[0, len(prompts[i]) - 1 : -1]
+            assert scores.argmax(-1).tolist() == sample.token_ids
+            chosen = scores.log_softmax(-1).gather(1, tokens[0, len(prompts[i]) :, None])[:, 0]
+            assert (chosen - torch.tensor(sample.logprobs)).abs().max() <= RELATIVE * scores.abs().max()
 
 
 def write_loras(folder: Path, name: str, loras: dict[str, dict[str, Any]]) -> None:
@@ -113,19 +132,7 @@ def test_a_mixed_batch_is_peft(name: str, tmp_path: Path) -> None:
     names = [*loras, None, *loras, None]
     prompts = [prompt(5 + 6 * i, i) for i in range(len(names))]
     outputs = engine(tmp_path).generate(prompts, GREEDY, adapter=names)
-    for adapter in [*loras, None]:
-        theirs: Any = AutoModelForCausalLM.from_pretrained(
-            tmp_path / "base", dtype=torch.float32, attn_implementation="eager"
-        )
-        if adapter is not None:
-            theirs = peft.PeftModel.from_pretrained(theirs, tmp_path / "adapters" / adapter)
-        for i in (i for i, one in enumerate(names) if one == adapter):
-            sample = outputs[i].outputs[0]
-            tokens = torch.tensor([prompts[i] + sample.token_ids])
-            scores = theirs.eval()(tokens, use_cache=False).logits[0, len(prompts[i]) - 1 : -1]
-            assert scores.argmax(-1).tolist() == sample.token_ids
-            chosen = scores.log_softmax(-1).gather(1, tokens[0, len(prompts[i]) :, None])[:, 0]
-            assert (chosen - torch.tensor(sample.logprobs)).abs().max() <= RELATIVE * scores.abs().max()
+    same_as_peft(tmp_path, names, prompts, outputs)
 
 
 @pytest.mark.parametrize("third", ["ranks", "tokenformer1"])

@@ -10,13 +10,19 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-import peft
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
 
-from engine.test_adapters import ALL, GREEDY, LORAS, RELATIVE, VOCAB, write_loras, write_tokenformer
+from engine.test_adapters import (
+    ALL,
+    GREEDY,
+    LORAS,
+    VOCAB,
+    same_as_peft,
+    write_loras,
+    write_tokenformer,
+)
 from engine.test_tp import LOGPROB_TOLERANCE, processes_of
 from rondo.base.errors import InvalidRequest, ModelError, NotFound, Unavailable
 from rondo.client.types import GenerateRequest, SamplingParams
@@ -112,19 +118,7 @@ def test_a_mixed_batch_is_peft(folder: Path, two: LLM) -> None:
     names = [*LORAS, None, *LORAS, None]
     prompts = [prompt(5 + 6 * i, i) for i in range(len(names))]
     outputs = two.generate(prompts, GREEDY, adapter=names)
-    for adapter in [*LORAS, None]:
-        theirs: Any = AutoModelForCausalLM.from_pretrained(
-            folder / "base", dtype=torch.float32, attn_implementation="eager"
-        )
-        if adapter is not None:
-            theirs = peft.PeftModel.from_pretrained(theirs, folder / "adapters" / adapter)
-        for i in (i for i, one in enumerate(names) if one == adapter):
-            sample = outputs[i].outputs[0]
-            row = torch.tensor([prompts[i] + sample.token_ids])
-            scores = theirs.eval()(row, use_cache=False).logits[0, len(prompts[i]) - 1 : -1]
-            assert scores.argmax(-1).tolist() == sample.token_ids
-            chosen = scores.log_softmax(-1).gather(1, row[0, len(prompts[i]) :, None])[:, 0]
-            assert (chosen - torch.tensor(sample.logprobs)).abs().max() <= RELATIVE * scores.abs().max()
+    same_as_peft(folder, names, prompts, outputs)
 
 
 def test_verbs_reach_both_ranks_while_others_run(folder: Path, one: LLM, two: LLM) -> None:

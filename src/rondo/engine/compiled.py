@@ -45,7 +45,7 @@ class CompiledLayers:
     def of(cls, model: Decoder, cache: KVCache, sites: Sites | None = None) -> CompiledLayers | None:
         """None where some part of the model is not of the kind."""
         compiled = cls(model, cache, sites)
-        return compiled if compiled.can([]) or references_only() else None
+        return compiled if compiled._follow() else None
 
     def can(self, served: Sequence[Served | None]) -> bool:
         """Whether it can run a step in which requests have these adapters. What hangs on a module (an adapter that is

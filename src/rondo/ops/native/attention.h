@@ -117,18 +117,6 @@ static void write_row(const Attention *a, int64_t request, int64_t head, float *
     keep(a->kept, row, a->values, a->value_scales, to, a->value_dim);
 }
 
-/* By lanes: one after another, each comparison would wait for the one before. */
-static float largest(const float *row, int64_t count) {
-    float lanes[LANES], most = row[0];
-    for (int64_t i = 0; i < LANES; i++) lanes[i] = most;
-    int64_t t = 0;
-    for (; t + LANES <= count; t += LANES)
-        for (int64_t i = 0; i < LANES; i++) lanes[i] = row[t + i] > lanes[i] ? row[t + i] : lanes[i];
-    for (; t < count; t++) most = row[t] > most ? row[t] : most;
-    for (int64_t i = 0; i < LANES; i++) most = lanes[i] > most ? lanes[i] : most;
-    return most;
-}
-
 /* Scores to weights relative to the largest, in place. */
 static void weigh(const Attention *a, float *restrict row, int64_t count, float *top, float *total) {
     const float cap = a->softcap;

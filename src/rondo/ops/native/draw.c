@@ -16,19 +16,8 @@ typedef struct {
 
 enum { PIECE = 256 };
 
-static float highest(const float *row, int64_t n) {
-    float lanes[LANES], top = row[0];
-    for (int64_t j = 0; j < LANES; j++) lanes[j] = top;
-    int64_t i = 0;
-    for (; i + LANES <= n; i += LANES)
-        for (int64_t j = 0; j < LANES; j++) lanes[j] = row[i + j] > lanes[j] ? row[i + j] : lanes[j];
-    for (; i < n; i++) top = row[i] > top ? row[i] : top;
-    for (int64_t j = 0; j < LANES; j++) top = lanes[j] > top ? lanes[j] : top;
-    return top;
-}
-
 static int64_t draw_row(const float *restrict logits, float temperature, float draw, int64_t n, float *restrict weights) {
-    const float top = highest(logits, n), scale = 1 / temperature;
+    const float top = largest(logits, n), scale = 1 / temperature;
     for (int64_t i = 0; i < n; i++) {
         const float x = (logits[i] - top) * scale;
         weights[i] = x < -87.0f ? 0.0f : exp_neg(x);

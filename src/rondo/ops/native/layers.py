@@ -12,11 +12,10 @@ from torch import Tensor
 from rondo.ops.attention import AttentionSpec
 from rondo.ops.native.build import library
 from rondo.ops.native.paged_decode import GIVEN, KEPT
+from rondo.ops.native.product import MULTIPLE, TYPES
 from rondo.ops.pages import Pages
 from rondo.ops.rope import RopeSpec
 
-MULTIPLE = 16
-"""The widths of a layer are multiples of the longest vector."""
 HEAD_MULTIPLE = 8
 """So that no head's numbers need padding."""
 WEIGHTS = (
@@ -119,7 +118,7 @@ class DenseLayers:
             and type(tensor) in (Tensor, torch.nn.Parameter)
             for tensor in tensors
         )
-        known = tensors[0].dtype in (torch.float32, torch.bfloat16)
+        known = tensors[0].dtype in TYPES
         return alike and known and all(layer.fits for layer in layers) and library("layers") is not None
 
     def __call__(

@@ -48,6 +48,18 @@ static inline float sum_of(const float *x, int64_t n) {
     return sum;
 }
 
+/* By lanes: one after another, each comparison would wait for the one before. */
+static float largest(const float *row, int64_t count) {
+    float lanes[LANES], most = row[0];
+    for (int64_t i = 0; i < LANES; i++) lanes[i] = most;
+    int64_t t = 0;
+    for (; t + LANES <= count; t += LANES)
+        for (int64_t i = 0; i < LANES; i++) lanes[i] = row[t + i] > lanes[i] ? row[t + i] : lanes[i];
+    for (; t < count; t++) most = row[t] > most ? row[t] : most;
+    for (int64_t i = 0; i < LANES; i++) most = lanes[i] > most ? lanes[i] : most;
+    return most;
+}
+
 /* The sums of four halves, side by side. */
 ALWAYS_INLINE Half sums(Half a, Half b, Half c, Half d) {
     const Half ab = SHUFFLE(a, b, 0, 4, 1, 5) + SHUFFLE(a, b, 2, 6, 3, 7);
