@@ -10,8 +10,8 @@ from rondo.base.errors import InvalidRequest, NotFound
 from rondo.client.openai import Wire, parse
 from rondo.engine.async_engine import AsyncEngine
 from rondo.server.admin import admin_route
-from rondo.server.completions import Served
 from rondo.server.http import read_body
+from rondo.server.served import Served
 
 LOAD, UNLOAD = ADAPTER_PATHS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 

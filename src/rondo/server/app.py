@@ -19,11 +19,13 @@ from rondo.base.errors import RondoError
 from rondo.client.openai import ModelCard, ModelList
 from rondo.engine.async_engine import AsyncEngine
 from rondo.server.adapters import ADAPTER_PATHS, adapter_routes
-from rondo.server.completions import Served, chat, completions
+from rondo.server.chat import chat
+from rondo.server.completions import completions
 from rondo.server.config import ServerConfig
 from rondo.server.errors import error_body, log_bugs, of_rondo, on_bug, on_http_error, on_rondo_error
 from rondo.server.lifecycle import lifecycle_routes
 from rondo.server.prompts import Prompts
+from rondo.server.served import Served
 from rondo.server.shapes import Tokens
 from rondo.text.tokenizer import Tokenizer
 

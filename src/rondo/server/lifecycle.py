@@ -12,8 +12,8 @@ from rondo.client.engine import PauseMode
 from rondo.client.openai import Wire, parse
 from rondo.engine.async_engine import AsyncEngine
 from rondo.server.admin import admin_route, query
-from rondo.server.completions import Served
 from rondo.server.http import read_body, unless_gone
+from rondo.server.served import Served
 
 MODES = get_args(PauseMode)
 

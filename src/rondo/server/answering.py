@@ -1,0 +1,160 @@
+"""From a request's parts to its answer, whole or streamed: what chat and plain completions have in common."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp
+
+from rondo.base.errors import InvalidRequest
+from rondo.client.openai import SamplingBody
+from rondo.client.types import GenerateRequest, TokenChunk
+from rondo.server.http import DONE, EventStream, event_of, unless_gone
+from rondo.server.served import Served
+from rondo.server.shapes import UsageCount, join
+
+
+@dataclass(frozen=True)
+class Job:
+    """One HTTP request on its way: what goes to the engine, and how its chunks are shown.
+
+    `choice(chunk, index, whole)` makes one element of `choices`, for a stream or for a whole answer.
+    """
+
+    id: str
+    kind: str
+    model: str
+    body: SamplingBody
+    requests: Sequence[GenerateRequest]
+    choice: Callable[[TokenChunk, int, bool], dict[str, Any]]
+    first: Callable[[int], dict[str, Any]] | None = None
+
+    def index(self, prompt: int, chunk: TokenChunk) -> int:
+        return prompt * (self.body.n or 1) + chunk.index
+
+    def head(self, streamed: bool) -> dict[str, Any]:
+        kind = f"{self.kind}.chunk" if streamed and self.kind == "chat.completion" else self.kind
+        return {"id": self.id, "object": kind, "created": int(time.time()), "model": self.model}
+
+
+def ending(body: SamplingBody, chunk: TokenChunk, whole: bool) -> dict[str, Any]:
+    """`weight_version` is that of the newest token; `token_ids` only where asked for."""
+    ending: dict[str, Any] = {"finish_reason": chunk.finish_reason, "stop_reason": chunk.stop_reason}
+    if chunk.weight_versions:
+        ending["weight_version"] = chunk.weight_versions[-1]
+    if body.return_token_ids:
+        ending["token_ids"] = chunk.token_ids
+        ending["weight_versions"] = chunk.weight_versions
+    return ending
+
+
+async def answer(served: Served, request: Request, job: Job) -> ASGIApp:
+    if job.body.stream_options is not None and not job.body.stream:
+        raise InvalidRequest("stream_options needs stream: true.", param="stream_options")
+    if job.body.stream:
+        return EventStream(_events(served, job))
+    return await unless_gone(request, _whole(served, job))
+
+
+async def _whole(served: Served, job: Job) -> Response:
+    usage = UsageCount()
+
+    async def finish(generate: GenerateRequest) -> list[TokenChunk]:
+        chunks = []
+        async with aclosing(served.engine.generate(generate)) as stream:
+            async for chunk in stream:
+                usage.count(chunk)
+                chunks.append(chunk)
+        return join(chunks)
+
+    with served.under_way(job.id, job.requests):
+        samples = await _gather([finish(generate) for generate in job.requests])
+    choices = [
+        job.choice(chunk, job.index(prompt, chunk), True)
+        for prompt, chunks in enumerate(samples)
+        for chunk in chunks
+    ]
+    return JSONResponse(job.head(streamed=False) | {"choices": choices, "usage": usage.body()})
+
+
+async def _events(served: Served, job: Job) -> AsyncGenerator[bytes, None]:
+    usage = UsageCount()
+    head = job.head(streamed=True)
+    options = job.body.stream_options
+    with_usage = options is not None and options.include_usage
+    begun: set[int] = set()
+    with served.under_way(job.id, job.requests):
+        async with aclosing(_merge(served, job)) as stream:
+            async for prompt, chunk in stream:
+                usage.count(chunk)
+                index = job.index(prompt, chunk)
+                if job.first is not None and index not in begun:
+                    begun.add(index)
+                    yield event_of(_with_usage(head | {"choices": [job.first(index)]}, with_usage))
+                if chunk.text or chunk.finish_reason or chunk.logprobs or job.body.return_token_ids:
+                    event = head | {"choices": [job.choice(chunk, index, False)]}
+                    if options is not None and options.continuous_usage_stats:
+                        event["usage"] = usage.body()
+                    yield event_of(_with_usage(event, with_usage))
+    if with_usage:
+        yield event_of(head | {"choices": [], "usage": usage.body()})
+    yield DONE
+
+
+def _with_usage(event: dict[str, Any], with_usage: bool) -> dict[str, Any]:
+    return {"usage": None} | event if with_usage else event
+
+
+async def _merge(served: Served, job: Job) -> AsyncGenerator[tuple[int, TokenChunk], None]:
+    """The chunks of all prompts as they come."""
+    if len(job.requests) == 1:
+        async with aclosing(served.engine.generate(job.requests[0])) as stream:
+            async for chunk in stream:
+                yield 0, chunk
+        return
+    # One place a prompt: a reader that is slow holds back only readers, and the engine's streams join their chunks.
+    queue: asyncio.Queue[tuple[int, TokenChunk] | Exception | None] = asyncio.Queue(len(job.requests))
+
+    async def pump(index: int, generate: GenerateRequest) -> None:
+        try:
+            async with aclosing(served.engine.generate(generate)) as stream:
+                async for chunk in stream:
+                    await queue.put((index, chunk))
+            await queue.put(None)
+        except Exception as error:
+            # Whatever it is: the reader waits for a word from each prompt.
+            await queue.put(error)
+
+    tasks = [asyncio.create_task(pump(i, generate)) for i, generate in enumerate(job.requests)]
+    try:
+        left = len(tasks)
+        while left:
+            item = await queue.get()
+            if item is None:
+                left -= 1
+            elif isinstance(item, Exception):
+                raise item
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _gather(work: Sequence[Any]) -> list[list[TokenChunk]]:
+    """All results; the first error cancels the rest."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,89 @@
+"""The model behind the routes, and what is checked of every request to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from rondo.base.errors import InvalidRequest, NotFound
+from rondo.client.engine import Engine
+from rondo.client.openai import ChatRequest, CompletionRequest, SamplingBody
+from rondo.client.types import GenerateRequest, SamplingParams
+from rondo.server.prompts import Prompts
+from rondo.server.shapes import Tokens
+
+
+@dataclass(frozen=True)
+class Served:
+    """The model behind the routes."""
+
+    engine: Engine
+    prompts: Prompts
+    tokens: Tokens
+    name: str
+    aliases: frozenset[str]
+    max_model_len: int
+    max_queued: int
+    max_body_bytes: int
+    allow_priority: bool
+    created: int
+    parts: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """The engine's requests behind each answer that is under way."""
+
+    @contextmanager
+    def under_way(self, id: str, requests: Sequence[GenerateRequest]) -> Iterator[None]:
+        self.parts[id] = tuple(request.id for request in requests)
+        try:
+            yield
+        finally:
+            del self.parts[id]
+
+    @property
+    def adapters(self) -> Sequence[str]:
+        """Their names, but for those that the model itself goes by."""
+        return [name for name in self.engine.adapters() if not self.is_base(name)]
+
+    def shown(self, name: str) -> str:
+        """What an answer calls the model that was asked for."""
+        return self.adapter(name) or self.name
+
+    def is_base(self, name: str) -> bool:
+        return name == self.name or name in self.aliases
+
+    def adapter(self, name: str) -> str | None:
+        """The adapter that goes by that name; None if it is the model itself."""
+        if self.is_base(name):
+            return None
+        if not self.engine.has_adapter(name):
+            raise NotFound(
+                f"the model {name!r} does not exist here; this server has {self.name!r}.",
+                param="model",
+                code="model_not_found",
+            )
+        return name
+
+    def check_room(self, body: SamplingBody, prompts: int) -> None:
+        """Samples that can never wait together are refused before the first of them is begun."""
+        n = body.n or 1
+        if prompts * n > self.max_queued:
+            raise InvalidRequest(
+                f"{prompts} prompts with n = {n} make {prompts * n} samples, but at most {self.max_queued} may wait "
+                "here (engine.max_queued). Ask for fewer at a time.",
+                param="n" if n > 1 else "prompt",
+            )
+
+    def check_priority(self, body: SamplingBody) -> None:
+        if body.priority and not self.allow_priority:
+            raise InvalidRequest(
+                "priority is not allowed here; the server's setting server.allow_priority turns it on.",
+                param="priority",
+            )
+
+    def check(self, body: ChatRequest | CompletionRequest, prompts: int) -> SamplingParams:
+        """All that can be refused before a prompt is looked at."""
+        self.adapter(body.model)
+        self.check_priority(body)
+        sampling = body.to_sampling()
+        self.check_room(body, prompts)
+        return sampling
