@@ -76,6 +76,16 @@ def test_an_api_key_guards_v1_alone(model_folder):
             assert client.complete("abc", model=str(model_folder), max_tokens=1)
 
 
+@pytest.mark.parametrize("route", ["/v1/embeddings", "/tokenize", "/detokenize"])
+def test_an_api_key_guards_whatever_asks_the_model(model_folder, route):
+    for running in start(model_folder, config=ServerConfig(port=0, api_key="secret")):
+        assert httpx.post(running.url + route, json={}).status_code == 401
+        assert (
+            httpx.post(running.url + route, json={}, headers={"Authorization": "Bearer secret"}).status_code
+            == 400
+        )
+
+
 def test_a_full_queue_is_a_429_with_retry_after(model_folder):
     engine = EngineConfig(max_num_seqs=1, max_queued=3, block_size=4)
     for running in start(model_folder, engine):

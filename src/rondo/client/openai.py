@@ -209,6 +209,7 @@ typo."""
 SHAPES = {
     "prompt": "must be a text, a list of texts, a list of token ids, or a list of lists of token ids",
     "stop": "must be a text or a list of texts",
+    "input": "must be a text, a list of texts, a list of token ids, or a list of lists of token ids",
     "messages": "must be a list of {role, content}, content a text or a list of text parts",
     "response_format": 'only {"type": "text"} is supported',
     "suffix": "is not supported",

@@ -10,6 +10,7 @@ from rondo.base.errors import InvalidRequest
 
 FinishReason = Literal["stop", "length", "abort"]
 LogprobsMode = Literal["scaled", "raw"]
+Pooling = Literal["last", "mean"]
 
 MAX_LOGPROBS = 100
 MAX_STOP = 16
@@ -115,13 +116,15 @@ def _require(ok: bool, param: str, message: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """One prompt, already token ids. A lower `priority` goes first. `adapter` is a name; None is the base alone."""
+    """One prompt, already token ids. A lower `priority` goes first. `adapter` is a name; None is the base alone. With
+    `pooling` it wants no answer but a vector of the prompt."""
 
     id: str
     prompt_ids: Sequence[int]
     sampling: SamplingParams = field(default_factory=SamplingParams)
     priority: int = 0
     adapter: str | None = None
+    pooling: Pooling | None = None
 
 
 @dataclass(slots=True)
@@ -129,7 +132,8 @@ class TokenChunk:
     """The next tokens of one sample of a request: the unit of streaming.
 
     `weight_versions` holds one entry a token. `top_logprobs`, when asked for, one list of (token,
-    log-probability) a token, likeliest first. The chunk with a `finish_reason` is the sample's last.
+    log-probability) a token, likeliest first. The chunk with a `finish_reason` is the sample's last. `vector` is all
+    there is to a request for one.
     """
 
     request_id: str
@@ -143,6 +147,7 @@ class TokenChunk:
     stop_reason: int | str | None = None
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    vector: list[float] | None = None
 
     def extend(self, other: TokenChunk) -> None:
         """Takes the tokens of the chunk that follows, so that a slow reader holds one chunk and not a

@@ -40,6 +40,10 @@ class EngineConfig(Section):
         None, gt=0, description="How fast prompts are computed; measured at the start by default."
     )
     prefix_cache: bool = Field(True, description="Keep and share the KV blocks of prompts that begin alike.")
+    pooling: Literal["last", "mean"] = Field(
+        "last",
+        description="What an embedding is: the output at the prompt's last token, or the mean over all.",
+    )
     overlap: bool = Field(
         False, description="Plan a step, and account for the one before, while the model computes."
     )

@@ -21,6 +21,7 @@ from rondo.engine.host import host_cache, swap_of
 from rondo.engine.intake import Intake, max_model_len
 from rondo.engine.overlap import Overlap, check_overlap
 from rondo.engine.plan import Plan
+from rondo.engine.pooling import is_usable
 from rondo.engine.renew import read_version
 from rondo.engine.request import Request
 from rondo.engine.runner import Runner, StepResult
@@ -336,9 +337,10 @@ class EngineCore:
             at = self._clock()
             for request in plan.admitted:
                 request.started_at = request.started_at or at
+        self._end_pooled(result.pooled)
         sampled = result.sampled
         if sampled is None:
-            return Step([], [], plan.admitted)
+            return Step([], result.pooled, plan.admitted)
         rows = accepted_rows(result.requests, sampled.tokens) if plan.ahead else range(len(result.requests))
         finished, broken = self._take_tokens(result.requests, sampled, rows)
         moved, extra = result.requests, 0
@@ -354,10 +356,20 @@ class EngineCore:
         for request in moved:
             if request.riders:
                 self.scheduler.part(request)
+        ended = finished + result.pooled
         if not broken:
-            return Step(moved, finished, plan.admitted, extra)
+            return Step(moved, ended, plan.admitted, extra)
         advanced = [request for request in moved if request.error is None]
-        return Step(advanced, finished + broken, plan.admitted, extra)
+        return Step(advanced, ended + broken, plan.admitted, extra)
+
+    def _end_pooled(self, requests: Sequence[Request]) -> None:
+        whole = [request for request in requests if is_usable(request)]
+        if len(whole) < len(requests):
+            self._break([request for request in requests if request not in whole])
+        if whole:
+            self.scheduler.finish_all(whole)
+            for request in whole:
+                self._end(request, "stop")
 
     def _take_tokens(
         self, requests: Sequence[Request], sampled: Sampled, rows: Iterable[int]

@@ -28,7 +28,7 @@ class Intake:
         self, request: GenerateRequest, prompt: list[int], adapter: LoadedAdapter | None, now: float
     ) -> list[Request]:
         params = request.sampling
-        room = self._max_model_len - len(prompt)
+        room = 0 if request.pooling else self._max_model_len - len(prompt)
         new = room if params.max_tokens is None else min(params.max_tokens, room)
         ends = frozenset() if params.ignore_eos else self._eos_ids
         stop_ids = ends.union(params.stop_token_ids)
@@ -44,6 +44,7 @@ class Intake:
                 priority=request.priority,
                 adapter=adapter,
                 adapter_key=0 if adapter is None else adapter.key,
+                pooling=request.pooling,
                 seed=derive(seed, index),
                 stop_ids=stop_ids,
                 added_at=now,
@@ -56,8 +57,10 @@ class Intake:
         return samples
 
     def check(self, request: GenerateRequest, prompt: list[int]) -> None:
-        self._check_prompt(prompt)
+        self._check_prompt(prompt, 0 if request.pooling else 1)
         params = request.sampling
+        if request.pooling and params.n > 1:
+            raise InvalidRequest(f"n is {params.n}, but a prompt has one vector: n must be 1.", param="n")
         self._check_known("logit_bias", params.logit_bias or ())
         self._check_known("stop_token_ids", params.stop_token_ids)
         if params.min_tokens and len(self._eos_ids.union(params.stop_token_ids)) == self._vocab:
@@ -71,13 +74,15 @@ class Intake:
                 param="n",
             )
 
-    def _check_prompt(self, prompt: list[int]) -> None:
+    def _check_prompt(self, prompt: list[int], answer: int) -> None:
+        """`answer` is how many tokens must be left for it."""
         if not prompt:
             raise InvalidRequest("the prompt is empty: it needs at least one token.", param="prompt")
-        if len(prompt) >= self._max_model_len:
+        if len(prompt) + answer > self._max_model_len:
+            left = ", of which at least one must be left for the answer" if answer else ""
             raise InvalidRequest(
-                f"the prompt has {len(prompt)} tokens, but the context is {self._max_model_len} tokens, of which at "
-                "least one must be left for the answer. Shorten the prompt.",
+                f"the prompt has {len(prompt)} tokens, but the context is {self._max_model_len} tokens{left}. "
+                "Shorten the prompt.",
                 param="prompt",
                 code="context_length_exceeded",
             )

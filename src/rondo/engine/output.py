@@ -129,4 +129,11 @@ class SampleReader:
             text=text,
             prompt_tokens=base,
             cached_tokens=max(request.first_cached, 0),
+            vector=_vector(request),
         )
+
+
+def _vector(request: Request) -> list[float] | None:
+    """Whole, or none: one that was aborted may have a part of it."""
+    whole = request.vector is not None and request.finish_reason == "stop"
+    return request.vector.tolist() if whole and request.vector is not None else None

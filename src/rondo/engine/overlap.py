@@ -22,6 +22,7 @@ from rondo.base.errors import ConfigError
 from rondo.engine.config import EngineConfig
 from rondo.engine.layout import to_device
 from rondo.engine.plan import Plan
+from rondo.engine.pooling import is_usable
 from rondo.engine.request import Request
 from rondo.engine.runner import Prepared, Runner, StepResult
 from rondo.engine.sampler import Drawn
@@ -61,6 +62,7 @@ class Flight:
 
     plan: Plan
     requests: list[Request]
+    pooled: list[Request]
     drawn: Callable[[], Drawn | None]
 
 
@@ -129,7 +131,7 @@ class Overlap:
                 self._fill(step, rows, last.drawn(), sources)
             return self._runner.execute(step)
 
-        return Flight(plan, step.requests, self._start(compute))
+        return Flight(plan, step.requests, step.pooled, self._start(compute))
 
     @torch.inference_mode()
     def _fill(self, step: Prepared, rows: list[int], drawn: Drawn | None, sources: list[int]) -> None:
@@ -161,9 +163,11 @@ class Overlap:
         live = [i for i, request in enumerate(last.requests) if request.state == "running"]
         if sampled is not None and len(live) < len(last.requests):
             sampled = sampled.only(live) if live else None
-        if sampled is not None and NO_TOKEN in sampled.tokens and self._flight is not None:
+        pooled = [request for request in last.pooled if request.state == "running"]
+        broken = (sampled is not None and NO_TOKEN in sampled.tokens) or not all(map(is_usable, pooled))
+        if broken and self._flight is not None:
             self._flight.drawn()  # its blocks are about to be cleaned
-        return self._advance(last.plan, StepResult([last.requests[i] for i in live], sampled))
+        return self._advance(last.plan, StepResult([last.requests[i] for i in live], sampled, pooled))
 
 
 def _goes_on(request: Request) -> bool:

@@ -30,8 +30,8 @@ class Prefixes:
         request.publishable = self._pool.prefix_cache
 
     def find(self, request: Request, limit: int) -> list[int]:
-        """The blocks that hold its first tokens, at most `limit` of them."""
-        if not self._pool.prefix_cache:
+        """The blocks that hold its first tokens, at most `limit` of them. A mean is over what is computed."""
+        if not self._pool.prefix_cache or request.pooling == "mean":
             return []
         root = self._root(request)
         self._pool.extend_keys(request.keys, root, request.tokens)

@@ -17,9 +17,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from rondo.base.errors import RondoError
-from rondo.client.types import FinishReason, SamplingParams
+from rondo.client.types import FinishReason, Pooling, SamplingParams
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from rondo.engine.adapters import LoadedAdapter
 
 State = Literal["waiting", "running", "finished"]
@@ -40,6 +42,10 @@ class Request:
     adapter: LoadedAdapter | None = None
     adapter_key: int = 0
     """Of the adapter's content, for the prefix cache; 0 is the base alone."""
+
+    pooling: Pooling | None = None
+    vector: Tensor | None = None
+    """What it wants instead of tokens, where it says `pooling`: see pooling.py."""
 
     prompt_length: int = 0
     cached: int = 0

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -26,6 +27,7 @@ from rondo.engine.layout import (
     to_device,
 )
 from rondo.engine.plan import Plan
+from rondo.engine.pooling import Pools, parts_of, pools_of
 from rondo.engine.request import Request
 from rondo.engine.sampler import Batch, Drawn, Sampled, Sampler
 from rondo.models import Decoder
@@ -38,18 +40,19 @@ Ints = NDArray[np.int64]
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """`requests` got one token each, in the order of `sampled`, riders included; the others are still catching up. One
-    that carried proposals is there once more for each of them."""
+    that carried proposals is there once more for each of them. `pooled` have their vector."""
 
     requests: list[Request]
     sampled: Sampled | None
+    pooled: list[Request] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A step laid out. What it needs of its requests is copied, so that they may move on while it runs.
 
-    `read` are the rows of the flat row that give logits, `counts` how many requests (a leader and its riders) sample
-    from each; `batch` is None where nobody has caught up.
+    `read` are the rows of the flat row that give logits, or go into a vector (`pools`); `counts` how many requests (a
+    leader and its riders) sample from each of the first; `batch` is None where nobody has caught up.
     """
 
     plan: Plan
@@ -60,6 +63,12 @@ class Prepared:
     read: Tensor | None
     counts: Tensor | None
     batch: Batch | None
+    pools: Pools | None
+
+    @property
+    def pooled(self) -> list[Request]:
+        """Those whose vector this step completes."""
+        return [] if self.pools is None else self.pools.ended
 
     @property
     def requests(self) -> list[Request]:
@@ -90,7 +99,7 @@ class Runner:
     def run(self, plan: Plan) -> StepResult:
         step = self.prepare(plan)
         drawn = self.execute(step)
-        return StepResult(step.requests, None if drawn is None else drawn.read())
+        return StepResult(step.requests, None if drawn is None else drawn.read(), step.pooled)
 
     def prepare(self, plan: Plan) -> Prepared:
         for request in plan.admitted:
@@ -99,6 +108,7 @@ class Runner:
         chunks = sorted(plan.chunks, key=partial(shape, block_size=self.cache.block_size))
         flat = flatten(plan, chunks, self.tables)
         leaders, rows = _caught_up(plan, chunks)
+        readers, rows, pools = pools_of(parts_of(flat.requests, flat.starts), leaders, rows)
         every = len(rows) == len(flat.tokens)
         read = None if every else to_device(np.array(rows, dtype=np.int64), self.device)
         requests = [each for leader in leaders for each in (leader, *leader.riders)]
@@ -109,9 +119,9 @@ class Runner:
             counts = to_device(samples, self.device)
             ahead = None if ahead is None else ahead.repeat(samples)
         batch = self.sampler.batch(requests, ahead) if requests else None
-        layout, mixture = self._layout(flat, leaders)
+        layout, mixture = self._layout(flat, readers)
         tokens, positions = (to_device(array, self.device) for array in (flat.tokens, flat.positions))
-        return Prepared(plan, tokens, positions, layout, mixture, read, counts, batch)
+        return Prepared(plan, tokens, positions, layout, mixture, read, counts, batch, pools)
 
     @torch.inference_mode()
     def execute(self, step: Prepared) -> Drawn | None:
@@ -124,16 +134,21 @@ class Runner:
 
     @torch.inference_mode()
     def forward(self, step: Prepared) -> Tensor | None:
-        """The logits for the next token of those that caught up, one row each, and one more for each proposal."""
+        """The logits for the next token of those that caught up, one row each, and one more for each proposal. On the
+        way, vectors get what is theirs."""
         self._move_blocks(step.plan)
         inputs = step.tokens, step.positions
+        head: Callable[[Tensor], Tensor] = self.model.head
         if isinstance(step.layout, CompiledStep):
             assert self.compiled is not None
+            head = self.compiled.head
             x = self.compiled(*inputs, step.layout, step.read)
-            return None if step.batch is None else self.compiled.head(x)
-        with adding(step.mixture):
-            x = self.model.trunk(*inputs, Paged(self.cache, step.layout), step.read)
-        return None if step.batch is None else self.model.head(x)
+        else:
+            with adding(step.mixture):
+                x = self.model.trunk(*inputs, Paged(self.cache, step.layout), step.read)
+        if step.pools is not None:
+            x = step.pools.take(x, self.model.head.norm)
+        return None if step.batch is None else head(x)
 
     def _move_blocks(self, plan: Plan) -> None:
         """In this order, and all before the step writes. Copies complete what a request that is swapped out holds,
@@ -146,21 +161,21 @@ class Runner:
         if self.host is not None and plan.swap_in:
             self.host.load(plan.swap_in)
 
-    def _layout(self, flat: Flat, leaders: list[Request]) -> tuple[StepLayout | CompiledStep, Mixture | None]:
+    def _layout(self, flat: Flat, readers: list[Request]) -> tuple[StepLayout | CompiledStep, Mixture | None]:
         served = [] if self.mixer is None else [_served(request) for request in flat.requests]
         if self.compiled is not None and self.compiled.can(served):
             self._forget()
             return compiled_step(flat, self.tables, served), None
-        return step_layout(flat, self.tables, self.device), self._mixture(flat, served, leaders)
+        return step_layout(flat, self.tables, self.device), self._mixture(flat, served, readers)
 
-    def _mixture(self, flat: Flat, served: list[Served | None], leaders: list[Request]) -> Mixture | None:
-        """What the adapters of this step's requests add, in the order of the flat row."""
+    def _mixture(self, flat: Flat, served: list[Served | None], readers: list[Request]) -> Mixture | None:
+        """What the adapters of this step's requests add, in the order of the flat row; `readers` have the rows read."""
         if self.mixer is None or not any(served):
             self._forget()
             return None
         counts = np.diff(flat.starts).tolist()
         spans = [Span(*each) for each in zip(served, flat.starts.tolist(), counts, strict=False)]
-        return self.mixer.mix(len(flat.tokens), spans, [_served(request) for request in leaders])
+        return self.mixer.mix(len(flat.tokens), spans, [_served(request) for request in readers])
 
     def _forget(self) -> None:
         if self.mixer is not None:
@@ -171,17 +186,22 @@ def _served(request: Request) -> Served | None:
     return None if request.adapter is None else request.adapter.served
 
 
+def _samples(request: Request, planned: int) -> bool:
+    """Whether a token follows on what the step computes of it."""
+    return request.computed + planned == len(request.tokens) and request.pooling is None
+
+
 def _caught_up(plan: Plan, chunks: list[Request]) -> tuple[list[Request], list[int]]:
     """The requests whose last token is computed in this step, and the row it is in; then those of its proposals."""
     decodes = plan.decodes
     if plan.ahead:
         decodes = [each for request in decodes for each in (request, *(request for _ in request.proposed))]
-    rows = [i for i, request in enumerate(decodes) if len(request.tokens) - request.computed == 1]
+    rows = [i for i, request in enumerate(decodes) if _samples(request, 1)]
     requests = decodes.copy() if len(rows) == len(decodes) else [decodes[i] for i in rows]
     end = len(decodes)
     for request in chunks:
         end += request.planned
-        if request.computed + request.planned == len(request.tokens):
+        if _samples(request, request.planned):
             requests.append(request)
             rows.append(end - 1)
     return requests, rows

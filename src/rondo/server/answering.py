@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 from rondo.base.errors import InvalidRequest
 from rondo.client.openai import SamplingBody
 from rondo.client.types import GenerateRequest, TokenChunk
-from rondo.server.http import DONE, EventStream, event_of, unless_gone
+from rondo.server.http import DONE, EventStream, event_of, gather, unless_gone
 from rondo.server.served import Served
 from rondo.server.shapes import UsageCount, join
 
@@ -75,7 +75,7 @@ async def _whole(served: Served, job: Job) -> Response:
         return join(chunks)
 
     with served.under_way(job.id, job.requests):
-        samples = await _gather([finish(generate) for generate in job.requests])
+        samples = await gather([finish(generate) for generate in job.requests])
     choices = [
         job.choice(chunk, job.index(prompt, chunk), True)
         for prompt, chunks in enumerate(samples)
@@ -143,17 +143,6 @@ async def _merge(served: Served, job: Job) -> AsyncGenerator[tuple[int, TokenChu
                 raise item
             else:
                 yield item
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _gather(work: Sequence[Any]) -> list[list[TokenChunk]]:
-    """All results; the first error cancels the rest."""
-    tasks = [asyncio.ensure_future(one) for one in work]
-    try:
-        return list(await asyncio.gather(*tasks))
     finally:
         for task in tasks:
             task.cancel()

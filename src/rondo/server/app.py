@@ -22,12 +22,17 @@ from rondo.server.adapters import ADAPTER_PATHS, adapter_routes
 from rondo.server.chat import chat
 from rondo.server.completions import completions
 from rondo.server.config import ServerConfig
+from rondo.server.embeddings import Dimensions, Embedder
 from rondo.server.errors import error_body, log_bugs, of_rondo, on_bug, on_http_error, on_rondo_error
 from rondo.server.lifecycle import lifecycle_routes
 from rondo.server.prompts import Prompts
 from rondo.server.served import Served
 from rondo.server.shapes import Tokens
+from rondo.server.tokenize import detokenize, tokenize
 from rondo.text.tokenizer import Tokenizer
+
+OUTSIDE_V1 = ("/tokenize", "/detokenize")
+"""What asks the model too, under the names that vLLM gave it."""
 
 
 def create_app(
@@ -46,9 +51,14 @@ def create_app(
         allow_priority=config.allow_priority,
         created=int(time.time()),
     )
+    model = engine.core.model.config
+    embedder = Embedder(served, engine.core.config.pooling, Dimensions.of(model, config.matryoshka))
     routes = [
         _post("/v1/chat/completions", lambda request: chat(served, request)),
         _post("/v1/completions", lambda request: completions(served, request)),
+        _post("/tokenize", lambda request: tokenize(served, request)),
+        _post("/detokenize", lambda request: detokenize(served, request)),
+        _post("/v1/embeddings", embedder.embeddings),
         *_model_routes(served),
         *_health_routes(engine, config),
         *lifecycle_routes(engine, served, config.admin_key),
@@ -115,13 +125,17 @@ def _health_routes(engine: AsyncEngine, config: ServerConfig) -> list[Route]:
     ]
 
 
+def _needs_key(path: str) -> bool:
+    return (path.startswith("/v1") or path in OUTSIDE_V1) and path not in ADAPTER_PATHS
+
+
 def require_key(app: ASGIApp, key: str) -> ASGIApp:
-    """Everything under /v1 needs `Authorization: Bearer <key>`; health and metrics stay open. What only the operator
-    may ask for has a key of its own."""
+    """What asks the model needs `Authorization: Bearer <key>`; health and metrics stay open. What only the operator may
+    ask for has a key of its own."""
     expected = f"Bearer {key}".encode()
 
     async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"].startswith("/v1") and scope["path"] not in ADAPTER_PATHS:
+        if scope["type"] == "http" and _needs_key(scope["path"]):
             given = dict(scope["headers"]).get(b"authorization", b"")
             if not hmac.compare_digest(given, expected):
                 message = "a valid API key is needed: send it as 'Authorization: Bearer <key>'."

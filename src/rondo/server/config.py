@@ -22,6 +22,9 @@ class ServerConfig(Section):
     drain_seconds: float = Field(30.0, ge=0, description="how long running requests may finish after SIGTERM")
     max_body_bytes: int = Field(64 << 20, ge=1024, description="the largest request body")
     allow_priority: bool = Field(False, description="whether clients may say which requests go first")
+    matryoshka: bool = Field(
+        False, description="whether embeddings may be cut: for a model trained so whose config.json is silent"
+    )
     metrics_alias: str | None = Field(None, description="repeat each metric under this prefix, e.g. vllm:")
 
     @model_validator(mode="after")

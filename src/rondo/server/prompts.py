@@ -25,11 +25,15 @@ class Prompts:
     tokenizer: Tokenizer
     max_model_len: int
 
-    async def of_texts(self, texts: Sequence[str]) -> list[list[int]]:
-        return await _beside(sum(map(len, texts)), lambda: self._encode(texts, add_special=True))
+    async def of_texts(
+        self, texts: Sequence[str], add_special: bool = True, bounded: bool = True
+    ) -> list[list[int]]:
+        """`bounded` refuses what cannot fit into the context without looking at it."""
+        return await _beside(sum(map(len, texts)), lambda: self._encode(texts, add_special, bounded))
 
-    async def of_chat(self, body: ChatRequest, size: int) -> list[int]:
-        """`size` is about how much text this is."""
+    async def of_chat(self, body: ChatRequest, size: int, add_special: bool = False) -> list[int]:
+        """`size` is about how much text this is. The template writes special tokens itself, so that the tokenizer adds
+        none."""
         messages = [message.for_template() for message in body.messages]
         variables = template_variables(body.chat_template_kwargs)
 
@@ -40,12 +44,12 @@ class Prompts:
                 continue_final_message=body.continue_final_message,
                 **variables,
             )
-            return self._encode([text], add_special=False)[0]
+            return self._encode([text], add_special)[0]
 
         return await _beside(size, work)
 
-    def _encode(self, texts: Sequence[str], add_special: bool) -> list[list[int]]:
-        for text in texts:
+    def _encode(self, texts: Sequence[str], add_special: bool, bounded: bool = True) -> list[list[int]]:
+        for text in texts if bounded else ():
             self._check_length(text)
         return self.tokenizer.encode_batch(texts, add_special)
 

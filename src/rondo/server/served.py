@@ -73,8 +73,8 @@ class Served:
                 param="n" if n > 1 else "prompt",
             )
 
-    def check_priority(self, body: SamplingBody) -> None:
-        if body.priority and not self.allow_priority:
+    def check_priority(self, priority: int) -> None:
+        if priority and not self.allow_priority:
             raise InvalidRequest(
                 "priority is not allowed here; the server's setting server.allow_priority turns it on.",
                 param="priority",
@@ -83,7 +83,7 @@ class Served:
     def check(self, body: ChatRequest | CompletionRequest, prompts: int) -> SamplingParams:
         """All that can be refused before a prompt is looked at."""
         self.adapter(body.model)
-        self.check_priority(body)
+        self.check_priority(body.priority)
         sampling = body.to_sampling()
         self.check_room(body, prompts)
         return sampling

@@ -104,6 +104,10 @@ class Tokenizer:
             raise InvalidRequest(f"token id {token} is not in the vocabulary of {self.vocab_size} tokens.")
         return self._bytes[False][token]
 
+    def token(self, token_id: int) -> str:
+        """As the vocabulary writes it, where bytes and spaces have letters of their own; "" if it has none."""
+        return self._backend.id_to_token(token_id) or ""
+
     def token_id(self, token: str) -> int | None:
         return self._backend.token_to_id(token)
 
