@@ -2,6 +2,7 @@
 
 import random
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,3 +75,13 @@ def start(
     thread.join(10)
     running.stop()
     listener.close()
+
+
+def begun(running: Running, tokens: int = 3) -> None:
+    """Waits for a request that has some tokens."""
+    core = running.engine.core
+    for _ in range(5000):
+        if any(request.generated >= tokens for request in list(core.scheduler.running)):
+            return
+        time.sleep(0.002)
+    raise AssertionError("it did not begin")

@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 
 import httpx
 import pytest
@@ -13,7 +12,7 @@ from rondo.client.types import GenerateRequest, SamplingParams
 from rondo.engine.config import EngineConfig
 from rondo.server.config import ServerConfig
 from rondo.server.http import EventStream
-from server.running import start
+from server.running import begun, start
 from support.engines import slowly
 from support.waiting import until
 
@@ -21,7 +20,11 @@ KEY = {"X-Admin-Key": "operator"}
 VERBS = (
     *(
         ("POST", verb)
-        for verb in ("sleep", "wake_up", "pause", "resume", "reset_prefix_cache", "abort_requests")
+        for verb in (
+            *("sleep", "wake_up", "pause", "resume", "reset_prefix_cache", "abort_requests"),
+            *("init_weight_transfer_engine", "start_weight_update", "update_weights", "finish_weight_update"),
+            *("abort_weight_update", "v1/load_lora_adapter", "v1/unload_lora_adapter"),
+        )
     ),
     *(("GET", verb) for verb in ("is_sleeping", "is_paused", "weight_info")),
 )
@@ -62,15 +65,6 @@ class Asking(threading.Thread):
     def reasons(self):
         self.join(30)
         return [choice["finish_reason"] for choice in self.answer.json()["choices"]]
-
-
-def begun(operated, tokens=3):
-    core = operated.engine.core
-    for _ in range(5000):
-        if any(request.generated >= tokens for request in list(core.scheduler.running)):
-            return
-        time.sleep(0.002)
-    raise AssertionError("it did not begin")
 
 
 @pytest.mark.parametrize(("method", "verb"), VERBS)

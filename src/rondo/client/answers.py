@@ -81,6 +81,14 @@ def checked(answer: httpx.Response) -> dict[str, Any]:
     raise error_of(answer.status_code, details)
 
 
+def checked_verb(answer: httpx.Response) -> dict[str, Any]:
+    """As `checked`, of the operator's verbs, some of which answer with nothing or with a line of text."""
+    kind = answer.headers.get("content-type", "")
+    if answer.is_success and not kind.startswith("application/json"):
+        return {"message": answer.text} if answer.text else {}
+    return checked(answer)
+
+
 def error_of(status: int | None, details: object) -> RondoError:
     """`details` are OpenAI's `error` object, or a mere text; `status` is None inside a stream."""
     found: Mapping[str, Any] = details if isinstance(details, dict) else {"message": str(details)}

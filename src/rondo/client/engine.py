@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from rondo.base.errors import RondoError
 from rondo.client.types import GenerateRequest, TokenChunk
 
 PauseMode = Literal["keep", "wait", "abort"]
@@ -43,3 +45,57 @@ class Engine(Protocol):
 
     async def finish_weight_update(self, version: int) -> None:
         """Continues with `version`: tokens carry it, and cached prefixes of older versions never hit."""
+
+    async def check_weights(self, path: str, version: int | None) -> None:
+        """Refuses what `update_weights` would, as far as it can be seen without reading the weights."""
+
+    async def update_weights(self, path: str, version: int) -> None:
+        """A whole update from a model's folder, between two steps. If anything is wrong, all stays as it was."""
+
+    async def reset_prefix_cache(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class WeightState:
+    """`whole`: none missing, none of another version."""
+
+    updating: bool
+    whole: bool
+    asleep: bool
+
+
+class ServedEngine(Engine, Protocol):
+    """What the server asks of an engine beside its work."""
+
+    max_model_len: int
+    max_queued: int
+
+    @property
+    def failure(self) -> RondoError | None:
+        """Why the engine cannot serve any more; None while it can."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended otherwise than by being stopped."""
+
+    @property
+    def ready(self) -> bool: ...
+
+    @property
+    def is_paused(self) -> bool: ...
+
+    @property
+    def is_sleeping(self) -> bool: ...
+
+    @property
+    def weight_version(self) -> int: ...
+
+    def weight_state(self) -> WeightState: ...
+
+    def load(self) -> tuple[int, int]:
+        """How many samples run, and how many wait."""
+
+    async def drain(self, seconds: float) -> None:
+        """Takes no more requests and lets the running ones finish; after `seconds` they end as aborted."""
+
+    def stop(self) -> None: ...

@@ -7,13 +7,15 @@ status.
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import httpx
 
-from rondo.base.errors import NotFound, Unavailable
-from rondo.client.answers import Events, checked
+from rondo.base.errors import ConfigError, NotFound, RondoError, Unavailable
+from rondo.client.admin import AdminVerbs
+from rondo.client.answers import Events, checked, checked_verb
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 TIMEOUT = httpx.Timeout(600.0, connect=10.0)
@@ -25,7 +27,7 @@ Prompt = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
 class _Base:
     """What both clients share: where the server is, and how a request to it is written."""
 
-    def __init__(self, base_url: str | None, api_key: str | None) -> None:
+    def __init__(self, base_url: str | None, api_key: str | None, admin_key: str | None) -> None:
         url = base_url or os.environ.get("RONDO_BASE_URL") or DEFAULT_URL
         self.base_url = url.rstrip("/").removesuffix("/v1")
         key = api_key or os.environ.get("RONDO_API_KEY")
@@ -35,21 +37,32 @@ class _Base:
             "timeout": TIMEOUT,
         }
         self._model: str | None = None
+        self._admin_key = admin_key or os.environ.get("RONDO_ADMIN_KEY")
+
+    def _operator(self) -> dict[str, str]:
+        """The headers of who may ask for the operator's verbs."""
+        if not self._admin_key:
+            raise ConfigError(
+                "this needs the server's admin key: pass admin_key=..., or set RONDO_ADMIN_KEY.",
+                param="admin_key",
+            )
+        return {"X-Admin-Key": self._admin_key}
 
     def _unreachable(self, error: httpx.HTTPError) -> Unavailable:
         reason = str(error) or type(error).__name__
         return Unavailable(f"no answer from {self.base_url} ({reason}). Is the server running?")
 
 
-class Client(_Base):
+class Client(_Base, AdminVerbs[dict[str, Any]]):
     def __init__(
         self,
         base_url: str | None = None,
         api_key: str | None = None,
         transport: httpx.BaseTransport | None = None,
+        admin_key: str | None = None,
     ) -> None:
-        """`base_url` and `api_key` default to RONDO_BASE_URL and RONDO_API_KEY."""
-        super().__init__(base_url, api_key)
+        """`base_url`, `api_key` and `admin_key` default to RONDO_BASE_URL, RONDO_API_KEY and RONDO_ADMIN_KEY."""
+        super().__init__(base_url, api_key, admin_key)
         self._http = httpx.Client(transport=transport, **self._options)
 
     def __enter__(self) -> Client:
@@ -89,6 +102,17 @@ class Client(_Base):
     ) -> Iterator[dict[str, Any]]:
         return self._stream("/v1/completions", completion_body(prompt, model or self._first(), options))
 
+    def push_weights(self, path: str | os.PathLike[str], version: int) -> None:
+        """A whole weight update from the folder `path`, on the server's disk. After an error all is as it was."""
+        self.start_weight_update()
+        try:
+            self.update_weights({"path": os.fspath(path), "version": version})
+            self.finish_weight_update()
+        except BaseException:
+            with suppress(RondoError):
+                self.abort_weight_update()
+            raise
+
     def _first(self) -> str:
         """The server's own model, for those who do not say which."""
         if self._model is None:
@@ -101,6 +125,20 @@ class Client(_Base):
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
         return checked(answer)
+
+    def _admin(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        params: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        headers = self._operator()
+        try:
+            answer = self._http.request(method, path, json=body, params=params, headers=headers)
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from error
+        return checked_verb(answer)
 
     def _stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         try:
@@ -115,14 +153,15 @@ class Client(_Base):
             raise self._unreachable(error) from error
 
 
-class AsyncClient(_Base):
+class AsyncClient(_Base, AdminVerbs[Awaitable[dict[str, Any]]]):
     def __init__(
         self,
         base_url: str | None = None,
         api_key: str | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
+        admin_key: str | None = None,
     ) -> None:
-        super().__init__(base_url, api_key)
+        super().__init__(base_url, api_key, admin_key)
         self._http = httpx.AsyncClient(transport=transport, **self._options)
 
     async def __aenter__(self) -> AsyncClient:
@@ -165,6 +204,17 @@ class AsyncClient(_Base):
         async for event in self._stream("/v1/completions", body):
             yield event
 
+    async def push_weights(self, path: str | os.PathLike[str], version: int) -> None:
+        """As the other client's."""
+        await self.start_weight_update()
+        try:
+            await self.update_weights({"path": os.fspath(path), "version": version})
+            await self.finish_weight_update()
+        except BaseException:
+            with suppress(RondoError):
+                await self.abort_weight_update()
+            raise
+
     async def _first(self) -> str:
         if self._model is None:
             self._model = _only(await self.models())
@@ -176,6 +226,20 @@ class AsyncClient(_Base):
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
         return checked(answer)
+
+    async def _admin(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        params: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        headers = self._operator()
+        try:
+            answer = await self._http.request(method, path, json=body, params=params, headers=headers)
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from error
+        return checked_verb(answer)
 
     async def _stream(self, path: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         try:

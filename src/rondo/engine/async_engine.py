@@ -14,7 +14,7 @@ from concurrent.futures import Future
 
 from rondo.base.errors import InvalidRequest, Overloaded, RondoError, Unavailable
 from rondo.base.log import get_logger
-from rondo.client.engine import PauseMode
+from rondo.client.engine import PauseMode, WeightState
 from rondo.client.types import GenerateRequest, TokenChunk
 from rondo.engine.adapter_loader import AdapterLoader
 from rondo.engine.adapters import LoadedAdapter
@@ -34,6 +34,8 @@ log = get_logger("rondo.engine")
 class AsyncEngine:
     def __init__(self, core: EngineCore, tokenizer: TextSource | None = None, model_name: str = "") -> None:
         self.core = core
+        self.max_model_len = core.max_model_len
+        self.max_queued = core.config.max_queued
         self.tokenizer = tokenizer
         self.metrics = EngineMetrics(core, model_name)
         self._loader = AdapterLoader(core.adapters, core.config.max_queued)
@@ -76,6 +78,14 @@ class AsyncEngine:
     @property
     def weight_version(self) -> int:
         return self.core.weight_version
+
+    def weight_state(self) -> WeightState:
+        core = self.core
+        return WeightState(core.updating, not core.torn, "weights" in core.sleeper.asleep)
+
+    def load(self) -> tuple[int, int]:
+        """How many samples run, and how many wait."""
+        return self.core.scheduler.num_running, self.core.scheduler.num_waiting
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         """Streams the request's samples. Leaving the iterator early aborts the request."""
@@ -148,6 +158,10 @@ class AsyncEngine:
     async def unload_adapter(self, name: str) -> None:
         """Requests that have begun with it finish; those that have not end with an error."""
         await self._inbox.ask(lambda: self._unload(name))
+
+    async def check_weights(self, path: str, version: int | None) -> None:
+        """Refuses what `update_weights` would, as far as it can be seen without reading the weights."""
+        await asyncio.to_thread(self.core.check_weights, path, version)
 
     async def update_weights(self, path: str, version: int) -> None:
         """Between two steps goes over to the weights in the folder `path`. If anything is wrong with them, it goes on

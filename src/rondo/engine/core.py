@@ -22,7 +22,7 @@ from rondo.engine.intake import Intake, max_model_len
 from rondo.engine.overlap import Overlap, check_overlap
 from rondo.engine.plan import Plan
 from rondo.engine.pooling import is_usable
-from rondo.engine.renew import read_version
+from rondo.engine.renew import check_version, read_version
 from rondo.engine.request import Request
 from rondo.engine.runner import Runner, StepResult
 from rondo.engine.sampler import Sampled, Sampler
@@ -232,16 +232,19 @@ class EngineCore:
         computed."""
         self.updating = False
 
+    def check_weights(self, folder: str | Path, version: int | None) -> None:
+        """Refuses what `update_weights` would, as far as it can be seen without reading the weights."""
+        self._check_awake_for_update()
+        if version is not None:
+            self._check_newer(version)
+        self._check_owns_weights()
+        check_version(Path(folder).absolute(), self.model.config)
+
     def update_weights(self, folder: str | Path, version: int) -> None:
         """A whole update from a model's folder: it is read beside the weights in use, and takes their place when all of
         it is there. If anything is wrong with it the engine goes on as it was."""
         self._check_update(version)
-        if not self._owns_weights:
-            raise ConfigError(
-                "the model was given to this engine by its caller, who may share its tensors: write to them between "
-                "start_weight_update and finish_weight_update.",
-                param="path",
-            )
+        self._check_owns_weights()
         self.stop()
         folder = Path(folder).absolute()
         reload = self._reload_from(folder)
@@ -286,6 +289,14 @@ class EngineCore:
     def _check_update(self, version: int) -> None:
         self._check_awake_for_update()
         self._check_newer(version)
+
+    def _check_owns_weights(self) -> None:
+        if not self._owns_weights:
+            raise ConfigError(
+                "the model was given to this engine by its caller, who may share its tensors: write to them between "
+                "start_weight_update and finish_weight_update.",
+                param="path",
+            )
 
     def _check_awake_for_update(self) -> None:
         if self.updating:

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from rondo.base.errors import ModelError
 from rondo.engine.sleep import Reload
-from rondo.models import Decoder, ModelConfig
+from rondo.models import Decoder, ModelConfig, parse, read_config
+from rondo.models.checkpoint import check
 
 
 def read_version(model: Decoder, read: Reload, folder: Path) -> dict[str, Tensor]:
@@ -18,13 +19,25 @@ def read_version(model: Decoder, read: Reload, folder: Path) -> dict[str, Tensor
         fresh = read()
     except OSError as error:
         raise ModelError(f"cannot read {folder}: {error.strerror}.", param="path") from error
-    if _shape(fresh.config) != _shape(model.config):
+    _check_same(folder, fresh.config, model.config)
+    return {name: parameter.data for name, parameter in fresh.named_parameters()}
+
+
+def check_version(folder: Path, served: ModelConfig) -> None:
+    """Whether the folder is a whole model like the one that is served, from its config and headers alone."""
+    if not folder.is_dir():
+        raise ModelError(f"{folder} is not a folder here, where the engine reads it.", param="path")
+    check(folder)
+    _check_same(folder, parse(read_config(folder)), served)
+
+
+def _check_same(folder: Path, config: ModelConfig, served: ModelConfig) -> None:
+    if _shape(config) != _shape(served):
         raise ModelError(
             f"{folder} is another model than the one that is served: its config.json describes other layers or "
             "sizes. Start a server for it.",
             param="path",
         )
-    return {name: parameter.data for name, parameter in fresh.named_parameters()}
 
 
 def _shape(config: ModelConfig) -> ModelConfig:

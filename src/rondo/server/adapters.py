@@ -7,8 +7,8 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from rondo.base.errors import InvalidRequest, NotFound
+from rondo.client.engine import Engine
 from rondo.client.openai import Wire, parse
-from rondo.engine.async_engine import AsyncEngine
 from rondo.server.admin import admin_route
 from rondo.server.http import read_body
 from rondo.server.served import Served
@@ -27,7 +27,7 @@ class UnloadAdapter(Wire):
     lora_int_id: None = None
 
 
-def adapter_routes(engine: AsyncEngine, served: Served, key: str | None) -> list[Route]:
+def adapter_routes(engine: Engine, served: Served, key: str | None) -> list[Route]:
     async def load(request: Request) -> Response:
         body = parse(LoadAdapter, await read_body(request, served.max_body_bytes))
         if not body.lora_name or not body.lora_path:

@@ -16,8 +16,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from rondo import __version__
 from rondo.base import metrics
 from rondo.base.errors import RondoError
+from rondo.client.engine import ServedEngine
 from rondo.client.openai import ModelCard, ModelList
-from rondo.engine.async_engine import AsyncEngine
+from rondo.client.types import Pooling
+from rondo.engine.weight_session import WeightSession
+from rondo.models import ModelConfig
 from rondo.server.adapters import ADAPTER_PATHS, adapter_routes
 from rondo.server.chat import chat
 from rondo.server.completions import completions
@@ -29,6 +32,7 @@ from rondo.server.prompts import Prompts
 from rondo.server.served import Served
 from rondo.server.shapes import Tokens
 from rondo.server.tokenize import detokenize, tokenize
+from rondo.server.weights import weight_routes
 from rondo.text.tokenizer import Tokenizer
 
 OUTSIDE_V1 = ("/tokenize", "/detokenize")
@@ -36,23 +40,29 @@ OUTSIDE_V1 = ("/tokenize", "/detokenize")
 
 
 def create_app(
-    engine: AsyncEngine, tokenizer: Tokenizer, name: str, config: ServerConfig, aliases: Iterable[str] = ()
+    engine: ServedEngine,
+    model: ModelConfig,
+    tokenizer: Tokenizer,
+    name: str,
+    config: ServerConfig,
+    aliases: Iterable[str] = (),
+    pooling: Pooling = "last",
 ) -> ASGIApp:
     """Clients may ask for the model by `name`, which is what answers show, or by one of `aliases`."""
     served = Served(
         engine=engine,
-        prompts=Prompts(tokenizer, engine.core.max_model_len),
+        prompts=Prompts(tokenizer, engine.max_model_len),
         tokens=Tokens(tokenizer),
         name=name,
         aliases=frozenset(aliases),
-        max_model_len=engine.core.max_model_len,
-        max_queued=engine.core.scheduler.max_queued,
+        max_model_len=engine.max_model_len,
+        max_queued=engine.max_queued,
         max_body_bytes=config.max_body_bytes,
         allow_priority=config.allow_priority,
         created=int(time.time()),
     )
-    model = engine.core.model.config
-    embedder = Embedder(served, engine.core.config.pooling, Dimensions.of(model, config.matryoshka))
+    embedder = Embedder(served, pooling, Dimensions.of(model, config.matryoshka))
+    session = WeightSession(engine)
     routes = [
         _post("/v1/chat/completions", lambda request: chat(served, request)),
         _post("/v1/completions", lambda request: completions(served, request)),
@@ -61,7 +71,8 @@ def create_app(
         _post("/v1/embeddings", embedder.embeddings),
         *_model_routes(served),
         *_health_routes(engine, config),
-        *lifecycle_routes(engine, served, config.admin_key),
+        *lifecycle_routes(engine, served, session, config.admin_key),
+        *weight_routes(session, config.admin_key),
         *adapter_routes(engine, served, config.admin_key),
     ]
     app: ASGIApp = Starlette(
@@ -97,7 +108,7 @@ def _model_routes(served: Served) -> list[Route]:
     return [Route("/v1/models", models), Route("/v1/models/{name:path}", model)]
 
 
-def _health_routes(engine: AsyncEngine, config: ServerConfig) -> list[Route]:
+def _health_routes(engine: ServedEngine, config: ServerConfig) -> list[Route]:
     async def health(request: Request) -> Response:
         return JSONResponse({"status": "ok"}) if engine.failure is None else of_rondo(engine.failure)
 
@@ -110,7 +121,7 @@ def _health_routes(engine: AsyncEngine, config: ServerConfig) -> list[Route]:
         return JSONResponse({"version": __version__, "weight_version": engine.weight_version})
 
     async def load(request: Request) -> Response:
-        running, waiting = engine.core.scheduler.num_running, engine.core.scheduler.num_waiting
+        running, waiting = engine.load()
         return JSONResponse({"server_load": running + waiting, "running": running, "waiting": waiting})
 
     async def show_metrics(request: Request) -> Response:

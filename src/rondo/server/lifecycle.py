@@ -8,9 +8,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from rondo.client.engine import PauseMode
+from rondo.client.engine import PauseMode, ServedEngine
 from rondo.client.openai import Wire, parse
-from rondo.engine.async_engine import AsyncEngine
+from rondo.engine.weight_session import WeightSession
 from rondo.server.admin import admin_route, query
 from rondo.server.http import read_body, unless_gone
 from rondo.server.served import Served
@@ -22,7 +22,9 @@ class AbortRequests(Wire):
     request_ids: list[str]
 
 
-def lifecycle_routes(engine: AsyncEngine, served: Served, key: str | None) -> list[Route]:
+def lifecycle_routes(
+    engine: ServedEngine, served: Served, session: WeightSession, key: str | None
+) -> list[Route]:
     async def sleep(request: Request) -> Response:
         options = await query(request, {"level": _level, "mode": _mode})
         level, mode = _last(options, "level", 1), _last(options, "mode", "abort")
@@ -65,13 +67,13 @@ def lifecycle_routes(engine: AsyncEngine, served: Served, key: str | None) -> li
         return Response()
 
     async def weight_info(request: Request) -> Response:
-        core = engine.core
+        state = engine.weight_state()
         info = {
             "model": served.name,
             "weight_version": engine.weight_version,
-            "updating": core.updating,
-            "whole": not core.torn,
-            "asleep": "weights" in core.sleeper.asleep,
+            "updating": state.updating or session.open,
+            "whole": state.whole,
+            "asleep": state.asleep,
         }
         return JSONResponse(info)
 

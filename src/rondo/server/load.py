@@ -34,4 +34,5 @@ def load_app(
     running = AsyncEngine(core, cast(TextSource, tokenizer), model_name=name)
     metrics.registry.register(running.metrics)
     aliases = () if server.served_model_name else (str(model),)
-    return create_app(running, tokenizer, name, server, aliases), running, name
+    app = create_app(running, core.model.config, tokenizer, name, server, aliases, engine.pooling)
+    return app, running, name

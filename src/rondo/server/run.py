@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 
 from rondo.base.errors import ConfigError
 from rondo.base.log import get_logger
-from rondo.engine.async_engine import AsyncEngine
+from rondo.client.engine import ServedEngine
 from rondo.server.config import ServerConfig
 
 log = get_logger("rondo.server")
@@ -58,7 +58,7 @@ class _Server(uvicorn.Server):
     does the server close its connections.
     """
 
-    def __init__(self, config: uvicorn.Config, engine: AsyncEngine | None, drain_seconds: float) -> None:
+    def __init__(self, config: uvicorn.Config, engine: ServedEngine | None, drain_seconds: float) -> None:
         super().__init__(config)
         self.engine = engine
         self.drain_seconds = drain_seconds
@@ -103,7 +103,7 @@ class _Server(uvicorn.Server):
             self.should_exit = True
 
 
-def make_server(app: ASGIApp, config: ServerConfig, engine: AsyncEngine | None = None) -> uvicorn.Server:
+def make_server(app: ASGIApp, config: ServerConfig, engine: ServedEngine | None = None) -> uvicorn.Server:
     """Drains `engine` before it ends at a signal."""
     return _Server(
         uvicorn.Config(

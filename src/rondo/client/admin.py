@@ -1,0 +1,73 @@
+"""The operator's verbs under vLLM's names, each written once for both HTTP clients: it answers now, or when awaited."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+from rondo.client.engine import PauseMode
+
+Answer = TypeVar("Answer")
+
+
+class AdminVerbs(Generic[Answer]):
+    """They need the admin key. What vLLM's own weight-transfer trainers ask of their client is here too."""
+
+    def _admin(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        params: Mapping[str, Any] | None = None,
+    ) -> Answer:
+        raise NotImplementedError
+
+    def pause(self, mode: PauseMode = "abort", clear_cache: bool = False) -> Answer:
+        return self._admin("POST", "/pause", params={"mode": mode, "clear_cache": clear_cache})
+
+    def resume(self) -> Answer:
+        return self._admin("POST", "/resume")
+
+    def is_paused(self) -> Answer:
+        return self._admin("GET", "/is_paused")
+
+    def sleep(self, level: int = 1, mode: PauseMode = "abort") -> Answer:
+        return self._admin("POST", "/sleep", params={"level": level, "mode": mode})
+
+    def wake_up(self, tags: Sequence[str] = ()) -> Answer:
+        return self._admin("POST", "/wake_up", params={"tags": list(tags)})
+
+    def is_sleeping(self) -> Answer:
+        return self._admin("GET", "/is_sleeping")
+
+    def reset_prefix_cache(self) -> Answer:
+        return self._admin("POST", "/reset_prefix_cache")
+
+    def abort_requests(self, request_ids: Sequence[str]) -> Answer:
+        return self._admin("POST", "/abort_requests", {"request_ids": list(request_ids)})
+
+    def load_lora_adapter(self, lora_name: str, lora_path: str, load_inplace: bool = False) -> Answer:
+        body = {"lora_name": lora_name, "lora_path": lora_path, "load_inplace": load_inplace}
+        return self._admin("POST", "/v1/load_lora_adapter", body)
+
+    def unload_lora_adapter(self, lora_name: str) -> Answer:
+        return self._admin("POST", "/v1/unload_lora_adapter", {"lora_name": lora_name})
+
+    def init_weight_transfer_engine(self, init_info: Mapping[str, Any] | None = None) -> Answer:
+        return self._admin("POST", "/init_weight_transfer_engine", {"init_info": dict(init_info or {})})
+
+    def start_weight_update(self) -> Answer:
+        return self._admin("POST", "/start_weight_update")
+
+    def update_weights(self, update_info: Mapping[str, Any]) -> Answer:
+        """`update_info` is {"path": a folder on the server's disk, "version": a number}."""
+        return self._admin("POST", "/update_weights", {"update_info": dict(update_info)})
+
+    def finish_weight_update(self, weight_version: int | str | None = None) -> Answer:
+        return self._admin("POST", "/finish_weight_update", {"weight_version": weight_version})
+
+    def abort_weight_update(self) -> Answer:
+        return self._admin("POST", "/abort_weight_update")
+
+    def weight_info(self) -> Answer:
+        return self._admin("GET", "/weight_info")

@@ -1,0 +1,91 @@
+"""A new version of the weights under vLLM's names: thin translations for the operator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from rondo.base.errors import InvalidRequest
+from rondo.client.openai import Wire, parse
+from rondo.engine.weight_session import WeightSession
+from rondo.server.admin import LARGEST_BODY, admin_route, query
+from rondo.server.http import read_body
+
+LARGEST_PATH = 16 * 1024
+ONLY_FOLDERS = (
+    'weights come here as a folder of safetensors on the server\'s disk, {"path": "/a/folder", "version": 7}, which '
+    "every worker reads for itself."
+)
+
+
+class InitTransfer(Wire):
+    init_info: dict[str, Any] = Field(default_factory=dict)
+
+
+class UpdateWeights(Wire):
+    update_info: dict[str, Any] | list[Any]
+
+
+class FinishUpdate(Wire):
+    weight_version: int | str | None = None
+
+
+def folder_of(update_info: dict[str, Any] | list[Any]) -> tuple[str, int | None]:
+    """(its path, its version) of vLLM's `update_info`, whose other forms name tensors that come on another way."""
+    if not isinstance(update_info, dict) or not {"path"} <= update_info.keys() <= {"path", "version"}:
+        raise InvalidRequest(f"update_info cannot be this: {ONLY_FOLDERS}", param="update_info")
+    path, version = update_info["path"], update_info.get("version")
+    if not isinstance(path, str) or not path or "\0" in path:
+        raise InvalidRequest("update_info.path must be the path of a folder.", param="update_info")
+    return path, version_of(version, "update_info")
+
+
+def version_of(version: object, field: str = "weight_version") -> int | None:
+    """vLLM's versions are texts; here they are numbers that grow."""
+    if isinstance(version, str) and version.isascii() and version.isdigit():
+        version = int(version)
+    if version is None or (type(version) is int and version >= 0):
+        return version
+    raise InvalidRequest(
+        f"{field}: a version is a whole number that grows with each update; got {version!r}.", param=field
+    )
+
+
+def weight_routes(session: WeightSession, key: str | None) -> list[Route]:
+    async def init(request: Request) -> Response:
+        body = parse(InitTransfer, await read_body(request, LARGEST_BODY) or b"{}")
+        if body.init_info:
+            raise InvalidRequest(f"init_info must be empty: {ONLY_FOLDERS}", param="init_info")
+        return JSONResponse({"message": "Weight transfer initialized"})
+
+    async def start(request: Request) -> Response:
+        await query(request, {})
+        session.start()
+        return JSONResponse({"message": "Weight update started"})
+
+    async def update(request: Request) -> Response:
+        body = parse(UpdateWeights, await read_body(request, LARGEST_PATH))
+        await session.update(*folder_of(body.update_info))
+        return JSONResponse({"message": "Weights updated"})
+
+    async def finish(request: Request) -> Response:
+        body = parse(FinishUpdate, await read_body(request, LARGEST_BODY) or b"{}")
+        await session.finish(version_of(body.weight_version))
+        return JSONResponse({"message": "Weight update finished"})
+
+    async def abort(request: Request) -> Response:
+        await query(request, {})
+        session.abort()
+        return JSONResponse({"message": "Weight update aborted"})
+
+    return [
+        admin_route("/init_weight_transfer_engine", init, key),
+        admin_route("/start_weight_update", start, key),
+        admin_route("/update_weights", update, key),
+        admin_route("/finish_weight_update", finish, key),
+        admin_route("/abort_weight_update", abort, key),
+    ]
