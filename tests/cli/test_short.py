@@ -48,6 +48,21 @@ def test_the_later_of_two_spellings_wins_and_is_named():
     assert command.config.sources["server.port"] == Source("flag", "--port")
 
 
+def test_a_switch_takes_no_value(tmp_path):
+    (tmp_path / "config.toml").write_text("[server]\nauto_tool_choice = false\n")
+    command = read(
+        "--enable-auto-tool-choice", "m", "--tool-call-parser", "hermes", "--reasoning-parser=qwen3"
+    )
+    server = command.config.tree.server
+    assert command.rest == ["m"]
+    assert (server.auto_tool_choice, server.tool_call_parser, server.reasoning_parser) == (
+        True,
+        "hermes",
+        "qwen3",
+    )
+    assert read("--enable-auto-tool-choice=false").config.tree.server.auto_tool_choice is False
+
+
 @pytest.mark.parametrize(
     ("argv", "says"),
     [

@@ -16,7 +16,7 @@ class Letters:
     def decode(self, ids: list[int], skip_special: bool = True) -> str:
         return "".join(chr(97 + i) for i in ids)
 
-    def detokenizer(self, skip_special: bool = True) -> "Letters":
+    def detokenizer(self, skip_special: bool = True, *, keep=()) -> "Letters":
         return self
 
     def push(self, ids: list[int]) -> str:

@@ -3,7 +3,7 @@
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from rondo.server.config import ServerConfig
 from rondo.server.load import load_app
 from rondo.server.run import bind, make_server, run_server, url_of
 from rondo.text.bpe import train_bpe
+from rondo.text.templates import CHATML_TOKENS
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -23,11 +24,13 @@ TEMPLATE = (
 )
 
 
-def make_model(folder: Path) -> Path:
+def make_model(
+    folder: Path, template: str = TEMPLATE, special: Sequence[str] = CHATML_TOKENS, context: int = 512
+) -> Path:
     rng = random.Random(0)
     words = ["".join(rng.choice("abcdefgh") for _ in range(rng.randrange(2, 6))) for _ in range(200)]
     texts = [" ".join(rng.choice(words) for _ in range(30)) for _ in range(40)]
-    tokenizer = train_bpe(texts, 400, chat_template=TEMPLATE)
+    tokenizer = train_bpe(texts, 400, special, template)
     config = {
         "model_type": "qwen3",
         "architectures": ["Qwen3ForCausalLM"],
@@ -38,7 +41,7 @@ def make_model(folder: Path) -> Path:
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "head_dim": 8,
-        "max_position_embeddings": 512,
+        "max_position_embeddings": context,
         "rms_norm_eps": 1e-6,
         "rope_theta": 10000.0,
         "tie_word_embeddings": True,

@@ -155,7 +155,7 @@ def test_concurrent_streams_are_not_mixed_up(running):
     ("change", "param", "says"),
     [
         ({"temperatur": 1}, "temperatur", "Did you mean temperature"),
-        ({"tools": []}, "tools", "not supported"),
+        ({"functions": []}, "functions", "not supported"),
         ({"temperature": "hot"}, "temperature", "hot"),
         ({"temperature": -1}, "temperature", "between"),
         ({"max_tokens": 0}, "max_tokens", "0"),

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rondo.base.errors import ModelError
-from rondo.text import Tokenizer
+from rondo.text import Tokenizer, train_bpe
 from rondo.text.decoding import parse_decoder
 
 KINDS = ("byte_level", "llama2", "mistral", "gemma", "metaspace", "metaspace_never", "words")
@@ -93,3 +93,13 @@ def test_token_bytes_add_up_to_the_text(loaded: dict[str, Tokenizer], kind: str,
 def test_an_unknown_decoder_is_named() -> None:
     with pytest.raises(ModelError, match="WordPiece"):
         parse_decoder({"type": "WordPiece", "prefix": "##", "cleanup": True}, "tokenizer.json")
+
+
+def test_special_tokens_that_are_kept():
+    tokenizer = train_bpe(["abc"], 300, ("<|endoftext|>", "[CALL]", "[OTHER]"))
+    ids = tokenizer.encode("a[CALL]b[OTHER]c", add_special=False)
+    kept = tokenizer.token_id("[CALL]")
+    detokenizer = tokenizer.detokenizer(keep=[kept])
+    assert detokenizer.push(ids) + detokenizer.flush() == "a[CALL]bc"
+    assert tokenizer.detokenizer().push(ids) == "abc"
+    assert tokenizer.detokenizer(skip_special=False, keep=[kept]).push(ids) == "a[CALL]b[OTHER]c"

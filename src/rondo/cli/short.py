@@ -15,6 +15,12 @@ SHORT: dict[str, tuple[str, str]] = {
     "--port": ("server.port", "port to listen on (8000)"),
     "--api-key": ("server.api_key", "what clients must send as Bearer token"),
     "--served-model-name": ("server.served_model_name", "the name clients ask for"),
+    "--tool-call-parser": (
+        "server.tool_call_parser",
+        "how the model writes tool calls (as its template does)",
+    ),
+    "--reasoning-parser": ("server.reasoning_parser", "how it writes its reasoning (as its template does)"),
+    "--enable-auto-tool-choice": ("server.auto_tool_choice", "let the model choose to call tools (it may)"),
     "--max-model-len": ("engine.max_model_len", "longest prompt plus answer, in tokens"),
     "--max-num-seqs": ("engine.max_num_seqs", "most requests computed together"),
     "--max-num-batched-tokens": ("engine.max_step_tokens", "most tokens computed in one step"),
@@ -26,12 +32,18 @@ SHORT: dict[str, tuple[str, str]] = {
 }
 """vLLM's names for the settings people set most: what each is called in the tree, and what it is."""
 
+SWITCHES = frozenset(["--enable-auto-tool-choice"])
+"""Those that are written without a value."""
+
 
 def read_short(parser: argparse.ArgumentParser, flags: Sequence[str], argv: list[str]) -> CommandLine | None:
     """`read_command_line` for a verb that also takes `flags`. None when help was asked for, and given."""
     for flag in flags:
         path, text = SHORT[flag]
-        parser.add_argument(flag, metavar=path.rpartition(".")[2].upper(), help=text)
+        if flag in SWITCHES:
+            parser.add_argument(flag, action="store_true", help=text)
+        else:
+            parser.add_argument(flag, metavar=path.rpartition(".")[2].upper(), help=text)
     if any(flag in argv for flag in ("-h", "--help")):
         parser.print_help()
         return None
@@ -67,7 +79,9 @@ def spell_out(flags: Sequence[str], argv: Sequence[str]) -> tuple[dict[str, str]
             if name == "--config" and not equals and left:
                 long.append(left.pop(0))
             continue
-        if not equals:
+        if not equals and name in SWITCHES:
+            value = "true"
+        elif not equals:
             if not left or left[0].startswith("--"):
                 raise ConfigError(f"The flag {name} needs a value: {name}=...")
             value = left.pop(0)

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar, cast
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rondo.base.errors import InvalidRequest
+from rondo.client.tools import NamedTool, Tool, ToolChoice
 from rondo.client.types import SamplingParams
 
 
@@ -96,12 +97,15 @@ class TextPart(Wire):
 
 
 class Message(BaseModel):
-    """A chat message. Other keys (`name`, `tool_calls`, ...) are the chat template's business."""
+    """A chat message. Other keys (`name`, `tool_call_id`, ...) are the chat template's business."""
 
     model_config = ConfigDict(extra="allow")
 
     role: str
     content: str | list[TextPart] | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
 
     def for_template(self) -> dict[str, Any]:
         message = self.model_dump(exclude_unset=True)
@@ -119,6 +123,11 @@ class ChatRequest(SamplingBody):
     metadata: dict[str, str] | None = None
     store: Literal[False] | None = None
     service_tier: Literal["auto", "default"] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool = True
+    reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
@@ -128,6 +137,21 @@ class ChatRequest(SamplingBody):
             raise InvalidRequest("top_logprobs needs logprobs: true.", param="top_logprobs")
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
         return self.sampling(logprobs, self.max_completion_tokens or self.max_tokens)
+
+    def callable_tools(self) -> list[Tool]:
+        """Those that the model may call."""
+        tools = self.tools or []
+        choice = self.tool_choice
+        if not tools and (choice == "required" or isinstance(choice, NamedTool)):
+            raise InvalidRequest("tool_choice needs tools to choose from.", param="tool_choice")
+        if isinstance(choice, NamedTool) and choice.function.name not in {
+            tool.function.name for tool in tools
+        }:
+            raise InvalidRequest(
+                f"tool_choice names {choice.function.name!r}, which is none of the tools.",
+                param="tool_choice",
+            )
+        return [] if choice == "none" else tools
 
 
 class CompletionRequest(SamplingBody):
@@ -179,15 +203,11 @@ class ModelList(Wire):
 
 KNOWN_UNSUPPORTED = frozenset(
     [
-        "tools",
-        "tool_choice",
-        "parallel_tool_calls",
         "functions",
         "function_call",
         "audio",
         "modalities",
         "prediction",
-        "reasoning_effort",
         "verbosity",
         "web_search_options",
         "prompt_cache_key",
@@ -211,6 +231,8 @@ SHAPES = {
     "stop": "must be a text or a list of texts",
     "input": "must be a text, a list of texts, a list of token ids, or a list of lists of token ids",
     "messages": "must be a list of {role, content}, content a text or a list of text parts",
+    "tools": 'must be a list of {"type": "function", "function": {"name", "description", "parameters"}}',
+    "tool_choice": 'must be "none", "auto", "required" or {"type": "function", "function": {"name"}}',
     "response_format": 'only {"type": "text"} is supported',
     "suffix": "is not supported",
     "store": "is not supported, except as false",

@@ -50,6 +50,8 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     detokenize: bool = True
     skip_special_tokens: bool = True
+    keep_special_tokens: tuple[int, ...] = ()
+    """Those that the text has all the same: the markers that whoever parses it looks for."""
 
     def __post_init__(self) -> None:
         stop = as_tuple(self.stop)

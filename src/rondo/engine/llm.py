@@ -21,6 +21,7 @@ from rondo.engine.request import Request
 from rondo.engine.speculate.make import check_tokenizer
 from rondo.models import Decoder
 from rondo.models.store import resolve
+from rondo.text.messages import adapt_messages
 from rondo.text.tokenizer import Tokenizer
 from rondo.text.variables import template_variables
 
@@ -110,9 +111,10 @@ class LLM:
                 "chat needs a tokenizer with a chat template: use generate.", param="messages"
             )
         variables = template_variables(chat_template_kwargs)
+        template = (self.tokenizer.tool_template if tools else self.tokenizer.chat_template) or ""
         texts = [
             self.tokenizer.render(
-                for_template(conversation),
+                adapt_messages(for_template(conversation), template),
                 tools,
                 add_generation_prompt,
                 continue_final_message=continue_final_message,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Protocol
 
 from rondo.client.types import FinishReason, SamplingParams, TokenChunk
@@ -18,7 +19,7 @@ class TextSource(Protocol):
 
     def encode(self, text: str, add_special: bool = True) -> list[int]: ...
     def decode(self, ids: list[int], skip_special: bool = True) -> str: ...
-    def detokenizer(self, skip_special: bool = True) -> Detokenizer: ...
+    def detokenizer(self, skip_special: bool = True, *, keep: Collection[int] = ()) -> Detokenizer: ...
 
 
 class StopMatcher:
@@ -66,7 +67,9 @@ class SampleReader:
         self._read = 0
         self._detokenizer = None
         if tokenizer is not None and params.detokenize:
-            self._detokenizer = tokenizer.detokenizer(params.skip_special_tokens)
+            self._detokenizer = tokenizer.detokenizer(
+                params.skip_special_tokens, keep=params.keep_special_tokens
+            )
         self._matcher = StopMatcher(params.stop, params.include_stop_str_in_output) if params.stop else None
 
     def read(self) -> TokenChunk | None:

@@ -25,7 +25,8 @@ from rondo.server.shapes import UsageCount, join
 class Job:
     """One HTTP request on its way: what goes to the engine, and how its chunks are shown.
 
-    `choice(chunk, index, whole)` makes one element of `choices`, for a stream or for a whole answer.
+    `choices(chunk, index, whole)` makes an element of `choices` for a whole answer; for a stream as many as there are
+    events to be sent of the chunk.
     """
 
     id: str
@@ -33,7 +34,7 @@ class Job:
     model: str
     body: SamplingBody
     requests: Sequence[GenerateRequest]
-    choice: Callable[[TokenChunk, int, bool], dict[str, Any]]
+    choices: Callable[[TokenChunk, int, bool], list[dict[str, Any]]]
     first: Callable[[int], dict[str, Any]] | None = None
 
     def index(self, prompt: int, chunk: TokenChunk) -> int:
@@ -44,7 +45,12 @@ class Job:
         return {"id": self.id, "object": kind, "created": int(time.time()), "model": self.model}
 
 
-def ending(body: SamplingBody, chunk: TokenChunk, whole: bool) -> dict[str, Any]:
+def is_news(body: SamplingBody, chunk: TokenChunk) -> bool:
+    """Whether a stream has more to say of the chunk than its text."""
+    return bool(chunk.finish_reason or chunk.logprobs or body.return_token_ids)
+
+
+def ending(body: SamplingBody, chunk: TokenChunk) -> dict[str, Any]:
     """`weight_version` is that of the newest token; `token_ids` only where asked for."""
     ending: dict[str, Any] = {"finish_reason": chunk.finish_reason, "stop_reason": chunk.stop_reason}
     if chunk.weight_versions:
@@ -77,9 +83,10 @@ async def _whole(served: Served, job: Job) -> Response:
     with served.under_way(job.id, job.requests):
         samples = await gather([finish(generate) for generate in job.requests])
     choices = [
-        job.choice(chunk, job.index(prompt, chunk), True)
+        choice
         for prompt, chunks in enumerate(samples)
         for chunk in chunks
+        for choice in job.choices(chunk, job.index(prompt, chunk), True)
     ]
     return JSONResponse(job.head(streamed=False) | {"choices": choices, "usage": usage.body()})
 
@@ -98,8 +105,8 @@ async def _events(served: Served, job: Job) -> AsyncGenerator[bytes, None]:
                 if job.first is not None and index not in begun:
                     begun.add(index)
                     yield event_of(_with_usage(head | {"choices": [job.first(index)]}, with_usage))
-                if chunk.text or chunk.finish_reason or chunk.logprobs or job.body.return_token_ids:
-                    event = head | {"choices": [job.choice(chunk, index, False)]}
+                for choice in job.choices(chunk, index, False):
+                    event = head | {"choices": [choice]}
                     if options is not None and options.continuous_usage_stats:
                         event["usage"] = usage.body()
                     yield event_of(_with_usage(event, with_usage))

@@ -29,10 +29,12 @@ from rondo.server.embeddings import Dimensions, Embedder
 from rondo.server.errors import error_body, log_bugs, of_rondo, on_bug, on_http_error, on_rondo_error
 from rondo.server.lifecycle import lifecycle_routes
 from rondo.server.prompts import Prompts
+from rondo.server.replies import Replies
 from rondo.server.served import Served
 from rondo.server.shapes import Tokens
 from rondo.server.tokenize import detokenize, tokenize
 from rondo.server.weights import weight_routes
+from rondo.text.parsing import choose_dialect
 from rondo.text.tokenizer import Tokenizer
 
 OUTSIDE_V1 = ("/tokenize", "/detokenize")
@@ -52,6 +54,7 @@ def create_app(
     served = Served(
         engine=engine,
         prompts=Prompts(tokenizer, engine.max_model_len),
+        replies=_replies(tokenizer, config),
         tokens=Tokens(tokenizer),
         name=name,
         aliases=frozenset(aliases),
@@ -80,6 +83,12 @@ def create_app(
         exception_handlers={RondoError: on_rondo_error, HTTPException: on_http_error, Exception: on_bug},
     )
     return log_bugs(app if config.api_key is None else require_key(app, config.api_key))
+
+
+def _replies(tokenizer: Tokenizer, config: ServerConfig) -> Replies:
+    template = tokenizer.tool_template
+    dialect = choose_dialect(template, config.tool_call_parser, config.reasoning_parser)
+    return Replies(dialect, tokenizer, config.auto_tool_choice)
 
 
 def _post(path: str, handler: Callable[[Request], Awaitable[ASGIApp]]) -> Route:

@@ -10,8 +10,9 @@ from starlette.types import ASGIApp
 from rondo.base.ids import new_id
 from rondo.client.openai import ChatRequest, parse
 from rondo.client.types import GenerateRequest, TokenChunk
-from rondo.server.answering import Job, answer, ending
+from rondo.server.answering import Job, answer, ending, is_news
 from rondo.server.http import read_body
+from rondo.server.replies import Reply, delta_of, message_of
 from rondo.server.served import Served
 from rondo.server.shapes import chat_logprobs
 
@@ -20,18 +21,40 @@ async def chat(served: Served, request: Request) -> ASGIApp:
     raw = await read_body(request, served.max_body_bytes)
     body = parse(ChatRequest, raw)
     sampling = served.check(body, 1)
-    prompt = await served.prompts.of_chat(body, len(raw))
+    tools = served.replies.check(body)
+    prompt = await served.prompts.of_chat(body, tools, len(raw))
+    dialect = served.replies.reading(tools)
     request_id = new_id("chatcmpl")
-    generate = GenerateRequest(request_id, prompt, sampling, body.priority, served.adapter(body.model))
+    sampling = sampling.with_(keep_special_tokens=served.replies.kept_tokens(dialect))
+    generate = GenerateRequest(request_id, prompt.ids, sampling, body.priority, served.adapter(body.model))
+    replies: dict[int, Reply] = {}
 
-    def choice(chunk: TokenChunk, index: int, whole: bool) -> dict[str, Any]:
-        text = {"message": {"role": "assistant", "content": chunk.text, "refusal": None}}
-        shown: dict[str, Any] = {"index": index} | (text if whole else {"delta": {"content": chunk.text}})
-        return shown | {"logprobs": chat_logprobs(served.tokens, chunk)} | ending(body, chunk, whole)
+    def reply(index: int) -> Reply:
+        if index not in replies:
+            functions = [tool.function.model_dump() for tool in tools]
+            parser = dialect.parser(prompt.ending, functions, prompt.continued)
+            parallel = body.parallel_tool_calls is not False
+            replies[index] = Reply(parser, served.replies.new_call_id, body.include_reasoning, parallel)
+        return replies[index]
+
+    def choices(chunk: TokenChunk, index: int, whole: bool) -> list[dict[str, Any]]:
+        said = reply(index).read(chunk.text, chunk.finish_reason is not None)
+        if not (whole or said or is_news(body, chunk)):
+            return []
+        end = ending(body, chunk)
+        if end["finish_reason"] == "stop" and reply(index).called:
+            end["finish_reason"] = "tool_calls"
+        shown = {"index": index} | ({"message": message_of(said)} if whole else {"delta": delta_of(said)})
+        shown |= {"logprobs": chat_logprobs(served.tokens, chunk)} | end
+        if whole or not (said.calls and chunk.finish_reason):
+            return [shown]
+        # Clients take a call for complete at the event after it.
+        last = {"index": index, "delta": {}, "logprobs": None, "finish_reason": end["finish_reason"]}
+        return [shown | {"finish_reason": None}, last]
 
     def first(index: int) -> dict[str, Any]:
         delta = {"role": "assistant", "content": ""}
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
-    job = Job(request_id, "chat.completion", served.shown(body.model), body, [generate], choice, first)
+    job = Job(request_id, "chat.completion", served.shown(body.model), body, [generate], choices, first)
     return await answer(served, request, job)

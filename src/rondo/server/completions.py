@@ -11,7 +11,7 @@ from rondo.base.errors import InvalidRequest
 from rondo.base.ids import new_id
 from rondo.client.openai import CompletionRequest, parse
 from rondo.client.types import GenerateRequest, TokenChunk
-from rondo.server.answering import Job, answer, ending
+from rondo.server.answering import Job, answer, ending, is_news
 from rondo.server.http import read_body
 from rondo.server.served import Served
 from rondo.server.shapes import completion_logprobs
@@ -35,14 +35,16 @@ async def completions(served: Served, request: Request) -> ASGIApp:
     ]
     offsets: dict[int, int] = {}
 
-    def choice(chunk: TokenChunk, index: int, whole: bool) -> dict[str, Any]:
+    def choices(chunk: TokenChunk, index: int, whole: bool) -> list[dict[str, Any]]:
+        if not (whole or chunk.text or is_news(body, chunk)):
+            return []
         text, begun, offset = chunk.text, index in offsets, offsets.get(index, 0)
         if body.echo and not begun:
             given = prompts[index // (body.n or 1)]
             text = (given if isinstance(given, str) else served.prompts.tokenizer.decode(given)) + text
         # The tokens' own lengths, and not the chunks' of text: text may be held back, or cut at a stop string.
         logprobs, offsets[index] = completion_logprobs(served.tokens, chunk, offset)
-        return {"index": index, "text": text, "logprobs": logprobs} | ending(body, chunk, whole)
+        return [{"index": index, "text": text, "logprobs": logprobs} | ending(body, chunk)]
 
-    job = Job(request_id, "text_completion", served.shown(body.model), body, requests, choice)
+    job = Job(request_id, "text_completion", served.shown(body.model), body, requests, choices)
     return await answer(served, request, job)

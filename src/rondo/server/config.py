@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field, model_validator
 
 from rondo.base.config import Section
@@ -25,6 +27,21 @@ class ServerConfig(Section):
     matryoshka: bool = Field(
         False, description="whether embeddings may be cut: for a model trained so whose config.json is silent"
     )
+    tool_call_parser: Literal[
+        "auto",
+        "none",
+        "hermes",
+        "qwen3_coder",
+        "llama3_json",
+        "mistral",
+        "deepseek_v3",
+        "deepseek_v31",
+        "openai",
+    ] = Field("auto", description="how the model writes tool calls; auto: as its chat template does")
+    reasoning_parser: Literal["auto", "none", "deepseek_r1", "qwen3", "mistral", "openai_gptoss"] = Field(
+        "auto", description="how the model writes its reasoning; auto: as its chat template does"
+    )
+    auto_tool_choice: bool = Field(True, description="whether the model may choose to call tools")
     metrics_alias: str | None = Field(None, description="repeat each metric under this prefix, e.g. vllm:")
 
     @model_validator(mode="after")

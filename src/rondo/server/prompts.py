@@ -6,11 +6,13 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from rondo.base.errors import InvalidRequest
 from rondo.client.openai import ChatRequest
+from rondo.client.tools import Tool
 from rondo.text.bound import longest_text
+from rondo.text.messages import adapt_messages
 from rondo.text.tokenizer import Tokenizer
 from rondo.text.variables import template_variables
 
@@ -18,6 +20,17 @@ T = TypeVar("T")
 
 SHORT = 4096
 """A text of so many characters is tokenized faster than a thread is woken."""
+
+
+ENDING = 64
+"""So much of a prompt tells what its answer begins with."""
+
+
+class ChatPrompt(NamedTuple):
+    ids: list[int]
+    ending: str
+    """What stands right before the answer; the whole of a last message that the answer continues."""
+    continued: bool
 
 
 @dataclass(frozen=True)
@@ -31,20 +44,28 @@ class Prompts:
         """`bounded` refuses what cannot fit into the context without looking at it."""
         return await _beside(sum(map(len, texts)), lambda: self._encode(texts, add_special, bounded))
 
-    async def of_chat(self, body: ChatRequest, size: int, add_special: bool = False) -> list[int]:
+    async def of_chat(
+        self, body: ChatRequest, tools: Sequence[Tool], size: int, add_special: bool = False
+    ) -> ChatPrompt:
         """`size` is about how much text this is. The template writes special tokens itself, so that the tokenizer adds
         none."""
-        messages = [message.for_template() for message in body.messages]
-        variables = template_variables(body.chat_template_kwargs)
+        template = (self.tokenizer.tool_template if tools else self.tokenizer.chat_template) or ""
+        messages = adapt_messages([message.for_template() for message in body.messages], template)
+        variables = dict(template_variables(body.chat_template_kwargs))
+        if body.reasoning_effort is not None:
+            variables["reasoning_effort"] = _effort(body.reasoning_effort, template)
+        continued = body.continue_final_message
 
-        def work() -> list[int]:
+        def work() -> ChatPrompt:
             text = self.tokenizer.render(
                 messages,
-                add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
-                continue_final_message=body.continue_final_message,
+                [tool.for_template() for tool in tools] or None,
+                add_generation_prompt=body.add_generation_prompt and not continued,
+                continue_final_message=continued,
                 **variables,
             )
-            return self._encode([text], add_special)[0]
+            ending = str(messages[-1].get("content") or "") if continued else text[-ENDING:]
+            return ChatPrompt(self._encode([text], add_special)[0], ending, continued)
 
         return await _beside(size, work)
 
@@ -65,6 +86,16 @@ class Prompts:
     @cached_property
     def _longest(self) -> int | None:
         return longest_text(self.tokenizer, self.max_model_len)
+
+
+def _effort(effort: str, template: str) -> str:
+    if "reasoning_effort" not in template:
+        raise InvalidRequest(
+            "reasoning_effort is not supported: this model's chat template knows nothing of it.",
+            param="reasoning_effort",
+            code="unsupported_parameter",
+        )
+    return effort
 
 
 async def _beside(size: int, work: Callable[[], T]) -> T:

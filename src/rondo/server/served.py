@@ -11,6 +11,7 @@ from rondo.client.engine import Engine
 from rondo.client.openai import ChatRequest, CompletionRequest, SamplingBody
 from rondo.client.types import GenerateRequest, SamplingParams
 from rondo.server.prompts import Prompts
+from rondo.server.replies import Replies
 from rondo.server.shapes import Tokens
 
 
@@ -20,6 +21,7 @@ class Served:
 
     engine: Engine
     prompts: Prompts
+    replies: Replies
     tokens: Tokens
     name: str
     aliases: frozenset[str]

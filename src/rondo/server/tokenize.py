@@ -9,6 +9,7 @@ from starlette.responses import JSONResponse, Response
 
 from rondo.base.errors import InvalidRequest
 from rondo.client.openai import ChatRequest, Message, TokenIds, Wire, parse
+from rondo.client.tools import Tool
 from rondo.server.http import read_body
 from rondo.server.served import Served
 
@@ -24,13 +25,14 @@ class TokenizeRequest(Wire):
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[Tool] | None = None
     return_token_strs: bool | None = None
 
     def checked(self) -> TokenizeRequest:
         if (self.prompt is None) == (self.messages is None):
             raise InvalidRequest("give either prompt or messages.", param="prompt")
         if self.prompt is not None:
-            chat = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs")
+            chat = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools")
             wrong = next((name for name in chat if getattr(self, name)), None)
             if wrong:
                 raise InvalidRequest(f"{wrong} is for messages: a prompt has none.", param=wrong)
@@ -73,7 +75,8 @@ async def _tokens(served: Served, body: TokenizeRequest, size: int) -> list[int]
         continue_final_message=body.continue_final_message,
         chat_template_kwargs=body.chat_template_kwargs,
     )
-    return await served.prompts.of_chat(chat, size, add_special=bool(special))
+    tools = served.replies.shown(body.tools or [])
+    return (await served.prompts.of_chat(chat, tools, size, add_special=bool(special))).ids
 
 
 async def detokenize(served: Served, request: Request) -> Response:

@@ -1,4 +1,4 @@
-"""Tokenizer files, chat templates, incremental detokenizing, BPE training."""
+"""Tokenizer files, chat templates, incremental detokenizing, parsers of tool calls and reasoning, BPE training."""
 
 from rondo.text.bpe import train_bpe
 from rondo.text.detokenize import Detokenizer

@@ -1,6 +1,6 @@
 """A model's tokenizer: Hugging Face's files in, the same tokens and prompts as transformers out."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,14 +40,8 @@ class Tokenizer:
         self.special_ids = frozenset(index for index, token in added.items() if token.special)
         self.vocab_size = max(backend.get_vocab_size(with_added_tokens=True), max(added, default=-1) + 1)
         self._decoding = parse_decoder(decoder_spec(backend), str(folder.path / "tokenizer.json"))
-        self._bytes = {
-            skip: ByteTable(backend.id_to_token, self._decoding, self.special_ids if skip else frozenset())
-            for skip in (True, False)
-        }
-        self._pieces = {
-            skip: PieceTable(backend.id_to_token, self._decoding, self.special_ids if skip else frozenset())
-            for skip in (True, False)
-        }
+        self._bytes: dict[frozenset[int], ByteTable] = {}
+        self._pieces: dict[frozenset[int], PieceTable] = {}
 
     @classmethod
     def load(cls, path: str | Path) -> "Tokenizer":
@@ -86,23 +80,37 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         return self._backend.decode(list(ids), skip_special_tokens=skip_special)
 
-    def detokenizer(self, skip_special: bool = True, after: Sequence[int] = ()) -> Detokenizer:
+    def detokenizer(
+        self, skip_special: bool = True, after: Sequence[int] = (), *, keep: Collection[int] = ()
+    ) -> Detokenizer:
         """Text token by token. `after` are the tokens before it, if the text continues theirs: then the space
-        of the first word stays, which SentencePiece drops at the start of a text."""
+        of the first word stays, which SentencePiece drops at the start of a text. `keep` are special tokens
+        that are not skipped."""
         detokenizer: Detokenizer
+        skipped = self.special_ids.difference(keep) if skip_special else frozenset()
         if self._decoding.byte_level:
-            detokenizer = ByteDetokenizer(self._bytes[skip_special].__getitem__)
+            detokenizer = ByteDetokenizer(self._byte_table(skipped).__getitem__)
         else:
-            detokenizer = PieceDetokenizer(self._pieces[skip_special].get, self._decoding)
+            detokenizer = PieceDetokenizer(self._piece_table(skipped).get, self._decoding)
         detokenizer.push(after)
         detokenizer.flush()
         return detokenizer
+
+    def _byte_table(self, skipped: frozenset[int]) -> ByteTable:
+        if skipped not in self._bytes:
+            self._bytes[skipped] = ByteTable(self._backend.id_to_token, self._decoding, skipped)
+        return self._bytes[skipped]
+
+    def _piece_table(self, skipped: frozenset[int]) -> PieceTable:
+        if skipped not in self._pieces:
+            self._pieces[skipped] = PieceTable(self._backend.id_to_token, self._decoding, skipped)
+        return self._pieces[skipped]
 
     def token_bytes(self, token: int) -> bytes:
         """What one token adds to a text; a special token's is its name."""
         if self._backend.id_to_token(token) is None:
             raise InvalidRequest(f"token id {token} is not in the vocabulary of {self.vocab_size} tokens.")
-        return self._bytes[False][token]
+        return self._byte_table(frozenset())[token]
 
     def token(self, token_id: int) -> str:
         """As the vocabulary writes it, where bytes and spaces have letters of their own; "" if it has none."""
@@ -118,6 +126,11 @@ class Tokenizer:
     @property
     def chat_template(self) -> str | None:
         return self._templates.get("default")
+
+    @property
+    def tool_template(self) -> str | None:
+        """The one that conversations with tools are written with."""
+        return self._templates.get("tool_use", self.chat_template)
 
     def with_chat_template(self, template: str) -> "Tokenizer":
         """The same tokenizer with `template` in place of its own ones."""

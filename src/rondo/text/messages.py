@@ -1,0 +1,76 @@
+"""From the messages of OpenAI's API to what chat templates, written for transformers, expect of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rondo.base.errors import InvalidRequest
+
+_ASKS_FOR_NO_CONTENT = re.compile(
+    r"""message(?:\.content|\[['"]content['"]\])\s+is\s+(?:not\s+)?none""", re.I
+)
+
+
+class Arguments(dict[str, Any]):
+    """A call's arguments. Most templates take an object; those that join it to a text get its JSON."""
+
+    def __str__(self) -> str:
+        return json.dumps(self, ensure_ascii=False)
+
+    def __radd__(self, before: str) -> str:
+        return before + str(self)
+
+    def __add__(self, after: str) -> str:
+        return str(self) + after
+
+
+def adapt_messages(messages: Sequence[Mapping[str, Any]], template: str) -> list[dict[str, Any]]:
+    return [_adapt(message, template) for message in messages]
+
+
+def _adapt(message: Mapping[str, Any], template: str) -> dict[str, Any]:
+    adapted = dict(message)
+    names = [adapted.pop(name, None) for name in ("reasoning", "reasoning_content")]
+    reasoning = names[0] or names[1]
+    calls = adapted.pop("tool_calls", None)
+    if calls:
+        adapted["tool_calls"] = [_with_arguments(call) for call in calls]
+        if adapted.get("content") is None:
+            # Some templates tell calls by this alone, the others take a text in any case.
+            adapted["content"] = None if _ASKS_FOR_NO_CONTENT.search(template) else ""
+    if reasoning:
+        adapted |= _reasoning(reasoning, adapted, template)
+    return adapted
+
+
+def _reasoning(text: str, message: Mapping[str, Any], template: str) -> dict[str, Any]:
+    """Under the name that the template has for it; gpt-oss's takes no content beside it in a message with calls."""
+    if "message.thinking" in template or "['thinking']" in template:
+        before = f"{text}\n{message['content']}" if message.get("tool_calls") and message["content"] else text
+        return {"thinking": before} | ({"content": ""} if message.get("tool_calls") else {})
+    return {"reasoning_content": text}
+
+
+def _with_arguments(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        raise InvalidRequest("messages: each of tool_calls must have a function.", param="messages")
+    return {**call, "function": {**function, "arguments": _arguments(function.get("arguments"))}}
+
+
+def _arguments(given: Any) -> Arguments:
+    if isinstance(given, Mapping):
+        return Arguments(given)
+    try:
+        value = json.loads(given) if given else {}
+    except (TypeError, ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise InvalidRequest(
+            f"messages: the arguments of a tool call must be a JSON object; got {str(given)[:80]!r}.",
+            param="messages",
+        )
+    return Arguments(value)

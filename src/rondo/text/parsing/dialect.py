@@ -1,0 +1,113 @@
+"""Which formats a model writes: chosen by its chat template, or named."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rondo.base.errors import ConfigError
+from rondo.text.parsing.formats import DeepSeek, Hermes, Llama3, Mistral, QwenCoder
+from rondo.text.parsing.harmony import MARKERS as HARMONY_MARKERS
+from rondo.text.parsing.harmony import Harmony
+from rondo.text.parsing.marked import CallFormat, MarkedCalls, Tools
+from rondo.text.parsing.parts import Parser
+from rondo.text.parsing.think import Think
+
+HARMONY = "openai"
+CALLS: dict[str, type[CallFormat]] = {
+    "hermes": Hermes,
+    "qwen3_coder": QwenCoder,
+    "llama3_json": Llama3,
+    "mistral": Mistral,
+    "deepseek_v3": DeepSeek,
+    "deepseek_v31": DeepSeek,
+}
+"""Under vLLM's names."""
+
+REASONING = {
+    "deepseek_r1": ("<think>", "</think>"),
+    "qwen3": ("<think>", "</think>"),
+    "mistral": ("[THINK]", "[/THINK]"),
+}
+HARMONY_REASONING = "openai_gptoss"
+ALWAYS_REASONS = "deepseek_r1"
+"""Whose answers begin with reasoning even where nothing opens it."""
+
+TOOL_PARSERS = ("auto", "none", *CALLS, HARMONY)
+REASONING_PARSERS = ("auto", "none", *REASONING, HARMONY_REASONING)
+
+_CALLS_BY_TEMPLATE = (
+    ("<|channel|>", HARMONY),
+    ("<｜tool▁call▁begin｜>", "deepseek_v3"),
+    ("[TOOL_CALLS]", "mistral"),
+    ("<function=", "qwen3_coder"),
+    ("<tool_call>", "hermes"),
+    ("<|python_tag|>", "llama3_json"),
+    ('{"name": function name, "parameters":', "llama3_json"),
+)
+_REASONING_BY_TEMPLATE = (
+    ("<|channel|>", HARMONY_REASONING),
+    ("[THINK]", "mistral"),
+    ("</think>", "qwen3"),
+    ("<think>", "qwen3"),
+)
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How a model writes calls and reasoning; None: it does not, or nobody asks."""
+
+    calls: str | None = None
+    reasoning: str | None = None
+
+    def without_calls(self) -> Dialect:
+        return Dialect(None, self.reasoning)
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Special tokens that are not to be left out of the text that is parsed."""
+        if self._harmony:
+            return HARMONY_MARKERS
+        format = CALLS[self.calls] if self.calls is not None else None
+        written = () if format is None else (*format.starts, *format.noise, *format.inner)
+        return (*written, *REASONING.get(self.reasoning or "", ()))
+
+    def parser(self, prompt: str, tools: Tools = (), continued: bool = False) -> Parser | None:
+        """For the answer that follows `prompt`, of which the end is enough, or that goes on with it, where that is
+        what the model has said so far. None: all of it is content."""
+        if self._harmony:
+            return Harmony(calls=self.calls is not None)
+        calls = MarkedCalls(CALLS[self.calls](tools)) if self.calls is not None else None
+        if self.reasoning is None:
+            return calls
+        opening, closing = REASONING[self.reasoning]
+        if continued:
+            opened, closed = prompt.rfind(opening) > prompt.rfind(closing), closing in prompt
+        else:
+            opened, closed = prompt.rstrip().endswith(opening), prompt.rstrip().endswith(closing)
+        always = self.reasoning == ALWAYS_REASONS and not closed
+        return Think(opening, closing, opened or always, calls)
+
+    @property
+    def _harmony(self) -> bool:
+        return self.calls == HARMONY or self.reasoning == HARMONY_REASONING
+
+
+def choose_dialect(template: str | None, calls: str = "auto", reasoning: str = "auto") -> Dialect:
+    """`auto` looks at what the template itself writes."""
+    _check("tool_call_parser", calls, TOOL_PARSERS)
+    _check("reasoning_parser", reasoning, REASONING_PARSERS)
+    return Dialect(
+        _pick(calls, template or "", _CALLS_BY_TEMPLATE),
+        _pick(reasoning, template or "", _REASONING_BY_TEMPLATE),
+    )
+
+
+def _pick(name: str, template: str, known: tuple[tuple[str, str], ...]) -> str | None:
+    if name == "auto":
+        return next((found for sign, found in known if sign in template), None)
+    return None if name == "none" else name
+
+
+def _check(field: str, name: str, names: tuple[str, ...]) -> None:
+    if name not in names:
+        raise ConfigError(f"{field} must be one of {', '.join(names)}; not {name!r}.", param=field)

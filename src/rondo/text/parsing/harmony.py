@@ -1,0 +1,103 @@
+"""gpt-oss's Harmony: messages, each with a channel. The prompt has begun the first one's header."""
+
+from __future__ import annotations
+
+import re
+
+from rondo.text.parsing.calls import named_call
+from rondo.text.parsing.parts import Content, Part, Reasoning
+from rondo.text.parsing.scan import first_of, held_back
+
+MARKERS = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>")
+_START, _CHANNEL, _MESSAGE, _, *_ENDS = MARKERS
+
+_HEADERS = (_START, _CHANNEL, _MESSAGE, "to=")
+_BODY_ENDS = (*_ENDS, _START, _CHANNEL)
+_CHANNEL_OF = re.compile(r"<\|channel\|>\s*(\w+)")
+_FUNCTION_OF = re.compile(r"\bto=functions\.([^\s<]+)")
+
+
+class Harmony:
+    """`analysis` is reasoning, what goes to a function is a call, the rest is content. Messages of one kind are
+    divided by a line's end. Without `calls` none is taken for one."""
+
+    def __init__(self, calls: bool) -> None:
+        self._calls = calls
+        self._text = ""
+        self._header: str | None = None
+        self._function: str | None = None
+        self._kind: type[Content] | type[Reasoning] = Content
+        self._fresh = True
+        self._said: set[type[Part]] = set()
+
+    def feed(self, text: str) -> list[Part]:
+        self._text += text
+        parts: list[Part] = []
+        while self._text and (self._begin() if self._header is None else self._body(parts)):
+            pass
+        return parts
+
+    def finish(self) -> list[Part]:
+        parts: list[Part] = []
+        text, self._text = self._text, ""
+        if self._header is not None and self._function is not None:
+            self._call(self._function, text, parts)
+        else:
+            self._say(text, parts)
+        return parts
+
+    def _begin(self) -> bool:
+        """Reads a header; text that begins with none is content."""
+        text = self._text.lstrip()
+        if not text or any(header.startswith(text) and header != text for header in _HEADERS):
+            return False
+        if not text.startswith(_HEADERS):
+            self._open("")
+            return True
+        header, message, rest = self._text.partition(_MESSAGE)
+        if not message:
+            return False
+        self._text = rest
+        self._open(header)
+        return True
+
+    def _open(self, header: str) -> None:
+        channel, function = _CHANNEL_OF.search(header), _FUNCTION_OF.search(header)
+        self._header = header
+        self._function = function[1] if function is not None and self._calls else None
+        self._kind = Reasoning if channel is not None and channel[1] == "analysis" else Content
+        self._fresh = True
+
+    def _body(self, parts: list[Part]) -> bool:
+        text = self._text
+        end = first_of(text, _BODY_ENDS)
+        if self._function is None:
+            certain = end if end >= 0 else len(text) - held_back(text, _BODY_ENDS)
+            self._say(text[:certain], parts)
+            self._text = text = text[certain:]
+            end = min(end, 0)
+        if end < 0:
+            return False
+        if self._function is not None:
+            self._call(self._function, text[:end], parts)
+        ending = next((marker for marker in _ENDS if text.startswith(marker, end)), "")
+        self._text = text[end + len(ending) :]
+        self._header = self._function = None
+        self._kind = Content
+        return True
+
+    def _call(self, name: str, body: str, parts: list[Part]) -> None:
+        call = named_call(name, body)
+        if call is not None:
+            parts.append(call)
+        else:
+            self._say(f"{self._header}{_MESSAGE}{body}", parts)
+
+    def _say(self, text: str, parts: list[Part]) -> None:
+        if not text:
+            return
+        if self._fresh and self._kind in self._said:
+            text = "\n" + text
+        self._fresh = False
+        self._said.add(self._kind)
+        parts.append(self._kind(text))

@@ -1,0 +1,168 @@
+"""Whatever a model writes, and however it comes in pieces, the parts are the same; nothing is lost."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rondo.base.errors import ConfigError
+from rondo.text.parsing import Call, Content, Dialect, Part, Reasoning, choose_dialect
+from text import recorded
+from text.recorded import TOOLS
+
+KINDS = {
+    "hermes": (Dialect("hermes"), "", recorded.HERMES),
+    "qwen3_coder": (Dialect("qwen3_coder"), "", recorded.QWEN_CODER),
+    "llama3_json": (Dialect("llama3_json"), "", recorded.LLAMA3),
+    "mistral": (Dialect("mistral"), "", recorded.MISTRAL),
+    "deepseek_v3": (Dialect("deepseek_v3"), "", recorded.DEEPSEEK),
+    "openai": (Dialect("openai", "openai_gptoss"), "", recorded.HARMONY),
+    "qwen3": (Dialect("hermes", "qwen3"), "<|im_start|>assistant\n", recorded.THINK),
+    "qwen3-opened": (Dialect("hermes", "qwen3"), "<|im_start|>assistant\n<think>\n", recorded.OPENED),
+    "deepseek_r1": (Dialect("hermes", "deepseek_r1"), "<｜Assistant｜>", recorded.OPENED),
+    "magistral": (Dialect("mistral", "mistral"), "[/INST]", recorded.MISTRAL_THINK),
+}
+ALL = [(name, text) for name, (_, _, texts) in KINDS.items() for text, _ in texts]
+
+
+def parse(kind: str, pieces: list[str]) -> list[Part]:
+    """All parts, neighbouring texts joined."""
+    dialect, prompt, _ = KINDS[kind]
+    parser = dialect.parser(prompt, TOOLS)
+    assert parser is not None
+    joined: list[Part] = []
+    for part in [part for piece in pieces for part in parser.feed(piece)] + parser.finish():
+        if joined and not isinstance(part, Call) and type(joined[-1]) is type(part):
+            joined[-1] = type(part)(joined[-1].text + part.text)
+        else:
+            joined.append(part)
+    return joined
+
+
+def shown(parts: list[Part]) -> list:
+    def one(part):
+        match part:
+            case Content(text):
+                return text
+            case Reasoning(text):
+                return "r:" + text
+            case Call(name, arguments):
+                return (name, json.loads(arguments))
+
+    return [one(part) for part in parts]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "expected"),
+    [(name, text, expected) for name, (_, _, texts) in KINDS.items() for text, expected in texts],
+)
+def test_recorded_answers(kind, text, expected):
+    assert shown(parse(kind, [text])) == expected
+
+
+def test_there_are_ten_of_each():
+    assert all(len(texts) >= 10 for _, _, texts in KINDS.values())
+
+
+@pytest.mark.parametrize(("kind", "text"), ALL)
+def test_the_cut_does_not_matter(kind, text):
+    whole = parse(kind, [text])
+    for at in range(len(text) + 1):
+        assert parse(kind, [text[:at], text[at:]]) == whole, (text[:at], text[at:])
+    assert parse(kind, list(text)) == whole
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_beginning_of_an_answer_can_be_its_end(kind):
+    """Where it was cut off, letter by letter gives what the whole gives, and no letter of content goes."""
+    for text, _ in KINDS[kind][2]:
+        for end in range(len(text)):
+            assert parse(kind, list(text[:end])) == parse(kind, [text[:end]])
+
+
+FRAGMENTS = sorted(
+    {
+        *(marker for dialect, _, _ in KINDS.values() for marker in dialect.markers),
+        *(
+            "</tool_call>",
+            "</function>",
+            "<function=now>",
+            "<parameter=a>",
+            "</parameter>",
+            "<think>",
+            "</think>",
+        ),
+        *(
+            '{"name": "now", "arguments": {}}',
+            '{"name": "now", "parameters": {',
+            '"',
+            "{",
+            "}",
+            "[",
+            "]",
+            "\\",
+            ";",
+        ),
+        *(" ", "\n", "a", "now", "function", "to=functions.now", "commentary", "```json\n", "```"),
+    }
+)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=150, deadline=None)
+@given(pieces=st.lists(st.sampled_from(FRAGMENTS), max_size=14))
+def test_anything_at_all(kind, pieces):
+    """No text makes a parser fail, or read it otherwise in pieces."""
+    text = "".join(pieces)
+    whole = parse(kind, [text])
+    assert parse(kind, pieces) == whole
+    assert parse(kind, list(text)) == whole
+    if not any(isinstance(part, Call) for part in whole) and kind in (
+        "hermes",
+        "llama3_json",
+        "mistral",
+        "deepseek_v3",
+    ):
+        assert "".join(part.text for part in whole) == text
+
+
+@pytest.mark.parametrize("text", [text for text, _ in recorded.HERMES])
+def test_without_tools_nothing_is_a_call(text):
+    assert Dialect("hermes").without_calls().parser("") is None
+    parser = Dialect("hermes", "qwen3").without_calls().parser("")
+    assert shown(parser.feed(text) + parser.finish()) == [text]
+
+
+def test_a_long_call_takes_no_longer_a_letter_than_a_short_one():
+    text = "[TOOL_CALLS]write_file[ARGS]" + json.dumps({"text": 'a "quoted" {word} [and] \\ more, ' * 3000})
+    assert shown(parse("mistral", [text[i : i + 3] for i in range(0, len(text), 3)])) == [
+        ("write_file", json.loads(text.partition("[ARGS]")[2]))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("template", "calls", "reasoning"),
+    [
+        ("{{ messages }}", None, None),
+        ('{{- \'<tool_call>\\n{"name": "\' }}', "hermes", None),
+        ("<tool_call> {% if enable_thinking is false %}<think>\n\n</think>{% endif %}", "hermes", "qwen3"),
+        ("<tool_call>\n<function=example_function_name>\n<parameter=a>", "qwen3_coder", None),
+        ("{{- '<|python_tag|>' + tool_call.name + '.call(' }}", "llama3_json", None),
+        ("[TOOL_CALLS] {{ tool_call }}[ARGS]", "mistral", None),
+        ("[TOOL_CALLS][THINK]", "mistral", "mistral"),
+        ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜> content.split('</think>')[-1]", "deepseek_v3", "qwen3"),
+        ("<|start|>assistant<|channel|>analysis", "openai", "openai_gptoss"),
+        (None, None, None),
+    ],
+)
+def test_the_template_tells_the_dialect(template, calls, reasoning):
+    assert choose_dialect(template) == Dialect(calls, reasoning)
+    assert choose_dialect(template, "hermes", "none") == Dialect("hermes", None)
+
+
+def test_a_name_that_is_none():
+    with pytest.raises(ConfigError, match="hermes"):
+        choose_dialect("", "hermse")
+    with pytest.raises(ConfigError, match="qwen3"):
+        choose_dialect("", reasoning="qwen4")
