@@ -136,4 +136,6 @@ def test_users_may_not(operated: Running, user: httpx.Client, running: Running, 
 
 def test_what_is_loaded_is_counted(user: httpx.Client, operated: Running) -> None:
     tokens(user, "listed")
-    assert 'rondo:adapters_loaded{model_name="tiny"} 1.0' in httpx.get(operated.url + "/metrics").text
+    assert (
+        'rondo:adapters_loaded{engine="0",model_name="tiny"} 1.0' in httpx.get(operated.url + "/metrics").text
+    )

@@ -103,7 +103,7 @@ def test_sleep_and_wake_keep_what_runs_where_asked_to(operated, admin, level):
     assert (answer.status_code, answer.content) == (200, b"")
     assert admin.get("/is_sleeping").json() == {"is_sleeping": True}
     state = "weights_offloaded" if level == 1 else "discard_all"
-    sample = f'engine_sleep_state{{model_name="tiny",sleep_state="{state}"}}'
+    sample = f'engine_sleep_state{{engine="0",model_name="tiny",sleep_state="{state}"}}'
     assert f"rondo:{sample} 1.0" in admin.get("/metrics").text
     assert admin.get("/ready").status_code == 503
     info = {"model": "tiny", "weight_version": 0, "updating": False, "whole": level == 1, "asleep": True}

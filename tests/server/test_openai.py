@@ -295,7 +295,7 @@ def test_health_and_metrics(running, client):
         "num_requests_waiting",
         "prompt_tokens_total",
         "generation_tokens_total",
-        'request_success_total{finished_reason="length",model_name="tiny"}',
+        'request_success_total{engine="0",finished_reason="length",model_name="tiny"}',
         "prefix_cache_queries_total",
         "prefix_cache_hits_total",
         "kv_cache_usage_perc",

@@ -37,7 +37,7 @@ class AsyncEngine:
         self.max_model_len = core.max_model_len
         self.max_queued = core.config.max_queued
         self.tokenizer = tokenizer
-        self.metrics = EngineMetrics(core, model_name)
+        self.metrics = EngineMetrics(core, model_name, lambda: self._lifecycle.serving)
         self._loader = AdapterLoader(core.adapters, core.config.max_queued)
         self._streams = Streams()
         self._inbox = Inbox()
@@ -136,14 +136,16 @@ class AsyncEngine:
         """
         check_level(level)
         life = self._lifecycle
-        if mode == "wait":
-            await self._when_done(lambda: life.sleep(level, abort=False), undo=lambda: None)
-        else:
-            await self._inbox.ask(lambda: life.sleep(level, abort=mode == "abort"))
+        with self.metrics.operation("sleep"):
+            if mode == "wait":
+                await self._when_done(lambda: life.sleep(level, abort=False), undo=lambda: None)
+            else:
+                await self._inbox.ask(lambda: life.sleep(level, abort=mode == "abort"))
 
     async def wake(self, tags: Sequence[str] | None = None) -> None:
         """`tags` are "weights" and "kv_cache", both by default; requests go on once both are awake."""
-        await self._inbox.ask(lambda: self.core.wake(tags))
+        with self.metrics.operation("wake_up"):
+            await self._inbox.ask(lambda: self.core.wake(tags))
 
     def adapters(self) -> Sequence[str]:
         return self.core.adapters.names()
@@ -166,13 +168,16 @@ class AsyncEngine:
     async def update_weights(self, path: str, version: int) -> None:
         """Between two steps goes over to the weights in the folder `path`. If anything is wrong with them, it goes on
         as it was."""
-        await self._inbox.ask(lambda: self.core.update_weights(path, version))
+        with self.metrics.operation("update_weights"):
+            await self._inbox.ask(lambda: self.core.update_weights(path, version))
 
     async def start_weight_update(self) -> None:
-        await self._inbox.ask(self.core.start_weight_update)
+        with self.metrics.operation("start_weight_update"):
+            await self._inbox.ask(self.core.start_weight_update)
 
     async def finish_weight_update(self, version: int) -> None:
-        await self._inbox.ask(lambda: self.core.finish_weight_update(version))
+        with self.metrics.operation("finish_weight_update"):
+            await self._inbox.ask(lambda: self.core.finish_weight_update(version))
 
     async def abort_weight_update(self) -> None:
         """For a writer that failed in the middle: nothing is computed until another update is finished."""

@@ -124,6 +124,11 @@ class EngineCore:
         """Whether all that a step needs is there."""
         return not self.torn and not self.sleeper.asleep
 
+    @property
+    def samples(self) -> list[Request]:
+        """All that have not ended; from any thread."""
+        return [sample for samples in list(self._requests.values()) for sample in samples]
+
     def add(self, request: GenerateRequest, adapter: LoadedAdapter | None = None) -> list[Request]:
         """Queues the request's `n` samples and returns them; they change in place as they come along.
 

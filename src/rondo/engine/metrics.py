@@ -1,102 +1,79 @@
-"""What an engine counts, in plain numbers on the step's path, and turned into Prometheus form when asked
-for."""
+"""What an engine counts as it goes, in plain numbers on the step's path.
+
+Names are those of vLLM's dashboards wherever the thing is the same; `exposition.py` has those that are read from the
+engine's state when asked for, and turns all of them into Prometheus form.
+"""
 
 from __future__ import annotations
 
-from bisect import bisect_left
+import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from rondo.engine.core import EngineCore
+from rondo.engine.distribution import (
+    BETWEEN_TOKENS,
+    FIRST_TOKEN,
+    LATENCY,
+    OPERATIONS,
+    PREEMPTIONS,
+    SAMPLES,
+    STEP_TOKENS,
+    Distribution,
+    one_two_five,
+)
+from rondo.engine.exposition import Families, state_of
 from rondo.engine.request import Request
-from rondo.engine.speculate.speculation import SpeculationCounters
 from rondo.engine.step import Step
 
-LATENCY = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
-FIRST_TOKEN = (
-    0.001,
-    0.005,
-    0.01,
-    0.02,
-    0.04,
-    0.06,
-    0.08,
-    0.1,
-    0.25,
-    0.5,
-    0.75,
-    1,
-    2.5,
-    5,
-    7.5,
-    10,
-    20,
-    40,
-    80,
-)
-BETWEEN_TOKENS = (
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.075,
-    0.1,
-    0.15,
-    0.2,
-    0.3,
-    0.4,
-    0.5,
-    0.75,
-    1,
-    2.5,
-    5,
-    10,
-)
-
-
-class Distribution:
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.total = 0.0
-
-    def observe(self, value: float, times: int = 1) -> None:
-        self.counts[bisect_left(self.bounds, value)] += times
-        self.total += value * times
-
-    def buckets(self) -> list[tuple[str, float]]:
-        cumulative, rows = 0, []
-        for bound, count in zip([*map(str, self.bounds), "+Inf"], self.counts, strict=True):
-            cumulative += count
-            rows.append((bound, float(cumulative)))
-        return rows
+SLEEPING = ("sleep", "wake_up")
+UPDATING = ("start_weight_update", "update_weights", "finish_weight_update")
 
 
 class EngineMetrics(Collector):
-    """Register it with a Prometheus registry; names and buckets are those of vLLM's dashboards."""
+    """Register it with a Prometheus registry. `serving` says whether those that wait could begin."""
 
-    def __init__(self, core: EngineCore, model_name: str = "") -> None:
+    def __init__(
+        self, core: EngineCore, model_name: str = "", serving: Callable[[], bool] = lambda: True
+    ) -> None:
         self.core = core
         self.model_name = model_name
+        self.serving = serving
+        lengths = one_two_five(core.max_model_len)
         self.first_token = Distribution(FIRST_TOKEN)
         self.between_tokens = Distribution(BETWEEN_TOKENS)
+        self.mean_between_tokens = Distribution(BETWEEN_TOKENS)
         self.latency = Distribution(LATENCY)
         self.queue_time = Distribution(LATENCY)
+        self.inference_time = Distribution(LATENCY)
+        self.prefill_time = Distribution(LATENCY)
+        self.decode_time = Distribution(LATENCY)
+        self.step_tokens = Distribution(STEP_TOKENS)
+        self.request_prompt = Distribution(lengths)
+        self.request_computed = Distribution(lengths)
+        self.request_generated = Distribution(lengths)
+        self.request_most_generated = Distribution(lengths)
+        self.request_max_tokens = Distribution(lengths)
+        self.request_n = Distribution(SAMPLES)
+        self.request_preemptions = Distribution(PREEMPTIONS)
+        self.operations = {name: Distribution(OPERATIONS) for name in (*SLEEPING, *UPDATING)}
         self.prompt_tokens = 0
+        self.cached_tokens = 0
         self.generated_tokens = 0
-        self.finished: Counter[str] = Counter({"stop": 0, "length": 0, "abort": 0})
+        self.finished: Counter[str] = Counter({"stop": 0, "length": 0, "abort": 0, "error": 0})
         self.rejected = 0
+        self._moved = core.scheduler.counters.moved
+        self._ended: dict[str, list[int]] = {}
+        """Of requests that are not at their end: how long those samples got that are."""
 
     def observe(self, step: Step, now: float) -> None:
         for request in step.admitted:
             if request.preemptions == 0:
-                self.queue_time.observe(request.started_at - request.added_at)
-                self.prompt_tokens += request.prompt_length
+                self._observe_begin(request)
         # Requests that moved in the step before share one gap, so this is a few dictionary entries a step.
         gaps = Counter([request.last_at for request in step.advanced])
         for last, times in gaps.items():
@@ -104,107 +81,110 @@ class EngineMetrics(Collector):
                 self.between_tokens.observe(now - last, times)
         for request in step.advanced:
             if not request.last_at:
+                request.first_at = now
                 self.first_token.observe(now - request.added_at)
             request.last_at = now
         self.generated_tokens += len(step.advanced) + step.extra
+        moved = self.core.scheduler.counters.moved
+        if moved > self._moved:
+            self.step_tokens.observe(moved - self._moved)
+            self._moved = moved
         for request in step.finished:
             self.observe_end(request, now)
 
+    def _observe_begin(self, request: Request) -> None:
+        cached = max(request.first_cached, 0)
+        self.queue_time.observe(request.started_at - request.added_at)
+        self.prompt_tokens += request.prompt_length
+        self.cached_tokens += cached
+        self.request_computed.observe(request.prompt_length - cached)
+
     def observe_end(self, request: Request, now: float) -> None:
-        self.finished[request.finish_reason or "abort"] += 1
+        self.finished["error" if request.error else request.finish_reason or "abort"] += 1
         self.latency.observe(now - request.added_at)
+        self.request_prompt.observe(request.prompt_length)
+        self.request_generated.observe(request.generated)
+        self.request_preemptions.observe(request.preemptions)
+        if request.index == 0:
+            self.request_n.observe(request.sampling.n)
+            if request.sampling.max_tokens is not None:
+                self.request_max_tokens.observe(request.sampling.max_tokens)
+        ended = self._ended.setdefault(request.id, [])
+        ended.append(request.generated)
+        if len(ended) == request.sampling.n:
+            self.request_most_generated.observe(max(self._ended.pop(request.id)))
+        if request.first_at:
+            self._observe_phases(request)
+
+    def _observe_phases(self, request: Request) -> None:
+        """Preemptions count towards the phase in which they fell."""
+        self.prefill_time.observe(request.first_at - request.started_at)
+        self.decode_time.observe(request.last_at - request.first_at)
+        self.inference_time.observe(request.last_at - request.started_at)
+        later = request.generated - 1
+        # As in vLLM, an answer of one token counts as 0.
+        self.mean_between_tokens.observe((request.last_at - request.first_at) / later if later else 0.0)
+
+    @contextmanager
+    def operation(self, name: str) -> Iterator[None]:
+        """How long one of the operator's verbs took, where it came to an end."""
+        started = time.monotonic()
+        yield
+        self.operations[name].observe(time.monotonic() - started)
 
     def collect(self) -> Iterator[Metric]:
-        scheduler, pool = self.core.scheduler, self.core.pool
-        counters = scheduler.counters
-        yield self._gauge("num_requests_running", "Requests being computed.", scheduler.num_running)
-        yield self._gauge("num_requests_waiting", "Requests in the queue.", scheduler.num_waiting)
-        yield self._gauge(
-            "kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", pool.used / pool.num_blocks
-        )
-        yield self._sleep_state()
-        yield self._gauge("weight_version", "Version of the weights in use.", self.core.weight_version)
-        yield self._counter("prompt_tokens", "Prompt tokens received.", self.prompt_tokens)
-        yield self._counter("generation_tokens", "Tokens generated.", self.generated_tokens)
-        yield self._counter("prefix_cache_queries", "Tokens looked up in the cache.", counters.prefix_queries)
-        yield self._counter("prefix_cache_hits", "Tokens found in the prefix cache.", counters.prefix_hits)
-        yield self._counter("num_preemptions", "Requests that gave their blocks back.", counters.preemptions)
-        yield from self._swaps()
-        yield self._counter("admission_rejections", "Requests refused for a full queue.", self.rejected)
-        if self.core.speculation is not None:
-            yield from self._speculation(self.core.speculation.counters)
-        yield from self._of_adapters()
-        finished = CounterMetricFamily(
-            "rondo:request_success", "Finished requests.", labels=["model_name", "finished_reason"]
-        )
-        for reason, count in self.finished.items():
-            finished.add_metric([self.model_name, reason], count)
-        yield finished
-        yield self._histogram("time_to_first_token_seconds", "Arrival to first token.", self.first_token)
-        yield self._histogram("inter_token_latency_seconds", "Time between tokens.", self.between_tokens)
-        yield self._histogram("e2e_request_latency_seconds", "Arrival to last token.", self.latency)
-        yield self._histogram("request_queue_time_seconds", "Arrival to first step.", self.queue_time)
+        families = Families(self.model_name)
+        yield from state_of(self.core, families, self.serving())
+        yield from self._counters(families)
+        for name, doc, values in self._histograms():
+            yield families.histogram(name, doc, values)
+        for name, doc, verbs in (
+            ("sleep_mode_operation_duration_seconds", "Time of one sleep or wake.", SLEEPING),
+            ("rl_weight_update_operation_duration_seconds", "Time of one part of a weight update.", UPDATING),
+        ):
+            yield families.histograms(name, doc, "operation", {verb: self.operations[verb] for verb in verbs})
 
-    def _sleep_state(self) -> Metric:
-        family = GaugeMetricFamily(
-            "rondo:engine_sleep_state",
-            "1 for the state the engine is in: awake, or asleep with its weights in CPU memory, or without any.",
-            labels=["model_name", "sleep_state"],
+    def _counters(self, families: Families) -> Iterator[Metric]:
+        computed = self.prompt_tokens - self.cached_tokens
+        by_source = {"local_compute": computed, "local_cache_hit": self.cached_tokens}
+        yield families.counter("prompt_tokens", "Prompt tokens of requests that began.", self.prompt_tokens)
+        yield families.counter("prompt_tokens_cached", "Those that the prefix cache had.", self.cached_tokens)
+        yield families.counters("prompt_tokens_by_source", "Where they came from.", "source", by_source)
+        yield families.counter("generation_tokens", "Tokens generated.", self.generated_tokens)
+        yield families.counters("request_success", "Ended samples.", "finished_reason", self.finished)
+        yield families.counters(
+            "admission_rejections",
+            "Requests refused for a full queue.",
+            "reason",
+            {"max_num_queued_reqs": self.rejected},
         )
-        level = self.core.sleeper.level
-        for depth, state in enumerate(("awake", "weights_offloaded", "discard_all")):
-            family.add_metric([self.model_name, state], depth == level)
-        return family
 
-    def _speculation(self, counters: SpeculationCounters) -> Iterator[Metric]:
-        yield self._counter("spec_decode_num_drafts", "Times that tokens were proposed.", counters.drafts)
-        yield self._counter("spec_decode_num_draft_tokens", "Tokens proposed.", counters.proposed)
-        yield self._counter("spec_decode_num_accepted_tokens", "Proposed tokens accepted.", counters.accepted)
-        places = CounterMetricFamily(
-            "rondo:spec_decode_num_accepted_tokens_per_pos",
-            "Proposed tokens accepted, by their place in the proposal.",
-            labels=["model_name", "position"],
+    def _histograms(self) -> Iterator[tuple[str, str, Distribution]]:
+        yield "time_to_first_token_seconds", "Arrival to first token.", self.first_token
+        yield "inter_token_latency_seconds", "Time between two tokens.", self.between_tokens
+        yield (
+            "request_time_per_output_token_seconds",
+            "Mean time between tokens of one answer, the first left out.",
+            self.mean_between_tokens,
         )
-        for place, count in enumerate(counters.accepted_at):
-            places.add_metric([self.model_name, str(place)], count)
-        yield places
-
-    def _of_adapters(self) -> Iterator[Metric]:
-        adapters = self.core.adapters
-        yield self._gauge("adapters_loaded", "Adapters whose weights are loaded.", adapters.num_loaded)
-        yield self._gauge("adapter_bytes", "Memory of the loaded adapters' weights.", adapters.nbytes)
-        yield self._counter("adapter_loads", "Adapters loaded.", adapters.totals.loads)
-        yield self._counter("adapter_evictions", "Adapters that made room.", adapters.totals.evictions)
-
-    def _swaps(self) -> Iterator[Metric]:
-        counters, swap = self.core.scheduler.counters, self.core.scheduler.swap
-        by_swap, used = counters.swaps, 0.0 if swap is None else swap.host.used / swap.host.num_blocks
-        recomputed = counters.preemptions - by_swap
-        out, back, waiting = (
-            (0, 0, 0) if swap is None else (swap.blocks_out, swap.blocks_in, swap.num_requests)
+        yield "e2e_request_latency_seconds", "Arrival to end.", self.latency
+        yield "request_queue_time_seconds", "Arrival to first step.", self.queue_time
+        yield "request_inference_time_seconds", "First step to last token.", self.inference_time
+        yield "request_prefill_time_seconds", "First step to first token.", self.prefill_time
+        yield "request_decode_time_seconds", "First token to last token.", self.decode_time
+        yield "iteration_tokens_total", "Tokens computed in one step.", self.step_tokens
+        yield "request_prompt_tokens", "Prompt tokens of one sample.", self.request_prompt
+        yield (
+            "request_prefill_kv_computed_tokens",
+            "Prompt tokens of one sample that were not in the prefix cache.",
+            self.request_computed,
         )
-        yield self._gauge(
-            "num_requests_swapped", "Requests that wait with their blocks on the host.", waiting
+        yield "request_generation_tokens", "Tokens of one sample.", self.request_generated
+        yield (
+            "request_max_num_generation_tokens",
+            "Tokens of the longest sample of one request.",
+            self.request_most_generated,
         )
-        yield self._gauge("cpu_cache_usage_perc", "Share of host KV blocks in use, 0 to 1.", used)
-        yield self._counter(
-            "num_preemptions_by_swap", "Preemptions that moved the blocks to the host.", by_swap
-        )
-        yield self._counter("num_preemptions_by_recompute", "Preemptions that gave them up.", recomputed)
-        yield self._counter("num_blocks_swapped_out", "KV blocks moved to the host.", out)
-        yield self._counter("num_blocks_swapped_in", "KV blocks moved back from the host.", back)
-
-    def _gauge(self, name: str, doc: str, value: float) -> Metric:
-        family = GaugeMetricFamily(f"rondo:{name}", doc, labels=["model_name"])
-        family.add_metric([self.model_name], value)
-        return family
-
-    def _counter(self, name: str, doc: str, value: float) -> Metric:
-        family = CounterMetricFamily(f"rondo:{name}", doc, labels=["model_name"])
-        family.add_metric([self.model_name], value)
-        return family
-
-    def _histogram(self, name: str, doc: str, values: Distribution) -> Metric:
-        family = HistogramMetricFamily(f"rondo:{name}", doc, labels=["model_name"])
-        family.add_metric([self.model_name], buckets=values.buckets(), sum_value=values.total)
-        return family
+        yield "request_params_max_tokens", "What requests say as max_tokens.", self.request_max_tokens
+        yield "request_params_n", "What requests say as n.", self.request_n
+        yield "request_num_preemptions", "How often one sample gave way.", self.request_preemptions

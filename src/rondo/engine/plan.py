@@ -36,5 +36,7 @@ class Counters:
     prefix_queries: int = 0
     prefix_hits: int = 0
     preemptions: int = 0
+    moved: int = 0
+    """Tokens computed in all steps."""
     swaps: int = 0
     """Those preemptions after which nothing is computed again."""

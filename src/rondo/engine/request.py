@@ -85,6 +85,7 @@ class Request:
     stop_ids: frozenset[int] = frozenset()
     added_at: float = 0.0
     started_at: float = 0.0
+    first_at: float = 0.0
     last_at: float = 0.0
 
     def __post_init__(self) -> None:

@@ -157,6 +157,7 @@ class Scheduler:
         for request in (*plan.decodes, *plan.chunks):
             if request.state == "running":
                 request.computed += request.planned
+                self.counters.moved += request.planned
                 request.planned = 0
 
     def publish(self, plan: Plan) -> None:
