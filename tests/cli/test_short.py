@@ -7,7 +7,8 @@ from rondo.base.config import Source
 from rondo.base.errors import ConfigError
 from rondo.cli import up
 from rondo.cli.arguments import Parser
-from rondo.cli.short import SHORT, read_short
+from rondo.cli.flags import FLAGS
+from rondo.cli.short import read_short
 
 
 @pytest.fixture(autouse=True)
@@ -18,7 +19,7 @@ def own_home(tmp_path, monkeypatch) -> Path:
 
 
 def read(*argv: str):
-    command = read_short(Parser("rondo test", ""), tuple(SHORT), list(argv))
+    command = read_short(Parser("rondo test", ""), tuple(FLAGS), list(argv))
     assert command is not None
     return command
 

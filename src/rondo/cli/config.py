@@ -45,7 +45,7 @@ def _rows(line: CommandLine, wanted: list[str]) -> list[tuple[str, object, str]]
         for name in path.split("."):
             value = value[name] if isinstance(value, dict) else value
         if not wanted or any(path == prefix or path.startswith(prefix + ".") for prefix in wanted):
-            secret = isinstance(value, str) and value and is_secret(path)
+            secret = isinstance(value, str | list) and value and is_secret(path)
             rows.append((path, "********" if secret else value, str(source)))
     return rows
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from rondo.base.log import get_logger
 from rondo.cli.arguments import Parser
-from rondo.cli.short import SHORT, read_short
+from rondo.cli.flags import FLAGS
+from rondo.cli.short import read_short
 from rondo.cli.tree import RondoConfig
 
 if TYPE_CHECKING:
@@ -22,8 +23,12 @@ log = get_logger("rondo.cli.serve")
 def run(argv: list[str]) -> int:
     parser = Parser("rondo serve", "Serve a model over the OpenAI API.")
     parser.add_argument("model", help="a model's name, a folder in Hugging Face layout, or a job's hash")
-    parser.epilog = "Every other setting is a flag too: --engine.block_size=32; `rondo config` lists them."
-    command = read_short(parser, tuple(SHORT), argv)
+    parser.usage = "rondo serve MODEL [flags]"
+    parser.epilog = (
+        "Every other setting is a flag too: --engine.block_size=32; `rondo config` lists them. Flags of `vllm serve` "
+        "that have no meaning here are refused, with what to do instead."
+    )
+    command = read_short(parser, tuple(FLAGS), argv)
     if command is None:
         return 0
     return serve(parser.parse_args(command.rest).model, command.config.tree)

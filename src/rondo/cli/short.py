@@ -4,88 +4,102 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from rondo.base.config import Source
 from rondo.base.errors import ConfigError
+from rondo.cli.flags import ALIASES, AS_IT_IS, FLAGS, REFUSED, Flag, refuse
 from rondo.cli.tree import CommandLine, read_command_line
-
-SHORT: dict[str, tuple[str, str]] = {
-    "--host": ("server.host", "address to listen on (127.0.0.1)"),
-    "--port": ("server.port", "port to listen on (8000)"),
-    "--api-key": ("server.api_key", "what clients must send as Bearer token"),
-    "--served-model-name": ("server.served_model_name", "the name clients ask for"),
-    "--tool-call-parser": (
-        "server.tool_call_parser",
-        "how the model writes tool calls (as its template does)",
-    ),
-    "--reasoning-parser": ("server.reasoning_parser", "how it writes its reasoning (as its template does)"),
-    "--enable-auto-tool-choice": ("server.auto_tool_choice", "let the model choose to call tools (it may)"),
-    "--max-model-len": ("engine.max_model_len", "longest prompt plus answer, in tokens"),
-    "--max-num-seqs": ("engine.max_num_seqs", "most requests computed together"),
-    "--max-num-batched-tokens": ("engine.max_step_tokens", "most tokens computed in one step"),
-    "--dtype": ("engine.dtype", "auto, float32, bfloat16 or float16"),
-    "--kv-cache-dtype": ("engine.kv_dtype", "auto, float32, bfloat16, float16, int8 or fp8"),
-    "--device": ("engine.device", "auto, cpu, cuda, ..."),
-    "--threads": ("engine.threads", "CPU threads of one step"),
-    "--seed": ("engine.seed", "where requests without a seed get theirs from"),
-}
-"""vLLM's names for the settings people set most: what each is called in the tree, and what it is."""
-
-SWITCHES = frozenset(["--enable-auto-tool-choice"])
-"""Those that are written without a value."""
 
 
 def read_short(parser: argparse.ArgumentParser, flags: Sequence[str], argv: list[str]) -> CommandLine | None:
     """`read_command_line` for a verb that also takes `flags`. None when help was asked for, and given."""
-    for flag in flags:
-        path, text = SHORT[flag]
-        if flag in SWITCHES:
-            parser.add_argument(flag, action="store_true", help=text)
-        else:
-            parser.add_argument(flag, metavar=path.rpartition(".")[2].upper(), help=text)
+    add_flags(parser, flags)
     if any(flag in argv for flag in ("-h", "--help")):
         parser.print_help()
         return None
-    written, long = spell_out(flags, argv)
+    spelled = spell_out(flags, argv)
     try:
-        command = read_command_line(long)
+        command = read_command_line(spelled.long)
     except ConfigError as error:
         # An error names the flag that was written, not the one it stands for.
         message = error.message
-        for path, flag in written.items():
+        for path, flag in sorted(spelled.written.items(), reverse=True):  # the longer of two paths first
             message = message.replace(f"--{path}", flag)
         raise ConfigError(message, param=error.param, code=error.code) from None
     sources = dict(command.config.sources)
-    for path, flag in written.items():
+    for path, flag in spelled.written.items():
         if sources[path] == Source("flag", f"--{path}"):
             sources[path] = Source("flag", flag)
     return replace(command, config=replace(command.config, sources=sources))
 
 
-def spell_out(flags: Sequence[str], argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """(setting -> the short flag that sets it, the command line without short flags)."""
-    written: dict[str, str] = {}
-    long: list[str] = []
-    left = list(argv)
+def add_flags(parser: argparse.ArgumentParser, flags: Sequence[str]) -> None:
+    """For the help alone: by the time the parser reads the command line they are gone from it."""
+    groups: dict[str, argparse._ArgumentGroup] = {}
+    for name in flags:
+        flag = FLAGS[name]
+        group = groups.get(flag.group) or groups.setdefault(flag.group, parser.add_argument_group(flag.group))
+        if flag.alone is not None:
+            group.add_argument(name, action="store_true", help=flag.text)
+        else:
+            group.add_argument(name, metavar=flag.name, help=flag.text)
+
+
+@dataclass
+class Spelled:
+    """The command line in settings' own names, and which setting each short flag stands for."""
+
+    long: list[str] = field(default_factory=list)
+    written: dict[str, str] = field(default_factory=dict)
+
+    def set(self, name: str, flag: Flag, values: Sequence[str]) -> None:
+        for path, value in flag.read(values).items():
+            self.written[path] = name
+            self.long.append(f"--{path}={value}")
+
+    @property
+    def has_argument(self) -> bool:
+        """Whether the verb's own argument came first, so that no other can follow."""
+        return bool(self.long) and not self.long[0].startswith("-")
+
+
+def spell_out(flags: Sequence[str], argv: Sequence[str]) -> Spelled:
+    spelled, left = Spelled(), list(argv)
+    given: dict[str, list[str]] = {}
+    known_here = len(flags) == len(FLAGS)
     while left:
         token = left.pop(0)
         if token == "--":
-            return written, [*long, token, *left]
+            spelled.long += [token, *left]
+            break
         name, equals, value = token.partition("=")
-        if name not in flags:
-            long.append(token)
-            written.pop(name.removeprefix("--").replace("-", "_"), None)
+        name = ALIASES.get(
+            name, name.replace("_", "-") if name.startswith("--") and "." not in name else name
+        )
+        if name in flags:
+            flag = FLAGS[name]
+            values = given.setdefault(name, [])
+            values += [value] if equals else _values(name, flag, left, spelled.has_argument)
+            spelled.set(name, flag, values if flag.several else values[-1:])
+        elif known_here and (name in AS_IT_IS or name in REFUSED):
+            follows = left and not left[0].startswith("-") and AS_IT_IS.get(name) != frozenset()
+            refuse(name, [value] if equals else [left.pop(0)] if follows else [])
+        else:
+            spelled.long.append(token)
+            spelled.written.pop(name.removeprefix("--").replace("-", "_"), None)
             if name == "--config" and not equals and left:
-                long.append(left.pop(0))
-            continue
-        if not equals and name in SWITCHES:
-            value = "true"
-        elif not equals:
-            if not left or left[0].startswith("--"):
-                raise ConfigError(f"The flag {name} needs a value: {name}=...")
-            value = left.pop(0)
-        path = SHORT[name][0]
-        written[path] = name
-        long.append(f"--{path}={value}")
-    return written, long
+                spelled.long.append(left.pop(0))
+    return spelled
+
+
+def _values(name: str, flag: Flag, left: list[str], last: bool) -> list[str]:
+    """What follows the flag. One that takes several takes all of them where nothing else can follow."""
+    if flag.alone is not None:
+        return [flag.alone]
+    if not left or left[0].startswith("--"):
+        raise ConfigError(f"The flag {name} needs a value: {name}=...")
+    values = [left.pop(0)]
+    while flag.several and last and left and not left[0].startswith("-"):
+        values.append(left.pop(0))
+    return values

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -149,15 +149,17 @@ def _needs_key(path: str) -> bool:
     return (path.startswith("/v1") or path in OUTSIDE_V1) and path not in ADAPTER_PATHS
 
 
-def require_key(app: ASGIApp, key: str) -> ASGIApp:
+def require_key(app: ASGIApp, keys: Sequence[str]) -> ASGIApp:
     """What asks the model needs `Authorization: Bearer <key>`; health and metrics stay open. What only the operator may
     ask for has a key of its own."""
-    expected = f"Bearer {key}".encode()
+    expected = [f"Bearer {key}".encode() for key in keys]
 
     async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and _needs_key(scope["path"]):
             given = dict(scope["headers"]).get(b"authorization", b"")
-            if not hmac.compare_digest(given, expected):
+            # Each is compared, so that the time taken does not tell which one was nearly right.
+            right = [hmac.compare_digest(given, one) for one in expected]
+            if not any(right):
                 message = "a valid API key is needed: send it as 'Authorization: Bearer <key>'."
                 body = error_body(message, "authentication_error", code="invalid_api_key")
                 await JSONResponse(body, status_code=401)(scope, receive, send)

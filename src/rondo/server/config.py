@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from rondo.base.config import Section
+
+
+def _one_or_several(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+Several = Annotated[list[Annotated[str, Field(min_length=1)]], BeforeValidator(_one_or_several)]
 
 
 class ServerConfig(Section):
     host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 is every interface")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
-    api_key: str | None = Field(None, description="what clients must send as Bearer token under /v1")
+    api_key: Several | None = Field(
+        None, min_length=1, description="what clients must send as Bearer token under /v1: one key or several"
+    )
     admin_key: str | None = Field(
         None,
         min_length=1,
         description="what the operator's verbs need (sleep, pause, ...); without it they are off",
     )
-    served_model_name: str | None = Field(
-        None, description="the name clients ask for; the model's by default"
+    served_model_name: Several | None = Field(
+        None, min_length=1, description="the name clients ask for, and further ones; the model's by default"
     )
+    chat_template: str | None = Field(
+        None, description="a Jinja file, or the template itself, in place of the model's own"
+    )
+    adapters: dict[str, str] = Field({}, description="adapters' folders by the names they are served under")
     drain_seconds: float = Field(30.0, ge=0, description="how long running requests may finish after SIGTERM")
     max_body_bytes: int = Field(64 << 20, ge=1024, description="the largest request body")
     allow_priority: bool = Field(False, description="whether clients may say which requests go first")
@@ -46,6 +59,6 @@ class ServerConfig(Section):
 
     @model_validator(mode="after")
     def _keys_differ(self) -> ServerConfig:
-        if self.admin_key is not None and self.admin_key == self.api_key:
+        if self.admin_key is not None and self.admin_key in (self.api_key or ()):
             raise ValueError("admin_key must not be the api_key: whoever may ask the model may not stop it")
         return self

@@ -9,6 +9,7 @@ import torch
 from starlette.types import ASGIApp
 
 from rondo.base import metrics
+from rondo.base.errors import ConfigError
 from rondo.engine.async_engine import AsyncEngine
 from rondo.engine.config import EngineConfig
 from rondo.engine.load import load_core
@@ -25,14 +26,29 @@ def load_app(
 ) -> tuple[ASGIApp, AsyncEngine, str]:
     """(the application, its engine, the name clients ask for). Stop the engine when the server is done."""
     folder = resolve(model)
-    name = server.served_model_name or name_of(folder)
+    name, *aliases = server.served_model_name or (name_of(folder), str(model))
     if engine.threads is not None:
         torch.set_num_threads(engine.threads)
-    tokenizer = Tokenizer.load(folder)
+    tokenizer = _with_template(Tokenizer.load(folder), server.chat_template)
     check_tokenizer(engine, tokenizer)
     core = load_core(folder, engine, tokenizer.eos_ids or None)
+    for adapter, place in server.adapters.items():
+        core.load_adapter(adapter, place)
     running = AsyncEngine(core, cast(TextSource, tokenizer), model_name=name)
     metrics.registry.register(running.metrics)
-    aliases = () if server.served_model_name else (str(model),)
     app = create_app(running, core.model.config, tokenizer, name, server, aliases, engine.pooling)
     return app, running, name
+
+
+def _with_template(tokenizer: Tokenizer, template: str | None) -> Tokenizer:
+    """`template` is a file, or the template itself."""
+    if template is None:
+        return tokenizer
+    try:
+        return tokenizer.with_chat_template(Path(template).expanduser().read_text("utf-8"))
+    except OSError as error:
+        if "{" in template:
+            return tokenizer.with_chat_template(template)
+        raise ConfigError(
+            f"the chat template {template} cannot be read: {error.strerror}.", param="server.chat_template"
+        ) from error

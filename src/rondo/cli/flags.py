@@ -1,0 +1,279 @@
+"""`rondo serve`'s flags under the names that `vllm serve` gave them: what each stands for in the config tree.
+
+A flag here sets something, or says what the engine does anyhow (`AS_IT_IS`), or is refused with what to do instead
+(`REFUSED`). None is ignored.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rondo.base.errors import ConfigError
+
+Settings = Mapping[str, str]
+
+UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+DTYPES = {"half": "float16", "float": "float32"}
+KV_DTYPES = {"fp8_e4m3": "fp8"}
+
+
+@dataclass(frozen=True)
+class Flag:
+    """`read` makes settings of what was written after the flag, in all its occurrences where it may have several. One
+    that stands `alone` takes no value: that is its own."""
+
+    text: str
+    group: str
+    read: Callable[[Sequence[str]], Settings]
+    name: str = "VALUE"
+    alone: str | None = None
+    several: bool = False
+
+
+def setting(path: str, text: str, group: str, spell: Callable[[str], str] = str) -> Flag:
+    return Flag(text, group, lambda values: {path: spell(values[-1])}, path.rpartition(".")[2].upper())
+
+
+def several(path: str, text: str, group: str) -> Flag:
+    """Given again, it adds one more."""
+    name = path.rpartition(".")[2].upper()
+    return Flag(text, group, lambda values: {path: json.dumps(list(values))}, name, several=True)
+
+
+def switch(path: str, value: bool, text: str, group: str) -> Flag:
+    return Flag(text, group, lambda values: {path: values[-1]}, alone=str(value).lower())
+
+
+def count(text: str) -> str:
+    """25.6k is 25600, 32K is 32768; `auto` and -1 leave it to the model."""
+    if text in ("auto", "-1"):
+        return "none"
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgtKMGT])", text)
+    return str(int(float(match[1]) * UNITS[match[2]])) if match else text
+
+
+def gibibytes(text: str) -> str:
+    try:
+        return str(int(float(text) * 2**30))
+    except (ValueError, OverflowError):
+        raise ConfigError(f"{text!r} is not a number of GiB.", code="invalid_value") from None
+
+
+def policy(text: str) -> str:
+    if text not in ("fcfs", "priority"):
+        raise ConfigError(f"--scheduling-policy is fcfs or priority, not {text!r}.", param="allow_priority")
+    return "true" if text == "priority" else "false"
+
+
+def adapters(values: Sequence[str]) -> Settings:
+    """`name=path`, or `{"name": ..., "path": ...}`."""
+    found: dict[str, str] = {}
+    for value in values:
+        name, equals, path = value.partition("=")
+        if value.lstrip().startswith("{"):
+            module = _json(value, "--lora-modules", {"name", "path", "base_model_name"})
+            name, path, equals = str(module.get("name", "")), str(module.get("path", "")), "="
+        if not (name and equals and path):
+            raise ConfigError(f"--lora-modules takes name=folder, not {value!r}.", param="server.adapters")
+        if name in found:
+            raise ConfigError(f"--lora-modules has two adapters called {name!r}.", param="server.adapters")
+        found[name] = path
+    return {"server.adapters": json.dumps(found)}
+
+
+def speculation(values: Sequence[str]) -> Settings:
+    """vLLM's JSON for the two methods that are here."""
+    names = {
+        "num_speculative_tokens": "engine.speculation_tokens",
+        "prompt_lookup_min": "engine.ngram_min",
+        "prompt_lookup_max": "engine.ngram_max",
+        "model": "engine.draft_model",
+    }
+    given = _json(values[-1], "--speculative-config", {"method", *names})
+    method = given.pop("method", "draft_model" if "model" in given else "ngram")
+    if method not in ("ngram", "draft_model"):
+        raise ConfigError(
+            f"--speculative-config: the method {method!r} is not here; there are 'ngram' and 'draft_model'.",
+            param="engine.speculation",
+        )
+    if method == "ngram":
+        given.pop("model", None)  # vLLM takes "ngram" for its name, too
+    settings = {names[key]: str(value) for key, value in given.items()}
+    return {"engine.speculation": "ngram" if method == "ngram" else "draft"} | settings
+
+
+def _json(text: str, flag: str, known: set[str]) -> dict[str, object]:
+    try:
+        given = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{flag} is not valid JSON: {error}.") from None
+    if not isinstance(given, dict):
+        raise ConfigError(f"{flag} must be a JSON object.")
+    unknown = given.keys() - known
+    if unknown:
+        raise ConfigError(f"{flag} has no {min(unknown)!r} here; it takes {', '.join(sorted(known))}.")
+    return given
+
+
+MODEL, LIMITS, CACHE, RANKS = "model", "limits", "KV cache", "processes and devices"
+ADAPTERS, GUESSES, SERVER, LOGS = "adapters", "speculation", "server", "logs, metrics and traces"
+
+FLAGS: dict[str, Flag] = {
+    "--host": setting("server.host", "address to listen on (127.0.0.1)", SERVER),
+    "--port": setting("server.port", "port to listen on (8000)", SERVER),
+    "--api-key": several("server.api_key", "what clients must send as Bearer token; may be repeated", SERVER),
+    "--served-model-name": several(
+        "server.served_model_name", "the name clients ask for; further ones are aliases", SERVER
+    ),
+    "--scheduling-policy": setting(
+        "server.allow_priority", "fcfs (default), or priority: clients may say who goes first", SERVER, policy
+    ),
+    "--shutdown-timeout": setting("server.drain_seconds", "seconds to finish in after SIGTERM (30)", SERVER),
+    "--chat-template": setting("server.chat_template", "a Jinja file, in place of the model's own", MODEL),
+    "--tool-call-parser": setting(
+        "server.tool_call_parser", "how the model writes tool calls (as its template does)", MODEL
+    ),
+    "--reasoning-parser": setting(
+        "server.reasoning_parser", "how it writes its reasoning (as its template does)", MODEL
+    ),
+    "--enable-auto-tool-choice": switch(
+        "server.auto_tool_choice", True, "let the model choose to call tools (it may)", MODEL
+    ),
+    "--dtype": setting(
+        "engine.dtype", "auto, float32, bfloat16 or float16", MODEL, lambda text: DTYPES.get(text, text)
+    ),
+    "--seed": setting("engine.seed", "where requests without a seed get theirs from", MODEL),
+    "--max-model-len": setting(
+        "engine.max_model_len", "longest prompt plus answer, in tokens", LIMITS, count
+    ),
+    "--max-num-seqs": setting("engine.max_num_seqs", "most requests computed together", LIMITS),
+    "--max-num-batched-tokens": setting(
+        "engine.max_step_tokens", "most tokens computed in one step", LIMITS, count
+    ),
+    "--max-num-queued-reqs": setting("engine.max_queued", "most requests that may wait", LIMITS),
+    "--kv-cache-dtype": setting(
+        "engine.kv_dtype",
+        "auto, float32, bfloat16, float16, int8 or fp8",
+        CACHE,
+        lambda text: KV_DTYPES.get(text, text),
+    ),
+    "--kv-cache-memory-bytes": setting(
+        "engine.kv_cache_bytes", "size of the KV cache (what --max-num-seqs need)", CACHE, count
+    ),
+    "--num-gpu-blocks-override": setting("engine.num_blocks", "size of the KV cache in blocks", CACHE),
+    "--block-size": setting("engine.block_size", "tokens in one block", CACHE),
+    "--enable-prefix-caching": switch(
+        "engine.prefix_cache", True, "share prompts that begin alike (on)", CACHE
+    ),
+    "--no-enable-prefix-caching": switch("engine.prefix_cache", False, "do not", CACHE),
+    "--swap-space": setting(
+        "engine.swap_bytes", "GiB of host memory for requests that gave way (0)", CACHE, gibibytes
+    ),
+    "--tensor-parallel-size": setting(
+        "engine.tensor_parallel", "processes that divide the model (1); also -tp", RANKS
+    ),
+    "--device": setting("engine.device", "auto, cpu, cuda, ...", RANKS),
+    "--threads": setting("engine.threads", "CPU threads of one step", RANKS),
+    "--async-scheduling": switch("engine.overlap", True, "plan a step while the one before computes", RANKS),
+    "--no-async-scheduling": switch("engine.overlap", False, "do not (default)", RANKS),
+    "--lora-modules": Flag(
+        "adapters served from the start, as name=folder", ADAPTERS, adapters, "NAME=FOLDER", several=True
+    ),
+    "--max-loras": setting("engine.max_loaded_adapters", "most adapters loaded at once (64)", ADAPTERS),
+    "--max-lora-rank": setting("engine.max_adapter_rank", "the highest rank of one (64)", ADAPTERS),
+    "--speculative-config": Flag(
+        'JSON: {"method": "ngram" or "draft_model", "model": ..., "num_speculative_tokens": 4}',
+        GUESSES,
+        speculation,
+        "JSON",
+    ),
+    "--uvicorn-log-level": setting("log.level", "debug, info, warning or error", LOGS),
+}
+ALIASES = {"-tp": "--tensor-parallel-size", "-sc": "--speculative-config"}
+
+AS_IT_IS: dict[str, frozenset[str]] = {
+    "--enable-lora": frozenset(),
+    "--enable-chunked-prefill": frozenset(),
+    "--enable-sleep-mode": frozenset(),
+    "--enable-prompt-tokens-details": frozenset(),
+    "--enforce-eager": frozenset(),
+    "--disable-log-stats": frozenset(),
+    "--disable-frontend-multiprocessing": frozenset(),
+    "--load-format": frozenset({"auto", "safetensors"}),
+    "--generation-config": frozenset({"vllm"}),
+    "--chat-template-content-format": frozenset({"auto", "string"}),
+    "--tokenizer-mode": frozenset({"auto"}),
+    "--runner": frozenset({"auto", "generate"}),
+    "--response-role": frozenset({"assistant"}),
+    "--distributed-executor-backend": frozenset({"mp"}),
+    "--pipeline-parallel-size": frozenset({"1"}),
+    "--data-parallel-size": frozenset({"1"}),
+    "--stream-interval": frozenset({"1"}),
+    "--cpu-offload-gb": frozenset({"0"}),
+}
+"""Written with one of these values, or with none where there are none, a flag asks for what the engine does anyhow."""
+
+REFUSED: dict[str, str] = {
+    "--gpu-memory-utilization": "the KV cache takes what --max-num-seqs and --max-model-len need; "
+    "--kv-cache-memory-bytes says how much instead",
+    "--pipeline-parallel-size": "a model is divided by --tensor-parallel-size alone",
+    "--data-parallel-size": "start one server for each copy, and put a balancer before them",
+    "--decode-context-parallel-size": "a model is divided by --tensor-parallel-size alone",
+    "--enable-expert-parallel": "experts are divided by their inner size: --tensor-parallel-size",
+    "--distributed-executor-backend": "the ranks are processes of this machine (mp); leave it out",
+    "--quantization": "weights are computed in the type they are stored in, or in --dtype; leave it out",
+    "--load-format": "weights come from safetensors files; convert others first",
+    "--generation-config": "requests say how to sample; leave it out",
+    "--override-generation-config": "requests say how to sample; leave it out",
+    "--trust-remote-code": "a checkpoint's code is never run; the known families need none",
+    "--tokenizer": "the tokenizer is the model's own: copy its files into the model's folder",
+    "--tokenizer-mode": "the tokenizer is the one of the model's folder; leave it out",
+    "--revision": "a model is a folder on this machine: download the revision that you want",
+    "--download-dir": "a model is a folder on this machine: `rondo model import` keeps one",
+    "--hf-overrides": "edit the model's config.json instead",
+    "--hf-token": "a model is a folder on this machine: nothing is downloaded",
+    "--max-cpu-loras": "all loaded adapters are in one place: --max-loras bounds them",
+    "--lora-dtype": "adapters are computed in the model's type; leave it out",
+    "--fully-sharded-loras": "adapters are divided as their modules are; leave it out",
+    "--kv-offloading-size": "--swap-space is host memory for the blocks of requests that gave way",
+    "--kv-transfer-config": "keys and values stay in the engine that made them; leave it out",
+    "--cpu-offload-gb": "all weights are on the device; take a smaller model or --tensor-parallel-size",
+    "--no-enable-chunked-prefill": "long prompts are always cut; --max-num-batched-tokens says into what",
+    "--weight-transfer-config": "POST /update_weights takes a folder of safetensors as it is; leave it out",
+    "--worker-extension-cls": "no code is loaded into the engine; leave it out",
+    "--worker-cls": "no code is loaded into the engine; leave it out",
+    "--scheduler-cls": "no code is loaded into the engine; leave it out",
+    "--logits-processors": "no code is loaded into the engine; requests have logit_bias",
+    "--middleware": "no code is loaded into the server; put a proxy before it",
+    "--ssl-keyfile": "put a proxy that speaks TLS before the server",
+    "--ssl-certfile": "put a proxy that speaks TLS before the server",
+    "--root-path": "let the proxy remove the path",
+    "--allowed-origins": "let the proxy add the CORS headers",
+    "--chat-template-content-format": "templates get each message's content as one text; leave it out",
+    "--response-role": "answers are the assistant's; leave it out",
+    "--runner": "a server generates, and embeds under /v1/embeddings; leave it out",
+    "--task": "a server generates, and embeds under /v1/embeddings; leave it out",
+    "--convert": "a server generates, and embeds under /v1/embeddings; leave it out",
+    "--compilation-config": "nothing is compiled at the start; leave it out",
+    "--attention-backend": "it is chosen for the machine; RONDO_OPS=reference takes plain torch",
+    "--stream-interval": "each token is sent as it comes; leave it out",
+    "--limit-mm-per-prompt": "models read text alone; leave it out",
+    "--max-logprobs": "20 are the most over HTTP; leave it out",
+    "--long-prefill-token-threshold": "--max-num-batched-tokens bounds the piece of a prompt in a step",
+    "--collect-detailed-traces": "spans have the queue, the prompt and the answer; leave it out",
+    "--enable-log-requests": "prompts are not logged; each request has one line, without its text",
+    "--disable-sliding-window": "windows are the model's own; lower --max-model-len instead",
+}
+"""Why, and what to do."""
+
+
+def refuse(flag: str, values: Sequence[str]) -> None:
+    """Raises where a flag asks for what is not here; passes over what asks for what is the case anyhow."""
+    allowed = AS_IT_IS.get(flag)
+    if allowed is not None and set(values) <= (allowed or {"true"}):
+        return
+    reason = REFUSED.get(flag, "it takes no value here, and stands for what is the case anyhow; leave it out")
+    raise ConfigError(f"{' '.join([flag, *values[-1:]])} is not for this server: {reason}.", param=flag)
