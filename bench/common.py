@@ -64,15 +64,16 @@ def number(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:,.3g}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
-def arguments(description: str, **peers: str) -> argparse.Namespace:
-    """The options all benchmarks take; `peers` are the names `--peers` may list."""
+def arguments(description: str, argv: list[str] | None = None, **peers: str) -> argparse.Namespace:
+    """The options all benchmarks take; `peers` are the names `--peers` may list. `argv` is what is left for them, where
+    a benchmark has options of its own."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--json", action="store_true", help="print one JSON object last")
     parser.add_argument("--quick", action="store_true", help="small sizes and few runs: does it work at all?")
     parser.add_argument(
         "--peers", default=",".join(peers), help=f"comma-separated, of: {', '.join(peers) or 'none'}"
     )
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     options.peers = [name for name in options.peers.split(",") if name]
     unknown = [name for name in options.peers if name not in peers]
     if unknown:

@@ -35,7 +35,7 @@ from rondo.engine.window import window_of
 from rondo.models import Decoder, load
 from rondo.models.adapters.mixed import Mixer
 from rondo.ops import NO_TOKEN
-from rondo.ops.native.build import library
+from rondo.ops.native.ahead import compile_all
 
 
 class EngineCore:
@@ -51,6 +51,8 @@ class EngineCore:
         self.config = config = config or EngineConfig()
         check_overlap(config)
         self.model = model
+        if model.device.type == "cpu":
+            compile_all()
         given = model.config.eos_ids if eos_ids is None else eos_ids
         # A tokenizer may know more tokens than the model does.
         self.eos_ids = tuple(token for token in given if 0 <= token < model.config.vocab_size)
@@ -106,10 +108,6 @@ class EngineCore:
         self._requests: dict[str, list[Request]] = {}
         if config.threads is not None:
             torch.set_num_threads(config.threads)
-        if model.device.type == "cpu":
-            # Where they must be compiled first, that belongs to loading, not to the first request.
-            for kernels in ("paged_decode", "pointwise", "low_rank"):
-                library(kernels)
 
     @property
     def weight_version(self) -> int:

@@ -30,6 +30,7 @@ from rondo.server.errors import error_body, log_bugs, of_rondo, on_bug, on_http_
 from rondo.server.lifecycle import lifecycle_routes
 from rondo.server.prompts import Prompts
 from rondo.server.replies import Replies
+from rondo.server.scoring import Scorer
 from rondo.server.served import Served
 from rondo.server.shapes import Tokens
 from rondo.server.tokenize import detokenize, tokenize
@@ -37,7 +38,7 @@ from rondo.server.weights import weight_routes
 from rondo.text.parsing import choose_dialect
 from rondo.text.tokenizer import Tokenizer
 
-OUTSIDE_V1 = ("/tokenize", "/detokenize")
+OUTSIDE_V1 = ("/tokenize", "/detokenize", "/score", "/rerank", "/v2/rerank")
 """What asks the model too, under the names that vLLM gave it."""
 
 
@@ -65,6 +66,7 @@ def create_app(
         created=int(time.time()),
     )
     embedder = Embedder(served, pooling, Dimensions.of(model, config.matryoshka))
+    scorer = Scorer(embedder)
     session = WeightSession(engine)
     routes = [
         _post("/v1/chat/completions", lambda request: chat(served, request)),
@@ -72,6 +74,8 @@ def create_app(
         _post("/tokenize", lambda request: tokenize(served, request)),
         _post("/detokenize", lambda request: detokenize(served, request)),
         _post("/v1/embeddings", embedder.embeddings),
+        *(_post(path, scorer.score) for path in ("/score", "/v1/score")),
+        *(_post(path, scorer.rerank) for path in ("/rerank", "/v1/rerank", "/v2/rerank")),
         *_model_routes(served),
         *_health_routes(engine, config),
         *lifecycle_routes(engine, served, session, config.admin_key),

@@ -11,10 +11,11 @@ from rondo.text.folder import Folder, parse_object
 
 def load_backend(folder: Folder) -> tokenizers.Tokenizer:
     file = folder.path / "tokenizer.json"
-    parse_object(folder.files["tokenizer.json"], file)
     try:
         return tokenizers.Tokenizer.from_str(folder.files["tokenizer.json"].decode())
     except Exception as error:  # the library raises a bare Exception
+        # Only then: a large vocabulary takes a third of a second to read once more.
+        parse_object(folder.files["tokenizer.json"], file)
         raise ModelError(
             f"{file} is not a tokenizer that can be read ({error}). Download it again, or upgrade the "
             "tokenizers package."
