@@ -7,7 +7,8 @@ that clients send by default and that change nothing (`user`, `metadata`, `store
 from __future__ import annotations
 
 import difflib
-from typing import Annotated, Any, Literal, TypeVar, cast
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -18,6 +19,9 @@ from rondo.client.types import SamplingParams
 
 class Wire(BaseModel):
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+    shapes: ClassVar[Mapping[str, str]] = {}
+    """Where a field has other forms here than `SHAPES` says."""
 
 
 Body = TypeVar("Body", bound=Wire)
@@ -248,6 +252,14 @@ def parse(kind: type[Body], raw: bytes) -> Body:
         raise _explain(kind, error) from None
 
 
+def checked(kind: type[Body], given: Mapping[str, Any]) -> Body:
+    """`parse`, of what is no JSON any more."""
+    try:
+        return kind.model_validate(given, strict=True)
+    except ValidationError as error:
+        raise _explain(kind, error) from None
+
+
 def _explain(kind: type[Wire], error: ValidationError) -> InvalidRequest:
     first = error.errors(include_url=False)[0]
     location = [str(part) for part in first["loc"]]
@@ -261,7 +273,7 @@ def _explain(kind: type[Wire], error: ValidationError) -> InvalidRequest:
         return InvalidRequest(f"{where} is required.", param=name, code="missing_required_parameter")
     shown = repr(first["input"])
     shown = shown if len(shown) <= 80 else shown[:77] + "..."
-    message = SHAPES.get(name, f"is wrong ({first['msg']})")
+    message = kind.shapes.get(name) or SHAPES.get(name, f"is wrong ({first['msg']})")
     return InvalidRequest(f"{name} {message}; got {shown}.", param=name, code="invalid_value")
 
 

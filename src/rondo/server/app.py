@@ -30,6 +30,7 @@ from rondo.server.errors import error_body, log_bugs, of_rondo, on_bug, on_http_
 from rondo.server.lifecycle import lifecycle_routes
 from rondo.server.prompts import Prompts
 from rondo.server.replies import Replies
+from rondo.server.responses import responses, stored_routes
 from rondo.server.scoring import Scorer
 from rondo.server.served import Served
 from rondo.server.shapes import Tokens
@@ -70,6 +71,8 @@ def create_app(
     session = WeightSession(engine)
     routes = [
         _post("/v1/chat/completions", lambda request: chat(served, request)),
+        _post("/v1/responses", lambda request: responses(served, request)),
+        *stored_routes(),
         _post("/v1/completions", lambda request: completions(served, request)),
         _post("/tokenize", lambda request: tokenize(served, request)),
         _post("/detokenize", lambda request: detokenize(served, request)),

@@ -9,32 +9,28 @@ from starlette.types import ASGIApp
 
 from rondo.base.ids import new_id
 from rondo.client.openai import ChatRequest, parse
-from rondo.client.types import GenerateRequest, TokenChunk
+from rondo.client.types import TokenChunk
 from rondo.server.answering import Job, answer, ending, is_news
 from rondo.server.http import read_body
 from rondo.server.replies import Reply, delta_of, message_of
 from rondo.server.served import Served
 from rondo.server.shapes import chat_logprobs
+from rondo.server.turn import make_turn
 
 
 async def chat(served: Served, request: Request) -> ASGIApp:
     raw = await read_body(request, served.max_body_bytes)
     body = parse(ChatRequest, raw)
-    sampling = served.check(body, 1)
-    tools = served.replies.check(body)
-    prompt = await served.prompts.of_chat(body, tools, len(raw))
-    dialect = served.replies.reading(tools)
     request_id = new_id("chatcmpl")
-    sampling = sampling.with_(keep_special_tokens=served.replies.kept_tokens(dialect))
-    generate = GenerateRequest(request_id, prompt.ids, sampling, body.priority, served.adapter(body.model))
+    turn = await make_turn(served, body, request_id, len(raw))
     replies: dict[int, Reply] = {}
 
     def reply(index: int) -> Reply:
         if index not in replies:
-            functions = [tool.function.model_dump() for tool in tools]
-            parser = dialect.parser(prompt.ending, functions, prompt.continued)
             parallel = body.parallel_tool_calls is not False
-            replies[index] = Reply(parser, served.replies.new_call_id, body.include_reasoning, parallel)
+            replies[index] = Reply(
+                turn.parser(), served.replies.new_call_id, body.include_reasoning, parallel
+            )
         return replies[index]
 
     def choices(chunk: TokenChunk, index: int, whole: bool) -> list[dict[str, Any]]:
@@ -56,5 +52,5 @@ async def chat(served: Served, request: Request) -> ASGIApp:
         delta = {"role": "assistant", "content": ""}
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
-    job = Job(request_id, "chat.completion", served.shown(body.model), body, [generate], choices, first)
+    job = Job(request_id, "chat.completion", served.shown(body.model), body, [turn.generate], choices, first)
     return await answer(served, request, job)

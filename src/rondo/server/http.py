@@ -107,9 +107,11 @@ START = {
 DONE = b"data: [DONE]\n\n"
 
 
-def event_of(body: object) -> bytes:
+def event_of(body: object, kind: str | None = None) -> bytes:
+    """`kind` names the event, for clients that look at its name."""
     # ASCII, because some clients take other Unicode separators for the end of a line.
-    return b"data: " + json.dumps(body, separators=(",", ":")).encode() + b"\n\n"
+    data = b"data: " + json.dumps(body, separators=(",", ":")).encode() + b"\n\n"
+    return data if kind is None else f"event: {kind}\n".encode() + data
 
 
 async def _gone(receive: Receive) -> None:

@@ -38,9 +38,12 @@ def _adapt(message: Mapping[str, Any], template: str) -> dict[str, Any]:
     calls = adapted.pop("tool_calls", None)
     if calls:
         adapted["tool_calls"] = [_with_arguments(call) for call in calls]
-        if adapted.get("content") is None:
-            # Some templates tell calls by this alone, the others take a text in any case.
-            adapted["content"] = None if _ASKS_FOR_NO_CONTENT.search(template) else ""
+    if adapted["role"] == "assistant" and adapted.get("content") is None:
+        # Some templates tell calls by this alone, the others take a text in any case.
+        told = calls and _ASKS_FOR_NO_CONTENT.search(template)
+        adapted["content"] = None if told else ""
+    if adapted["role"] == "developer" and "developer" not in template:
+        adapted["role"] = "system"
     if reasoning:
         adapted |= _reasoning(reasoning, adapted, template)
     return adapted

@@ -1,0 +1,173 @@
+"""OpenAI's Responses API on the wire, and the chat request that each of its requests is.
+
+The server keeps nothing: what refers to a stored response is refused, and `store` may not be true. Fields that
+clients send by default and that change nothing here (`user`, `prompt_cache_key`, `include` of encrypted reasoning:
+the reasoning itself is in the answer) are accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from rondo.base.errors import InvalidRequest
+from rondo.client.openai import ChatRequest, Wire, checked
+from rondo.client.response_input import messages_of
+from rondo.client.tools import FunctionName
+
+NOT_STORED = "This server keeps no responses; the gateway does. Send the whole conversation as input."
+ENCRYPTED = "reasoning.encrypted_content"
+LOGPROBS = "message.output_text.logprobs"
+
+
+class FunctionTool(Wire):
+    type: Literal["function"]
+    name: str = Field(min_length=1)
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    def for_chat(self) -> dict[str, Any]:
+        return {"type": "function", "function": self.model_dump(exclude_unset=True, exclude={"type"})}
+
+
+class NamedFunction(FunctionName):
+    type: Literal["function"]
+
+    def for_chat(self) -> dict[str, Any]:
+        return {"type": "function", "function": {"name": self.name}}
+
+
+class TextFormat(Wire):
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+    def for_chat(self) -> dict[str, Any]:
+        given = self.model_dump(by_alias=True, exclude_none=True, exclude={"type"})
+        return {"type": self.type} | ({"json_schema": given} if given else {})
+
+
+class TextOptions(Wire):
+    format: TextFormat | None = None
+    verbosity: None = None
+
+
+class ReasoningOptions(Wire):
+    effort: str | None = None
+    summary: Literal["auto"] | None = None
+    generate_summary: Literal["auto"] | None = None
+
+
+class ResponseStreamOptions(Wire):
+    include_obfuscation: Literal[False] = False
+
+
+class ResponsesRequest(Wire):
+    shapes: ClassVar[dict[str, str]] = {
+        "input": "must be a text or a list of items",
+        "tools": 'must be a list of {"type": "function", "name", "description", "parameters"}',
+        "tool_choice": 'must be "none", "auto", "required" or {"type": "function", "name"}',
+        "include": f"may hold {LOGPROBS} and {ENCRYPTED}",
+        "background": "is not supported, except as false",
+        "truncation": 'is supported as "disabled" alone',
+        "store": f"is not supported, except as false. {NOT_STORED}",
+    }
+
+    model: str
+    input: str | list[dict[str, Any]]
+    instructions: str | None = None
+    max_output_tokens: int | None = Field(None, ge=1)
+    temperature: float | None = None
+    top_p: float | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
+    tools: list[FunctionTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    stream: bool | None = None
+    stream_options: ResponseStreamOptions | None = None
+    metadata: dict[str, str] | None = None
+    store: Literal[False] | None = None
+    background: Literal[False] | None = None
+    truncation: Literal["disabled"] | None = None
+    previous_response_id: str | None = None
+    conversation: str | dict[str, Any] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    repetition_penalty: float | None = None
+    priority: int = 0
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return LOGPROBS in (self.include or ())
+
+    def to_chat(self) -> ChatRequest:
+        """The chat request that asks for the same."""
+        self._check()
+        choice = self.tool_choice
+        format = self.text.format if self.text is not None else None
+        given = {name: getattr(self, name) for name in _SAME} | {
+            "messages": messages_of(self.input, self.instructions),
+            "max_completion_tokens": self.max_output_tokens,
+            "tools": [tool.for_chat() for tool in self.tools] if self.tools is not None else None,
+            "tool_choice": choice.for_chat() if isinstance(choice, NamedFunction) else choice,
+            "reasoning_effort": self.reasoning.effort if self.reasoning is not None else None,
+            "response_format": None if format is None else format.for_chat(),
+            "logprobs": self.wants_logprobs or None,
+            "top_logprobs": self.top_logprobs if self.wants_logprobs else None,
+        }
+        with under_its_names():
+            return checked(ChatRequest, {name: value for name, value in given.items() if value is not None})
+
+    def _check(self) -> None:
+        for name in ("previous_response_id", "conversation"):
+            if getattr(self, name) is not None:
+                raise InvalidRequest(f"{name} is not supported. {NOT_STORED}", param=name)
+        if self.top_logprobs and not self.wants_logprobs:
+            raise InvalidRequest(f"top_logprobs needs include: [{LOGPROBS!r}].", param="top_logprobs")
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequest("stream_options needs stream: true.", param="stream_options")
+
+
+_SAME = (
+    *("model", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "repetition_penalty"),
+    *("priority", "parallel_tool_calls", "chat_template_kwargs"),
+)
+_NAMES = {
+    "messages": "input",
+    "prompt": "input",
+    "max_completion_tokens": "max_output_tokens",
+    "max_tokens": "max_output_tokens",
+    "response_format": "text",
+    "reasoning_effort": "reasoning",
+    "logprobs": "include",
+}
+
+
+@contextmanager
+def under_its_names() -> Iterator[None]:
+    """What is wrong with a chat request is told by the names that the field has in this API."""
+    try:
+        yield
+    except InvalidRequest as error:
+        name = (error.param or "").partition(".")[0]
+        if name not in _NAMES:
+            raise
+        message = error.message.replace(name, _NAMES[name], 1)
+        raise InvalidRequest(message, param=_NAMES[name], code=error.code) from None

@@ -1,0 +1,175 @@
+"""`/v1/responses`, without a memory: chat requests in another shape, answered as items and typed events."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from rondo.base.errors import InvalidRequest, NotFound
+from rondo.base.ids import new_id
+from rondo.client.openai import ChatRequest, parse
+from rondo.client.responses import NOT_STORED, NamedFunction, ResponsesRequest, under_its_names
+from rondo.client.types import TokenChunk
+from rondo.server.http import EventStream, event_of, read_body, unless_gone
+from rondo.server.response_items import Event, Output
+from rondo.server.served import Served
+from rondo.server.shapes import UsageCount, chat_logprobs
+from rondo.server.turn import Turn, make_turn
+from rondo.text.parsing import Content, Part
+
+
+async def responses(served: Served, request: Request) -> ASGIApp:
+    raw = await read_body(request, served.max_body_bytes)
+    body = parse(ResponsesRequest, raw)
+    chat = body.to_chat()
+    id = new_id("resp")
+    with under_its_names():
+        turn = await make_turn(served, chat, id, len(raw))
+    answering = Answering(served, body, chat, turn)
+    if answering.parser is not None and body.wants_logprobs:
+        raise InvalidRequest(
+            "include: log-probabilities are not supported where reasoning or calls are taken out of the text; "
+            "/v1/chat/completions has them.",
+            param="include",
+        )
+    if body.stream:
+        return EventStream(answering.events())
+    return await unless_gone(request, answering.whole())
+
+
+def stored_routes() -> list[Route]:
+    """What is asked of a stored response."""
+
+    async def missing(request: Request) -> Response:
+        raise NotFound(
+            f"there is no response {request.path_params['id']!r} here. {NOT_STORED}", param="response_id"
+        )
+
+    return [
+        Route("/v1/responses/{id}", missing, methods=["GET", "DELETE"]),
+        Route("/v1/responses/{id}/cancel", missing, methods=["POST"]),
+        Route("/v1/responses/{id}/input_items", missing, methods=["GET"]),
+    ]
+
+
+STATUS = {"stop": "completed", "length": "incomplete", "abort": "failed"}
+ABORTED = {"code": "server_error", "message": "the answer was cut off by the server."}
+
+
+class Answering:
+    """One request on its way. Whole and streamed it goes through the same events; only the stream shows them."""
+
+    def __init__(self, served: Served, body: ResponsesRequest, chat: ChatRequest, turn: Turn) -> None:
+        self._served = served
+        self._body = body
+        self._chat = chat
+        self._turn = turn
+        self.parser = turn.parser()
+        self._output = Output(served.replies.new_call_id, 1 if chat.parallel_tool_calls is False else None)
+        self._usage = UsageCount()
+        self._created = int(time.time())
+        self._number = 0
+
+    async def whole(self) -> Response:
+        response: dict[str, Any] = {}
+        async with aclosing(self._told()) as events:
+            async for event in events:
+                response = event.get("response", response)
+        return JSONResponse(response)
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        async with aclosing(self._told()) as events:
+            async for event in events:
+                yield self._sent(event)
+
+    async def _told(self) -> AsyncGenerator[Event, None]:
+        """Begins with the first chunk: until then the engine may refuse the request."""
+        begun = False
+        generate = self._turn.generate
+        with self._served.under_way(generate.id, [generate]), under_its_names():
+            async with aclosing(self._served.engine.generate(generate)) as stream:
+                async for chunk in stream:
+                    if not begun:
+                        begun = True
+                        yield {"type": "response.created", "response": self._response("in_progress")}
+                        yield {"type": "response.in_progress", "response": self._response("in_progress")}
+                    for event in self._read(chunk):
+                        yield event
+
+    def _read(self, chunk: TokenChunk) -> Iterator[Event]:
+        self._usage.count(chunk)
+        logprobs = (chat_logprobs(self._served.tokens, chunk) or {}).get("content", [])
+        for part in self._parts(chunk):
+            yield from self._output.add(part, logprobs)
+        if chunk.finish_reason is not None:
+            status = STATUS[chunk.finish_reason]
+            yield from self._output.end("completed" if status == "completed" else "incomplete")
+            yield {"type": f"response.{status}", "response": self._response(status)}
+
+    def _parts(self, chunk: TokenChunk) -> list[Part]:
+        if self.parser is None:
+            return [Content(chunk.text)] if chunk.text or chunk.logprobs else []
+        return self.parser.feed(chunk.text) + (self.parser.finish() if chunk.finish_reason else [])
+
+    def _sent(self, event: Event) -> bytes:
+        numbered = event | {"sequence_number": self._number}
+        self._number += 1
+        return event_of(numbered, event["type"])
+
+    def _response(self, status: str) -> dict[str, Any]:
+        body = self._body
+        choice = body.tool_choice
+        return {
+            "id": self._turn.generate.id,
+            "object": "response",
+            "created_at": self._created,
+            "completed_at": int(time.time()) if status == "completed" else None,
+            "status": status,
+            "error": ABORTED if status == "failed" else None,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "metadata": body.metadata or {},
+            "model": self._served.shown(body.model),
+            "output": list(self._output.items),
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "previous_response_id": None,
+            "reasoning": {"effort": self._chat.reasoning_effort, "summary": None},
+            "background": False,
+            "service_tier": "default",
+            "store": False,
+            "temperature": self._turn.generate.sampling.temperature,
+            "text": {"format": _format(body)},
+            "tool_choice": choice.model_dump() if isinstance(choice, NamedFunction) else choice or "auto",
+            "tools": [tool.model_dump() for tool in body.tools or []],
+            "top_logprobs": body.top_logprobs or 0,
+            "top_p": self._turn.generate.sampling.top_p,
+            "truncation": "disabled",
+            "usage": None if status == "in_progress" else self._used(),
+            "user": body.user,
+        }
+
+    def _used(self) -> dict[str, Any]:
+        """The reasoning's tokens are counted in its text."""
+        used = self._usage.body()
+        reasoning = self._output.reasoning
+        thought = self._served.prompts.tokenizer.encode(reasoning, add_special=False) if reasoning else []
+        return {
+            "input_tokens": used["prompt_tokens"],
+            "input_tokens_details": used["prompt_tokens_details"] | {"cache_write_tokens": 0},
+            "output_tokens": used["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": min(len(thought), used["completion_tokens"])},
+            "total_tokens": used["total_tokens"],
+        }
+
+
+def _format(body: ResponsesRequest) -> dict[str, Any]:
+    given = body.text.format if body.text is not None else None
+    return {"type": "text"} if given is None else given.model_dump(by_alias=True, exclude_none=True)
