@@ -6,10 +6,11 @@ from rondo.base.lazy import lazy
 
 if TYPE_CHECKING:
     from rondo.client.http import AsyncClient, Client
+    from rondo.client.structured import StructuredOutputsParams
     from rondo.client.types import SamplingParams
     from rondo.engine.llm import LLM
 
-__all__ = ["LLM", "AsyncClient", "Client", "SamplingParams", "__version__"]
+__all__ = ["LLM", "AsyncClient", "Client", "SamplingParams", "StructuredOutputsParams", "__version__"]
 
 __version__ = "0.1.0"
 
@@ -20,6 +21,7 @@ __getattr__ = lazy(
         "Client": ".client.http",
         "LLM": ".engine.llm",
         "SamplingParams": ".client.types",
+        "StructuredOutputsParams": ".client.structured",
     },
 )
 """`import rondo` itself costs nothing."""

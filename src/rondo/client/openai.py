@@ -8,21 +8,15 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rondo.base.errors import InvalidRequest
+from rondo.client.forms import FormBody, ResponseFormat, StructuredBody
 from rondo.client.tools import NamedTool, Tool, ToolChoice
 from rondo.client.types import SamplingParams
-
-
-class Wire(BaseModel):
-    model_config = ConfigDict(extra="forbid", protected_namespaces=())
-
-    shapes: ClassVar[Mapping[str, str]] = {}
-    """Where a field has other forms here than `SHAPES` says."""
-
+from rondo.client.wire import Wire as Wire
 
 Body = TypeVar("Body", bound=Wire)
 
@@ -35,11 +29,7 @@ class StreamOptions(Wire):
     continuous_usage_stats: bool = False
 
 
-class ResponseFormat(Wire):
-    type: Literal["text"]
-
-
-class SamplingBody(Wire):
+class SamplingBody(FormBody):
     """What chat and plain completions have in common. `top_k`, `min_p`, ... are vLLM's extensions."""
 
     model: str
@@ -82,6 +72,7 @@ class SamplingBody(Wire):
             "min_tokens": self.min_tokens,
             "repetition_penalty": self.repetition_penalty,
             "stop_token_ids": self.stop_token_ids,
+            "structured_outputs": self.form(),
         }
         options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         return SamplingParams(
@@ -123,7 +114,6 @@ class ChatRequest(SamplingBody):
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
-    response_format: ResponseFormat | None = None
     metadata: dict[str, str] | None = None
     store: Literal[False] | None = None
     service_tier: Literal["auto", "default"] | None = None
@@ -217,10 +207,6 @@ KNOWN_UNSUPPORTED = frozenset(
         "prompt_cache_key",
         "safety_identifier",
         "prompt_logprobs",
-        "guided_json",
-        "guided_regex",
-        "guided_choice",
-        "structured_outputs",
         "use_beam_search",
         "moderation",
         "prompt_cache_retention",
@@ -237,7 +223,8 @@ SHAPES = {
     "messages": "must be a list of {role, content}, content a text or a list of text parts",
     "tools": 'must be a list of {"type": "function", "function": {"name", "description", "parameters"}}',
     "tool_choice": 'must be "none", "auto", "required" or {"type": "function", "function": {"name"}}',
-    "response_format": 'only {"type": "text"} is supported',
+    "response_format": "must be {type: text | json_object}, {type: json_schema, json_schema: {name, schema, strict}} "
+    "or {type: structural_tag, structures, triggers}",
     "suffix": "is not supported",
     "store": "is not supported, except as false",
 }
@@ -281,7 +268,11 @@ def _unknown(kind: type[Wire], location: list[str]) -> InvalidRequest:
     where = ".".join(location)
     if len(location) == 1 and where in KNOWN_UNSUPPORTED:
         return InvalidRequest(f"{where} is not supported.", param=where, code="unsupported_parameter")
-    inner: dict[str, type[BaseModel]] = {"stream_options": StreamOptions, "response_format": ResponseFormat}
+    inner: dict[str, type[BaseModel]] = {
+        "stream_options": StreamOptions,
+        "response_format": ResponseFormat,
+        "structured_outputs": StructuredBody,
+    }
     fields = (kind if len(location) == 1 else inner.get(location[0], Wire)).model_fields
     near = difflib.get_close_matches(location[-1], fields, n=1)
     hint = f" Did you mean {near[0]}?" if near else ""

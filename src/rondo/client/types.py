@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from rondo.base.errors import InvalidRequest
+from rondo.client.structured import StructuredOutputsParams
 
 FinishReason = Literal["stop", "length", "abort"]
 LogprobsMode = Literal["scaled", "raw"]
@@ -48,6 +49,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    structured_outputs: StructuredOutputsParams | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
     keep_special_tokens: tuple[int, ...] = ()

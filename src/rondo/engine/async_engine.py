@@ -38,6 +38,7 @@ class AsyncEngine:
         self.max_queued = core.config.max_queued
         self.tokenizer = tokenizer
         self.metrics = EngineMetrics(core, model_name, lambda: self._lifecycle.serving)
+        core.grammars.speak(tokenizer)
         self._loader = AdapterLoader(core.adapters, core.config.max_queued)
         self._streams = Streams()
         self._inbox = Inbox()
@@ -91,6 +92,7 @@ class AsyncEngine:
         """Streams the request's samples. Leaving the iterator early aborts the request."""
         self._check_open(request)
         stream = Stream(asyncio.get_running_loop())
+        await self.core.grammars.ready(request.sampling.structured_outputs)
         try:
             async with self._loader.holding(request.adapter) as adapter:
                 samples = await self._inbox.ask(lambda: self._open(request, stream, adapter))

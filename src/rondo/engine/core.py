@@ -18,7 +18,7 @@ from rondo.engine.blocks import BlockPool
 from rondo.engine.cache import KVCache, block_bytes, choose_num_blocks, kv_dtype
 from rondo.engine.config import EngineConfig
 from rondo.engine.host import host_cache, swap_of
-from rondo.engine.intake import Intake, max_model_len
+from rondo.engine.intake import Intake, max_model_len, nothing_left
 from rondo.engine.overlap import Overlap, check_overlap
 from rondo.engine.plan import Plan
 from rondo.engine.pooling import is_usable
@@ -31,6 +31,7 @@ from rondo.engine.sleep import Reload, Sleeper, check_level, put
 from rondo.engine.speculate.make import load_draft, make_speculation
 from rondo.engine.speculate.speculation import accepted_rows
 from rondo.engine.step import NOTHING, Step
+from rondo.engine.structured.grammars import Grammars
 from rondo.engine.window import window_of
 from rondo.models import Decoder, load
 from rondo.models.adapters.mixed import Mixer
@@ -84,7 +85,9 @@ class EngineCore:
             swap_of(config, self.pool, host, model, self._agree),
             weight_version,
         )
-        sampler = Sampler(config.max_num_seqs, self.eos_ids)
+        vocab = model.config.vocab_size
+        sampler = Sampler(config.max_num_seqs, self.eos_ids, vocab)
+        self.grammars = Grammars(vocab, self.eos_ids, config.max_queued)
         self.adapters = Adapters(self._adapter_reader(), config)
         self.runner = Runner(
             model,
@@ -104,7 +107,7 @@ class EngineCore:
         """Whether the weights may be missing, or partly of one version and partly of another: then nothing is
         computed."""
         self._clock = clock
-        self._intake = Intake(config, self.max_model_len, model.config.vocab_size, self.eos_ids)
+        self._intake = Intake(config, self.max_model_len, vocab, self.eos_ids)
         self._requests: dict[str, list[Request]] = {}
         if config.threads is not None:
             torch.set_num_threads(config.threads)
@@ -138,8 +141,12 @@ class EngineCore:
             raise Conflict(f"a request with the id {request.id!r} is running already.", param="id")
         self._intake.check(request, prompt)
         self.scheduler.check_room(params.n)
+        form = params.structured_outputs
+        matchers = [] if form is None else [self.grammars.matcher(form) for _ in range(params.n)]
         adapter = self._hold(request.adapter, adapter)
         samples = self._intake.samples(request, prompt, adapter, self._clock())
+        for sample, matcher in zip(samples, matchers):
+            sample.matcher = matcher
         for sample in samples:
             self.scheduler.add(sample)
         self._requests[request.id] = samples
@@ -288,6 +295,7 @@ class EngineCore:
 
     def close(self) -> None:
         """Gives back what is not of this process."""
+        self.grammars.close()
 
     def _check_update(self, version: int) -> None:
         self._check_awake_for_update()
@@ -396,6 +404,8 @@ class EngineCore:
             request = requests[i]
             token = sampled.tokens[i]
             if token == NO_TOKEN:
+                if i in sampled.excluded and not request.proposed:
+                    request.error = nothing_left(request)
                 broken.append(request)
                 continue
             request.tokens.append(token)
@@ -410,7 +420,15 @@ class EngineCore:
         return finished, broken
 
     def _break(self, requests: list[Request]) -> None:
-        """Ends requests for which the model gave no usable logits; what they computed is not used again."""
+        """Ends requests for which there is no next token. Where that is because the model gave no usable logits, what
+        they computed is not used again."""
+        refused = [request for request in requests if request.error is not None]
+        for request in refused:
+            self.scheduler.finish(request)
+            self._end(request, "abort")
+        requests = [request for request in requests if request not in refused]
+        if not requests:
+            return
         for request in requests:
             self.runner.cache.clean(request.blocks[request.passed :])
             self.scheduler.finish(request)
@@ -439,3 +457,5 @@ class EngineCore:
                 for sample in samples:
                     # Whoever reads the answer keeps the request, but need not keep the weights.
                     sample.adapter = None
+            for sample in samples:
+                sample.matcher = None

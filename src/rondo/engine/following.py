@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from rondo.base.errors import RondoError
+from rondo.client.structured import StructuredOutputsParams
 from rondo.client.types import GenerateRequest
 from rondo.engine.adapters import LoadedAdapter
 from rondo.engine.outbox import Message
@@ -17,6 +18,7 @@ from rondo.engine.rank_core import RankCore, digest_of_plan, digest_of_tokens
 from rondo.engine.ranks import AdapterRead, Setup
 from rondo.engine.runner import StepResult
 from rondo.engine.speculate.controller import Controller
+from rondo.engine.structured.vocabulary import Vocabulary
 from rondo.models.adapters.mixed import Served
 from rondo.parallel.group import Group
 from rondo.parallel.shard import Shard
@@ -69,6 +71,13 @@ class Follower(RankCore):
         assert request.adapter is not None
         served = self._served[number]
         self.add(request, LoadedAdapter(request.adapter, 0, key, served, served.nbytes, old=True))
+
+    def hear_vocabulary(self, vocabulary: Vocabulary) -> None:
+        self.grammars.hear(vocabulary)
+
+    def start_grammar(self, params: StructuredOutputsParams, grammar: str) -> None:
+        """Beside the steps; the request that needs it comes later."""
+        self.grammars.start(params, grammar)
 
     def forget_adapters(self, numbers: Sequence[int]) -> None:
         for number in numbers:

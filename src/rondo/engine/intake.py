@@ -98,6 +98,17 @@ class Intake:
             )
 
 
+def nothing_left(request: Request) -> InvalidRequest:
+    """Said where a request's own wishes leave no next token."""
+    at = f"after {request.generated} tokens of the answer"
+    if request.matcher is not None:
+        why = request.matcher.failure.partition("\n")[0] or "its other fields exclude what the grammar allows"
+        return InvalidRequest(
+            f"{request.matcher.param} leaves no next token {at}: {why}.", param=request.matcher.param
+        )
+    return InvalidRequest(f"logit_bias and min_tokens leave no next token {at}.", param="logit_bias")
+
+
 def max_model_len(config: EngineConfig, max_positions: int) -> int:
     if config.max_model_len is None:
         return min(max_positions, DEFAULT_MAX_MODEL_LEN)

@@ -50,6 +50,7 @@ class LLM:
             _check_whole(config)
             self.tokenizer = tokenizer
             self.core = EngineCore(model, config, _given(eos_ids, tokenizer), weight_version)
+            self.core.grammars.speak(tokenizer)
             return
         path = resolve(model)
         if tokenizer is None:
@@ -58,6 +59,7 @@ class LLM:
             tokenizer = cast(TextSource, own)
         self.tokenizer = tokenizer
         self.core = load_core(path, config, _given(eos_ids, tokenizer), weight_version)
+        self.core.grammars.speak(tokenizer)
 
     @property
     def weight_version(self) -> int:
@@ -190,7 +192,8 @@ class LLM:
         if not core.has_work:
             return True
         room = core.scheduler.num_waiting + request.sampling.n <= self.config.max_queued
-        return room and core.adapters.has_room(request.adapter)
+        ready = core.grammars.has(request.sampling.structured_outputs)
+        return room and ready and core.adapters.has_room(request.adapter)
 
     def _match_stops(self, advanced: list[Request], matching: dict[tuple[str, int], SampleReader]) -> None:
         for request in advanced:

@@ -2,9 +2,9 @@
 
 The next step is planned before its tokens are known: a place is held in the request, and filled on the device with
 what the step before sampled, when the model is about to run. Where the answer to "what next" depends on the token, the
-request sits out until it is known: its last token by length, samples that may part, penalties. A request that turns out
-to have stopped has run one step too many; what came of that is dropped. Steps run one after another, so a block that
-it gave back is written by its next owner after it.
+request sits out until it is known: its last token by length, samples that may part, penalties, grammars. A request
+that turns out to have stopped has run one step too many; what came of that is dropped. Steps run one after another, so
+a block that it gave back is written by its next owner after it.
 
 Whatever does more than add a request comes to a `stop` first; so does a plan that may have to preempt somebody.
 """
@@ -174,4 +174,5 @@ def _goes_on(request: Request) -> bool:
     """Whether it takes another step whatever its next token is, or but for a stop token."""
     alone = request.leader is None and not request.riders
     ends = len(request.tokens) + 1 >= request.max_length
-    return request.state == "running" and alone and not ends and not request.sampling.edits_logits
+    free = request.matcher is None and not request.sampling.edits_logits
+    return request.state == "running" and alone and not ends and free

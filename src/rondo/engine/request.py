@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rondo.engine.adapters import LoadedAdapter
+    from rondo.engine.structured.matcher import Matcher
 
 State = Literal["waiting", "running", "finished"]
 UNLIMITED = 1 << 30
@@ -46,6 +47,8 @@ class Request:
     pooling: Pooling | None = None
     vector: Tensor | None = None
     """What it wants instead of tokens, where it says `pooling`: see pooling.py."""
+    matcher: Matcher | None = None
+    """Where it is in the grammar that its answer obeys."""
 
     prompt_length: int = 0
     cached: int = 0

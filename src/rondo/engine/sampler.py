@@ -7,7 +7,7 @@ learner uses, of the distribution before top-k, top-p, min-p, penalties and bias
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -16,11 +16,12 @@ from torch import Tensor
 
 from rondo.engine.randomness import uniforms
 from rondo.engine.request import Request
+from rondo.engine.structured.masks import Masker, Masks
 from rondo.ops import NO_TOKEN, draw, draw_tokens, token_logprobs
 
 Ints = NDArray[np.int64]
 
-FILTERS, EDITS, LOGPROBS, TOP, RAW = 1, 2, 4, 8, 16
+FILTERS, EDITS, LOGPROBS, TOP, RAW, MASKED = 1, 2, 4, 8, 16, 32
 ALL = 2**31
 """A top-k beyond every vocabulary."""
 
@@ -32,11 +33,14 @@ class Sampled:
     logprobs: list[float] | None
     top: dict[int, list[tuple[int, float]]]
     """The likeliest alternatives, for the rows that asked."""
+    excluded: frozenset[int] = frozenset()
+    """The rows in which what the request asks for leaves no token."""
 
     def only(self, rows: list[int]) -> Sampled:
         logprobs = None if self.logprobs is None else [self.logprobs[row] for row in rows]
         top = {i: self.top[row] for i, row in enumerate(rows) if row in self.top}
-        return Sampled([self.tokens[row] for row in rows], logprobs, top)
+        excluded = frozenset(i for i, row in enumerate(rows) if row in self.excluded)
+        return Sampled([self.tokens[row] for row in rows], logprobs, top, excluded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,7 @@ class Batch:
     """top_k, top_p, min_p, where any of them has some."""
     seeds: np.ndarray
     positions: np.ndarray
+    masks: Masks | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,18 +81,28 @@ class Drawn:
     tokens: Tensor
     logprobs: Tensor | None = None
     top: Top | None = None
+    edited: Tensor | None = None
+    """The logits that tokens were chosen from, where requests changed them."""
 
     def read(self) -> Sampled:
         """Waits for the device."""
         logprobs = None if self.logprobs is None else self.logprobs.tolist()
-        return Sampled(self.tokens.tolist(), logprobs, {} if self.top is None else self.top.read())
+        tokens = self.tokens.tolist()
+        return Sampled(tokens, logprobs, {} if self.top is None else self.top.read(), self._excluded(tokens))
+
+    def _excluded(self, tokens: list[int]) -> frozenset[int]:
+        if self.edited is None or NO_TOKEN not in tokens:
+            return frozenset()
+        return frozenset(torch.nonzero(self.edited.amax(-1) == -torch.inf).flatten().tolist())
 
 
 class Sampler:
     """Holds each running request's parameters by its row, so that a step gathers them without a loop."""
 
-    def __init__(self, max_num_seqs: int, stop_ids: tuple[int, ...] = ()) -> None:
+    def __init__(self, max_num_seqs: int, stop_ids: tuple[int, ...] = (), vocab: int = 0) -> None:
+        self._vocab = vocab
         self.eos_ids = stop_ids
+        self._masker = Masker()
         self._temperature = np.zeros(max_num_seqs, dtype=np.float32)
         self._top_k = np.zeros(max_num_seqs, dtype=np.int64)
         self._top_p = np.ones(max_num_seqs, dtype=np.float32)
@@ -109,6 +124,7 @@ class Sampler:
             + LOGPROBS * (params.logprobs is not None)
             + TOP * bool(params.logprobs)
             + RAW * (params.logprobs_mode == "raw")
+            + MASKED * (params.structured_outputs is not None)
         )
 
     def batch(self, requests: list[Request], ahead: Ints | None = None) -> Batch:
@@ -127,23 +143,33 @@ class Sampler:
             limits,
             self._seed[rows],
             (positions if ahead is None else positions + ahead).astype(np.uint64),
+            self._masks(requests, needs) if wanted & MASKED else None,
         )
+
+    def _masks(self, requests: list[Request], needs: Ints) -> Masks | None:
+        rows = [i for i in np.flatnonzero(needs & MASKED).tolist() if requests[i].matcher is not None]
+        return self._masker.start(requests, rows, self._vocab) if rows else None
 
     def sample(self, logits: Tensor, batch: Batch) -> Drawn:
         """logits [R, V], one row a request."""
-        tokens = self.choose(logits, batch)
+        edited = self._edit(logits, batch) if batch.wanted & (EDITS | MASKED) else None
+        tokens = _choose(logits if edited is None else edited, batch)
         if not batch.wanted & LOGPROBS:
-            return Drawn(tokens)
+            return Drawn(tokens, edited=edited)
         temperature = np.where(batch.needs & RAW, 1.0, batch.temperature).astype(np.float32)
-        return _with_logprobs(logits, tokens, temperature, batch)
+        return replace(_with_logprobs(logits, tokens, temperature, batch), edited=edited)
 
+    @torch.inference_mode()
     def choose(self, logits: Tensor, batch: Batch) -> Tensor:
         """The tokens alone."""
-        return _choose(self._edit(logits, batch) if batch.wanted & EDITS else logits, batch)
+        return _choose(self._edit(logits, batch) if batch.wanted & (EDITS | MASKED) else logits, batch)
 
     def _edit(self, logits: Tensor, batch: Batch) -> Tensor:
-        """A copy with the biases and penalties of the few requests that have some."""
-        logits = logits.float().clone()
+        """With the grammars, biases and penalties of the requests that have some; a copy, where log-probabilities are
+        those of the logits as they were."""
+        logits = logits.float().clone() if batch.wanted & LOGPROBS else logits.float()
+        if batch.masks is not None:
+            batch.masks.apply(logits)
         for i in np.flatnonzero(batch.needs & EDITS).tolist():
             ahead = 0 if batch.ahead is None else int(batch.ahead[i])
             edit_row(logits[i], batch.requests[i], self.eos_ids, ahead)
@@ -210,8 +236,11 @@ def edit_row(logits: Tensor, request: Request, eos_ids: tuple[int, ...], ahead: 
     for token, bias in params.logit_bias.items():
         logits[token] += bias
     if request.generated + ahead < params.min_tokens:
-        for token in {*eos_ids, *params.stop_token_ids}:
-            logits[token] = -torch.inf
+        ends = sorted({*eos_ids, *params.stop_token_ids})
+        kept = logits[ends].clone()
+        logits[ends] = -torch.inf
+        if request.matcher is not None and logits.amax() == -torch.inf:
+            logits[ends] = kept  # the grammar has come to its end
 
 
 def _with_logprobs(logits: Tensor, tokens: Tensor, temperature: np.ndarray, batch: Batch) -> Drawn:

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -99,6 +100,7 @@ class Leader(RankCore):
         self.ranks = ranks
         self.outbox = Outbox(ranks)
         super().__init__(model, group, setup)
+        self.grammars.tell = self._tell_of_grammar
         ranks.on_lost.append(lambda error: group.abort())
         # Without a reference to this object: it closes the ranks when it is collected, or at the process's end.
         self._close = weakref.finalize(self, ranks.close)
@@ -183,6 +185,7 @@ class Leader(RankCore):
             fail(self.ranks.lost)
 
     def close(self) -> None:
+        super().close()
         self._close()
 
     def _compute(self, plan: Plan) -> StepResult:
@@ -197,6 +200,9 @@ class Leader(RankCore):
             raise
         self.sampled = digest_of_tokens(result)
         return result
+
+    def _tell_of_grammar(self, name: str, args: tuple[Any, ...]) -> None:
+        self.outbox.tell(name, *args)
 
     def _wait(self) -> None:
         """Until every rank has done what it was told: memory is given back, or taken, on all of them."""

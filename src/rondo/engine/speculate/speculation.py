@@ -59,6 +59,8 @@ class Speculation:
         if not plan.ahead:
             return plan
         self.proposer.propose(plan.ahead)
+        for request in plan.ahead:
+            _keep_to_grammar(request)
         self.scheduler.settle([request for request in plan.ahead if not request.proposed])
         return replace(plan, ahead=[request for request in plan.ahead if request.proposed])
 
@@ -102,6 +104,12 @@ class Speculation:
         plain = bool(plan.decodes) and not (plan.chunks or plan.admitted or plan.preempted)
         if self.controller is not None and plain and len(plan.decodes) == self._load:
             self.controller.observe(self._load, seconds, accepted, self.scheduler.lookahead > 0)
+
+
+def _keep_to_grammar(request: Request) -> None:
+    if request.matcher is not None and request.proposed:
+        count = request.matcher.accepts(request.tokens, request.prompt_length, request.proposed)
+        del request.proposed[count:]
 
 
 def accepted_rows(requests: Sequence[Request], tokens: Sequence[int]) -> list[int]:

@@ -1,0 +1,157 @@
+"""Grammars by what they say: each is compiled once, beside the steps, and each sample gets a matcher of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from rondo.base.errors import InvalidRequest, Overloaded
+from rondo.client.structured import StructuredOutputsParams
+from rondo.engine.structured.checker import Checker
+from rondo.engine.structured.matcher import Matcher
+from rondo.engine.structured.vocabulary import Vocabulary
+from rondo.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+KEPT = 128
+"""Grammars that stay compiled."""
+FIRST_SECONDS = 0.2
+"""What finding the first token's choices may take; the steps of all requests would wait for the next ones."""
+
+Tell = Callable[[str, Any], None]
+
+
+class Grammars:
+    """`start` and `ready` may be called from any thread."""
+
+    def __init__(self, vocab_size: int, ends: Sequence[int], max_waiting: int) -> None:
+        self._vocab_size = vocab_size
+        self._ends = tuple(ends)
+        self._max_waiting = max_waiting
+        self._waiting = 0
+        self._tokenizer: Tokenizer | None = None
+        self._vocabulary: Vocabulary | None = None
+        self._words: LLTokenizer | None = None
+        self._compiled: OrderedDict[StructuredOutputsParams, Future[LLMatcher]] = OrderedDict()
+        self._lock = threading.Lock()
+        self._making = threading.Lock()
+        self._local = threading.local()
+        self._checkers: list[Checker] = []
+        self._pool: ThreadPoolExecutor | None = None
+        self.tell: Tell | None = None
+        """For other ranks: they are told of the vocabulary, and of each grammar that was found to be fine."""
+
+    def speak(self, tokenizer: object) -> None:
+        """The tokens that grammars are about, where a request asks for one."""
+        self._tokenizer = tokenizer if isinstance(tokenizer, Tokenizer) else None
+
+    def hear(self, vocabulary: Vocabulary) -> None:
+        """As `speak`, where another process has the tokenizer."""
+        self._vocabulary = vocabulary
+
+    def start(self, params: StructuredOutputsParams, checked: str | None = None) -> Future[LLMatcher]:
+        """Its compilation, begun if it was not. `checked` is the grammar as another rank found it to be fine."""
+        if self._tokenizer is None and self._vocabulary is None:
+            raise params.refusal("needs an engine with a tokenizer")
+        if not self._ends:
+            raise params.refusal("needs a model with a token that ends the answer")
+        with self._lock:
+            future = self._compiled.get(params)
+            if future is None:
+                if self._pool is None:
+                    self._pool = ThreadPoolExecutor(min(2, os.cpu_count() or 1), "rondo-grammars")
+                future = self._compiled[params] = self._pool.submit(self._compile, params, checked)
+                future.add_done_callback(partial(self._forget_if_refused, params))
+            self._compiled.move_to_end(params)
+            while len(self._compiled) > KEPT:
+                self._compiled.popitem(last=False)
+        return future
+
+    def has(self, params: StructuredOutputsParams | None) -> bool:
+        """Whether a request with it need not wait."""
+        return params is None or self.start(params).done()
+
+    async def ready(self, params: StructuredOutputsParams | None) -> None:
+        """Waits until it is compiled; other requests go on meanwhile."""
+        if self.has(params):
+            return
+        assert params is not None
+        if self._waiting >= self._max_waiting:
+            raise Overloaded(
+                f"{self._waiting} requests wait for grammars to be compiled already. Try again later.",
+                code="queue_full",
+            )
+        self._waiting += 1
+        try:
+            # Others may wait for the same one: who leaves does not cancel it.
+            await asyncio.shield(asyncio.wrap_future(self.start(params)))
+        finally:
+            self._waiting -= 1
+
+    def matcher(self, params: StructuredOutputsParams) -> Matcher:
+        """At the beginning of an answer; waits where it must."""
+        try:
+            compiled = self.start(params).result()
+        except InvalidRequest as error:
+            # It may have been compiled for a request that named it by another field.
+            message = error.message.replace(str(error.param), params.param, 1)
+            raise InvalidRequest(message, param=params.param, code=error.code) from None
+        return Matcher(compiled.deep_copy(), self._ends, params.param)
+
+    def close(self) -> None:
+        for checker in self._checkers:
+            checker.close()
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _forget_if_refused(self, params: StructuredOutputsParams, future: Future[LLMatcher]) -> None:
+        if future.cancelled() or future.exception() is not None:
+            with self._lock:
+                if self._compiled.get(params) is future:
+                    del self._compiled[params]
+
+    # From here on: in the pool's threads.
+
+    def _compile(self, params: StructuredOutputsParams, checked: str | None) -> LLMatcher:
+        from llguidance import LLMatcher
+
+        words = self._known_words()
+        grammar = self._checker().check(params) if checked is None else checked
+        if self.tell is not None:
+            self.tell("start_grammar", (params, grammar))
+        compiled = LLMatcher(words, grammar, log_level=0)
+        started = time.thread_time()
+        # What this finds out is known to the copies too.
+        compiled.compute_bitmask()
+        if compiled.is_error():
+            raise params.refusal(f"cannot be enforced: {compiled.get_error().partition(chr(10))[0]}")
+        if checked is None and time.thread_time() - started > FIRST_SECONDS:
+            raise params.refusal("is too large: finding the next token takes too long")
+        return compiled
+
+    def _known_words(self) -> LLTokenizer:
+        with self._making:
+            if self._vocabulary is None:
+                assert self._tokenizer is not None
+                self._vocabulary = Vocabulary.of(self._tokenizer, self._vocab_size, self._ends)
+                if self.tell is not None:
+                    self.tell("hear_vocabulary", (self._vocabulary,))
+            if self._words is None:
+                self._words = self._vocabulary.compile()
+            return self._words
+
+    def _checker(self) -> Checker:
+        if not hasattr(self._local, "checker"):
+            self._local.checker = Checker()
+            self._checkers.append(self._local.checker)
+        checker: Checker = self._local.checker
+        return checker

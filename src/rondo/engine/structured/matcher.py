@@ -1,0 +1,46 @@
+"""Where one sample is in its grammar."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+ENDED = ("NoExtension", "EndOfSentence")
+
+
+class Matcher:
+    """Follows the sample's own tokens, which only ever become more: whoever is preempted, or forks off, keeps his."""
+
+    __slots__ = ("_seen", "ends", "param", "state")
+
+    def __init__(self, state: LLMatcher, ends: tuple[int, ...], param: str) -> None:
+        self.state = state
+        self.ends = ends
+        self.param = param
+        self._seen = 0
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing but an end may follow."""
+        return self.state.is_stopped() and self.state.stop_reason() in ENDED
+
+    @property
+    def failure(self) -> str:
+        """Why nothing may follow, where that is the grammar's own fault."""
+        return "" if self.over else self.state.get_error()
+
+    def follow(self, tokens: Sequence[int], start: int) -> None:
+        """The answer so far is what `tokens` has from `start` on."""
+        for token in tokens[start + self._seen :]:
+            if self.state.is_stopped():
+                break
+            self.state.consume_token(token)
+        self._seen = len(tokens) - start
+
+    def accepts(self, tokens: Sequence[int], start: int, proposed: Sequence[int]) -> int:
+        """How many of the proposals, from the first, may follow the answer."""
+        self.follow(tokens, start)
+        return 0 if self.state.is_stopped() else self.state.validate_tokens(list(proposed))

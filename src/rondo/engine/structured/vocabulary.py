@@ -1,0 +1,51 @@
+"""A tokenizer as grammars see it: the bytes of each token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rondo.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """`tokens[id]` is what the token adds to a text; nothing where the model has an id that the tokenizer has not."""
+
+    tokens: list[bytes]
+    special: list[int]
+    ends: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, size: int, ends: Sequence[int]) -> Vocabulary:
+        """Of the `size` tokens that the model can say; `ends` are those that end an answer."""
+        known = set(tokenizer.vocabulary.values())
+        tokens = [tokenizer.token_bytes(token) if token in known else b"" for token in range(size)]
+        special = sorted({token for token in (*tokenizer.special_ids, *ends) if token < size})
+        return cls(tokens, special, tuple(ends))
+
+    def compile(self) -> LLTokenizer:
+        from llguidance import LLTokenizer
+
+        return LLTokenizer(_Wrapped(self), eos_token=list(self.ends))  # type: ignore[arg-type]
+
+
+class _Wrapped:
+    """In the form that llguidance asks for."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.tokens = vocabulary.tokens
+        self.special_token_ids = vocabulary.special
+        self.eos_token_id = vocabulary.ends[0]
+        self._ids = {token: i for i, token in enumerate(vocabulary.tokens) if token}
+
+    def __call__(self, text: str) -> list[int]:
+        """Only tokens that a grammar forces are asked for, and those are not used here."""
+        return [self._ids.get(bytes([byte]), 0) for byte in text.encode()]
