@@ -21,6 +21,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "rl": ("rondo.cli.rl", "tune a model with reinforcement learning"),
     "job": ("rondo.cli.job", "list the training jobs of this machine and show one"),
     "model": ("rondo.cli.model", "make, import, export, inspect and list models"),
+    "bench": ("rondo.cli.bench", "measure a server, or a model without one"),
     "config": ("rondo.cli.config", "show every setting and where its value comes from"),
 }
 """Each module has `run(argv: list[str]) -> int` and answers `--help` itself."""

@@ -1,0 +1,247 @@
+"""`rondo bench serve|throughput|latency`: what a server, or a model in this process, can do."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rondo.base.errors import ConfigError, RondoError
+from rondo.cli.arguments import Parser
+from rondo.cli.verbs import run_verb
+
+if TYPE_CHECKING:
+    from rondo.client.bench.load import Server
+    from rondo.client.bench.prompts import Dataset
+    from rondo.client.bench.report import Run
+
+USAGE = """usage: rondo bench VERB [options]
+
+  serve       load an OpenAI server, ours or another, and print its latencies and throughput
+  throughput  generate for many prompts at once on a model in this process
+  latency     generate for one batch, again and again
+
+  rondo bench VERB --help   what a verb takes"""
+
+
+def run(argv: list[str]) -> int:
+    from rondo.cli.bench_offline import latency, throughput
+
+    return run_verb(
+        "rondo bench", {"serve": serve, "throughput": throughput, "latency": latency}, USAGE, argv
+    )
+
+
+def serve(argv: list[str]) -> int:
+    given = _parser().parse_args(argv)
+    if given.plot is not None:
+        from rondo.client.bench.plot import need_plots
+
+        need_plots()
+    runs, about = asyncio.run(_load(given))
+    if len(runs) > 1:
+        from rondo.client.bench.report import table
+
+        print("\n".join(table(runs)))
+    _keep(given, runs, about)
+    return 0 if all(each.figures.completed for each in runs) else RondoError.exit_code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser("rondo bench serve", "Load an OpenAI server and print vLLM's figures of it.")
+    add = parser.add_argument_group("server").add_argument
+    add("--base-url", default=None, help="where it is (RONDO_BASE_URL, else http://127.0.0.1:8000)")
+    add("--model", help="the model to ask for (the first that the server names)")
+    add("--endpoint", default="completions", choices=["completions", "chat"], help="(completions)")
+    add("--api-key", help="what it wants as Bearer token (RONDO_API_KEY, else OPENAI_API_KEY)")
+    add("--ignore-eos", action="store_true", help="answers go on to their full length")
+    add("--extra-body", type=_object, default={}, metavar="JSON", help="more fields: '{\"temperature\": 0}'")
+    add = parser.add_argument_group("load").add_argument
+    add("--num-prompts", type=_positive, default=1000, help="how many requests (1000)")
+    add("--request-rate", type=_rate, default=math.inf, help="requests a second; inf: all at once (inf)")
+    add("--burstiness", type=_rate, default=1.0, help="1: Poisson arrivals; less: in bursts; inf: evenly (1)")
+    add("--max-concurrency", type=_positive, help="most requests under way at a time")
+    add("--sweep", type=_rates, metavar="RATES", help="one run for each rate: 1,2,4,inf")
+    add("--num-warmups", type=int, default=0, help="requests before the clock starts (0)")
+    add("--seed", type=int, default=0, help="equal seeds ask the same at the same times (0)")
+    add = parser.add_argument_group("prompts").add_argument
+    add(
+        *("--dataset", "--dataset-name"),
+        default="random",
+        choices=["random", "prefix_repetition", "sharegpt", "custom"],
+        help="(random)",
+    )
+    add("--dataset-path", type=Path, help="the file of sharegpt, or JSON lines of prompts for custom")
+    add("--random-input-len", type=_positive, default=1024, help="tokens of a prompt (1024)")
+    add("--random-output-len", type=_positive, default=128, help="tokens of an answer (128)")
+    add("--random-range-ratio", type=_share, default=0.0, help="lengths vary by this share of them (0)")
+    add("--random-prefix-len", type=int, default=0, help="tokens with which all prompts begin (0)")
+    add("--prefix-repetition-prefix-len", type=_positive, default=256, help="(256)")
+    add("--prefix-repetition-suffix-len", type=_positive, default=256, help="(256)")
+    add("--prefix-repetition-num-prefixes", type=_positive, default=10, help="(10)")
+    add("--prefix-repetition-output-len", type=_positive, default=128, help="(128)")
+    add("--output-len", type=_positive, help="tokens of an answer to a file's prompt")
+    add = parser.add_argument_group("result").add_argument
+    add("--percentile-metrics", type=_metrics, default="ttft,tpot,itl,e2el", help="(ttft,tpot,itl,e2el)")
+    add("--metric-percentiles", type=_percentiles, default="99", help="(99)")
+    add("--goodput", nargs="+", type=_limit, default=[], metavar="NAME:MS", help="ttft:200 tpot:50 e2el:1000")
+    add("--save-result", type=Path, metavar="FILE", help="the figures as JSON; of a sweep, a list")
+    add("--save-detailed", action="store_true", help="each request's figures too")
+    add("--plot", type=Path, metavar="FILE.png", help="a picture (needs rondo[plot])")
+    return parser
+
+
+async def _load(given: argparse.Namespace) -> tuple[list[Run], dict[str, Any]]:
+    from rondo.client.bench.arrivals import arrival_times
+    from rondo.client.bench.figures import figures
+    from rondo.client.bench.load import run_load
+    from rondo.client.bench.prompts import make_prompts
+    from rondo.client.bench.report import Run, failures, lines
+
+    server = await _server(given)
+    chat = given.endpoint == "chat"
+    asked = make_prompts(_dataset(given), given.num_prompts, chat, given.seed)
+    if given.num_warmups:
+        await run_load(server, asked[: given.num_warmups], [0.0] * len(asked[: given.num_warmups]))
+    runs = []
+    for rate in given.sweep or [given.request_rate]:
+        times = arrival_times(len(asked), rate, given.burstiness, given.seed)
+        outcomes, seconds = await run_load(server, asked, times, given.max_concurrency, _progress(len(asked)))
+        found = figures(outcomes, seconds, given.metric_percentiles, dict(given.goodput))
+        runs.append(Run(rate, given.max_concurrency, outcomes, found))
+        print("\n".join(lines(runs[-1], given.percentile_metrics)), flush=True)
+        for failure in failures(runs[-1]):
+            print(failure, file=sys.stderr)
+    about = {
+        "date": time.strftime("%Y%m%d-%H%M%S"),
+        "backend": "openai-chat" if chat else "openai",
+        "base_url": str(server.address),
+        "model_id": server.model,
+        "num_prompts": given.num_prompts,
+        "dataset": given.dataset,
+        "burstiness": given.burstiness if math.isfinite(given.burstiness) else "inf",
+        "seed": given.seed,
+    }
+    return runs, about
+
+
+async def _server(given: argparse.Namespace) -> Server:
+    from dataclasses import replace
+
+    from rondo.client.bench.load import Server, first_model
+    from rondo.client.bench.wire import Address
+
+    url = given.base_url or os.environ.get("RONDO_BASE_URL") or "http://127.0.0.1:8000"
+    key = given.api_key or os.environ.get("RONDO_API_KEY") or os.environ.get("OPENAI_API_KEY")
+    address = Address.of(url)
+    server = Server(address, given.endpoint, given.model or "", key, given.ignore_eos, given.extra_body)
+    return server if given.model else replace(server, model=await first_model(server))
+
+
+def _dataset(given: argparse.Namespace) -> Dataset:
+    from rondo.client.bench.prompts import Dataset, Lengths, Repeated
+
+    lengths = Lengths(
+        given.random_input_len, given.random_output_len, given.random_range_ratio, given.random_prefix_len
+    )
+    repeated = Repeated(
+        given.prefix_repetition_prefix_len,
+        given.prefix_repetition_suffix_len,
+        given.prefix_repetition_num_prefixes,
+        given.prefix_repetition_output_len,
+    )
+    return Dataset(given.dataset, given.dataset_path, lengths, repeated, given.output_len)
+
+
+def _progress(count: int) -> Any:
+    """A line that counts, for who looks."""
+    if not sys.stderr.isatty():
+        return lambda done: None
+
+    def show(done: int) -> None:
+        print(f"\r{done} of {count}", end="\n" if done == count else "", file=sys.stderr, flush=True)
+
+    return show
+
+
+def _keep(given: argparse.Namespace, runs: Sequence[Run], about: dict[str, Any]) -> None:
+    if given.save_result is not None:
+        from rondo.base.files import write_json
+        from rondo.client.bench.report import as_json
+
+        kept = [as_json(each, about, given.save_detailed) for each in runs]
+        write_json(given.save_result, kept if given.sweep else kept[0])
+    if given.plot is not None:
+        from rondo.client.bench.plot import save_plot
+
+        save_plot(runs, given.plot)
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+    return number
+
+
+def _rate(text: str) -> float:
+    rate = float(text)
+    if not rate > 0:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return rate
+
+
+def _rates(text: str) -> list[float]:
+    return [_rate(part) for part in text.split(",")]
+
+
+def _share(text: str) -> float:
+    share = float(text)
+    if not 0 <= share < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
+    return share
+
+
+def _percentiles(text: str) -> list[float]:
+    found = [float(part) for part in text.split(",")]
+    if not all(0 <= at <= 100 for at in found):
+        raise argparse.ArgumentTypeError(f"{text} are not numbers between 0 and 100")
+    return found
+
+
+def _metrics(text: str) -> list[str]:
+    from rondo.client.bench.figures import METRICS
+
+    names = text.split(",")
+    for name in names:
+        if name not in METRICS:
+            raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(METRICS)}")
+    return names
+
+
+def _limit(text: str) -> tuple[str, float]:
+    from rondo.client.bench.figures import LIMITED
+
+    name, _, limit = text.partition(":")
+    if name not in LIMITED:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not NAME:MILLISECONDS with one of {', '.join(LIMITED)}"
+        )
+    return name, _rate(limit)
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        given = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"--extra-body is not valid JSON: {error}.", param="extra_body") from None
+    if not isinstance(given, dict):
+        raise ConfigError("--extra-body must be a JSON object.", param="extra_body")
+    return given

@@ -1,0 +1,199 @@
+"""Asks a server everything at its time, and keeps when each token came."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from rondo.base.errors import RondoError, Unavailable
+from rondo.client.bench.prompts import Ask
+from rondo.client.bench.wire import Address, Pool
+
+PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
+SHOWN = 300
+"""Characters of a server's error."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """One request as its client saw it; times in seconds, `started` on the clock of `time.perf_counter`."""
+
+    started: float
+    first: float = 0.0
+    """After the start; 0 until there is a token."""
+    gaps: list[float] = field(default_factory=list)
+    latency: float = 0.0
+    """To the last token."""
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    error: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return not self.error
+
+
+@dataclass(frozen=True)
+class Server:
+    address: Address
+    endpoint: str
+    model: str
+    api_key: str | None = None
+    ignore_eos: bool = False
+    extra: dict[str, Any] = field(default_factory=dict)
+    """Further fields of each request, such as `temperature`."""
+
+    def body(self, ask: Ask) -> bytes:
+        body: dict[str, Any] = {
+            "model": self.model,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if self.endpoint == "chat":
+            text = isinstance(ask.prompt, str)
+            body["messages"] = [{"role": "user", "content": ask.prompt}] if text else ask.prompt
+            body["max_completion_tokens"] = ask.max_tokens
+        else:
+            body["prompt"] = ask.prompt
+            body["max_tokens"] = ask.max_tokens
+        if self.ignore_eos:
+            body["ignore_eos"] = True
+        return json.dumps(body | self.extra).encode()
+
+    def pool(self) -> Pool:
+        return Pool(self.address, {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {})
+
+
+@asynccontextmanager
+async def opened(server: Server) -> AsyncIterator[Pool]:
+    pool = server.pool()
+    try:
+        yield pool
+    finally:
+        pool.close()
+
+
+async def first_model(server: Server) -> str:
+    """The model that a server names first, for who did not say which."""
+    answer = bytearray()
+    async with opened(server) as pool:
+        try:
+            status = await pool.send(pool.request("GET", "/v1/models"), answer.extend)
+        except OSError as error:
+            raise Unavailable(f"no answer from {server.address} ({error}). Is the server running?") from error
+    try:
+        return str(json.loads(answer)["data"][0]["id"])
+    except (ValueError, KeyError, IndexError, TypeError):
+        said = answer.decode(errors="replace")[:SHOWN]
+        raise RondoError(
+            f"{server.address}/v1/models names no model (status {status}: {said}). Say --model NAME."
+        ) from None
+
+
+async def run_load(
+    server: Server,
+    asked: Sequence[Ask],
+    times: Sequence[float],
+    max_concurrency: int | None = None,
+    on_done: Callable[[int], None] = lambda done: None,
+) -> tuple[list[Outcome], float]:
+    """What came of each, and how long all took."""
+    limit = asyncio.Semaphore(max_concurrency or len(asked))
+    done = 0
+    async with opened(server) as pool:
+        requests = [pool.request("POST", PATHS[server.endpoint], server.body(ask)) for ask in asked]
+
+        async def one(request: bytes) -> Outcome:
+            nonlocal done
+            async with limit:
+                outcome = await _ask(pool, request, server.endpoint == "chat")
+            done += 1
+            on_done(done)
+            return outcome
+
+        began = time.perf_counter()
+        tasks = []
+        for request, due in zip(requests, times, strict=True):
+            wait = began + due - time.perf_counter()
+            if wait > 0:
+                await asyncio.sleep(wait)
+            tasks.append(asyncio.create_task(one(request)))
+        outcomes = await asyncio.gather(*tasks)
+        return outcomes, time.perf_counter() - began
+
+
+async def _ask(pool: Pool, request: bytes, chat: bool) -> Outcome:
+    reader = _Reader(chat)
+    try:
+        status = await pool.send(request, reader.feed)
+        reader.finish(status)
+    except TimeoutError:
+        reader.outcome.error = f"no whole answer within {pool.timeout:.0f} s"
+    except (RondoError, OSError, ValueError) as error:
+        reader.outcome.error = f"{type(error).__name__}: {error}"
+    return reader.outcome
+
+
+class _Reader:
+    """Server-sent events of one answer, timed as they come."""
+
+    def __init__(self, chat: bool) -> None:
+        self.outcome = Outcome(time.perf_counter())
+        self._chat = chat
+        self._buffer = b""
+        self._last = 0.0
+        self._complete = False
+
+    def feed(self, data: bytes) -> None:
+        now = time.perf_counter()
+        *events, self._buffer = (self._buffer + data.replace(b"\r\n", b"\n")).split(b"\n\n")
+        for event in events:
+            for line in event.split(b"\n"):
+                if line.startswith(b"data:"):
+                    self._take(line[5:].strip(), now)
+
+    def _take(self, data: bytes, now: float) -> None:
+        if data == b"[DONE]":
+            self._complete = True
+            return
+        body = json.loads(data)
+        if "error" in body:
+            self.outcome.error = json.dumps(body["error"])[:SHOWN]
+        if (usage := body.get("usage")) is not None:
+            self.outcome.prompt_tokens = usage["prompt_tokens"]
+            self.outcome.output_tokens = usage["completion_tokens"]
+        if body.get("choices") and (not self._chat or _has_token(body["choices"][0])):
+            self._tick(now)
+
+    def _tick(self, now: float) -> None:
+        outcome = self.outcome
+        if not self._last:
+            outcome.first = now - outcome.started
+        else:
+            outcome.gaps.append(now - self._last)
+        self._last = now
+        outcome.latency = now - outcome.started
+
+    def finish(self, status: int) -> None:
+        outcome = self.outcome
+        if outcome.error:
+            return
+        if status != 200:
+            outcome.error = f"status {status}: {self._buffer.decode(errors='replace')[:SHOWN]}"
+        elif not self._complete:
+            outcome.error = "the stream ended without [DONE]"
+        elif not self._last:
+            outcome.error = "the stream had no tokens"
+        elif not outcome.output_tokens:
+            outcome.error = "the server did not say usage: it needs stream_options.include_usage"
+
+
+def _has_token(choice: dict[str, Any]) -> bool:
+    """A chat begins with an event that has the role alone."""
+    delta = choice.get("delta") or {}
+    return bool(choice.get("finish_reason") or any(value for name, value in delta.items() if name != "role"))

@@ -1,0 +1,125 @@
+"""`rondo bench` against our own server, and without one."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from rondo.base.errors import ConfigError
+from rondo.cli import bench
+from server.running import Running
+
+SMALL = "--num-prompts 12 --random-input-len 20 --random-output-len 8 --ignore-eos --seed 3"
+
+
+def counted(running: Running, name: str) -> float:
+    text = httpx.get(running.url + "/metrics").text
+    return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(f"rondo:{name}{{"))
+
+
+def serve(running: Running, line: str) -> int:
+    return bench.run(["serve", "--base-url", running.url, *line.split()])
+
+
+@pytest.mark.parametrize("endpoint", ["completions", "chat"])
+def test_the_clients_counts_are_the_servers(
+    running: Running, endpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ("prompt_tokens_total", "generation_tokens_total", "e2e_request_latency_seconds_count")
+    before = [counted(running, name) for name in names]
+    file = tmp_path / "result.json"
+    code = serve(
+        running,
+        f"{SMALL} --endpoint {endpoint} --max-concurrency 4 --save-result {file} --save-detailed "
+        "--goodput ttft:60000 e2el:0.001 --metric-percentiles 50,99.9",
+    )
+    assert code == 0
+    result = json.loads(file.read_text())
+    grown = [counted(running, name) - was for name, was in zip(names, before, strict=True)]
+    assert [result["total_input_tokens"], result["total_output_tokens"], result["completed"]] == grown
+    assert (result["completed"], result["failed"], result["total_output_tokens"]) == (12, 0, 96)
+    assert result["model_id"] == "tiny"
+    assert (result["request_goodput"], result["max_concurrent_requests"] <= 12) == (0, True)
+    if endpoint == "completions":
+        assert result["input_lens"] == [20] * 12
+    for ttft, gaps, length in zip(result["ttfts"], result["itls"], result["output_lens"], strict=True):
+        assert ttft > 0
+        assert len(gaps) < length
+    shown = capsys.readouterr().out
+    assert "============ Serving Benchmark Result ============" in shown
+    for label in (
+        *(
+            "Successful requests:",
+            "Maximum request concurrency:",
+            "Total generated tokens:",
+            "Request goodput",
+        ),
+        *(
+            "Output token throughput (tok/s):",
+            "Peak concurrent requests:",
+            "Median TTFT (ms):",
+            "P99.9 ITL (ms):",
+        ),
+        *("Mean TPOT (ms):", "P50 E2EL (ms):"),
+    ):
+        assert label in shown
+
+
+def test_a_sweep_is_a_table(running: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "sweep.json"
+    assert serve(running, f"{SMALL} --sweep 40,inf --save-result {file} --num-warmups 1") == 0
+    assert [each["request_rate"] for each in json.loads(file.read_text())] == [40, "inf"]
+    *_, head, first, second = capsys.readouterr().out.splitlines()
+    assert head.split()[:2] == ["rate", "req/s"]
+    assert (first.split()[0], second.split()[0]) == ("40", "inf")
+
+
+def test_all_failed_is_no_success(running: Running, capsys: pytest.CaptureFixture[str]) -> None:
+    assert serve(running, "--model nothing --num-prompts 2") == 1
+    assert "2 failed: status 404: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("--request-rate 0", "0 is not above 0"),
+        ("--goodput itl:5", "'itl:5' is not NAME:MILLISECONDS"),
+        ("--percentile-metrics ttfx", "'ttfx' is not one of"),
+        ("--metric-percentiles 101", "not numbers between 0 and 100"),
+        ("--extra-body [", "--extra-body is not valid JSON"),
+        ("--random-range-ratio 1", "not between 0 and 1"),
+        ("--num-prompts 0", "0 is not at least 1"),
+    ],
+)
+def test_wrong_options(running: Running, line: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says.replace("[", r"\[")):
+        serve(running, line)
+
+
+def test_offline_throughput(model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "result.json"
+    line = f"throughput {model_folder} --num-prompts 6 --input-len 10 --output-len 4 --n 2 --max-num-seqs 4 --threads 1"
+    assert bench.run([*line.split(), "--output-json", str(file)]) == 0
+    throughput, prompt, output = capsys.readouterr().out.splitlines()
+    assert throughput.startswith("Throughput: ")
+    assert throughput.endswith(" output tokens/s")
+    assert (prompt.split()[-1], output.split()[-1]) == ("60", "48")
+    result: dict[str, Any] = json.loads(file.read_text())
+    assert result["tokens_per_second"] == pytest.approx(108 / result["elapsed_time"])
+
+
+def test_offline_latency(model_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = "--batch-size 2 --input-len 5 --output-len 3 --num-iters-warmup 1 --num-iters 3 --threads 1"
+    assert bench.run(["latency", str(model_folder), *line.split()]) == 0
+    average, *percentiles = capsys.readouterr().out.splitlines()
+    assert average.startswith("Avg latency: ")
+    assert [line.partition("%")[0] for line in percentiles] == ["10", "25", "50", "75", "90", "99"]
+
+
+def test_help_of_each(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.run([]) == 0
+    assert "rondo bench VERB" in capsys.readouterr().out
+    assert bench.run(["throughput", "--help"]) == 0
+    assert "--kv-cache-dtype" in capsys.readouterr().out
