@@ -70,11 +70,11 @@ static void adapt(const Step *s, Projection p, const float *x, int64_t first, in
     }
 }
 
-/* Columns `from` to `to` for tokens `first` on; out is where column `from` goes. */
+/* Columns `from` to `to` for tokens `first` on, whose x are packed too; out is where column `from` goes. */
 static void project(const Step *s, Own own, Projection p, const float *x, int64_t first, int64_t rows, int64_t from,
                     int64_t to, float *out, int64_t apart) {
     const int64_t type = s->args->given;
-    product(type, x, rows, p.in, p.weight, from, to, out, apart, own.panel);
+    product(type, own.packed, rows, p.in, p.weight, from, to, out, apart, own.room);
     for (int64_t r = 0; r < rows; r++) {
         float *restrict row = out + r * apart;
         if (p.bias)
@@ -116,6 +116,7 @@ static void ask(const Step *s, const Layer *l, Own own, int64_t first, int64_t r
     const Args *a = s->args;
     const int64_t D = l->dim, width = l->heads * D, narrow = l->kv * D;
     int64_t from = share(l->heads, 1, own.part, s->parts), to = share(l->heads, 1, own.part + 1, s->parts);
+    pack(own.normed, rows, a->hidden, own.packed);
     const Projection q = {l->q, l->q_bias, l->sites[Q], a->hidden, width}, k = {l->k, l->k_bias, l->sites[K], a->hidden, narrow},
                      v = {l->v, l->v_bias, l->sites[V], a->hidden, narrow};
     project_heads(s, l, own, q, first, rows, l->q_norm, 1, from, to, s->q + first * width + from * D);
@@ -149,6 +150,7 @@ static void output(const Step *s, const Layer *l, Own own, int64_t first, int64_
     const Args *a = s->args;
     const int64_t from = share(a->hidden, UNIT, own.part, s->parts), to = share(a->hidden, UNIT, own.part + 1, s->parts);
     const Projection o = {l->o, l->o_bias, l->sites[O], l->heads * l->dim, a->hidden};
+    pack(own.mixed, rows, o.in, own.packed);
     project(s, own, o, own.mixed, first, rows, from, to, own.normed + from, a->hidden);
     add_rows_to(a, s->x + first * a->hidden, own.normed + from, rows, from, to, a->hidden);
 }
@@ -157,6 +159,7 @@ static void feed(const Step *s, const Layer *l, Own own, int64_t first, int64_t 
     const Args *a = s->args;
     const int64_t from = share(l->inner, UNIT, own.part, s->parts), to = share(l->inner, UNIT, own.part + 1, s->parts);
     const Projection gate = {l->gate, NULL, l->sites[GATE], a->hidden, l->inner}, up = {l->up, NULL, l->sites[UP], a->hidden, l->inner};
+    pack(own.normed, rows, a->hidden, own.packed);
     project(s, own, gate, own.normed, first, rows, from, to, own.act + from, l->inner);
     project(s, own, up, own.normed, first, rows, from, to, own.up + from, l->inner);
     for (int64_t r = 0; r < rows; r++) {
@@ -171,6 +174,7 @@ static void bring(const Step *s, const Layer *l, Own own, int64_t first, int64_t
     const Args *a = s->args;
     const int64_t from = share(a->hidden, UNIT, own.part, s->parts), to = share(a->hidden, UNIT, own.part + 1, s->parts);
     const Projection down = {l->down, NULL, l->sites[DOWN], l->inner, a->hidden};
+    pack(own.act, rows, l->inner, own.packed);
     project(s, own, down, own.act, first, rows, from, to, own.normed + from, a->hidden);
     add_rows_to(a, s->x + first * a->hidden, own.normed + from, rows, from, to, a->hidden);
 }
@@ -216,10 +220,10 @@ static int64_t begin_of(const Args *a, int64_t part, int64_t parts) {
     return t;
 }
 
-/* Blocks of about one size: a last one of a few tokens would be dear. */
+/* Blocks of about one size: a last one of a few tokens would be dear. So would places in vectors that are left empty. */
 static inline int64_t even(int64_t tokens) {
     const int64_t blocks = (tokens + BLOCK - 1) / BLOCK;
-    return blocks ? (tokens + blocks - 1) / blocks : 1;
+    return blocks ? packed_rows((tokens + blocks - 1) / blocks) : 1;
 }
 
 #define BLOCKS(FROM, TO)                                                                                               \

@@ -33,7 +33,7 @@ enum { BLOCK = 32, FEW = 12, UNIT = 16 };
 
 /* The sizes of the widest layer. */
 typedef struct {
-    int64_t q, kv, inner, panel, attention, partials;
+    int64_t q, kv, inner, in, room, attention, partials;
 } Sizes;
 
 /* What all threads see: the row of every token, its queries, and whose past it sees. */
@@ -46,7 +46,7 @@ typedef struct {
 
 /* One thread's memory, and that of its block of tokens: one block for all where columns are shared. */
 typedef struct {
-    float *normed, *kv, *mixed, *act, *up, *panel, *attention, *partials;
+    float *normed, *kv, *mixed, *act, *up, *packed, *room, *attention, *partials;
     int64_t part;
 } Own;
 
@@ -60,6 +60,10 @@ static Attention attention_of(const Args *a, const Layer *l) {
 /* So that whatever comes next begins a cache line. */
 static inline int64_t rounded(int64_t floats) { return (floats + 15) / 16 * 16; }
 
+static inline int shares_columns(const Args *a) { return a->threads > 1 && a->tokens < FEW * a->threads; }
+
+static inline int64_t block_of(const Args *a) { return shares_columns(a) ? a->tokens : least(a->tokens, BLOCK); }
+
 static Sizes sizes_of(const Args *a) {
     Sizes s = {0};
     for (int64_t i = 0; i < a->count; i++) {
@@ -68,40 +72,37 @@ static Sizes sizes_of(const Args *a) {
         s.q = most(s.q, l->heads * l->dim);
         s.kv = most(s.kv, l->kv * l->dim);
         s.inner = most(s.inner, l->inner);
-        s.panel = most(s.panel, most(panel_size(a->hidden), most(panel_size(l->heads * l->dim), panel_size(l->inner))));
+        s.in = most(s.in, most(a->hidden, most(l->heads * l->dim, l->inner)));
         s.attention = most(s.attention, scratch_size(&attention));
         s.partials = most(s.partials, partials_size(&attention, a->longest));
     }
-    s.panel = rounded(s.panel), s.attention = rounded(s.attention), s.partials = rounded(s.partials);
+    s.room = rounded(product_room(block_of(a), s.in)), s.attention = rounded(s.attention), s.partials = rounded(s.partials);
     return s;
 }
 
-static inline int shares_columns(const Args *a) { return a->threads > 1 && a->tokens < FEW * a->threads; }
-
-static inline int64_t block_of(const Args *a) { return shares_columns(a) ? a->tokens : least(a->tokens, BLOCK); }
-
-static inline int64_t own_size(const Sizes *s) {
-    return s->panel + s->attention + s->partials;
+static inline int64_t own_size(const Args *a, const Sizes *s) {
+    return rounded(packed_rows(block_of(a)) * s->in) + s->room + s->attention + s->partials;
 }
 
 static inline int64_t block_size(const Args *a, const Sizes *s) {
     return block_of(a) * (a->hidden + 2 * s->kv + s->q + 2 * s->inner);
 }
 
-static inline int64_t shared_size(const Args *a, const Sizes *s) { return a->tokens * (a->hidden + s->q + 4); }
+static inline int64_t shared_size(const Args *a, const Sizes *s) { return rounded(a->tokens * (a->hidden + s->q + 4)); }
 
 /* How many floats `memory` must have: what all see, what is a thread's, and blocks. */
 static inline int64_t memory_size(const Args *a) {
     const Sizes s = sizes_of(a);
-    return shared_size(a, &s) + a->threads * own_size(&s) + (shares_columns(a) ? 1 : a->threads) * block_size(a, &s);
+    return shared_size(a, &s) + a->threads * own_size(a, &s) + (shares_columns(a) ? 1 : a->threads) * block_size(a, &s);
 }
 
 static Own own_in(const Args *a, const Sizes *s, float *memory, int64_t thread, int64_t part) {
-    float *panel = memory + thread * own_size(s), *attention = panel + s->panel, *partials = attention + s->attention;
-    float *normed = memory + a->threads * own_size(s) + (shares_columns(a) ? 0 : thread * block_size(a, s));
+    float *room = memory + thread * own_size(a, s), *attention = room + s->room, *partials = attention + s->attention;
+    float *packed = partials + s->partials;
+    float *normed = memory + a->threads * own_size(a, s) + (shares_columns(a) ? 0 : thread * block_size(a, s));
     const int64_t block = block_of(a);
     float *kv = normed + block * a->hidden, *mixed = kv + block * 2 * s->kv, *act = mixed + block * s->q, *up = act + block * s->inner;
-    return (Own){normed, kv, mixed, act, up, panel, attention, partials, part};
+    return (Own){normed, kv, mixed, act, up, packed, room, attention, partials, part};
 }
 
 /* Where a part's share of `count` things in groups of `unit` begins. Columns come in groups of the longest vector: so no

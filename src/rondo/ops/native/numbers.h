@@ -5,6 +5,9 @@
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
+#ifdef __AVX__
+#include <immintrin.h>
+#endif
 
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 
@@ -125,7 +128,6 @@ static inline void keep(int64_t type, float *restrict row, void *pages, float *s
 }
 
 #if defined __AVX2__ && defined __F16C__
-#include <immintrin.h>
 
 static inline void eight_f16(const uint16_t *from, float *to) {
     _mm256_storeu_ps(to, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)from)));

@@ -1,112 +1,156 @@
-/* x [M, K] times the transpose of w [N, K], row-major both, in fp32 or with w in bf16.
+/* x [M, K] times the transpose of w [N, K], of which w is in fp32 or bf16 and stays as it lies, row after row.
  *
- * Each number is one sum over K, in LONG lanes that are put together in one order: it is the same for any number of rows
- * and wherever the columns are cut. A few rows of w stay in the nearest cache while all of x passes them. K is a multiple
- * of LONG.
+ * Rows of x are packed side by side, so that a vector has one number of each: then a number of w meets all of them at once,
+ * and nothing has to be summed over lanes. So each result is one chain over K in pieces of DEEP, whose sums are added in
+ * order: it is the same for any number of rows, wherever the columns are cut and however long vectors are. K is a multiple
+ * of STEP.
  */
 #ifndef RONDO_PRODUCT_H
 #define RONDO_PRODUCT_H
 #include "vectors.h"
 
 #ifdef __AVX512F__
-enum { LONG = 16, TALL = 6 };
+enum { LONG = 16, BROAD = 12 };
 #else
-enum { LONG = 8, TALL = 3 };
+enum { LONG = 8, BROAD = 6 };
 #endif
-enum { ACROSS = 4, PANEL = 4096 }; /* floats of w that stay near */
+/* A tile is of two vectors of rows and BROAD columns, or of one and PANEL. A panel of columns is used while it is near. */
+enum { PANEL = 12, DEEP = 256, STEP = 16 };
 
 typedef float Long __attribute__((vector_size(4 * LONG), aligned(4), may_alias));
 
-/* Keeps a value in a register: compilers would load it again for each of its products. */
+/* HOLD keeps a value in a register: compilers would load it again for each of its products. And where a chain is one
+ * column wide they may part the multiplication from the addition, which rounds differently: MULTIPLY_ADD does not let them. */
 #if defined __AVX512F__
 #define HOLD(x) __asm__("" : "+v"(x))
-#elif defined __AVX__
+#define MULTIPLY_ADD(a, b, c) ((Long)_mm512_fmadd_ps((__m512)(a), (__m512)(b), (__m512)(c)))
+#elif defined __AVX__ && defined __FMA__
 #define HOLD(x) __asm__("" : "+x"(x))
+#define MULTIPLY_ADD(a, b, c) ((Long)_mm256_fmadd_ps((__m256)(a), (__m256)(b), (__m256)(c)))
 #else
 #define HOLD(x) ((void)0)
+#define MULTIPLY_ADD(a, b, c) ((c) + (a) * (b))
 #endif
 
-ALWAYS_INLINE Half narrowed(Long x) {
-#ifdef __AVX512F__
-    union { Long whole; Half parts[4]; } u = {x};
-    return (u.parts[0] + u.parts[1]) + (u.parts[2] + u.parts[3]);
-#else
-    return halved(x);
-#endif
+/* Memory that is used next: with each step over K so many cache lines of it are asked for. */
+typedef struct {
+    const char *at;
+    int64_t lines;
+} Next;
+
+/* Vectors of rows in the tile that begins at row m. */
+static inline int vectors_at(int64_t m, int64_t M) { return M - m > LONG ? 2 : 1; }
+
+static inline int64_t packed_rows(int64_t M) { return (M + LONG - 1) / LONG * LONG; }
+
+ALWAYS_INLINE void turn(const float *from, int64_t apart, float *to, int64_t wide) {
+    const Half a = *(const Half *)from, b = *(const Half *)(from + apart), c = *(const Half *)(from + 2 * apart),
+               d = *(const Half *)(from + 3 * apart);
+    const Half ab = SHUFFLE(a, b, 0, 4, 1, 5), cd = SHUFFLE(c, d, 0, 4, 1, 5), AB = SHUFFLE(a, b, 2, 6, 3, 7),
+               CD = SHUFFLE(c, d, 2, 6, 3, 7);
+    *(Half *)to = SHUFFLE(ab, cd, 0, 1, 4, 5), *(Half *)(to + wide) = SHUFFLE(ab, cd, 2, 3, 6, 7);
+    *(Half *)(to + 2 * wide) = SHUFFLE(AB, CD, 0, 1, 4, 5), *(Half *)(to + 3 * wide) = SHUFFLE(AB, CD, 2, 3, 6, 7);
 }
 
-/* M rows of x by four of w. M is known to the compiler: the sums are registers. */
-ALWAYS_INLINE void product_tile(const float *x, const float *w, int64_t K, float *out, int64_t apart, const int M) {
-    Long sum[TALL][ACROSS];
-#pragma GCC unroll 8
-    for (int m = 0; m < M; m++)
+/* to [columns, wide] = the transpose of from [rows, apart]. */
+static void transpose(const float *from, int64_t rows, int64_t columns, int64_t apart, float *to, int64_t wide) {
+    int64_t r = 0;
+    for (; r + 4 <= rows; r += 4) {
+        int64_t c = 0;
+        for (; c + 4 <= columns; c += 4) turn(from + r * apart + c, apart, to + c * wide + r, wide);
+        for (; c < columns; c++)
+            for (int64_t i = r; i < r + 4; i++) to[c * wide + i] = from[i * apart + c];
+    }
+    for (; r < rows; r++)
+        for (int64_t c = 0; c < columns; c++) to[c * wide + r] = from[r * apart + c];
+}
+
+/* Rows side by side, a tile after another, with zeros where a vector has more places than there are rows. */
+static void pack(const float *x, int64_t M, int64_t K, float *packed) {
+    for (int64_t m = 0, wide; m < M; m += wide, packed += wide * K) {
+        wide = vectors_at(m, M) * LONG;
+        if (M - m < wide) memset(packed, 0, wide * K * sizeof(float));
+        transpose(x + m * K, least(wide, M - m), K, K, packed, wide);
+    }
+}
+
+/* Adds to sums [C, V vectors], or begins them. V and C are known to the compiler: what is summed is registers. */
+ALWAYS_INLINE void product_tile(const float *x, const float *w, int64_t K, int64_t depth, float *sums, Next *next, const int V,
+                                const int C) {
+    Long sum[PANEL][2];
+    const char *at = next->at;
+#pragma GCC unroll 16
+    for (int c = 0; c < C; c++)
+#pragma GCC unroll 2
+        for (int v = 0; v < V; v++) sum[c][v] = (Long){0};
+    for (int64_t begin = 0; begin < depth; begin += STEP) {
+        for (int64_t i = 0; i < next->lines; i++, at += 64) __builtin_prefetch(at, 0, 2);
 #pragma GCC unroll 4
-        for (int n = 0; n < ACROSS; n++) sum[m][n] = (Long){0};
-    for (int64_t k = 0; k < K; k += LONG) {
-        Long rows[TALL];
-#pragma GCC unroll 8
-        for (int m = 0; m < M; m++) {
-            rows[m] = *(const Long *)(x + m * K + k);
-            HOLD(rows[m]);
-        }
-#pragma GCC unroll 4
-        for (int n = 0; n < ACROSS; n++) {
-            Long column = *(const Long *)(w + n * K + k);
-            HOLD(column);
-#pragma GCC unroll 8
-            for (int m = 0; m < M; m++) sum[m][n] += rows[m] * column;
+        for (int64_t k = begin; k < begin + STEP; k++) {
+            Long rows[2];
+#pragma GCC unroll 2
+            for (int v = 0; v < V; v++) {
+                rows[v] = *(const Long *)(x + (k * V + v) * LONG);
+                HOLD(rows[v]);
+            }
+#pragma GCC unroll 16
+            for (int c = 0; c < C; c++) {
+                Long all = w[c * K + k] - (Long){0};
+                HOLD(all);
+#pragma GCC unroll 2
+                for (int v = 0; v < V; v++) sum[c][v] = MULTIPLY_ADD(rows[v], all, sum[c][v]);
+            }
         }
     }
-#pragma GCC unroll 8
-    for (int m = 0; m < M; m++)
-        *(Half *)(out + m * apart) = sums(narrowed(sum[m][0]), narrowed(sum[m][1]), narrowed(sum[m][2]), narrowed(sum[m][3]));
+    next->at = at;
+#pragma GCC unroll 16
+    for (int c = 0; c < C; c++)
+#pragma GCC unroll 2
+        for (int v = 0; v < V; v++) *(Long *)(sums + (c * V + v) * LONG) += sum[c][v];
 }
 
-static inline int64_t panel_rows(int64_t K) { return most(PANEL / K / ACROSS * ACROSS, ACROSS); }
-
-/* How many floats `product` may need to widen a panel of weights. */
-static inline int64_t panel_size(int64_t K) { return panel_rows(K) * K; }
-
-/* Asks for so many cache lines, and says where to go on. */
-ALWAYS_INLINE const char *fetch(const char *from, int64_t lines) {
-    for (int64_t i = 0; i < lines; i++) __builtin_prefetch(from + 64 * i);
-    return from + 64 * lines;
+/* One tile of rows by `count` columns. */
+static void tile_product(const float *x, const float *w, int64_t K, int64_t depth, int64_t count, int V, float *sums, Next *next) {
+    int64_t c = 0;
+#define COLUMNS(V, C)                                                                                                  \
+    for (; c + C <= count; c += C) product_tile(x, w + c * K, K, depth, sums + c * V * LONG, next, V, C);
+    if (V == 2) {
+        COLUMNS(2, BROAD)
+        COLUMNS(2, 4)
+        COLUMNS(2, 1)
+    } else {
+        COLUMNS(1, PANEL)
+        COLUMNS(1, 4)
+        COLUMNS(1, 1)
+    }
+#undef COLUMNS
 }
 
-/* With each tile it asks for a share of the `bytes` at `next`, where the weights that come next are. */
-static void panel_product(const float *x, int64_t M, int64_t K, const float *w, int64_t N, float *out, int64_t apart,
-                          const char *next, int64_t bytes) {
-    const int64_t tiles = (M / TALL + M % TALL / 2 + M % TALL % 2) * ((N + ACROSS - 1) / ACROSS), lines = bytes / 64 / tiles + 1;
-    int64_t m = 0;
-#define ROWS(COUNT)                                                                                                    \
-    for (; m + COUNT <= M; m += COUNT)                                                                                 \
-        for (int64_t c = 0; c < N; c += ACROSS) {                                                                      \
-            const int64_t n = least(c, N - ACROSS);                                                                    \
-            next = fetch(next, lines);                                                                                 \
-            product_tile(x + m * K, w + n * K, K, out + m * apart + n, apart, COUNT);                                  \
-        }
-    ROWS(TALL)
-    ROWS(2)
-    ROWS(1)
-#undef ROWS
-}
+/* How many floats `product` needs to work with: sums, and a panel of weights in fp32. */
+static inline int64_t product_room(int64_t M, int64_t K) { return PANEL * (packed_rows(M) + K); }
 
-/* Columns `from` to `to`, at least ACROSS, of x w^T into out [M, apart] from its first column on. `wide` takes a panel as
- * floats. Where the last ones are fewer than a tile, the tile before them is made again with them. */
-static void product(int64_t type, const float *x, int64_t M, int64_t K, const void *w, int64_t from, int64_t to,
-                    float *out, int64_t apart, float *wide) {
-    if (M == 0) return;
-    const int64_t step = panel_rows(K), size = type == F32 ? 4 : 2;
-    for (int64_t n = from, end; n < to; n = end) {
-        end = least(n + step, to);
-        if (end - n < ACROSS) n = end - ACROSS;
-        const int64_t count = end - n;
+/* Columns `from` to `to` of x w^T into out [M, apart] from its first column on, where x is packed. */
+static void product(int64_t type, const float *packed, int64_t M, int64_t K, const void *w, int64_t from, int64_t to,
+                    float *out, int64_t apart, float *room) {
+    const int64_t size = type == F32 ? 4 : 2, tiles = (M + 2 * LONG - 1) / (2 * LONG);
+    float *sums = room, *wide = room + PANEL * packed_rows(M);
+    for (int64_t n = from, count; n < to && M > 0; n += count) {
+        count = least(PANEL, to - n);
         const float *panel = (const float *)w + n * K;
         if (type != F32) {
             widen(type, w, n * K, wide, count * K);
             panel = wide;
         }
-        panel_product(x, M, K, panel, count, out + n - from, apart, (const char *)w + end * K * size, count * K * size);
+        const int64_t bytes = least(PANEL, to - n - count) * K * size, steps = tiles * ((count + BROAD - 1) / BROAD) * (K / STEP);
+        Next next = {(const char *)w + (n + count) * K * size, (bytes / 64 + steps - 1) / steps};
+        memset(sums, 0, count * packed_rows(M) * sizeof(float));
+        for (int64_t k = 0; k < K; k += DEEP)
+            for (int64_t m = 0; m < M; m += 2 * LONG) {
+                const int V = vectors_at(m, M);
+                tile_product(packed + m * K + k * V * LONG, panel + k, K, least(DEEP, K - k), count, V, sums + m * count, &next);
+            }
+        for (int64_t m = 0; m < M; m += 2 * LONG)
+            transpose(sums + m * count, count, least(2 * LONG, M - m), vectors_at(m, M) * LONG, out + m * apart + n - from, apart);
     }
 }
 #endif

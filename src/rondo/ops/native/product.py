@@ -18,7 +18,7 @@ TYPES = (torch.float32, torch.bfloat16)
 
 class _Args(ctypes.Structure):
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("x", "w", "out", "panels")),
+        *((name, ctypes.c_void_p) for name in ("x", "w", "out", "memory")),
         *((name, ctypes.c_int64) for name in ("rows", "in", "width", "type", "threads")),
     )
 
@@ -53,7 +53,7 @@ def product(x: Tensor, weight: Tensor) -> Tensor:
     )
     compiled.product_memory.restype = ctypes.c_int64
     size = compiled.product_memory(ctypes.byref(arguments))
-    panels = torch.empty(size, dtype=torch.float32, device="cpu")
-    arguments.panels = panels.data_ptr()
+    memory = torch.empty(size, dtype=torch.float32, device="cpu")
+    arguments.memory = memory.data_ptr()
     compiled.product_rows(ctypes.byref(arguments))
     return out.to(weight.dtype)
