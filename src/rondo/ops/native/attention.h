@@ -127,10 +127,28 @@ static void weigh(const Attention *a, float *restrict row, int64_t count, float 
     *top = highest, *total = sum_of(row, count);
 }
 
-static void attend_slice(const Attention *a, const Slice *slice, int64_t head, Scratch x, float *partial, int64_t stride) {
+/* What one row of a head takes in the cache. */
+static inline int64_t row_bytes(const Attention *a, int64_t dim) {
+    return dim * (a->kept == F32 ? 4 : a->kept == BF16 || a->kept == F16 ? 2 : 1);
+}
+
+/* Asks for the rows of a head that lie in one tile. They are short and far apart: no CPU sees them coming. */
+static inline void fetch(const Attention *a, const void *pages, int64_t bytes, int64_t row, int64_t head, int64_t count) {
+    const char *at = (const char *)pages + (row * a->kv + head) * bytes;
+    for (int64_t i = 0; i < count; i++, at += a->kv * bytes)
+        for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(at + byte, 0, 2);
+}
+
+/* Whether the token before had the same past. */
+static inline int is_near(const Attention *a, int64_t b) { return a->owners && b > 0 && a->owners[b] == a->owners[b - 1]; }
+
+/* While scores are made, values are asked for; while those are added up, the keys of `next`, whose head is `beside`. */
+static void attend_slice(const Attention *a, const Slice *slice, int64_t head, const Slice *next, int64_t beside, Scratch x,
+                         float *partial, int64_t stride) {
     const int64_t KV = a->kv, G = a->heads / KV, D = padded(a->dim), DV = padded(a->value_dim);
     const int64_t b = slice->request, from = slice->from, to = slice->to;
-    int64_t row, count, apart;
+    const int64_t end = next && !is_near(a, next->request) ? next->to : 0, value_bytes = is_near(a, b) ? 0 : row_bytes(a, a->value_dim);
+    int64_t row, count, apart, ahead = next ? next->from : 0;
     if (a->k && to == a->lengths[b]) write_row(a, b, head, x.scores);
     for (int64_t g = 0; g < G; g++) {
         widen(a->given, a->q, (b * a->heads + head * G + g) * a->dim, x.query + g * D, a->dim);
@@ -138,6 +156,7 @@ static void attend_slice(const Attention *a, const Slice *slice, int64_t head, S
     }
     for (int64_t t = from; t < to; t += count) {
         count = tile_at(a, b, t, to, &row);
+        if (value_bytes) fetch(a, a->values, value_bytes, row, head, count);
         const float *keys = rows_of(a->kept, a->keys, row * KV + head, KV, count, a->dim, D, x.keys, &apart);
         if (a->key_scales) read_scales(a->key_scales + row * KV + head, KV, count, x.scales);
         for (int64_t g = 0; g < G; g++) {
@@ -152,6 +171,11 @@ static void attend_slice(const Attention *a, const Slice *slice, int64_t head, S
         memset(own + 2, 0, DV * sizeof(float));
     }
     for (int64_t t = from; t < to; t += count) {
+        if (ahead < end) {
+            count = tile_at(a, next->request, ahead, end, &row);
+            fetch(a, a->keys, row_bytes(a, a->dim), row, beside, count);
+            ahead += count;
+        }
         count = tile_at(a, b, t, to, &row);
         const float *values = rows_of(a->kept, a->values, row * KV + head, KV, count, a->value_dim, DV, x.values, &apart);
         if (a->value_scales) read_scales(a->value_scales + row * KV + head, KV, count, x.scales);
@@ -183,13 +207,19 @@ static inline int64_t begin(const Attention *a, int64_t b) {
     return a->window > 0 && a->lengths[b] > a->window ? a->lengths[b] - a->window : 0;
 }
 
-/* One token and key head, slice by slice; `partials` is of `partials_size`. */
-static inline void attend_token(const Attention *a, int64_t b, int64_t head, Scratch x, float *partials) {
+/* The slice of a request's past that begins at `from`. */
+static inline Slice slice_at(const Attention *a, int64_t b, int64_t from) { return (Slice){b, from, least(from + SLICE, a->lengths[b])}; }
+
+/* One token and key head, slice by slice; `partials` is of `partials_size`. After the last of the token's heads comes the
+ * token after it, if that is below `tokens`. */
+static inline void attend_token(const Attention *a, int64_t b, int64_t head, int64_t tokens, Scratch x, float *partials) {
     const int64_t G = a->heads / a->kv, stride = padded(a->value_dim) + 2, length = a->lengths[b];
+    const int64_t follows = head + 1 < a->kv ? b : b + 1;
     int64_t slices = 0;
     for (int64_t from = begin(a, b); from < length; from += SLICE) {
-        const Slice slice = {b, from, least(from + SLICE, length)};
-        attend_slice(a, &slice, head, x, partials + slices++ * G * stride, stride);
+        const int within = from + SLICE < length, more = within || follows < tokens;
+        const Slice slice = slice_at(a, b, from), next = within ? slice_at(a, b, from + SLICE) : more ? slice_at(a, follows, begin(a, follows)) : slice;
+        attend_slice(a, &slice, head, more ? &next : NULL, within ? head : (head + 1) % a->kv, x, partials + slices++ * G * stride, stride);
     }
     for (int64_t g = 0; g < G; g++) join(a, partials + g * stride, slices, G * stride, b, head * G + g);
 }

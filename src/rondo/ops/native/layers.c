@@ -141,7 +141,7 @@ static void attend(const Step *s, const Layer *l, Own own, int64_t first, int64_
     const int64_t tasks = rows * l->kv, last = share(tasks, 1, own.part + 1, s->parts);
     for (int64_t task = share(tasks, 1, own.part, s->parts); task < last; task++) {
         const int64_t r = task / l->kv, head = task % l->kv, group = l->heads / l->kv * l->dim;
-        attend_token(&attention, r, head, scratch, own.partials);
+        attend_token(&attention, r, head, rows, scratch, own.partials);
         settle(s->args->given, own.mixed + r * width + head * group, group);
     }
 }

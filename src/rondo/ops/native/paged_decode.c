@@ -15,11 +15,12 @@ typedef struct {
     int64_t stride;
 } Work;
 
-static void run_task(const Attention *a, const Work *work, Scratch x, int64_t task) {
+static void run_task(const Attention *a, const Work *work, Scratch x, int64_t task, int64_t tasks) {
     const int64_t KV = a->kv, G = a->heads / KV, index = task / KV, head = task % KV;
     const Slice *slice = work->slices + index;
     const int64_t b = slice->request, first = work->firsts[b], slices = work->firsts[b + 1] - first;
-    attend_slice(a, slice, head, x, work->partials + (index * a->heads + head * G) * work->stride, work->stride);
+    const Slice *next = task + 1 < tasks ? work->slices + (task + 1) / KV : NULL;
+    attend_slice(a, slice, head, next, (task + 1) % KV, x, work->partials + (index * a->heads + head * G) * work->stride, work->stride);
     if (__atomic_sub_fetch(work->pending + b * KV + head, 1, __ATOMIC_ACQ_REL)) return;
     for (int64_t g = 0; g < G; g++) {
         float *partial = work->partials + (first * a->heads + head * G + g) * work->stride;
@@ -53,7 +54,7 @@ static int run_all(const Attention *a, const Work *work, int64_t tasks) {
         const Scratch x = scratch_in(a, memory);
 #pragma omp for schedule(static)
         for (int64_t task = 0; task < tasks; task++)
-            if (memory) run_task(a, work, x, task);
+            if (memory) run_task(a, work, x, task, tasks);
         free(memory);
     }
     return failed;
