@@ -15,7 +15,7 @@ from torch import Tensor
 from rondo import models
 from rondo.client.types import SamplingParams
 from rondo.engine.cache import KVCache
-from rondo.engine.compiled import CompiledLayers, CompiledStep
+from rondo.engine.compiled import CompiledDecoder, CompiledStep
 from rondo.engine.config import EngineConfig
 from rondo.engine.llm import LLM
 from rondo.models import Decoder, Packed
@@ -75,7 +75,7 @@ class Feeder:
 
     def __init__(self, model: Decoder, kept: torch.dtype | None = None) -> None:
         self.cache = KVCache(model.attention_specs(), BLOCKS, SIZE, kept or model.dtype, model.device)
-        compiled = CompiledLayers.of(model, self.cache)
+        compiled = CompiledDecoder.of(model, self.cache)
         assert compiled is not None
         self.compiled = compiled
         generator = torch.Generator().manual_seed(1)
@@ -94,17 +94,21 @@ class Feeder:
             slots = self.tables[owners, positions // SIZE] * SIZE + positions % SIZE
             longest = int(positions.max()) + 1
             related = sum(counts) > sum(n > 0 for n in counts)
+            # A whole sequence's from its first token on: frequencies by the length so far depend on how it is cut.
+            lengths = torch.tensor(LENGTHS)[owners]
             rows = TokenRows(
+                tokens,
+                positions,
+                longest,
                 self.tables[:, : -(-longest // SIZE)].contiguous(),
                 owners,
                 positions + 1,
                 slots,
                 longest,
                 related,
+                lengths,
             )
-            # A whole sequence's from its first token on: frequencies by the length so far depend on how it is cut.
-            lengths = torch.tensor(LENGTHS)[owners]
-            x = self.compiled(tokens, positions, CompiledStep(lengths, rows), None)
+            x = self.compiled.trunk(CompiledStep(rows), None)
             for i, n in enumerate(counts):
                 got[i].append(x[:n])
                 x = x[n:]
@@ -166,14 +170,18 @@ def test_only_the_rows_that_are_read_come_back(way: str, count: int) -> None:
     owners = torch.tensor([i for i, n in enumerate(counts) for _ in range(n)])
     positions = torch.cat([torch.arange(n) for n in counts])
     slots = feeder.tables[owners, positions // SIZE] * SIZE + positions % SIZE
-    rows = TokenRows(feeder.tables, owners, positions + 1, slots, 40, True)
-    step = CompiledStep(torch.tensor(LENGTHS)[owners], rows)
     tokens = torch.cat(feeder.tokens)
+    step = CompiledStep(
+        TokenRows(tokens, positions, 40, feeder.tables, owners, positions + 1, slots, 40, True)
+    )
     with threads(count), torch.inference_mode():
-        every = feeder.compiled(tokens, positions, step, None)
+        every, logits = feeder.compiled.trunk(step, None), feeder.compiled.logits(step, None)
+        theirs = feeder.compiled.model.head(every)
+        assert (logits - theirs).abs().max() <= 1e-5 * theirs.abs().max()
         for read in ([12, 21, 61, 62], [0], [40, 41], list(range(5, 50, 3)), []):
             index = torch.tensor(read, dtype=torch.int64)
-            assert torch.equal(feeder.compiled(tokens, positions, step, index), every[index])
+            assert torch.equal(feeder.compiled.trunk(step, index), every[index])
+            assert torch.equal(feeder.compiled.logits(step, index), logits[index])
 
 
 @pytest.mark.parametrize("how", ["moved", "replaced"])
@@ -254,13 +262,13 @@ def test_a_model_is_compiled_or_runs_as_it_is(name: str) -> None:
         and not getattr(layer.mlp, "bias", False)
         for layer in config.layers
     )
-    compiled = CompiledLayers.of(model, cache)
+    compiled = CompiledDecoder.of(model, cache)
     assert common or compiled is None
 
 
 def test_what_hangs_on_a_module_is_not_left_out() -> None:
     model = tiny_model()
-    compiled = CompiledLayers.of(model, KVCache(model.attention_specs(), 4, SIZE, model.dtype, model.device))
+    compiled = CompiledDecoder.of(model, KVCache(model.attention_specs(), 4, SIZE, model.dtype, model.device))
     assert compiled is not None
     assert compiled.can([])
     attach_lora(model, LoraSpec(r=4))

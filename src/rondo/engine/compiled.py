@@ -1,4 +1,4 @@
-"""A model's layers as one compiled call a step, where the model is of the common kind and runs on a CPU."""
+"""A model as one compiled call a step, where it is of the common kind and runs on a CPU."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from torch import Tensor, nn
 from rondo.engine.cache import KVCache
 from rondo.models import Decoder
 from rondo.models.adapters.mixed import Served, Sites
-from rondo.models.decoder import DecoderLayer, Head
+from rondo.models.decoder import DecoderLayer, Embed, Head
 from rondo.models.parts import DenseMlp, GqaAttention, Linear, Norm
 from rondo.ops.dispatch import references_only
 from rondo.ops.linear import cpu_multiplies_bf16
-from rondo.ops.native.layers import PROJECTIONS, DenseLayer, DenseLayers, TokenRows
-from rondo.ops.native.product import can_multiply, product
+from rondo.ops.native.layers import PROJECTIONS, DenseDecoder, DenseLayer, Ends, TokenRows
+from rondo.ops.pages import Pages
 
 
 @dataclass(frozen=True)
 class CompiledStep:
-    """A step whose tokens are alike. `lengths` [T] is how long each one's request is, as in an `Attend`; `served` are
-    the adapters whose memory it reads."""
+    """A step whose tokens are alike; `served` are the adapters whose memory it reads."""
 
-    lengths: Tensor
     rows: TokenRows
     served: Sequence[Served | None] = ()
 
 
-class CompiledLayers:
+class CompiledDecoder:
     """`sites` are the numbers by which adapters know the model's modules."""
 
     def __init__(self, model: Decoder, cache: KVCache, sites: Sites | None = None) -> None:
         self.model = model
         self.cache = cache
         self.sites = sites
+        self.by_length = any(spec.by_length for spec in model.ropes)
+        """Whether rotations depend on how long a token's request is."""
         self._modules = list(model.modules())
         self._parameters = [(module, name) for module in self._modules for name in module._parameters]
         self._places: list[int] = []
-        self._layers: DenseLayers | None = None
+        self._decoder: DenseDecoder | None = None
 
     @classmethod
-    def of(cls, model: Decoder, cache: KVCache, sites: Sites | None = None) -> CompiledLayers | None:
+    def of(cls, model: Decoder, cache: KVCache, sites: Sites | None = None) -> CompiledDecoder | None:
         """None where some part of the model is not of the kind."""
         compiled = cls(model, cache, sites)
         return compiled if compiled._follow() else None
@@ -57,39 +57,46 @@ class CompiledLayers:
         return self._follow()
 
     def _follow(self) -> bool:
-        """Weights may move, and become others: then the layers are looked at anew."""
+        """Weights may move, and become others: then the model is looked at anew."""
         parameters = (module._parameters[name] for module, name in self._parameters)
         places = [0 if parameter is None else parameter.data_ptr() for parameter in parameters]
         if places != self._places:
-            self._layers = _dense_layers(self.model, self.sites)
+            self._decoder = _dense_decoder(self.model, self.sites)
             self._places = places
-        return self._layers is not None
+        return self._decoder is not None
 
-    def __call__(self, tokens: Tensor, positions: Tensor, step: CompiledStep, read: Tensor | None) -> Tensor:
-        """As the model's own `trunk`."""
-        x: Tensor = self.model.embed(tokens)
-        ropes = self.model.rope_tables(positions, step, x.dtype)
-        pages = [(layer.keys, layer.values) for layer in self.cache.layers]
-        assert self._layers is not None
-        return self._layers(x, ropes, step.rows, pages, read)
+    def logits(self, step: CompiledStep, read: Tensor | None) -> Tensor:
+        """Of the tokens `read`, or of all."""
+        assert self._decoder is not None
+        return self.model.head.cap(self._decoder.logits(step.rows, self._pages, read))
 
-    def head(self, x: Tensor) -> Tensor:
+    def trunk(self, step: CompiledStep, read: Tensor | None) -> Tensor:
         """As the model's own."""
-        head = self.model.head
-        return head.cap(product(head.norm(x), head.out.weight))
+        assert self._decoder is not None
+        return self._decoder.trunk(step.rows, self._pages, read)
+
+    @property
+    def _pages(self) -> list[tuple[Pages, Pages]]:
+        return [(layer.keys, layer.values) for layer in self.cache.layers]
 
 
-def _dense_layers(model: Decoder, sites: Sites | None) -> DenseLayers | None:
+def _dense_decoder(model: Decoder, sites: Sites | None) -> DenseDecoder | None:
     if type(model) is not Decoder or (model.dtype == torch.bfloat16 and cpu_multiplies_bf16()):
         return None
-    head = model.head
-    if type(head) is not Head or type(head.out) is not Linear or not can_multiply(head.out.weight):
+    embed, head = model.embed, model.head
+    if (
+        type(embed) is not Embed
+        or type(head) is not Head
+        or type(head.out) is not Linear
+        or type(head.norm) is not Norm
+    ):
         return None
     layers = [_dense(layer, f"layers.{i}", sites) for i, layer in enumerate(model.layers)]
     whole = [layer for layer in layers if layer is not None]
-    if len(whole) < len(layers) or not DenseLayers.fit(whole):
+    ends = Ends(embed.weight, embed.scale, head.norm.weight, head.out.weight)
+    if len(whole) < len(layers) or not DenseDecoder.fits(whole, ends):
         return None
-    return DenseLayers(whole, model.config.norm_eps, model.config.norm_offset)
+    return DenseDecoder(whole, ends, model.config.norm_eps, model.config.norm_offset)
 
 
 def _dense(layer: nn.Module, path: str, sites: Sites | None) -> DenseLayer | None:

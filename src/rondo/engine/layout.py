@@ -125,19 +125,25 @@ def flatten(plan: Plan, chunks: Sequence[Request], tables: BlockTables) -> Flat:
     )
 
 
-def compiled_step(flat: Flat, tables: BlockTables, served: Sequence[Served | None]) -> CompiledStep:
+def compiled_step(
+    flat: Flat, tables: BlockTables, served: Sequence[Served | None], by_length: bool
+) -> CompiledStep:
     """All tokens alike: each with its request's table, and its adapter's."""
     longest = int(flat.seen.max()) + 1
     rows = TokenRows(
+        torch.from_numpy(flat.tokens),
+        torch.from_numpy(flat.positions),
+        int(flat.positions.max()) + 1,
         torch.from_numpy(tables.read(flat.rows, longest)),
         torch.from_numpy(flat.owners),
         torch.from_numpy(flat.seen + 1),
         torch.from_numpy(flat.slots),
         longest,
         related=len(flat.requests) < len(flat.tokens),
+        wholes=torch.from_numpy(flat.lengths) if by_length else None,
         adapters=_addresses(served),
     )
-    return CompiledStep(torch.from_numpy(flat.lengths), rows, served)
+    return CompiledStep(rows, served)
 
 
 def _addresses(served: Sequence[Served | None]) -> Tensor | None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rondo.engine.attend import Paged, StepLayout
 from rondo.engine.cache import KVCache
-from rondo.engine.compiled import CompiledLayers, CompiledStep
+from rondo.engine.compiled import CompiledDecoder, CompiledStep
 from rondo.engine.host import HostCache
 from rondo.engine.layout import (
     BlockTables,
@@ -94,7 +94,7 @@ class Runner:
         self.mixer = mixer
         self.device = model.device
         self.tables = BlockTables(max_num_seqs, -(-max_model_len // cache.block_size), cache.block_size)
-        self.compiled = CompiledLayers.of(model, cache, None if mixer is None else mixer.sites)
+        self.compiled = CompiledDecoder.of(model, cache, None if mixer is None else mixer.sites)
 
     def run(self, plan: Plan) -> StepResult:
         step = self.prepare(plan)
@@ -137,15 +137,17 @@ class Runner:
         """The logits for the next token of those that caught up, one row each, and one more for each proposal. On the
         way, vectors get what is theirs."""
         self._move_blocks(step.plan)
-        inputs = step.tokens, step.positions
         head: Callable[[Tensor], Tensor] = self.model.head
         if isinstance(step.layout, CompiledStep):
             assert self.compiled is not None
+            if step.pools is None:
+                logits = self.compiled.logits(step.layout, step.read)
+                return None if step.batch is None else logits
             head = self.compiled.head
-            x = self.compiled(*inputs, step.layout, step.read)
+            x = self.compiled.trunk(step.layout, step.read)
         else:
             with adding(step.mixture):
-                x = self.model.trunk(*inputs, Paged(self.cache, step.layout), step.read)
+                x = self.model.trunk(step.tokens, step.positions, Paged(self.cache, step.layout), step.read)
         if step.pools is not None:
             x = step.pools.take(x, self.model.head.norm)
         return None if step.batch is None else head(x)
@@ -165,7 +167,7 @@ class Runner:
         served = [] if self.mixer is None else [_served(request) for request in flat.requests]
         if self.compiled is not None and self.compiled.can(served):
             self._forget()
-            return compiled_step(flat, self.tables, served), None
+            return compiled_step(flat, self.tables, served, self.compiled.by_length), None
         return step_layout(flat, self.tables, self.device), self._mixture(flat, served, readers)
 
     def _mixture(self, flat: Flat, served: list[Served | None], readers: list[Request]) -> Mixture | None:

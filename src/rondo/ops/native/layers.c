@@ -1,5 +1,6 @@
-/* The dense layers of a decoder over the tokens of one step, whole: norms, projections, rotation, attention over pages,
- * feed-forward. Between the products of a small model it is waking threads that costs: here they start once a step.
+/* A decoder of dense layers over the tokens of one step, whole: embedding, norms, projections, rotation, attention over
+ * pages, feed-forward, head. Between the products of a small model it is waking threads that costs, and whatever else is
+ * called: by then weights have streamed through the caches, and its memory is far. Here threads start once a step.
  *
  * With many tokens each thread takes its share of them through all layers, and waits for the others only where tokens of
  * one request see each other. With few, each takes a share of every product's columns. The arithmetic of a token is the
@@ -7,9 +8,10 @@
  *
  * Numbers between operations are fp32, rounded where the model's type would round them.
  *
- *   x [T, hidden]   out [reads, hidden], the rows `read` [reads] in rising order, unless they are all
+ *   ids [T], rows of embedding [.., hidden]   read [reads] in rising order, unless they are all
+ *   logits [reads, width] in fp32 by head [width, hidden], or out [reads, hidden], what the head would be given
  *   tables [requests, pages]   owners, lengths (the token counted), slots [T]
- *   cosines, sines: for each kind of rotation [T, half] floats
+ *   for each kind of rotation: cosines, sines [.., half] floats, turns [T] which row is a token's
  *   adapters [requests], each NULL or [sites, 3]: address of a [r, K], address of b [r, N], r; see `low_rank.c`
  */
 #include <omp.h>
@@ -38,7 +40,8 @@ static void norm(const Args *a, const float *x, const void *weight, float *out, 
 
 static void rotate(const Args *a, const Layer *l, int64_t token, float *restrict x) {
     if (l->rope < 0) return;
-    const float *restrict cosine = a->cosines[l->rope] + token * l->half, *restrict sine = a->sines[l->rope] + token * l->half;
+    const int64_t row = a->turns[l->rope][token] * l->half;
+    const float *restrict cosine = a->cosines[l->rope] + row, *restrict sine = a->sines[l->rope] + row;
     for (int64_t i = 0; i < l->half; i++) {
         const float first = x[i], second = x[l->half + i];
         x[i] = first * cosine[i] - second * sine[i];
@@ -200,14 +203,26 @@ static int64_t gather(const Step *s, const Layer *l, int64_t first, int64_t end,
 
 static void take_in(const Step *s, int64_t first, int64_t end) {
     const Args *a = s->args;
-    widen(a->given, a->x, first * a->hidden, s->x + first * a->hidden, (end - first) * a->hidden);
+    for (int64_t t = first; t < end; t++) {
+        float *restrict x = s->x + t * a->hidden;
+        widen(a->given, a->embedding, a->ids[t] * a->hidden, x, a->hidden);
+        if (a->scale == 1) continue;
+        for (int64_t i = 0; i < a->hidden; i++) x[i] *= (float)a->scale;
+        settle(a->given, x, a->hidden);
+    }
     memcpy(s->owners + first, a->owners + first, (end - first) * sizeof(int64_t));
     memcpy(s->lengths + first, a->lengths + first, (end - first) * sizeof(int64_t));
 }
 
-static void give_out(const Step *s, int64_t first, int64_t count, int64_t index) {
+/* The head over rows whose norm is made; `index` is how many are read before them. */
+static void tell(const Step *s, Own own, int64_t rows, int64_t index) {
     const Args *a = s->args;
-    if (count) narrow(a->given, s->x + first * a->hidden, a->out, index * a->hidden, count * a->hidden);
+    const int64_t from = share(a->width, UNIT, own.part, s->parts);
+    const int64_t to = own.part + 1 == s->parts ? a->width : share(a->width, UNIT, own.part + 1, s->parts);
+    float *out = a->logits + index * a->width + from;
+    pack(own.normed, rows, a->hidden, own.packed);
+    product(a->given, own.packed, rows, a->hidden, a->head, from, to, out, a->width, own.room);
+    for (int64_t r = 0; r < rows; r++) settle(a->given, out + r * a->width, to - from);
 }
 
 /* Where the share of a thread begins: shares cost about the same, counting a token's products and its past. */
@@ -252,7 +267,12 @@ static void by_tokens(const Step *s, Own own, int64_t thread) {
             bring(s, l, own, t, rows);
         }
     }
-    give_out(s, first, stop - first, index);
+    if (a->out && stop > first) narrow(a->given, s->x + first * a->hidden, a->out, index * a->hidden, (stop - first) * a->hidden);
+    if (!a->logits) return;
+    BLOCKS(first, stop) {
+        norms(s, own, a->head_norm, t, rows);
+        tell(s, own, rows, index + t - first);
+    }
 }
 
 static void by_columns(const Step *s, Own own) {
@@ -282,7 +302,11 @@ static void by_columns(const Step *s, Own own) {
         bring(s, l, own, 0, rows);
 #pragma omp barrier
     }
-    if (own.part == 0) give_out(s, 0, rows, 0);
+    if (a->out && own.part == 0) narrow(a->given, s->x, a->out, 0, rows * a->hidden);
+    if (!a->logits) return;
+    norms(s, own, a->head_norm, 0, rows);
+#pragma omp barrier
+    tell(s, own, rows, 0);
 }
 
 int64_t layers_memory(const Args *a) { return memory_size(a); }

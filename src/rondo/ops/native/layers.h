@@ -18,14 +18,16 @@ enum { Q, K, V, O, GATE, UP, DOWN };
 
 typedef struct {
     const Layer *layers;
-    const void *x;
+    const void *embedding, *head_norm, *head;
     void *out;
-    const int64_t *tables, *owners, *lengths, *slots, *read;
+    float *logits; /* this or `out` is NULL */
+    const int64_t *ids, *tables, *owners, *lengths, *slots, *read;
     const float *const *cosines, *const *sines;
+    const int64_t *const *turns;
     const int64_t *const *adapters;
     float *memory;
-    int64_t count, tokens, reads, hidden, given, kept, size, pages, longest, threads, related;
-    double eps, offset;
+    int64_t count, tokens, reads, hidden, width, given, kept, size, pages, longest, threads, related;
+    double eps, offset, scale;
 } Args;
 
 /* Tokens that are taken together; so few a thread that columns are shared instead; columns that are never parted. */

@@ -1,4 +1,4 @@
-"""The dense layers of a decoder over a serving step in one compiled call: a CPU's way through a small model."""
+"""A decoder of dense layers over a serving step in one compiled call: a CPU's way through a small model."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch import Tensor
 from rondo.ops.attention import AttentionSpec
 from rondo.ops.native.build import library
 from rondo.ops.native.paged_decode import GIVEN, KEPT
-from rondo.ops.native.product import MULTIPLE, TYPES
 from rondo.ops.pages import Pages
-from rondo.ops.rope import RopeSpec
+from rondo.ops.rope import RopeSpec, rope_tables
 
-HEAD_MULTIPLE = 8
-"""So that no head's numbers need padding."""
+HEAD_MULTIPLE, WIDTH_MULTIPLE = 8, 16
+"""So that no head's numbers need padding, and no loop of a product has a rest."""
+TYPES = (torch.float32, torch.bfloat16)
 WEIGHTS = (
     *("attention_norm", "q", "k", "v", "q_bias", "k_bias", "v_bias", "q_norm", "k_norm", "o", "o_bias"),
     *("mlp_norm", "gate", "up", "down"),
@@ -26,13 +26,16 @@ PROJECTIONS = ("q", "k", "v", "o", "gate", "up", "down")
 _PAGES = ("keys", "values", "key_scales", "value_scales")
 _SHAPE = ("heads", "kv", "dim", "rope", "half", "inner", "window")
 _POINTERS = (
-    *("layers", "x", "out", "tables", "owners", "lengths", "slots", "read"),
-    *("cosines", "sines", "adapters", "memory"),
+    *("layers", "embedding", "head_norm", "head", "out", "logits"),
+    *("ids", "tables", "owners", "lengths", "slots", "read"),
+    *("cosines", "sines", "turns", "adapters", "memory"),
 )
 _NUMBERS = (
-    *("count", "tokens", "reads", "hidden", "given", "kept"),
+    *("count", "tokens", "reads", "hidden", "width", "given", "kept"),
     *("size", "pages", "longest", "threads", "related"),
 )
+POSITIONS = 1024
+"""Rotations are made for so many positions at a time."""
 
 
 class _Layer(ctypes.Structure):
@@ -48,8 +51,7 @@ class _Args(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in _POINTERS),
         *((name, ctypes.c_int64) for name in _NUMBERS),
-        ("eps", ctypes.c_double),
-        ("offset", ctypes.c_double),
+        *((name, ctypes.c_double) for name in ("eps", "offset", "scale")),
     )
 
 
@@ -74,43 +76,89 @@ class DenseLayer:
             plain
             and turns
             and spec.head_dim % HEAD_MULTIPLE == 0
-            and all(width % MULTIPLE == 0 for width in widths)
+            and all(width % WIDTH_MULTIPLE == 0 for width in widths)
         )
 
 
 @dataclass(frozen=True)
-class TokenRows:
-    """Tokens of a step, and whose past each sees: tables [R, P] of the requests' pages, owners [T] the request of each
-    token, lengths [T] what it sees with itself counted, slots [T] where its key and value go. `related` where tokens of
-    one request see each other. `adapters` [R] is the address of each request's table of low-rank pairs, or 0."""
+class Ends:
+    """What is before the layers and after them: embedding [.., hidden] and what it is multiplied by, the head's norm
+    and its weight [V, hidden]."""
 
+    embedding: Tensor
+    scale: float | None
+    norm: Tensor
+    head: Tensor
+
+
+@dataclass(frozen=True)
+class TokenRows:
+    """Tokens of a step: their ids and positions [T], all below `end`; tables [R, P] of the requests' pages, owners [T] the
+    request of each token, lengths [T] how much of its past a token sees with itself counted, slots [T] where its key and
+    value go. `wholes` [T], how long each one's request is, is there where rotations depend on it. `related` where tokens
+    of one request see each other. `adapters` [R] is the address of each request's table of low-rank pairs, or 0."""
+
+    ids: Tensor
+    positions: Tensor
+    end: int
     tables: Tensor
     owners: Tensor
     lengths: Tensor
     slots: Tensor
     longest: int
     related: bool
+    wholes: Tensor | None = None
     adapters: Tensor | None = None
 
 
-class DenseLayers:
-    """Layers of one type on the CPU. Their parameters may change in place; pages may move."""
+class Rotations:
+    """Cosines and sines [.., half] of one kind, by position."""
 
-    def __init__(self, layers: Sequence[DenseLayer], eps: float, offset: float) -> None:
+    def __init__(self, spec: RopeSpec, dtype: torch.dtype) -> None:
+        self.spec = spec
+        self.dtype = dtype
+        self._known = self._of(torch.empty(0, dtype=torch.int64), None)
+
+    def __call__(self, rows: TokenRows) -> tuple[Tensor, Tensor, Tensor]:
+        """And which row is each token's."""
+        if self.spec.by_length:
+            return *self._of(rows.positions, rows.wholes), torch.arange(rows.positions.shape[0])
+        while self._known[0].shape[0] < rows.end:
+            first = self._known[0].shape[0]
+            more = self._of(torch.arange(first, first + POSITIONS), None)
+            cosines, sines = (torch.cat(parts) for parts in zip(self._known, more, strict=True))
+            self._known = cosines, sines
+        return *self._known, rows.positions
+
+    def _of(self, positions: Tensor, wholes: Tensor | None) -> tuple[Tensor, Tensor]:
+        if wholes is None and self.spec.by_length:
+            wholes = positions
+        cosines, sines = rope_tables(self.spec, positions, wholes, self.dtype)
+        return cosines.float().flatten(1), sines.float().flatten(1)
+
+
+class DenseDecoder:
+    """A decoder of one type on the CPU. Its parameters may change in place; pages may move."""
+
+    def __init__(self, layers: Sequence[DenseLayer], ends: Ends, eps: float, offset: float) -> None:
         self.layers = layers
+        self.ends = ends
         self.eps = eps
         self.offset = offset
-        first = layers[0].weights["q"]
-        self.hidden = first.shape[1]
-        self.dtype = first.dtype
-        self.ropes = list(dict.fromkeys(layer.rope for layer in layers if layer.rope is not None))
+        self.width, self.hidden = ends.head.shape
+        self.dtype = ends.head.dtype
+        # As the model multiplies: with the number in its own type.
+        self.scale = 1.0 if ends.scale is None else torch.tensor(ends.scale, dtype=self.dtype).item()
+        kinds = dict.fromkeys(layer.rope for layer in layers if layer.rope is not None)
+        self.ropes = {spec: Rotations(spec, self.dtype) for spec in kinds}
         self._known: list[int] = []
         self._table = (_Layer * len(layers))()
         self._memory = _floats(0)
 
     @staticmethod
-    def fit(layers: Sequence[DenseLayer]) -> bool:
+    def fits(layers: Sequence[DenseLayer], ends: Ends) -> bool:
         tensors = [tensor for layer in layers for tensor in layer.weights.values()]
+        tensors += [ends.embedding, ends.norm, ends.head]
         alike = all(
             tensor.device.type == "cpu"
             and tensor.dtype == tensors[0].dtype
@@ -118,45 +166,48 @@ class DenseLayers:
             and type(tensor) in (Tensor, torch.nn.Parameter)
             for tensor in tensors
         )
-        known = tensors[0].dtype in TYPES
+        known = tensors[0].dtype in TYPES and ends.head.shape[1] % WIDTH_MULTIPLE == 0
         return alike and known and all(layer.fits for layer in layers) and library("layers") is not None
 
-    def __call__(
+    def logits(self, rows: TokenRows, pages: Sequence[tuple[Pages, Pages]], read: Tensor | None) -> Tensor:
+        """[R, V] in fp32 for the tokens `read` [R], or all."""
+        out = _floats(_count(rows, read), self.width)
+        self._run(rows, pages, read, None, out)
+        return out
+
+    def trunk(self, rows: TokenRows, pages: Sequence[tuple[Pages, Pages]], read: Tensor | None) -> Tensor:
+        """[R, hidden]: what the head would be given."""
+        out = torch.empty(_count(rows, read), self.hidden, dtype=self.dtype, device="cpu")
+        self._run(rows, pages, read, out, None)
+        return out
+
+    def _run(
         self,
-        x: Tensor,
-        ropes: Mapping[RopeSpec, tuple[Tensor, Tensor]],
         rows: TokenRows,
         pages: Sequence[tuple[Pages, Pages]],
         read: Tensor | None,
-    ) -> Tensor:
-        """x [T, hidden], cos and sin of each rope [T, 1, half] -> the rows `read` [R] after all layers."""
+        out: Tensor | None,
+        logits: Tensor | None,
+    ) -> None:
         compiled = library("layers")
         assert compiled is not None
         self._point(pages)
-        tables = [tuple(part.float().contiguous() for part in ropes[spec]) for spec in self.ropes]
-        pointers = ctypes.c_void_p * max(1, len(tables))
-        cosines = pointers(*(cos.data_ptr() for cos, _ in tables))
-        sines = pointers(*(sin.data_ptr() for _, sin in tables))
-        count = x.shape[0] if read is None else read.shape[0]
-        out = torch.empty(count, self.hidden, dtype=self.dtype, device="cpu")
+        turns = [rotations(rows) for rotations in self.ropes.values()]
+        pointers = ctypes.c_void_p * max(1, len(turns))
+        by_kind = [pointers(*(part.data_ptr() for part in parts)) for parts in zip(*turns, strict=True)]
         keys = pages[0][0]
         arguments = _Args(
             ctypes.addressof(self._table),
-            x.data_ptr(),
-            out.data_ptr(),
-            rows.tables.data_ptr(),
-            rows.owners.data_ptr(),
-            rows.lengths.data_ptr(),
-            rows.slots.data_ptr(),
-            None if read is None else read.data_ptr(),
-            ctypes.addressof(cosines),
-            ctypes.addressof(sines),
+            *map(_address, (self.ends.embedding, self.ends.norm, self.ends.head, out, logits)),
+            *map(_address, (rows.ids, rows.tables, rows.owners, rows.lengths, rows.slots, read)),
+            *(map(ctypes.addressof, by_kind) if by_kind else (None, None, None)),
             _address(rows.adapters),
             None,
             len(self.layers),
-            x.shape[0],
-            count,
+            rows.ids.shape[0],
+            _count(rows, read),
             self.hidden,
+            self.width,
             GIVEN[self.dtype],
             KEPT[keys.dtype],
             keys.data.shape[1],
@@ -166,6 +217,7 @@ class DenseLayers:
             rows.related,
             self.eps,
             self.offset,
+            self.scale,
         )
         compiled.layers_memory.restype = ctypes.c_int64
         wanted = compiled.layers_memory(ctypes.byref(arguments))
@@ -173,7 +225,6 @@ class DenseLayers:
             self._memory = _floats(wanted)
         arguments.memory = self._memory.data_ptr()
         compiled.layers(ctypes.byref(arguments))
-        return out
 
     def _point(self, pages: Sequence[tuple[Pages, Pages]]) -> None:
         """Writes down where everything is, again when pages have moved."""
@@ -187,7 +238,7 @@ class DenseLayers:
             parts = (keys.data, values.data, keys.scales, values.scales)
             for name, part in zip(_PAGES, parts, strict=True):
                 setattr(entry, name, _address(part))
-            kind, half = (-1, 0) if rope is None else (self.ropes.index(rope), rope.dim // 2)
+            kind, half = (-1, 0) if rope is None else (list(self.ropes).index(rope), rope.dim // 2)
             numbers = (spec.num_heads, spec.num_kv_heads, spec.head_dim, kind, half, layer.inner)
             for name, number in zip(_SHAPE, (*numbers, spec.window or 0), strict=True):
                 setattr(entry, name, number)
@@ -196,8 +247,13 @@ class DenseLayers:
         self._known = places
 
 
-def _floats(count: int) -> Tensor:
-    return torch.empty(count, dtype=torch.float32, device="cpu")
+def _floats(*shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.float32, device="cpu")
+
+
+def _count(rows: TokenRows, read: Tensor | None) -> int:
+    """How many rows come back."""
+    return rows.ids.shape[0] if read is None else read.shape[0]
 
 
 def _address(tensor: Tensor | None) -> int | None:
