@@ -71,7 +71,9 @@ class DenseLayer:
         spec, rope = self.spec, self.rope
         plain = spec.softcap is None and not spec.sinks and spec.value_dim == spec.head_dim
         widths = (spec.num_heads * spec.head_dim, self.inner, *self.weights["q"].shape[1:])
-        turns = rope is None or (not rope.interleaved and rope.dim <= spec.head_dim)
+        turns = rope is None or (
+            not rope.interleaved and rope.dim <= spec.head_dim and rope.dim % HEAD_MULTIPLE == 0
+        )
         return (
             plain
             and turns
@@ -93,10 +95,11 @@ class Ends:
 
 @dataclass(frozen=True)
 class TokenRows:
-    """Tokens of a step: their ids and positions [T], all below `end`; tables [R, P] of the requests' pages, owners [T] the
-    request of each token, lengths [T] how much of its past a token sees with itself counted, slots [T] where its key and
-    value go. `wholes` [T], how long each one's request is, is there where rotations depend on it. `related` where tokens
-    of one request see each other. `adapters` [R] is the address of each request's table of low-rank pairs, or 0."""
+    """Tokens of a step: their ids and positions [T], all below `end`; tables [R, P] of the requests' pages, owners [T]
+    the request of each token, lengths [T] how much of its past a token sees with itself counted, slots [T] where its
+    key and value go. `wholes` [T], how long each one's request is, is there where rotations depend on it. `related`
+    where tokens of one request see each other. `adapters` [R] is the address of each request's table of low-rank
+    pairs, or 0."""
 
     ids: Tensor
     positions: Tensor

@@ -3,7 +3,7 @@
 #define RONDO_VECTORS_H
 #include "numbers.h"
 
-enum { LANES = 8 };
+enum { LANES = 8, HALF = 4 };
 
 typedef float Vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef float Half __attribute__((vector_size(2 * LANES), aligned(4), may_alias));
