@@ -176,6 +176,7 @@ def test_only_the_rows_that_are_read_come_back(way: str, count: int) -> None:
     )
     with threads(count), torch.inference_mode():
         every, logits = feeder.compiled.trunk(step, None), feeder.compiled.logits(step, None)
+        assert torch.equal(feeder.compiled.head(every), logits)
         theirs = feeder.compiled.model.head(every)
         assert (logits - theirs).abs().max() <= 1e-5 * theirs.abs().max()
         for read in ([12, 21, 61, 62], [0], [40, 41], list(range(5, 50, 3)), []):

@@ -36,8 +36,11 @@ class CompiledDecoder:
         self.sites = sites
         self.by_length = any(spec.by_length for spec in model.ropes)
         """Whether rotations depend on how long a token's request is."""
-        self._modules = list(model.modules())
-        self._parameters = [(module, name) for module in self._modules for name in module._parameters]
+        modules = list(model.modules())
+        self._hooks = [
+            hooks for module in modules for hooks in (module._forward_hooks, module._forward_pre_hooks)
+        ]
+        self._parameters = [(module._parameters, name) for module in modules for name in module._parameters]
         self._places: list[int] = []
         self._decoder: DenseDecoder | None = None
 
@@ -52,13 +55,13 @@ class CompiledDecoder:
         attached, an observer) must see its module called."""
         if references_only() or any(one is not None and not one.low_rank for one in served):
             return False
-        if any(module._forward_hooks or module._forward_pre_hooks for module in self._modules):
+        if any(self._hooks):
             return False
         return self._follow()
 
     def _follow(self) -> bool:
         """Weights may move, and become others: then the model is looked at anew."""
-        parameters = (module._parameters[name] for module, name in self._parameters)
+        parameters = (parameters[name] for parameters, name in self._parameters)
         places = [0 if parameter is None else parameter.data_ptr() for parameter in parameters]
         if places != self._places:
             self._decoder = _dense_decoder(self.model, self.sites)
@@ -74,6 +77,11 @@ class CompiledDecoder:
         """As the model's own."""
         assert self._decoder is not None
         return self._decoder.trunk(step.rows, self._pages, read)
+
+    def head(self, x: Tensor) -> Tensor:
+        """As the model's own."""
+        assert self._decoder is not None
+        return self.model.head.cap(self._decoder.head(x))
 
     @property
     def _pages(self) -> list[tuple[Pages, Pages]]:

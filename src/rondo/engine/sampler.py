@@ -24,6 +24,7 @@ Ints = NDArray[np.int64]
 FILTERS, EDITS, LOGPROBS, TOP, RAW, MASKED = 1, 2, 4, 8, 16, 32
 ALL = 2**31
 """A top-k beyond every vocabulary."""
+LARGEST_DRAW = np.float32(1 - 2**-24)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,9 +181,9 @@ def _choose(logits: Tensor, batch: Batch) -> Tensor:
     hot = batch.temperature > 0
     if not hot.any():
         return likeliest(logits)
-    draws = torch.from_numpy(uniforms(batch.seeds, batch.positions).astype(np.float32)).to(logits.device)
-    # The largest draws round up to 1, which would fall off the distribution's end.
-    draws.clamp_(max=1 - 2**-24)
+    numbers = uniforms(batch.seeds, batch.positions).astype(np.float32)
+    # The largest round up to 1, which would fall off the distribution's end.
+    draws = torch.from_numpy(np.minimum(numbers, LARGEST_DRAW)).to(logits.device)
     scale = torch.from_numpy(np.where(hot, batch.temperature, 1.0).astype(np.float32)).to(logits.device)
     logits = logits.float()
     tokens = draw_tokens(logits, scale, draws)
@@ -245,10 +246,9 @@ def edit_row(logits: Tensor, request: Request, eos_ids: tuple[int, ...], ahead: 
 
 def _with_logprobs(logits: Tensor, tokens: Tensor, temperature: np.ndarray, batch: Batch) -> Drawn:
     known = tokens.clamp(min=0)
-    scale: Tensor | float = torch.from_numpy(temperature).to(logits.device)
     first = float(temperature[0])
-    if (temperature == first).all():
-        scale = first
+    alike = bool((temperature == first).all())
+    scale = first if alike else torch.from_numpy(temperature).to(logits.device)
     logprobs = token_logprobs(logits, known, scale)
     which = np.flatnonzero(batch.needs & TOP).tolist()
     if not which:

@@ -8,6 +8,7 @@ from rondo.ops.logprobs import token_logprobs
 from rondo.ops.low_rank import RANK_MULTIPLE, Pair, Pairs, RowGroups, add_low_rank, add_low_rank_to
 from rondo.ops.moe import ExpertWeights, RouterSpec, grouped_experts, route
 from rondo.ops.native import draw as _native_draw  # noqa: F401 registers itself
+from rondo.ops.native import logprobs as _native_logprobs  # noqa: F401 registers itself
 from rondo.ops.native import low_rank as _native_low_rank  # noqa: F401 registers itself
 from rondo.ops.native import paged_decode as _native_paged_decode  # noqa: F401 registers itself
 from rondo.ops.native import pointwise as _native_pointwise  # noqa: F401 registers itself

@@ -42,7 +42,19 @@ def _is_plain(logits: Tensor, tokens: Tensor, scale: Tensor | None) -> bool:
 
 @_token_logprobs.fast(_is_plain)
 def _chunked(logits: Tensor, tokens: Tensor, scale: Tensor | None) -> Tensor:
+    if not (torch.is_grad_enabled() and logits.requires_grad):
+        return row_logprobs(logits, tokens, scale)
     result: Tensor = _ChunkedLogprobs.apply(logits, tokens, scale)  # type: ignore[no-untyped-call]
+    return result
+
+
+@Op
+def row_logprobs(logits: Tensor, tokens: Tensor, scale: Tensor | None) -> Tensor:
+    """The values alone, in blocks of rows: logits [T, V], tokens [T], scale [T, 1] or [1, 1] or 1 -> fp32 [T]."""
+    result = torch.empty(logits.shape[0], dtype=torch.float32, device=logits.device)
+    for block in _blocks(logits):
+        rows = _scaled(logits, scale, block).log_softmax(-1)
+        result[block] = rows.gather(-1, tokens[block, None]).squeeze(-1)
     return result
 
 
@@ -55,12 +67,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, tokens: Tensor, scale: Tensor | None) -> Tensor:
-        result = torch.empty(logits.shape[0], dtype=torch.float32, device=logits.device)
-        for block in _blocks(logits):
-            rows = _scaled(logits, scale, block).log_softmax(-1)
-            result[block] = rows.gather(-1, tokens[block, None]).squeeze(-1)
         ctx.save_for_backward(logits, tokens, scale)
-        return result
+        return row_logprobs(logits.detach(), tokens, scale)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:

@@ -9,7 +9,8 @@
  * Numbers between operations are fp32, rounded where the model's type would round them.
  *
  *   ids [T], rows of embedding [.., hidden]   read [reads] in rising order, unless they are all
- *   logits [reads, width] in fp32 by head [width, hidden], or out [reads, hidden], what the head would be given
+ *   logits [reads, width] in fp32 by head [width, hidden], or out [reads, hidden], what the head would be given; without
+ *   layers that is what the embedding gives
  *   tables [requests, pages]   owners, lengths (the token counted), slots [T]
  *   for each kind of rotation: cosines, sines [.., half] floats, turns [T] which row is a token's
  *   adapters [requests], each NULL or [sites, 3]: address of a [r, K], address of b [r, N], r; see `low_rank.c`
@@ -218,6 +219,7 @@ static void take_in(const Step *s, int64_t first, int64_t end) {
         for (int64_t i = 0; i < a->hidden; i++) x[i] *= (float)a->scale;
         settle(a->given, x, a->hidden);
     }
+    if (!a->count) return;
     memcpy(s->owners + first, a->owners + first, (end - first) * sizeof(int64_t));
     memcpy(s->lengths + first, a->lengths + first, (end - first) * sizeof(int64_t));
 }
@@ -235,6 +237,7 @@ static void tell(const Step *s, Own own, int64_t rows, int64_t index) {
 
 /* Where the share of a thread begins: shares cost about the same, counting a token's products and its past. */
 static int64_t begin_of(const Args *a, int64_t part, int64_t parts) {
+    if (!a->count) return share(a->tokens, 1, part, parts);
     const Layer *l = a->layers;
     const int64_t width = l->heads * l->dim, each = a->hidden * (2 * width + 2 * l->kv * l->dim + 3 * l->inner);
     int64_t total = 0, so_far = 0, t = 0;

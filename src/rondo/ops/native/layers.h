@@ -67,14 +67,14 @@ static inline int shares_columns(const Args *a) { return a->threads > 1 && a->to
 static inline int64_t block_of(const Args *a) { return shares_columns(a) ? a->tokens : least(a->tokens, BLOCK); }
 
 static Sizes sizes_of(const Args *a) {
-    Sizes s = {0};
+    Sizes s = {.in = a->hidden};
     for (int64_t i = 0; i < a->count; i++) {
         const Layer *l = a->layers + i;
         const Attention attention = attention_of(a, l);
         s.q = most(s.q, l->heads * l->dim);
         s.kv = most(s.kv, l->kv * l->dim);
         s.inner = most(s.inner, l->inner);
-        s.in = most(s.in, most(a->hidden, most(l->heads * l->dim, l->inner)));
+        s.in = most(s.in, most(l->heads * l->dim, l->inner));
         s.attention = most(s.attention, scratch_size(&attention));
         s.partials = most(s.partials, partials_size(&attention, a->longest));
     }

@@ -175,52 +175,63 @@ class DenseDecoder:
     def logits(self, rows: TokenRows, pages: Sequence[tuple[Pages, Pages]], read: Tensor | None) -> Tensor:
         """[R, V] in fp32 for the tokens `read` [R], or all."""
         out = _floats(_count(rows, read), self.width)
-        self._run(rows, pages, read, None, out)
+        self._run(rows, pages, read, logits=out)
         return out
 
     def trunk(self, rows: TokenRows, pages: Sequence[tuple[Pages, Pages]], read: Tensor | None) -> Tensor:
         """[R, hidden]: what the head would be given."""
         out = torch.empty(_count(rows, read), self.hidden, dtype=self.dtype, device="cpu")
-        self._run(rows, pages, read, out, None)
+        self._run(rows, pages, read, out=out)
         return out
 
+    def head(self, x: Tensor) -> Tensor:
+        """[R, hidden] -> logits [R, V] in fp32."""
+        count = x.shape[0]
+        logits = _floats(count, self.width)
+        each = {"embedding": x.contiguous(), "ids": torch.arange(count), "logits": logits}
+        self._call(each, tokens=count, reads=count, scale=1.0)
+        return logits
+
     def _run(
-        self,
-        rows: TokenRows,
-        pages: Sequence[tuple[Pages, Pages]],
-        read: Tensor | None,
-        out: Tensor | None,
-        logits: Tensor | None,
+        self, rows: TokenRows, pages: Sequence[tuple[Pages, Pages]], read: Tensor | None, **out: Tensor
     ) -> None:
-        compiled = library("layers")
-        assert compiled is not None
         self._point(pages)
         turns = [rotations(rows) for rotations in self.ropes.values()]
         pointers = ctypes.c_void_p * max(1, len(turns))
-        by_kind = [pointers(*(part.data_ptr() for part in parts)) for parts in zip(*turns, strict=True)]
+        kinds = [pointers(*(part.data_ptr() for part in parts)) for parts in zip(*turns, strict=True)]
         keys = pages[0][0]
+        each = {
+            name: getattr(rows, name) for name in ("ids", "tables", "owners", "lengths", "slots", "adapters")
+        }
+        self._call(
+            {"embedding": self.ends.embedding, "read": read, **each, **out},
+            **dict(zip(("cosines", "sines", "turns"), map(ctypes.addressof, kinds))),
+            layers=ctypes.addressof(self._table),
+            count=len(self.layers),
+            tokens=rows.ids.shape[0],
+            reads=_count(rows, read),
+            kept=KEPT[keys.dtype],
+            size=keys.data.shape[1],
+            pages=rows.tables.shape[1],
+            longest=rows.longest,
+            related=rows.related,
+            scale=self.scale,
+        )
+
+    def _call(self, tensors: Mapping[str, Tensor | None], **others: float) -> None:
+        compiled = library("layers")
+        assert compiled is not None
         arguments = _Args(
-            ctypes.addressof(self._table),
-            *map(_address, (self.ends.embedding, self.ends.norm, self.ends.head, out, logits)),
-            *map(_address, (rows.ids, rows.tables, rows.owners, rows.lengths, rows.slots, read)),
-            *(map(ctypes.addressof, by_kind) if by_kind else (None, None, None)),
-            _address(rows.adapters),
-            None,
-            len(self.layers),
-            rows.ids.shape[0],
-            _count(rows, read),
-            self.hidden,
-            self.width,
-            GIVEN[self.dtype],
-            KEPT[keys.dtype],
-            keys.data.shape[1],
-            rows.tables.shape[1],
-            rows.longest,
-            torch.get_num_threads(),
-            rows.related,
-            self.eps,
-            self.offset,
-            self.scale,
+            head_norm=self.ends.norm.data_ptr(),
+            head=self.ends.head.data_ptr(),
+            hidden=self.hidden,
+            width=self.width,
+            given=GIVEN[self.dtype],
+            threads=torch.get_num_threads(),
+            eps=self.eps,
+            offset=self.offset,
+            **{name: _address(tensor) for name, tensor in tensors.items()},
+            **others,
         )
         compiled.layers_memory.restype = ctypes.c_int64
         wanted = compiled.layers_memory(ctypes.byref(arguments))

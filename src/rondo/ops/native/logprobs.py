@@ -1,0 +1,58 @@
+"""The compiled version of `row_logprobs`, registered with the operation."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from rondo.ops.logprobs import row_logprobs
+from rondo.ops.native.build import library
+from rondo.ops.native.paged_decode import GIVEN
+
+NUMBERS_FOR_THREADS = 1 << 17
+"""Below so many logits, waking another thread costs more than it saves."""
+
+
+class _Args(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("logits", "tokens", "scales", "out", "room")),
+        *((name, ctypes.c_int64) for name in ("rows", "width", "given", "threads")),
+    )
+
+
+def _can(logits: Tensor, tokens: Tensor, scale: Tensor | None) -> bool:
+    return (
+        logits.device.type == "cpu"
+        and logits.dtype in GIVEN
+        and tokens.dtype == torch.int64
+        and not torch.compiler.is_compiling()
+        and not torch._C._are_functorch_transforms_active()
+        and library("logprobs") is not None
+    )
+
+
+@row_logprobs.fast(_can)
+def row_logprobs_native(logits: Tensor, tokens: Tensor, scale: Tensor | None) -> Tensor:
+    compiled = library("logprobs")
+    assert compiled is not None
+    rows, width = logits.shape
+    logits, tokens = logits.contiguous(), tokens.contiguous()
+    scales = None if scale is None else scale.expand(rows, 1).contiguous()
+    threads = max(1, min(torch.get_num_threads(), rows)) if logits.numel() > NUMBERS_FOR_THREADS else 1
+    out = torch.empty(rows, dtype=torch.float32, device="cpu")
+    room = torch.empty(threads, width, dtype=torch.float32, device="cpu")
+    arguments = _Args(
+        logits.data_ptr(),
+        tokens.data_ptr(),
+        None if scales is None else scales.data_ptr(),
+        out.data_ptr(),
+        room.data_ptr(),
+        rows,
+        width,
+        GIVEN[logits.dtype],
+        threads,
+    )
+    compiled.logprob_rows(ctypes.byref(arguments))
+    return out
