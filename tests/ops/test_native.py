@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from rondo.ops.native import build
+from rondo.ops.native.ahead import KERNELS
 
 SCRIPT = """
 import logging, sys
@@ -50,3 +51,7 @@ def test_a_kernel_is_compiled_once(tmp_path):
 def test_every_kernel_compiles_where_there_is_a_compiler(source):
     """Else the slower ones would serve, and tests of compiled kernels would pass without one."""
     assert build.library(source.stem) is not None
+
+
+def test_all_kernels_are_compiled_ahead():
+    assert set(KERNELS) == {path.stem for path in Path(build.__file__).parent.glob("*.c")}

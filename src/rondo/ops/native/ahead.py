@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from rondo.ops.native.build import library
 
-KERNELS = ("layers", "paged_decode", "pointwise", "low_rank", "product", "draw")
+KERNELS = ("layers", "paged_decode", "pointwise", "low_rank", "draw", "logprobs")
 """The slowest to compile first."""
 
 
