@@ -37,6 +37,7 @@ class SamplingBody(FormBody):
     temperature: float | None = None
     top_p: float | None = None
     n: int | None = None
+    best_of: int | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
     stream: bool | None = None
@@ -51,11 +52,16 @@ class SamplingBody(FormBody):
     min_tokens: int | None = None
     repetition_penalty: float | None = None
     stop_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    allowed_token_ids: list[int] | None = None
+    truncate_prompt_tokens: int | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     priority: int = 0
     return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
+    spaces_between_special_tokens: Literal[True] = True
 
     def sampling(self, logprobs: int | None, max_tokens: int | None) -> SamplingParams:
         given = {
@@ -73,7 +79,15 @@ class SamplingBody(FormBody):
             "repetition_penalty": self.repetition_penalty,
             "stop_token_ids": self.stop_token_ids,
             "structured_outputs": self.form(),
+            "bad_words": self.bad_words,
+            "allowed_token_ids": self.allowed_token_ids,
+            "truncate_prompt_tokens": self.truncate_prompt_tokens,
+            "best_of": self.best_of,
         }
+        if self.stream and self.best_of not in (None, self.n or 1):
+            raise InvalidRequest(
+                "best_of cannot be streamed: which is best is known at the end.", param="best_of"
+            )
         options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         return SamplingParams(
             max_tokens=max_tokens,
@@ -152,12 +166,10 @@ class CompletionRequest(SamplingBody):
     prompt: str | list[str] | TokenIds | list[TokenIds]
     logprobs: int | None = Field(None, ge=0, le=20)
     echo: bool | None = None
-    best_of: int | None = None
     suffix: None = None
+    add_special_tokens: bool = True
 
     def to_sampling(self) -> SamplingParams:
-        if self.best_of not in (None, self.n or 1):
-            raise InvalidRequest("best_of is not supported, except where it equals n.", param="best_of")
         if self.echo and self.logprobs is not None:
             raise InvalidRequest("echo together with logprobs is not supported.", param="echo")
         return self.sampling(self.logprobs, 16 if self.max_tokens is None else self.max_tokens)

@@ -15,6 +15,7 @@ Pooling = Literal["last", "mean"]
 
 MAX_LOGPROBS = 100
 MAX_STOP = 16
+MAX_BAD_WORDS = 1024
 COLDEST = 1e-5
 """A temperature below this is 0: logits divided by less are not finite any more."""
 
@@ -29,6 +30,9 @@ class SamplingParams:
     `logprobs_mode` says of which distribution: "scaled" is that of the logits divided by the temperature,
     before any top-k, top-p or min-p (what a learner recomputes), "raw" is at temperature 1 (what the HTTP API
     reports).
+
+    `bad_words` do not come up in the answer, `allowed_token_ids` are all that do. `best_of` samples are made, and the
+    `n` whose tokens are likeliest on average are given. Of the prompt only the last `truncate_prompt_tokens` count.
     """
 
     max_tokens: int | None = 16
@@ -50,6 +54,12 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     structured_outputs: StructuredOutputsParams | None = None
+    bad_words: tuple[str, ...] = ()
+    bad_word_ids: tuple[tuple[int, ...], ...] = ()
+    """As tokens; an engine with a tokenizer fills it in."""
+    allowed_token_ids: tuple[int, ...] | None = None
+    best_of: int | None = None
+    truncate_prompt_tokens: int | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
     keep_special_tokens: tuple[int, ...] = ()
@@ -59,7 +69,25 @@ class SamplingParams:
         stop = as_tuple(self.stop)
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        object.__setattr__(self, "bad_words", as_tuple(self.bad_words))
+        object.__setattr__(self, "bad_word_ids", tuple(map(tuple, self.bad_word_ids)))
+        if self.allowed_token_ids is not None:
+            object.__setattr__(self, "allowed_token_ids", tuple(self.allowed_token_ids))
+            _require(bool(self.allowed_token_ids), "allowed_token_ids", "must not be empty")
+        _require(len(self.bad_words) <= MAX_BAD_WORDS, "bad_words", f"takes at most {MAX_BAD_WORDS} words")
+        _require(all(map(str.strip, self.bad_words)), "bad_words", "must not hold an empty word")
+        _require(self.top_k >= -1, "top_k", "must be at least 1; 0 and -1 mean all")
         object.__setattr__(self, "top_k", max(self.top_k, 0))
+        _require(
+            self.best_of is None or self.n <= self.best_of <= 1024,
+            "best_of",
+            "must be at least n, and at most 1024",
+        )
+        _require(
+            self.truncate_prompt_tokens in (None, -1) or (self.truncate_prompt_tokens or 0) >= 1,
+            "truncate_prompt_tokens",
+            "must be at least 1, or -1 for as many as fit",
+        )
         _require(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", "must be at least 1")
         _require(self.min_tokens >= 0, "min_tokens", "must not be negative")
         _require(
@@ -102,6 +130,8 @@ class SamplingParams:
             or self.frequency_penalty
             or self.repetition_penalty != 1.0
             or self.min_tokens
+            or self.bad_word_ids
+            or self.allowed_token_ids is not None
         )
 
     def with_(self, **changes: object) -> SamplingParams:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 
 from rondo.base.errors import InvalidRequest, Overloaded, RondoError, Unavailable
 from rondo.base.log import get_logger
@@ -27,6 +28,7 @@ from rondo.engine.request import Request
 from rondo.engine.sleep import check_level
 from rondo.engine.step import NOTHING, Step
 from rondo.engine.streams import Stream, Streams, settle
+from rondo.engine.words import with_bad_words
 
 log = get_logger("rondo.engine")
 
@@ -91,6 +93,7 @@ class AsyncEngine:
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         """Streams the request's samples. Leaving the iterator early aborts the request."""
         self._check_open(request)
+        request = replace(request, sampling=with_bad_words(request.sampling, self.tokenizer))
         stream = Stream(asyncio.get_running_loop())
         await self.core.grammars.ready(request.sampling.structured_outputs)
         try:

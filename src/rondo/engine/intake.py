@@ -63,9 +63,15 @@ class Intake:
             raise InvalidRequest(f"n is {params.n}, but a prompt has one vector: n must be 1.", param="n")
         self._check_known("logit_bias", params.logit_bias or ())
         self._check_known("stop_token_ids", params.stop_token_ids)
+        self._check_known("allowed_token_ids", params.allowed_token_ids or ())
         if params.min_tokens and len(self._eos_ids.union(params.stop_token_ids)) == self._vocab:
             raise InvalidRequest(
                 "min_tokens cannot hold back the end where every token is a stop token.", param="min_tokens"
+            )
+        if params.best_of not in (None, params.n):
+            raise InvalidRequest(
+                "best_of is done by LLM.generate and by the HTTP API: an engine streams all samples.",
+                param="best_of",
             )
         if params.n > self._config.max_queued:
             raise InvalidRequest(
@@ -106,7 +112,15 @@ def nothing_left(request: Request) -> InvalidRequest:
         return InvalidRequest(
             f"{request.matcher.param} leaves no next token {at}: {why}.", param=request.matcher.param
         )
-    return InvalidRequest(f"logit_bias and min_tokens leave no next token {at}.", param="logit_bias")
+    params = request.sampling
+    field = (
+        "bad_words"
+        if params.bad_word_ids
+        else "allowed_token_ids"
+        if params.allowed_token_ids
+        else "logit_bias"
+    )
+    return InvalidRequest(f"{field} and min_tokens leave no next token {at}.", param=field)
 
 
 def max_model_len(config: EngineConfig, max_positions: int) -> int:

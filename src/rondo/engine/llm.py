@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from rondo.base.errors import ConfigError, InvalidRequest
 from rondo.base.ids import new_id
 from rondo.client.openai import Message
+from rondo.client.ranking import best, spread
 from rondo.client.types import CompletionOutput, GenerateRequest, RequestOutput, SamplingParams
 from rondo.engine.config import EngineConfig
 from rondo.engine.core import EngineCore
@@ -19,6 +20,7 @@ from rondo.engine.load import load_core
 from rondo.engine.output import SampleReader, TextSource
 from rondo.engine.request import Request
 from rondo.engine.speculate.make import check_tokenizer
+from rondo.engine.words import truncated, with_bad_words
 from rondo.models import Decoder
 from rondo.models.store import resolve
 from rondo.text.messages import adapt_messages
@@ -82,7 +84,7 @@ class LLM:
         if len(names) != len(given):
             raise InvalidRequest(f"{len(given)} prompts but {len(names)} adapters.", param="adapter")
         requests = [
-            GenerateRequest(new_id("gen"), self._ids(prompt), self._checked(sampling), adapter=name)
+            GenerateRequest(new_id("gen"), self._cut(prompt, sampling), self._checked(sampling), adapter=name)
             for prompt, sampling, name in zip(given, each, names, strict=True)
         ]
         try:
@@ -91,7 +93,7 @@ class LLM:
             self.core.abort_all()
             raise
         return [
-            self._output(prompt, request, readers[i])
+            self._output(prompt, request, readers[i], each[i])
             for i, (prompt, request) in enumerate(zip(given, requests, strict=True))
         ]
 
@@ -205,12 +207,14 @@ class LLM:
                 request.stop_reason = chunk.stop_reason
                 self.core.abort(request.id, request.index, reason="stop")
 
-    def _output(self, prompt: Prompt, request: GenerateRequest, samples: list[Request]) -> RequestOutput:
+    def _output(
+        self, prompt: Prompt, request: GenerateRequest, samples: list[Request], params: SamplingParams
+    ) -> RequestOutput:
         return RequestOutput(
             request_id=request.id,
             prompt=prompt if isinstance(prompt, str) else None,
             prompt_token_ids=list(request.prompt_ids),
-            outputs=[self._completion(sample) for sample in samples],
+            outputs=best([self._completion(sample) for sample in samples], params),
             cached_tokens=max(samples[0].first_cached, 0),
         )
 
@@ -228,6 +232,9 @@ class LLM:
             stop_reason=chunk.stop_reason,
         )
 
+    def _cut(self, prompt: Prompt, params: SamplingParams) -> Sequence[int]:
+        return truncated(self._ids(prompt), params, self.core.max_model_len)
+
     def _ids(self, prompt: Prompt) -> Sequence[int]:
         if not isinstance(prompt, str):
             return prompt
@@ -240,7 +247,7 @@ class LLM:
     def _checked(self, params: SamplingParams) -> SamplingParams:
         if params.stop and self.tokenizer is None:
             raise InvalidRequest("stop strings need a tokenizer: use stop_token_ids instead.", param="stop")
-        return params
+        return spread(with_bad_words(params, self.tokenizer))
 
 
 def _check_whole(config: EngineConfig) -> None:

@@ -234,14 +234,28 @@ def edit_row(logits: Tensor, request: Request, eos_ids: tuple[int, ...], ahead: 
         ids = torch.tensor(list(counts), dtype=torch.int64, device=device)
         times = torch.tensor(list(counts.values()), device=device)
         logits[ids] -= params.presence_penalty + params.frequency_penalty * times
-    for token, bias in params.logit_bias.items():
-        logits[token] += bias
+    if params.logit_bias:
+        ids = torch.tensor(list(params.logit_bias), dtype=torch.int64, device=device)
+        logits[ids] += torch.tensor(list(params.logit_bias.values()), dtype=logits.dtype, device=device)
+    if params.allowed_token_ids is not None:
+        allowed = torch.tensor(params.allowed_token_ids, dtype=torch.int64, device=device)
+        kept = logits[allowed]
+        logits.fill_(-torch.inf)
+        logits[allowed] = kept
+    if params.bad_word_ids:
+        answer = tokens[request.prompt_length :]
+        last = [ids[-1] for ids in params.bad_word_ids if _ends_with(answer, ids[:-1])]
+        logits[last] = -torch.inf
     if request.generated + ahead < params.min_tokens:
         ends = sorted({*eos_ids, *params.stop_token_ids})
         kept = logits[ends].clone()
         logits[ends] = -torch.inf
         if request.matcher is not None and logits.amax() == -torch.inf:
             logits[ends] = kept  # the grammar has come to its end
+
+
+def _ends_with(tokens: list[int], end: tuple[int, ...]) -> bool:
+    return not end or tuple(tokens[-len(end) :]) == end
 
 
 def _with_logprobs(logits: Tensor, tokens: Tensor, temperature: np.ndarray, batch: Batch) -> Drawn:

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.requests import Request
@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 
 from rondo.base.errors import InvalidRequest
 from rondo.client.openai import SamplingBody
+from rondo.client.ranking import best, spread
 from rondo.client.types import GenerateRequest, TokenChunk
 from rondo.server.http import DONE, EventStream, event_of, gather, unless_gone
 from rondo.server.served import Served
@@ -72,13 +73,14 @@ async def answer(served: Served, request: Request, job: Job) -> ASGIApp:
 async def _whole(served: Served, job: Job) -> Response:
     usage = UsageCount()
 
-    async def finish(generate: GenerateRequest) -> list[TokenChunk]:
+    async def finish(asked: GenerateRequest) -> list[TokenChunk]:
         chunks = []
+        generate = replace(asked, sampling=spread(asked.sampling))
         async with aclosing(served.engine.generate(generate)) as stream:
             async for chunk in stream:
                 usage.count(chunk)
                 chunks.append(chunk)
-        return join(chunks)
+        return best(join(chunks), asked.sampling)
 
     with served.under_way(job.id, job.requests):
         samples = await gather([finish(generate) for generate in job.requests])

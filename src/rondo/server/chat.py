@@ -24,6 +24,7 @@ async def chat(served: Served, request: Request) -> ASGIApp:
     request_id = new_id("chatcmpl")
     turn = await make_turn(served, body, request_id, len(raw))
     replies: dict[int, Reply] = {}
+    tokens = served.tokens.named(body.return_tokens_as_token_ids)
 
     def reply(index: int) -> Reply:
         if index not in replies:
@@ -41,7 +42,7 @@ async def chat(served: Served, request: Request) -> ASGIApp:
         if end["finish_reason"] == "stop" and reply(index).called:
             end["finish_reason"] = "tool_calls"
         shown = {"index": index} | ({"message": message_of(said)} if whole else {"delta": delta_of(said)})
-        shown |= {"logprobs": chat_logprobs(served.tokens, chunk)} | end
+        shown |= {"logprobs": chat_logprobs(tokens, chunk)} | end
         if whole or not (said.calls and chunk.finish_reason):
             return [shown]
         # Clients take a call for complete at the event after it.

@@ -11,6 +11,7 @@ from rondo.base.errors import InvalidRequest
 from rondo.base.ids import new_id
 from rondo.client.openai import CompletionRequest, parse
 from rondo.client.types import GenerateRequest, TokenChunk
+from rondo.engine.words import truncated
 from rondo.server.answering import Job, answer, ending, is_news
 from rondo.server.http import read_body
 from rondo.server.served import Served
@@ -25,8 +26,11 @@ async def completions(served: Served, request: Request) -> ASGIApp:
     if len(prompts) > MAX_PROMPTS:
         raise InvalidRequest(f"at most {MAX_PROMPTS} prompts in one request.", param="prompt")
     sampling = served.check(body, len(prompts))
-    encoded = iter(await served.prompts.of_texts([prompt for prompt in prompts if isinstance(prompt, str)]))
-    ids = [next(encoded) if isinstance(prompt, str) else prompt for prompt in prompts]
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    bounded = body.truncate_prompt_tokens is None
+    encoded = iter(await served.prompts.of_texts(texts, body.add_special_tokens, bounded))
+    each = [next(encoded) if isinstance(prompt, str) else prompt for prompt in prompts]
+    ids = [truncated(prompt, sampling, served.max_model_len) for prompt in each]
     request_id = new_id("cmpl")
     adapter = served.adapter(body.model)
     requests = [
@@ -34,16 +38,22 @@ async def completions(served: Served, request: Request) -> ASGIApp:
         for i, prompt in enumerate(ids)
     ]
     offsets: dict[int, int] = {}
+    tokens = served.tokens.named(body.return_tokens_as_token_ids)
+
+    def echoed(at: int) -> str:
+        given, used = prompts[at], ids[at]
+        if isinstance(given, str) and len(used) == len(each[at]):
+            return given
+        return served.prompts.tokenizer.decode(list(used))
 
     def choices(chunk: TokenChunk, index: int, whole: bool) -> list[dict[str, Any]]:
         if not (whole or chunk.text or is_news(body, chunk)):
             return []
         text, begun, offset = chunk.text, index in offsets, offsets.get(index, 0)
         if body.echo and not begun:
-            given = prompts[index // (body.n or 1)]
-            text = (given if isinstance(given, str) else served.prompts.tokenizer.decode(given)) + text
+            text = echoed(index // (body.n or 1)) + text
         # The tokens' own lengths, and not the chunks' of text: text may be held back, or cut at a stop string.
-        logprobs, offsets[index] = completion_logprobs(served.tokens, chunk, offset)
+        logprobs, offsets[index] = completion_logprobs(tokens, chunk, offset)
         return [{"index": index, "text": text, "logprobs": logprobs} | ending(body, chunk)]
 
     job = Job(request_id, "text_completion", served.shown(body.model), body, requests, choices)

@@ -65,7 +65,8 @@ class Prompts:
                 **variables,
             )
             ending = str(messages[-1].get("content") or "") if continued else text[-ENDING:]
-            return ChatPrompt(self._encode([text], add_special)[0], ending, continued)
+            (ids,) = self._encode([text], add_special, bounded=body.truncate_prompt_tokens is None)
+            return ChatPrompt(ids, ending, continued)
 
         return await _beside(size, work)
 

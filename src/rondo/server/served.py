@@ -67,7 +67,7 @@ class Served:
 
     def check_room(self, body: SamplingBody, prompts: int) -> None:
         """Samples that can never wait together are refused before the first of them is begun."""
-        n = body.n or 1
+        n = body.best_of or body.n or 1
         if prompts * n > self.max_queued:
             raise InvalidRequest(
                 f"{prompts} prompts with n = {n} make {prompts * n} samples, but at most {self.max_queued} may wait "

@@ -17,6 +17,10 @@ class Tokens:
         self._tokenizer = tokenizer
         self._known: dict[int, tuple[str, list[int]]] = {}
 
+    def named(self, as_ids: bool) -> Tokens:
+        """These, or the same with ids for names."""
+        return _ById(self._tokenizer) if as_ids else self
+
     def show_unique(self, token: int) -> str:
         """Plain completions key alternatives by text, so parts of characters are shown as `bytes:\\xe2`."""
         text, data = self.show(token)
@@ -36,6 +40,16 @@ class Tokens:
                 data = b""
             shown = self._known[token] = (data.decode("utf-8", "replace"), list(data))
         return shown
+
+
+class _ById(Tokens):
+    """Tokens that a client wants to send back, shown so that none looks like another."""
+
+    def show_unique(self, token: int) -> str:
+        return f"token_id:{token}"
+
+    def show(self, token: int) -> tuple[str, list[int]]:
+        return f"token_id:{token}", super().show(token)[1]
 
 
 def chat_logprobs(tokens: Tokens, chunk: TokenChunk) -> dict[str, Any] | None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from rondo.client.openai import ChatRequest
 from rondo.client.types import GenerateRequest
+from rondo.engine.words import truncated
 from rondo.server.prompts import ChatPrompt
 from rondo.server.served import Served
 from rondo.text.parsing import Dialect, Parser
@@ -31,5 +32,6 @@ async def make_turn(served: Served, body: ChatRequest, id: str, size: int) -> Tu
     prompt = await served.prompts.of_chat(body, tools, size)
     dialect = served.replies.reading(tools)
     sampling = sampling.with_(keep_special_tokens=served.replies.kept_tokens(dialect))
-    generate = GenerateRequest(id, prompt.ids, sampling, body.priority, served.adapter(body.model))
+    ids = truncated(prompt.ids, sampling, served.max_model_len)
+    generate = GenerateRequest(id, ids, sampling, body.priority, served.adapter(body.model))
     return Turn(generate, dialect, [tool.function.model_dump() for tool in tools], prompt)

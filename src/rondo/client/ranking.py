@@ -1,0 +1,42 @@
+"""`best_of`: more samples than are asked for, of which the likeliest are given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol, TypeVar
+
+from rondo.client.types import SamplingParams
+
+
+class Ranked(Protocol):
+    index: int
+    logprobs: list[float] | None
+
+
+Sample = TypeVar("Sample", bound=Ranked)
+
+
+def spread(params: SamplingParams) -> SamplingParams:
+    """What the engine is asked for: all the samples, with log-probabilities to compare them by."""
+    if params.best_of in (None, params.n):
+        return replace(params, best_of=None)
+    assert params.best_of is not None
+    return replace(params, n=params.best_of, best_of=None, logprobs=params.logprobs or 0)
+
+
+def best(samples: Sequence[Sample], params: SamplingParams) -> list[Sample]:
+    """The `n` whose tokens are likeliest on average, best first; log-probabilities go that were not asked for."""
+    if params.best_of in (None, params.n):
+        return list(samples)
+    chosen = sorted(samples, key=_score, reverse=True)[: params.n]
+    for index, sample in enumerate(chosen):
+        sample.index = index
+        if params.logprobs is None:
+            sample.logprobs = None
+    return chosen
+
+
+def _score(sample: Ranked) -> float:
+    logprobs = sample.logprobs or [float("-inf")]
+    return sum(logprobs) / len(logprobs)
