@@ -87,6 +87,10 @@ WORKS: dict[str, dict[str, Any]] = {
         "engine.draft_model": "small",
         "engine.speculation_tokens": 5,
     },
+    "--otlp-traces-endpoint http://h:4318/v1/traces": {
+        "server.otlp_traces_endpoint": "http://h:4318/v1/traces"
+    },
+    "--disable-uvicorn-access-log": {"server.access_log": False},
     "--uvicorn-log-level warning": {"log.level": "warning"},
 }
 

@@ -190,6 +190,10 @@ FLAGS: dict[str, Flag] = {
         speculation,
         "JSON",
     ),
+    "--otlp-traces-endpoint": setting(
+        "server.otlp_traces_endpoint", "where spans go: http://host:4318/v1/traces (needs rondo[otel])", LOGS
+    ),
+    "--disable-uvicorn-access-log": switch("server.access_log", False, "no line a request", LOGS),
     "--uvicorn-log-level": setting("log.level", "debug, info, warning or error", LOGS),
 }
 ALIASES = {"-tp": "--tensor-parallel-size", "-sc": "--speculative-config"}
@@ -198,6 +202,7 @@ AS_IT_IS: dict[str, frozenset[str]] = {
     "--enable-lora": frozenset(),
     "--enable-chunked-prefill": frozenset(),
     "--enable-sleep-mode": frozenset(),
+    "--enable-request-id-headers": frozenset(),
     "--enable-prompt-tokens-details": frozenset(),
     "--enforce-eager": frozenset(),
     "--disable-log-stats": frozenset(),

@@ -13,10 +13,12 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 
+from rondo.base.account import current
 from rondo.base.errors import InvalidRequest, Overloaded, RondoError, Unavailable
 from rondo.base.log import get_logger
 from rondo.client.engine import PauseMode, WeightState
 from rondo.client.types import GenerateRequest, TokenChunk
+from rondo.engine.accounts import tell
 from rondo.engine.adapter_loader import AdapterLoader
 from rondo.engine.adapters import LoadedAdapter
 from rondo.engine.core import EngineCore
@@ -94,7 +96,8 @@ class AsyncEngine:
         """Streams the request's samples. Leaving the iterator early aborts the request."""
         self._check_open(request)
         request = replace(request, sampling=with_bad_words(request.sampling, self.tokenizer))
-        stream = Stream(asyncio.get_running_loop())
+        stream, account = Stream(asyncio.get_running_loop()), current()
+        samples: list[Request] = []
         await self.core.grammars.ready(request.sampling.structured_outputs)
         try:
             async with self._loader.holding(request.adapter) as adapter:
@@ -115,6 +118,8 @@ class AsyncEngine:
                 readers = [reader for reader in readers if not reader.done]
         finally:
             self._inbox.post(lambda: self._leave(request.id, stream))
+            if account is not None:
+                tell(account, request, samples, self.metrics.model_name)
 
     async def abort(self, request_id: str) -> None:
         await self._inbox.ask(lambda: self._close(request_id))

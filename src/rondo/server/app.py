@@ -16,11 +16,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from rondo import __version__
 from rondo.base import metrics
 from rondo.base.errors import RondoError
+from rondo.base.tracing import Tracer
 from rondo.client.engine import ServedEngine
 from rondo.client.openai import ModelCard, ModelList
 from rondo.client.types import Pooling
 from rondo.engine.weight_session import WeightSession
 from rondo.models import ModelConfig
+from rondo.server.access import Access
 from rondo.server.adapters import ADAPTER_PATHS, adapter_routes
 from rondo.server.chat import chat
 from rondo.server.completions import completions
@@ -89,7 +91,9 @@ def create_app(
         routes=routes,
         exception_handlers={RondoError: on_rondo_error, HTTPException: on_http_error, Exception: on_bug},
     )
-    return log_bugs(app if config.api_key is None else require_key(app, config.api_key))
+    app = log_bugs(app if config.api_key is None else require_key(app, config.api_key))
+    endpoint = config.otlp_traces_endpoint
+    return Access(app, config.access_log, None if endpoint is None else Tracer(endpoint))
 
 
 def _replies(tokenizer: Tokenizer, config: ServerConfig) -> Replies:

@@ -55,6 +55,10 @@ class ServerConfig(Section):
         "auto", description="how the model writes its reasoning; auto: as its chat template does"
     )
     auto_tool_choice: bool = Field(True, description="whether the model may choose to call tools")
+    access_log: bool = Field(True, description="one line a request, without its text")
+    otlp_traces_endpoint: str | None = Field(
+        None, description="where spans go, as OTLP over HTTP: http://127.0.0.1:4318/v1/traces"
+    )
     metrics_alias: str | None = Field(None, description="repeat each metric under this prefix, e.g. vllm:")
 
     @model_validator(mode="after")

@@ -1,0 +1,74 @@
+"""What one request from outside came to: whoever answers it opens an account, and the engine writes into it.
+
+account = Account("req-1")
+with account.open():
+    ...    # also in tasks that are started here
+account.samples
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+_current: ContextVar[Account | None] = ContextVar("rondo_account", default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One answer to one prompt. Times are those of `time.monotonic`; 0 is what did not come to be."""
+
+    id: str
+    model: str
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    finish_reason: str
+    added: float
+    started: float
+    first: float
+    last: float
+    n: int
+    max_tokens: int | None
+    temperature: float
+    top_p: float
+
+    @property
+    def queue(self) -> float:
+        return max(0.0, self.started - self.added) if self.started else 0.0
+
+    @property
+    def to_first(self) -> float:
+        return max(0.0, self.first - self.added) if self.first else 0.0
+
+    @property
+    def decode(self) -> float:
+        return max(0.0, self.last - self.first) if self.first else 0.0
+
+
+@dataclass
+class Account:
+    request_id: str
+    samples: list[Sample] = field(default_factory=list)
+    opened: float = field(default_factory=time.monotonic)
+    opened_at: float = field(default_factory=time.time)
+    """The same moment, on the wall's clock."""
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        token = _current.set(self)
+        try:
+            yield
+        finally:
+            _current.reset(token)
+
+    def wall(self, moment: float) -> float:
+        """When a moment of `time.monotonic` was."""
+        return self.opened_at + moment - self.opened
+
+
+def current() -> Account | None:
+    return _current.get()

@@ -1,0 +1,249 @@
+"""A request's id, its line in the log, and its spans."""
+
+import http.server
+import io
+import itertools
+import json
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from rondo.base.errors import ConfigError
+from rondo.base.log import setup
+from rondo.base.tracing import Tracer
+from rondo.server.config import ServerConfig
+from server.running import Running, start
+
+BODY = {"model": "tiny", "prompt": "abc secret words", "max_tokens": 5, "ignore_eos": True}
+
+
+@pytest.fixture
+def lines() -> Iterator[io.StringIO]:
+    root = logging.getLogger("rondo")
+    before = root.handlers[:], root.level, root.propagate
+    out = io.StringIO()
+    setup("json", "debug", out)
+    yield out
+    root.handlers[:], root.level, root.propagate = before
+
+
+def access(out: io.StringIO, count: int = 1) -> list[dict[str, Any]]:
+    """The access lines, of which there are so many; the last is written after its answer was read."""
+    found: list[dict[str, Any]] = []
+    for _ in range(500):
+        found = [json.loads(line) for line in out.getvalue().splitlines()]
+        found = [line for line in found if line["logger"] == "rondo.access"]
+        if len(found) >= count:
+            break
+        time.sleep(0.01)
+    assert len(found) == count, found
+    return found
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_one_line_a_request(running: Running, lines: io.StringIO, stream: bool) -> None:
+    headers = {"X-Request-Id": "mine-1", "Authorization": "Bearer hush"}
+    answer = httpx.post(
+        running.url + "/v1/completions?key=hush", json={**BODY, "stream": stream}, headers=headers
+    )
+    assert answer.headers["x-request-id"] == "mine-1"
+    [line] = access(lines)
+    assert (line["method"], line["path"], line["status"]) == ("POST", "/v1/completions", 200)
+    assert (line["request_id"], line["level"], line["model"]) == ("mine-1", "info", "tiny")
+    assert (line["output_tokens"], line["finish_reason"]) == (5, "length")
+    assert line["id"].startswith("cmpl-")
+    if not stream:
+        usage = answer.json()["usage"]
+        assert (line["prompt_tokens"], line["output_tokens"]) == (usage["prompt_tokens"], 5)
+    assert 0 < line["first_token_seconds"] <= line["seconds"]
+    assert 0 <= line["queue_seconds"] <= line["first_token_seconds"]
+    assert 0 < line["decode_seconds"] < line["seconds"]
+    assert "cut_off" not in line
+    assert not any(word in lines.getvalue() for word in ("hush", "secret"))
+
+
+def test_several_prompts_and_samples_are_one_line(running: Running, lines: io.StringIO) -> None:
+    body = {**BODY, "prompt": ["abc", "def"], "n": 2}
+    usage = httpx.post(running.url + "/v1/completions", json=body).json()["usage"]
+    [line] = access(lines)
+    assert (line["prompt_tokens"], line["output_tokens"]) == (usage["prompt_tokens"], 20)
+
+
+def test_ids_are_made_where_none_or_a_strange_one_is_given(running: Running) -> None:
+    given = ({}, {"X-Request-Id": "a b\tc"}, {"X-Request-Id": "x" * 129}, {"X-Request-Id": ""})
+    ids = [httpx.get(running.url + "/v1/models", headers=each).headers["x-request-id"] for each in given]
+    assert len(set(ids)) == 4
+    assert all(each.startswith("req-") for each in ids)
+
+
+def test_errors_have_a_line_and_an_id_too(running: Running, lines: io.StringIO) -> None:
+    answer = httpx.post(running.url + "/v1/completions", json={**BODY, "model": "nothing"})
+    assert answer.status_code == 404
+    [line] = access(lines)
+    assert (line["status"], line["request_id"]) == (404, answer.headers["x-request-id"])
+    assert "prompt_tokens" not in line
+
+
+def test_a_client_that_leaves(running: Running, lines: io.StringIO) -> None:
+    body = {**BODY, "max_tokens": 400, "stream": True}
+    with httpx.stream("POST", running.url + "/v1/completions", json=body) as answer:
+        next(answer.iter_lines())
+    [line] = access(lines)
+    assert (line["cut_off"], line["finish_reason"]) == (True, "abort")
+    assert 0 < line["output_tokens"] < 400
+
+
+def test_what_machines_ask_all_the_time_is_for_debugging(running: Running, lines: io.StringIO) -> None:
+    for path in ("/health", "/metrics"):
+        httpx.get(running.url + path)
+    assert [line["level"] for line in access(lines, 2)] == ["debug", "debug"]
+
+
+def test_a_path_cannot_forge_a_line(running: Running, lines: io.StringIO) -> None:
+    setup("human", "info", lines)
+    httpx.get(running.url + "/%0a%1b[31mERROR" + "x" * 500)
+    for _ in range(500):
+        if "rondo.access" in lines.getvalue():
+            break
+        time.sleep(0.01)
+    [line] = [line for line in lines.getvalue().splitlines() if "ERROR" in line]
+    assert "path=/%0a%1b[31mERRORxxx" in line
+    assert len(line) < 500
+
+
+def test_no_lines_where_they_are_off(model_folder: Path, lines: io.StringIO) -> None:
+    running = start(model_folder, config=ServerConfig(port=0, access_log=False))
+    assert "x-request-id" in httpx.get(next(running).url + "/v1/models").headers
+    assert next(running, None) is None
+    assert "rondo.access" not in lines.getvalue()
+
+
+class Collector(http.server.ThreadingHTTPServer):
+    """Takes OTLP over HTTP."""
+
+    def __init__(self) -> None:
+        self.got: list[ExportTraceServiceRequest] = []
+        collector = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                import gzip
+
+                data = self.rfile.read(int(self.headers["content-length"]))
+                if self.headers.get("content-encoding") == "gzip":
+                    data = gzip.decompress(data)
+                assert self.path == "/v1/traces"
+                collector.got.append(ExportTraceServiceRequest.FromString(data))
+                self.send_response(200)
+                self.send_header("content-length", "0")
+                self.end_headers()
+
+            def log_message(self, *args: object) -> None:
+                pass
+
+        super().__init__(("127.0.0.1", 0), Handler)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/v1/traces"
+
+    def spans(self, count: int) -> list[Any]:
+        for _ in range(500):
+            found = [
+                span
+                for request in list(self.got)
+                for resource in request.resource_spans
+                for scope in resource.scope_spans
+                for span in scope.spans
+            ]
+            if len(found) >= count:
+                return found
+            time.sleep(0.02)
+        pytest.fail(f"{len(found)} spans came, and not {count}")
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    server = Collector()
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+    thread.join(10)
+
+
+def values(span: Any) -> dict[str, Any]:
+    return {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in span.attributes}
+
+
+@pytest.fixture
+def traced(model_folder: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+    options = ServerConfig(port=0, served_model_name="tiny", otlp_traces_endpoint=collector.url)
+    yield from start(model_folder, config=options)
+
+
+TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+
+
+def test_a_request_is_a_span_of_its_callers_trace(traced: Running, collector: Collector) -> None:
+    headers = {"traceparent": f"00-{TRACE}-{PARENT}-01", "X-Request-Id": "mine-2"}
+    before = time.time_ns()
+    httpx.post(traced.url + "/v1/completions", json={**BODY, "temperature": 0.5}, headers=headers)
+    spans = {span.name: span for span in collector.spans(4)}
+    assert set(spans) == {"llm_request", "queue", "prefill", "decode"}
+    root = spans["llm_request"]
+    assert (root.trace_id.hex(), root.parent_span_id.hex()) == (TRACE, PARENT)
+    found = values(root)
+    for name, value in {
+        "gen_ai.request.id": "mine-2",
+        "gen_ai.request.model": "tiny",
+        "gen_ai.request.max_tokens": 5,
+        "gen_ai.request.temperature": 0.5,
+        "gen_ai.operation.name": "text_completion",
+        "gen_ai.usage.output_tokens": 5,
+        "gen_ai.usage.completion_tokens": 5,
+        "http.response.status_code": 200,
+    }.items():
+        assert found[name] == value, name
+    assert found["gen_ai.usage.input_tokens"] == found["gen_ai.usage.prompt_tokens"] > 0
+    assert 0 < found["gen_ai.latency.time_to_first_token"] < found["gen_ai.latency.e2e"]
+    times = [
+        (spans[name].start_time_unix_nano, spans[name].end_time_unix_nano)
+        for name in ("queue", "prefill", "decode")
+    ]
+    assert before <= root.start_time_unix_nano <= times[0][0]
+    assert times[-1][1] <= root.end_time_unix_nano <= time.time_ns()
+    for (_, end), (begin, _) in itertools.pairwise(times):
+        assert end == begin
+    for name in ("queue", "prefill", "decode"):
+        assert spans[name].parent_span_id == root.span_id
+    assert b"secret" not in collector.got[0].SerializeToString()
+
+
+def test_without_a_caller_it_begins_a_trace(traced: Running, collector: Collector) -> None:
+    with httpx.stream("POST", traced.url + "/v1/completions", json={**BODY, "stream": True}) as answer:
+        answer.read()
+    root = next(span for span in collector.spans(4) if span.name == "llm_request")
+    assert root.parent_span_id == b""
+    assert any(root.trace_id)
+
+
+def test_what_the_caller_does_not_sample_is_not_sent(traced: Running, collector: Collector) -> None:
+    headers = {"traceparent": f"00-{TRACE}-{PARENT}-00"}
+    httpx.post(traced.url + "/v1/completions", json=BODY, headers=headers)
+    httpx.post(traced.url + "/v1/completions", json=BODY)
+    assert TRACE not in {span.trace_id.hex() for span in collector.spans(4)}
+
+
+def test_an_endpoint_of_another_kind_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"grpc://x:4317 is not a URL for OTLP over HTTP"):
+        Tracer("grpc://x:4317")
