@@ -9,10 +9,10 @@ for another try. So speculation never costs more than the share, whatever the mo
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from math import log2
-from statistics import median
 
-SHARE, LEAST_SHARE = 0.03, 0.005
+SHARE, LEAST_SHARE = 0.02, 0.005
 """Of all time, what speculation may lose; halved with each try that failed."""
 WINDOW = 8
 """Steps whose median is what a step takes."""
@@ -63,13 +63,13 @@ class Account:
         """`tokens` is what the step gave, in those of a step without speculation."""
         if speculated:
             self._speculated.append(seconds)
-            seconds = min(seconds, OUTLIER * median(self._speculated))
+            seconds = min(seconds, OUTLIER * _middle(self._speculated))
         else:
             self._plain.append(seconds)
             self._unmeasured = max(self._unmeasured - 1, 0)
         if not self._plain:
             return
-        usual = median(self._plain)
+        usual = _middle(self._plain)
         self.balance = min(self.balance + self._share * seconds, MOST * usual)
         if speculated:
             self._settle(tokens - seconds / usual, usual)
@@ -88,6 +88,12 @@ class Account:
             self._share = max(self._share / 2, LEAST_SHARE)
         elif self.balance == MOST * usual:
             self._share = SHARE
+
+
+def _middle(values: Iterable[float]) -> float:
+    """The median, or what is just above it: every step asks, so it is not the library's."""
+    ordered = sorted(values)
+    return ordered[len(ordered) // 2]
 
 
 def _bucket(load: int) -> int:
