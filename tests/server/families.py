@@ -130,6 +130,7 @@ FAMILIES = {
     "deepseek_v3": (
         DEEPSEEK,
         (
+            "<pad>",
             *(
                 "<｜tool▁calls▁begin｜>",
                 "<｜tool▁calls▁end｜>",

@@ -243,7 +243,7 @@ def test_an_answer_that_goes_on_in_the_middle_of_reasoning(talk, hermes):
             "tool_choice",
             "then",
         ),
-        ({"tool_choice": "required", "tools": [NOW]}, "tool_choice", "auto"),
+        ({"guided_regex": "a", "tools": [NOW]}, "guided_regex", "tools"),
         ({"reasoning_effort": "high"}, "reasoning_effort", "template"),
         ({"functions": []}, "functions", "not supported"),
         (

@@ -161,6 +161,12 @@ class ChatRequest(SamplingBody):
             )
         return [] if choice == "none" else tools
 
+    def required_tools(self) -> list[Tool]:
+        """Those of which one must be called, if any must."""
+        if isinstance(self.tool_choice, NamedTool):
+            return [tool for tool in self.tools or [] if tool.function.name == self.tool_choice.function.name]
+        return list(self.tools or []) if self.tool_choice == "required" else []
+
 
 class CompletionRequest(SamplingBody):
     prompt: str | list[str] | TokenIds | list[TokenIds]

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from rondo.client.wire import Wire
 
 
-class _Wire(BaseModel):
-    model_config = ConfigDict(extra="forbid", protected_namespaces=())
-
-
-class Function(_Wire):
+class Function(Wire):
     name: str = Field(min_length=1)
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
 
-class Tool(_Wire):
+class Tool(Wire):
     type: Literal["function"]
     function: Function
 
@@ -26,11 +24,11 @@ class Tool(_Wire):
         return self.model_dump(exclude_unset=True)
 
 
-class FunctionName(_Wire):
+class FunctionName(Wire):
     name: str
 
 
-class NamedTool(_Wire):
+class NamedTool(Wire):
     type: Literal["function"]
     function: FunctionName
 

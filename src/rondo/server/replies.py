@@ -11,7 +11,7 @@ from typing import Any
 from rondo.base.errors import InvalidRequest
 from rondo.base.ids import new_id
 from rondo.client.openai import ChatRequest
-from rondo.client.tools import NamedTool, Tool
+from rondo.client.tools import Tool
 from rondo.text.parsing import Call, Content, Dialect, Parser, Part, Reasoning
 from rondo.text.tokenizer import Tokenizer
 
@@ -48,13 +48,7 @@ class Replies:
                 param="tools",
                 code="unsupported_parameter",
             )
-        if body.tool_choice == "required" or isinstance(body.tool_choice, NamedTool):
-            raise InvalidRequest(
-                'tool_choice is supported as "auto" and "none" only.',
-                param="tool_choice",
-                code="unsupported_parameter",
-            )
-        if not self.auto_tool_choice:
+        if not self.auto_tool_choice and not body.required_tools():
             raise InvalidRequest(
                 'tool_choice "auto" is turned off here (server.auto_tool_choice).', param="tool_choice"
             )
@@ -62,7 +56,7 @@ class Replies:
 
     def shown(self, tools: list[Tool]) -> list[Tool]:
         """`tools`, if the chat template shows any."""
-        if tools and "tools" not in (self.tokenizer.tool_template or ""):
+        if tools and "tools" not in self.template:
             raise InvalidRequest(
                 "tools are not supported: this model's chat template does not show them to it.",
                 param="tools",
@@ -75,8 +69,17 @@ class Replies:
 
     def kept_tokens(self, dialect: Dialect) -> tuple[int, ...]:
         """The special tokens that its parser must see."""
-        ids = (self.tokenizer.token_id(marker) for marker in dialect.markers)
-        return tuple(id for id in ids if id is not None and id in self.tokenizer.special_ids)
+        ids = (self.special_id(marker) for marker in dialect.markers)
+        return tuple(id for id in ids if id is not None)
+
+    def special_id(self, text: str) -> int | None:
+        """The id of a special token; None for what is written as text."""
+        id = self.tokenizer.token_id(text)
+        return id if id in self.tokenizer.special_ids else None
+
+    @property
+    def template(self) -> str:
+        return self.tokenizer.tool_template or ""
 
     @property
     def new_call_id(self) -> Callable[[], str]:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+from rondo.base.errors import InvalidRequest
 from rondo.client.openai import ChatRequest
+from rondo.client.structured import StructuredOutputsParams
+from rondo.client.tools import NamedTool, Tool
 from rondo.client.types import GenerateRequest
+from rondo.engine.structured.checker import options_of
 from rondo.engine.words import truncated
 from rondo.server.prompts import ChatPrompt
 from rondo.server.served import Served
@@ -29,9 +35,55 @@ async def make_turn(served: Served, body: ChatRequest, id: str, size: int) -> Tu
     """`size` is about how much text `body` is."""
     sampling = served.check(body, 1)
     tools = served.replies.check(body)
+    form = sampling.structured_outputs
+    if form is not None and tools and not _is_json(form):
+        raise InvalidRequest(
+            f"{form.param} of this kind and tools exclude each other: leave out one of them.",
+            param=form.param,
+        )
     prompt = await served.prompts.of_chat(body, tools, size)
     dialect = served.replies.reading(tools)
-    sampling = sampling.with_(keep_special_tokens=served.replies.kept_tokens(dialect))
+    if form is not None and not _is_json(form):
+        dialect = Dialect()  # The form is that of the whole answer, which begins with no reasoning then.
+    sampling = replace(
+        sampling,
+        keep_special_tokens=served.replies.kept_tokens(dialect),
+        structured_outputs=_form(served, body, dialect, prompt, tools, form),
+    )
     ids = truncated(prompt.ids, sampling, served.max_model_len)
     generate = GenerateRequest(id, ids, sampling, body.priority, served.adapter(body.model))
-    return Turn(generate, dialect, [tool.function.model_dump() for tool in tools], prompt)
+    return Turn(generate, dialect, _functions(tools), prompt)
+
+
+def _form(
+    served: Served,
+    body: ChatRequest,
+    dialect: Dialect,
+    prompt: ChatPrompt,
+    tools: Sequence[Tool],
+    form: StructuredOutputsParams | None,
+) -> StructuredOutputsParams | None:
+    """What the whole answer must be: reasoning may come before the form that was asked for, and calls in its place."""
+    required = body.required_tools()
+    thought = dialect.thought(prompt.ending, prompt.continued)
+    if not required and (form is None or (not tools and thought is None)):
+        return form
+    wanted = None if required or form is None else form
+    grammar = dialect.grammar(
+        served.replies.special_id,
+        served.replies.template,
+        thought,
+        _functions(required or tools),
+        None if wanted is None else json.loads(wanted.source),
+        options=None if wanted is None else options_of(wanted),
+        parallel=body.parallel_tool_calls is not False and not isinstance(body.tool_choice, NamedTool),
+    )
+    return StructuredOutputsParams(grammar=grammar, param="tool_choice" if wanted is None else wanted.param)
+
+
+def _is_json(form: StructuredOutputsParams) -> bool:
+    return form.kind in ("json", "json_object")
+
+
+def _functions(tools: Sequence[Tool]) -> list[dict[str, Any]]:
+    return [tool.function.model_dump() for tool in tools]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from rondo.base.errors import ConfigError
+from rondo.text.parsing.forced import Grammar, SpecialId, Thought, json_arguments
 from rondo.text.parsing.formats import DeepSeek, Hermes, Llama3, Mistral, QwenCoder
+from rondo.text.parsing.harmony import FINAL, THOUGHT, Harmony
 from rondo.text.parsing.harmony import MARKERS as HARMONY_MARKERS
-from rondo.text.parsing.harmony import Harmony
+from rondo.text.parsing.harmony import SHAPE as HARMONY_SHAPE
 from rondo.text.parsing.marked import CallFormat, MarkedCalls, Tools
 from rondo.text.parsing.parts import Parser
 from rondo.text.parsing.think import Think
@@ -77,15 +81,52 @@ class Dialect:
         if self._harmony:
             return Harmony(calls=self.calls is not None)
         calls = MarkedCalls(CALLS[self.calls](tools)) if self.calls is not None else None
+        thought = self.thought(prompt, continued)
+        return calls if thought is None else Think(thought.opening, thought.closing, thought.opened, calls)
+
+    def grammar(
+        self,
+        special_id: SpecialId,
+        template: str,
+        thought: Thought | None,
+        tools: Tools,
+        form: Mapping[str, Any] | None = None,
+        *,
+        options: Mapping[str, Any] | None = None,
+        parallel: bool = True,
+    ) -> str:
+        """Of an answer that is calls of `tools`, or JSON of the schema `form` (`options` are llguidance's): one of them
+        where both are given. Reasoning may come before it. It reads back as what `parser` reads."""
+        grammar = Grammar(special_id, self.markers)
+        choices = []
+        if tools:
+            choices.append(self._calls(grammar, template, tools, parallel))
+        if form is not None:
+            before = grammar.literal(FINAL) if self._harmony else ""
+            choices.append(f"{before} {grammar.json('form', form, options or {})}")
+        think = "" if thought is None else grammar.think(thought)
+        return grammar.text(f"{think} ({' | '.join(choices)})")
+
+    def _calls(self, grammar: Grammar, template: str, tools: Tools, parallel: bool) -> str:
+        assert self.calls is not None
+        format = None if self._harmony else CALLS[self.calls](tools)
+        write = json_arguments if format is None else format.arguments
+        arguments = {tool["name"]: write(grammar, f"arguments_{i}", tool) for i, tool in enumerate(tools)}
+        return grammar.calls(HARMONY_SHAPE if format is None else format.shape(template), arguments, parallel)
+
+    def thought(self, prompt: str, continued: bool = False) -> Thought | None:
+        """The reasoning that the answer may begin with; the arguments are those of `parser`."""
+        if self._harmony:
+            return None if continued else THOUGHT
         if self.reasoning is None:
-            return calls
+            return None
         opening, closing = REASONING[self.reasoning]
         if continued:
             opened, closed = prompt.rfind(opening) > prompt.rfind(closing), closing in prompt
         else:
             opened, closed = prompt.rstrip().endswith(opening), prompt.rstrip().endswith(closing)
         always = self.reasoning == ALWAYS_REASONS and not closed
-        return Think(opening, closing, opened or always, calls)
+        return Thought(opening, closing, opened or always)
 
     @property
     def _harmony(self) -> bool:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from rondo.text.parsing.calls import call_from, call_of, named_call, read_json
+from rondo.text.parsing.forced import Grammar, Shape, options_of
 from rondo.text.parsing.marked import CallFormat
 from rondo.text.parsing.parts import Call
 from rondo.text.parsing.scan import JsonScan
@@ -61,6 +63,9 @@ class Hermes(CallFormat):
         call = call_from(text.removeprefix("<tool_call>").strip().removesuffix("</tool_call>"))
         return None if call is None else [call]
 
+    def shape(self, template: str) -> Shape:
+        return Shape('<tool_call>\n{"name": "{name}", "arguments": ', "}\n</tool_call>", "\n")
+
 
 class QwenCoder(CallFormat):
     """`<tool_call><function=name><parameter=key>value</parameter></function></tool_call>`. Values are texts: which of
@@ -91,14 +96,39 @@ class QwenCoder(CallFormat):
         call = named_call(name, arguments)
         return None if call is None or body[at:].strip() else [call]
 
+    def shape(self, template: str) -> Shape:
+        return Shape("<tool_call>\n<function={name}>\n", "</function>\n</tool_call>", "\n")
+
+    def arguments(self, grammar: Grammar, rule: str, function: Mapping[str, Any]) -> str:
+        schema = function.get("parameters") or {}
+        parameters = []
+        for index, (key, value) in enumerate((schema.get("properties") or {}).items()):
+            name = f"{rule}_{index}"
+            opening, end = f"<parameter={key}>\n", "\n</parameter>\n"
+            if _is_text(value):
+                said = grammar.until(f"{name}_value", end)
+            else:
+                said = grammar.json(f"{name}_value", value, options_of(function)) + f" {grammar.literal(end)}"
+            grammar.rule(name, f"{grammar.literal(opening)} {said}")
+            parameters.append(name if key in schema.get("required", ()) else f"{name}?")
+        return grammar.rule(rule, " ".join(parameters) or '""')
+
 
 def _typed(text: str, schema: Any) -> Any:
     """A parameter's value: the JSON that it is written as, unless a string is due."""
-    kinds = schema.get("type", "string") if isinstance(schema, dict) else "string"
-    if "string" in kinds:
+    kinds = _kinds(schema)
+    if _is_text(schema):
         return None if text == "null" and "null" in kinds else text
     value = read_json(text.lower() if kinds == "boolean" else text)
     return text if value is None and text.strip() != "null" else value
+
+
+def _kinds(schema: Any) -> Any:
+    return schema.get("type", "string") if isinstance(schema, dict) else "string"
+
+
+def _is_text(schema: Any) -> bool:
+    return "string" in _kinds(schema)
 
 
 class Llama3(CallFormat):
@@ -124,6 +154,9 @@ class Llama3(CallFormat):
             return [call] if call is not None and call.name in self.tools else None
         call = call_of(value) if isinstance(value, dict) else _builtin(body)
         return None if call is None else [call]
+
+    def shape(self, template: str) -> Shape:
+        return Shape('{"name": "{name}", "parameters": ', "}", "; ")
 
 
 def _builtin(text: str) -> Call | None:
@@ -167,6 +200,11 @@ class Mistral(CallFormat):
         calls = [call for call in found if call is not None]
         return calls if len(calls) == len(found) else None
 
+    def shape(self, template: str) -> Shape:
+        if "[ARGS]" in template:
+            return Shape("[TOOL_CALLS]{name}[ARGS]", between="")
+        return Shape('{"name": "{name}", "arguments": ', "}", ", ", opening="[TOOL_CALLS] [", closing="]")
+
 
 class DeepSeek(CallFormat):
     """Calls between special tokens: V3 and R1 write `function`, the name, and a code block of JSON; V3.1 the name
@@ -188,3 +226,10 @@ class DeepSeek(CallFormat):
         name, arguments = fenced.groups() if fenced is not None else (left.strip(), right)
         call = named_call(name, arguments) if sep else None
         return None if call is None else [call]
+
+    def shape(self, template: str) -> Shape:
+        opening, closing = self.noise
+        if "```json" in template:
+            before, after = f"{self.BEGIN}function{self.SEP}{{name}}\n```json\n", f"\n```{self.END}"
+            return Shape(before, after, "\n", opening, closing)
+        return Shape(f"{self.BEGIN}{{name}}{self.SEP}", self.END, "", opening, closing)

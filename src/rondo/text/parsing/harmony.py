@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from rondo.text.parsing.calls import named_call
+from rondo.text.parsing.forced import Shape, Thought
 from rondo.text.parsing.parts import Content, Part, Reasoning
 from rondo.text.parsing.scan import first_of, held_back
 
@@ -15,6 +16,11 @@ _HEADERS = (_START, _CHANNEL, _MESSAGE, "to=")
 _BODY_ENDS = (*_ENDS, _START, _CHANNEL)
 _CHANNEL_OF = re.compile(r"<\|channel\|>\s*(\w+)")
 _FUNCTION_OF = re.compile(r"\bto=functions\.([^\s<]+)")
+
+
+SHAPE = Shape("<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>")
+THOUGHT = Thought("<|channel|>analysis<|message|>", "<|end|><|start|>assistant", blanks=False)
+FINAL = "<|channel|>final<|message|>"
 
 
 class Harmony:

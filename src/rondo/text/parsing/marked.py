@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
+from rondo.text.parsing.forced import Grammar, Shape, json_arguments
 from rondo.text.parsing.parts import Call, Content, Part
 from rondo.text.parsing.scan import first_of, held_back
 
@@ -40,6 +41,14 @@ class CallFormat(ABC):
     @abstractmethod
     def calls(self, text: str) -> list[Call] | None:
         """What is called in a block, whose end may be missing; None if that cannot be read."""
+
+    @abstractmethod
+    def shape(self, template: str) -> Shape:
+        """How a model with that chat template writes calls, where it must."""
+
+    def arguments(self, grammar: Grammar, rule: str, function: Mapping[str, Any]) -> str:
+        """Adds the rule of what stands for a function's arguments."""
+        return json_arguments(grammar, rule, function)
 
 
 class MarkedCalls:
