@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from rondo.base.errors import ConfigError
 from rondo.text.parsing import Call, Content, Dialect, Part, Reasoning, choose_dialect
+from rondo.text.parsing.scan import held_back
 from text import recorded
 from text.recorded import TOOLS
 
@@ -166,3 +167,9 @@ def test_a_name_that_is_none():
         choose_dialect("", "hermse")
     with pytest.raises(ConfigError, match="qwen3"):
         choose_dialect("", reasoning="qwen4")
+
+
+@given(text=st.text("ab<", max_size=12), marker=st.text("ab<", min_size=1, max_size=6))
+def test_what_is_held_back_is_the_longest_end_that_may_become_a_marker(text, marker):
+    longest = max(n for n in range(len(marker)) if n == 0 or text.endswith(marker[:n]))
+    assert held_back(text, [marker]) == longest

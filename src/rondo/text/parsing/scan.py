@@ -19,9 +19,11 @@ def held_back(text: str, markers: Iterable[str]) -> int:
 
 
 def _overlap(text: str, marker: str) -> int:
-    for length in range(min(len(text), len(marker) - 1), 0, -1):
-        if text.endswith(marker[:length]):
-            return length
+    at = max(len(text) - len(marker) + 1, 0)
+    while (at := text.find(marker[0], at)) >= 0:
+        if marker.startswith(text[at:]):
+            return len(text) - at
+        at += 1
     return 0
 
 
