@@ -13,6 +13,8 @@ from rondo.engine.config import EngineConfig
 from rondo.server.config import ServerConfig
 from server.running import start
 
+JSON = {"Content-Type": "application/json"}
+
 
 def test_sync_client(running):
     with rondo.Client(running.url) as client:
@@ -155,5 +157,5 @@ def test_a_failed_step_is_an_error_for_the_client_and_503_for_health(model_folde
 
 def test_a_body_that_is_too_large(model_folder):
     for running in start(model_folder, config=ServerConfig(port=0, max_body_bytes=2048)):
-        answer = httpx.post(running.url + "/v1/completions", content=b"x" * 4096)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "body_too_large")
+        answer = httpx.post(running.url + "/v1/completions", content=b"x" * 4096, headers=JSON)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")

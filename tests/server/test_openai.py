@@ -11,6 +11,7 @@ from support.engines import slowly
 from support.waiting import until
 
 CHAT = [{"role": "user", "content": "abc def"}]
+JSON = {"Content-Type": "application/json"}
 
 
 @pytest.fixture
@@ -239,8 +240,8 @@ def test_bad_prompts_name_the_field(running, change, says):
 def test_other_errors_have_the_same_shape(running):
     url = running.url + "/v1/chat/completions"
     for answer, status in (
-        (httpx.post(url, content=b"{nope"), 400),
-        (httpx.post(url, content=b"[1]"), 400),
+        (httpx.post(url, content=b"{nope", headers=JSON), 400),
+        (httpx.post(url, content=b"[1]", headers=JSON), 400),
         (httpx.post(url, json={"model": "gpt", "messages": CHAT}), 404),
         (httpx.post(url, json={"messages": CHAT}), 400),
         (httpx.get(url), 405),

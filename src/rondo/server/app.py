@@ -10,7 +10,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rondo import __version__
@@ -29,7 +29,9 @@ from rondo.server.completions import completions
 from rondo.server.config import ServerConfig
 from rondo.server.embeddings import Dimensions, Embedder
 from rondo.server.errors import error_body, log_bugs, of_rondo, on_bug, on_http_error, on_rondo_error
+from rondo.server.http import check_json
 from rondo.server.lifecycle import lifecycle_routes
+from rondo.server.openapi import openapi_route
 from rondo.server.prompts import Prompts
 from rondo.server.replies import Replies
 from rondo.server.responses import responses, stored_routes
@@ -71,7 +73,7 @@ def create_app(
     embedder = Embedder(served, pooling, Dimensions.of(model, config.matryoshka))
     scorer = Scorer(embedder)
     session = WeightSession(engine)
-    routes = [
+    routes: list[BaseRoute] = [
         _post("/v1/chat/completions", lambda request: chat(served, request)),
         _post("/v1/responses", lambda request: responses(served, request)),
         *stored_routes(),
@@ -87,6 +89,7 @@ def create_app(
         *weight_routes(session, config.admin_key),
         *adapter_routes(engine, served, config.admin_key),
     ]
+    routes.append(openapi_route(routes))
     app: ASGIApp = Starlette(
         routes=routes,
         exception_handlers={RondoError: on_rondo_error, HTTPException: on_http_error, Exception: on_bug},
@@ -104,6 +107,7 @@ def _replies(tokenizer: Tokenizer, config: ServerConfig) -> Replies:
 
 def _post(path: str, handler: Callable[[Request], Awaitable[ASGIApp]]) -> Route:
     async def endpoint(request: Request) -> Response:
+        check_json(request)
         try:
             # An event stream is an ASGI application like any response.
             return await handler(request)  # type: ignore[return-value]

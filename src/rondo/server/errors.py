@@ -7,13 +7,25 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rondo.base.errors import Overloaded, RondoError
+from rondo.base.errors import InvalidRequest, Overloaded, RondoError
 
 log = logging.getLogger("rondo.server")
 
 RETRY_SECONDS = "1"
 KINDS = {401: "authentication_error", 404: "invalid_request_error", 405: "invalid_request_error"}
 LOGGED = "rondo.logged"
+
+
+class BodyTooLarge(InvalidRequest):
+    status = 413
+
+
+class UnsupportedMedia(InvalidRequest):
+    status = 415
+
+
+class BodyTimeout(InvalidRequest):
+    status = 408
 
 
 def error_body(
@@ -24,6 +36,8 @@ def error_body(
 
 def of_rondo(error: RondoError) -> JSONResponse:
     headers = {"Retry-After": RETRY_SECONDS} if isinstance(error, Overloaded) else None
+    if isinstance(error, BodyTooLarge | BodyTimeout):
+        headers = {"Connection": "close"}  # the rest of the body is not waited for
     body = error_body(error.message, error.kind, error.param, error.code)
     return JSONResponse(body, status_code=error.status, headers=headers)
 

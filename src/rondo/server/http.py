@@ -11,20 +11,46 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
-from rondo.base.errors import InvalidRequest, RondoError
-from rondo.server.errors import error_body, log
+from rondo.base.errors import RondoError
+from rondo.server.errors import BodyTimeout, BodyTooLarge, UnsupportedMedia, error_body, log
 
 T = TypeVar("T")
 
 
+BODY_SECONDS = 60.0
+"""The longest wait for the next part of a body."""
+
+
 async def read_body(request: Request, limit: int) -> bytes:
+    """What is known to be too large is refused before it is sent; what turns out to be, as soon as it does."""
+    declared = request.headers.get("content-length", "")
+    too_large = BodyTooLarge(f"the request body is larger than {limit} bytes.", code="body_too_large")
+    if declared.isdigit() and int(declared) > limit:
+        raise too_large
     parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > limit:
-            raise InvalidRequest(f"the request body is larger than {limit} bytes.", code="body_too_large")
-        parts.append(part)
+    try:
+        async with asyncio.timeout(BODY_SECONDS) as patience:
+            async for part in request.stream():
+                size += len(part)
+                if size > limit:
+                    raise too_large
+                parts.append(part)
+                patience.reschedule(asyncio.get_running_loop().time() + BODY_SECONDS)
+    except TimeoutError:
+        raise BodyTimeout(
+            f"nothing more of the request body came for {BODY_SECONDS:g} s.", code="body_timeout"
+        ) from None
     return b"".join(parts)
+
+
+def check_json(request: Request) -> None:
+    """A web page may send other types to any server it can reach without asking the browser's user first."""
+    given = request.headers.get("content-type", "")
+    if given.partition(";")[0].strip().lower() != "application/json":
+        raise UnsupportedMedia(
+            f"the body must be JSON, sent with 'Content-Type: application/json'; its type is {given!r}.",
+            code="unsupported_media_type",
+        )
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:

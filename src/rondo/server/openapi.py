@@ -1,0 +1,200 @@
+"""`/openapi.json`: every route, with the very bodies that are checked when one is asked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from rondo import __version__
+from rondo.client.openai import ChatRequest, CompletionRequest, ModelCard, ModelList, Wire
+from rondo.client.responses import ResponsesRequest
+from rondo.server.adapters import LoadAdapter, UnloadAdapter
+from rondo.server.embeddings import EmbeddingRequest
+from rondo.server.lifecycle import MODES, AbortRequests
+from rondo.server.scoring import RerankRequest, ScoreRequest
+from rondo.server.tokenize import DetokenizeRequest, TokenizeRequest
+from rondo.server.weights import FinishUpdate, InitTransfer, UpdateWeights
+
+Schema = dict[str, Any]
+PATH = "/openapi.json"
+JSON, TEXT, EVENTS = "application/json", "text/plain", "text/event-stream"
+
+
+class ErrorDetails(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class Error(BaseModel):
+    """OpenAI's shape of an error."""
+
+    error: ErrorDetails
+
+
+@dataclass(frozen=True)
+class Described:
+    """What a route is for, what it takes, and what it gives: JSON, unless `media` says otherwise. `None` as `answer` is
+    nothing at all."""
+
+    summary: str
+    body: type[Wire] | None = None
+    query: Mapping[str, Schema] = field(default_factory=dict)
+    answer: type[BaseModel] | Literal["object"] | None = "object"
+    media: tuple[str, ...] = (JSON,)
+    bodyless: bool = False
+    """The body may also be left out."""
+
+
+_MODE = {"mode": {"enum": list(MODES)}}
+_BOOL = {"type": "boolean"}
+_SCORE = Described("How near texts are: the cosine of their vectors", ScoreRequest)
+_RERANK = Described("The documents nearest to a query", RerankRequest)
+_FORGOTTEN = Described("Nothing: answers are not kept here")
+
+OF_THE_MODEL: dict[str, Described] = {
+    "POST /v1/chat/completions": Described("Answer a conversation", ChatRequest, media=(JSON, EVENTS)),
+    "POST /v1/responses": Described("Answer, statelessly", ResponsesRequest, media=(JSON, EVENTS)),
+    "GET /v1/responses/{id}": _FORGOTTEN,
+    "DELETE /v1/responses/{id}": _FORGOTTEN,
+    "GET /v1/responses/{id}/input_items": _FORGOTTEN,
+    "POST /v1/responses/{id}/cancel": _FORGOTTEN,
+    "POST /v1/completions": Described("Continue prompts", CompletionRequest, media=(JSON, EVENTS)),
+    "POST /v1/embeddings": Described("Vectors of texts", EmbeddingRequest),
+    "POST /score": _SCORE,
+    "POST /v1/score": _SCORE,
+    "POST /rerank": _RERANK,
+    "POST /v1/rerank": _RERANK,
+    "POST /v2/rerank": _RERANK,
+    "POST /tokenize": Described("The tokens of a text or of a conversation", TokenizeRequest),
+    "POST /detokenize": Described("The text of tokens", DetokenizeRequest),
+    "GET /v1/models": Described("The model and its adapters", answer=ModelList),
+    "GET /v1/models/{name}": Described("One of them", answer=ModelCard),
+}
+OPEN: dict[str, Described] = {
+    "GET /health": Described("Whether the engine works"),
+    "GET /ready": Described("Whether requests are taken"),
+    "GET /version": Described("The versions of the program and of the weights"),
+    "GET /load": Described("How many requests there are"),
+    "GET /metrics": Described("Metrics for Prometheus", media=(TEXT,)),
+    f"GET {PATH}": Described("This description"),
+}
+OF_THE_OPERATOR: dict[str, Described] = {
+    "POST /sleep": Described("Give memory back", query={"level": {"enum": ["1", "2"]}} | _MODE, answer=None),
+    "POST /wake_up": Described("Take memory again", query={"tags": {"type": "string"}}, answer=None),
+    "GET /is_sleeping": Described("Whether any part sleeps"),
+    "POST /pause": Described("Stop between two steps", query=_MODE | {"clear_cache": _BOOL}),
+    "POST /resume": Described("Go on"),
+    "GET /is_paused": Described("Whether it is paused"),
+    "POST /reset_prefix_cache": Described("Forget the prefixes of prompts", answer=None),
+    "POST /abort_requests": Described("End requests by the ids of their answers", AbortRequests, answer=None),
+    "GET /weight_info": Described("The version and the state of the weights"),
+    "POST /init_weight_transfer_engine": Described("Before the first update", InitTransfer, bodyless=True),
+    "POST /start_weight_update": Described("Begin an update of the weights"),
+    "POST /update_weights": Described("Weights in a folder", UpdateWeights),
+    "POST /finish_weight_update": Described("Go on with the new weights", FinishUpdate, bodyless=True),
+    "POST /abort_weight_update": Described("Give the update up"),
+    "POST /v1/load_lora_adapter": Described("Serve an adapter", LoadAdapter, answer=None, media=(TEXT,)),
+    "POST /v1/unload_lora_adapter": Described("Serve it no more", UnloadAdapter, answer=None, media=(TEXT,)),
+}
+KEYS: dict[str, Schema] = {
+    "key": {"type": "http", "scheme": "bearer", "description": "server.api_key, where it is set"},
+    "admin": {"type": "apiKey", "in": "header", "name": "X-Admin-Key", "description": "server.admin_key"},
+}
+
+
+def openapi_route(routes: Iterable[BaseRoute]) -> Route:
+    """Describes those of `routes` that are known here, and itself."""
+    names = {
+        f"{method} {_shown(route)}"
+        for route in routes
+        if isinstance(route, Route)
+        for method in route.methods or ()
+    }
+    made: list[Schema] = []
+
+    async def endpoint(request: Request) -> Response:
+        if not made:
+            made.append(document(names | {f"GET {PATH}"}))
+        return JSONResponse(made[0])
+
+    return Route(PATH, endpoint)
+
+
+def _shown(route: Route) -> str:
+    return route.path.replace("{name:path}", "{name}")
+
+
+def document(names: Iterable[str]) -> Schema:
+    from pydantic.json_schema import models_json_schema  # not before somebody asks
+
+    groups = [(OF_THE_MODEL, "key"), (OPEN, None), (OF_THE_OPERATOR, "admin")]
+    known = {name: (described, key) for group, key in groups for name, described in group.items()}
+    served = [(name, *known[name]) for name in sorted(names) if name in known]
+    bodies = {kind for _, one, _ in served for kind in (one.body, one.answer) if isinstance(kind, type)}
+    ordered = sorted(bodies | {Error}, key=lambda kind: kind.__name__)
+    _, definitions = models_json_schema(
+        [(kind, "validation") for kind in ordered], ref_template="#/components/schemas/{model}"
+    )
+    paths: dict[str, Schema] = {}
+    for name, described, key in served:
+        method, path = name.split(" ")
+        paths.setdefault(path, {})[method.lower()] = _operation(path, described, key)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Rondo",
+            "version": __version__,
+            "description": "OpenAI's API, and vLLM's beside it.",
+        },
+        "paths": paths,
+        "components": {"schemas": definitions["$defs"], "securitySchemes": KEYS},
+    }
+
+
+def _operation(path: str, described: Described, key: str | None) -> Schema:
+    given = re.findall(r"{(\w+)}", path)
+    parameters: list[Schema] = [
+        *({"name": name, "in": "query", "schema": schema} for name, schema in described.query.items()),
+        *({"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in given),
+    ]
+    operation: Schema = {
+        "summary": described.summary,
+        "responses": {"200": _answer(described)} | dict.fromkeys(("4XX", "5XX"), _ERROR),
+    }
+    if parameters:
+        operation["parameters"] = parameters
+    if described.body is not None:
+        content = {JSON: {"schema": _reference(described.body)}}
+        operation["requestBody"] = {"required": not described.bodyless, "content": content}
+    if key is not None:
+        operation["security"] = [{key: []}] if key == "admin" else [{key: []}, {}]
+    return operation
+
+
+def _answer(described: Described) -> Schema:
+    if described.answer is None and described.media == (JSON,):
+        return {"description": "It is done"}
+    whole = {"type": "object"} if described.answer == "object" else None
+    schema = _reference(described.answer) if isinstance(described.answer, type) else whole
+    texts = {"schema": {"type": "string"}}
+    content = {media: {"schema": schema} if media == JSON else texts for media in described.media}
+    return {"description": "It is done", "content": content}
+
+
+def _reference(kind: type[BaseModel]) -> Schema:
+    return {"$ref": f"#/components/schemas/{kind.__name__}"}
+
+
+_ERROR: Schema = {
+    "description": "What is wrong, and what to do",
+    "content": {JSON: {"schema": _reference(Error)}},
+}
