@@ -29,6 +29,7 @@ from rondo.server.completions import completions
 from rondo.server.config import ServerConfig
 from rondo.server.embeddings import Dimensions, Embedder
 from rondo.server.errors import error_body, log_bugs, of_rondo, on_bug, on_http_error, on_rondo_error
+from rondo.server.generative_scoring import generative_scoring
 from rondo.server.http import check_json
 from rondo.server.lifecycle import lifecycle_routes
 from rondo.server.openapi import openapi_route
@@ -43,7 +44,7 @@ from rondo.server.weights import weight_routes
 from rondo.text.parsing import choose_dialect
 from rondo.text.tokenizer import Tokenizer
 
-OUTSIDE_V1 = ("/tokenize", "/detokenize", "/score", "/rerank", "/v2/rerank")
+OUTSIDE_V1 = ("/tokenize", "/detokenize", "/score", "/rerank", "/v2/rerank", "/generative_scoring")
 """What asks the model too, under the names that vLLM gave it."""
 
 
@@ -81,6 +82,7 @@ def create_app(
         _post("/tokenize", lambda request: tokenize(served, request)),
         _post("/detokenize", lambda request: detokenize(served, request)),
         _post("/v1/embeddings", embedder.embeddings),
+        _post("/generative_scoring", lambda request: generative_scoring(served, request)),
         *(_post(path, scorer.score) for path in ("/score", "/v1/score")),
         *(_post(path, scorer.rerank) for path in ("/rerank", "/v1/rerank", "/v2/rerank")),
         *_model_routes(served),

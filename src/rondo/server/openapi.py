@@ -17,6 +17,7 @@ from rondo.client.openai import ChatRequest, CompletionRequest, ModelCard, Model
 from rondo.client.responses import ResponsesRequest
 from rondo.server.adapters import LoadAdapter, UnloadAdapter
 from rondo.server.embeddings import EmbeddingRequest
+from rondo.server.generative_scoring import GenerativeScoringRequest
 from rondo.server.lifecycle import MODES, AbortRequests
 from rondo.server.scoring import RerankRequest, ScoreRequest
 from rondo.server.tokenize import DetokenizeRequest, TokenizeRequest
@@ -74,6 +75,9 @@ OF_THE_MODEL: dict[str, Described] = {
     "POST /rerank": _RERANK,
     "POST /v1/rerank": _RERANK,
     "POST /v2/rerank": _RERANK,
+    "POST /generative_scoring": Described(
+        "How likely a token follows on each item", GenerativeScoringRequest
+    ),
     "POST /tokenize": Described("The tokens of a text or of a conversation", TokenizeRequest),
     "POST /detokenize": Described("The text of tokens", DetokenizeRequest),
     "GET /v1/models": Described("The model and its adapters", answer=ModelList),
