@@ -110,6 +110,7 @@ def prompts(count: int) -> list[list[int]]:
         {"top_p": 0.8, "top_k": 20, "min_p": 0.01},
         {"presence_penalty": 1.0, "repetition_penalty": 1.3, "logit_bias": {5: 3.0}, "min_tokens": 4},
         {"stop_token_ids": list(range(20)), "max_tokens": None},
+        {"prompt_logprobs": 2, "allowed_token_ids": tuple(range(10, 60))},
     ],
     ids=str,
 )
@@ -120,6 +121,12 @@ def test_two_ranks_give_the_tokens_of_one(one, two, changes):
         one.generate(prompts(6), params), two.generate(prompts(6), params), strict=True
     ):
         assert given.cached_tokens == expected.cached_tokens
+        for got_entry, want_entry in zip(
+            given.prompt_logprobs or [], expected.prompt_logprobs or [], strict=True
+        ):
+            assert (got_entry is None) == (want_entry is None)
+            if got_entry and want_entry:
+                assert got_entry[0][1] == pytest.approx(want_entry[0][1], abs=LOGPROB_TOLERANCE)
         for want, got in zip(expected.outputs, given.outputs, strict=True):
             assert (got.token_ids, got.finish_reason) == (want.token_ids, want.finish_reason)
             assert got.logprobs == pytest.approx(want.logprobs, abs=LOGPROB_TOLERANCE)

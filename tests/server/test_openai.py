@@ -328,3 +328,48 @@ def test_sse_is_framed_as_the_specification_says(running):
     assert all(
         json.loads(event.removeprefix("data: "))["object"] == "text_completion" for event in events[:-2]
     )
+
+
+def test_a_prompt_is_scored_and_echoed(client):
+    """As evaluation harnesses ask for it: no token of an answer, the prompt's log-probabilities."""
+    options = {"model": "tiny", "prompt": "abc def gh", "logprobs": 2, "temperature": 0}
+    alone = client.completions.create(**options, echo=True, max_tokens=0)
+    choice = alone.choices[0]
+    assert choice.text == "abc def gh"
+    assert alone.usage.completion_tokens == 0
+    assert len(choice.logprobs.tokens) == alone.usage.prompt_tokens
+    assert "".join(choice.logprobs.tokens) == "abc def gh"
+    assert choice.logprobs.token_logprobs[0] is None
+    assert all(value < 0 for value in choice.logprobs.token_logprobs[1:])
+    longer = client.completions.create(**options, echo=True, max_tokens=5, extra_body={"ignore_eos": True})
+    both = longer.choices[0].logprobs
+    assert (
+        len(both.tokens)
+        == len(both.token_logprobs)
+        == len(both.top_logprobs)
+        == alone.usage.prompt_tokens + 5
+    )
+    assert both.token_logprobs[1 : alone.usage.prompt_tokens] == pytest.approx(
+        choice.logprobs.token_logprobs[1:], abs=1e-5
+    )
+    assert both.text_offset == sorted(both.text_offset)
+    streamed = client.completions.create(
+        **options, echo=True, max_tokens=5, extra_body={"ignore_eos": True}, stream=True
+    )
+    parts = [event.choices[0].logprobs.tokens for event in streamed if event.choices[0].logprobs]
+    assert [token for part in parts for token in part] == both.tokens
+
+
+def test_prompt_logprobs_have_vllm_s_shape(running):
+    for route, asked in (("completions", {"prompt": "abc def"}), ("chat/completions", {"messages": CHAT})):
+        answer = httpx.post(
+            f"{running.url}/v1/{route}",
+            json={"model": "tiny", "max_tokens": 1, "prompt_logprobs": 3, **asked},
+        ).json()
+        first, *others = answer.get("prompt_logprobs") or answer["choices"][0]["prompt_logprobs"]
+        assert first is None
+        assert len(others) == answer["usage"]["prompt_tokens"] - 1
+        for entry in others:
+            assert len(entry) in (3, 4)
+            assert {1, 2, 3} <= {each["rank"] for each in entry.values()}
+            assert set(next(iter(entry.values()))) == {"logprob", "rank", "decoded_token"}

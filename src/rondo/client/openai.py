@@ -55,6 +55,7 @@ class SamplingBody(FormBody):
     bad_words: list[str] | None = None
     allowed_token_ids: list[int] | None = None
     truncate_prompt_tokens: int | None = None
+    prompt_logprobs: int | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
@@ -83,10 +84,15 @@ class SamplingBody(FormBody):
             "allowed_token_ids": self.allowed_token_ids,
             "truncate_prompt_tokens": self.truncate_prompt_tokens,
             "best_of": self.best_of,
+            "prompt_logprobs": self.prompt_logprobs,
         }
         if self.stream and self.best_of not in (None, self.n or 1):
             raise InvalidRequest(
                 "best_of cannot be streamed: which is best is known at the end.", param="best_of"
+            )
+        if self.stream and self.prompt_logprobs is not None:
+            raise InvalidRequest(
+                "prompt_logprobs cannot be streamed: leave stream out.", param="prompt_logprobs"
             )
         options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         return SamplingParams(
@@ -172,13 +178,18 @@ class CompletionRequest(SamplingBody):
     prompt: str | list[str] | TokenIds | list[TokenIds]
     logprobs: int | None = Field(None, ge=0, le=20)
     echo: bool | None = None
+    max_tokens: int | None = Field(None, ge=0)
+    """0, with `echo`, asks for the prompt alone."""
     suffix: None = None
     add_special_tokens: bool = True
 
     def to_sampling(self) -> SamplingParams:
-        if self.echo and self.logprobs is not None:
-            raise InvalidRequest("echo together with logprobs is not supported.", param="echo")
-        return self.sampling(self.logprobs, 16 if self.max_tokens is None else self.max_tokens)
+        if self.max_tokens == 0 and not self.echo:
+            raise InvalidRequest("max_tokens may be 0 only with echo; got 0.", param="max_tokens")
+        sampling = self.sampling(self.logprobs, 16 if self.max_tokens is None else max(self.max_tokens, 1))
+        if not (self.echo and self.logprobs is not None):
+            return sampling
+        return sampling.with_(prompt_logprobs=max(self.logprobs, self.prompt_logprobs or 0))
 
     def prompts(self) -> list[str | list[int]]:
         prompt = self.prompt
@@ -224,7 +235,6 @@ KNOWN_UNSUPPORTED = frozenset(
         "web_search_options",
         "prompt_cache_key",
         "safety_identifier",
-        "prompt_logprobs",
         "use_beam_search",
         "moderation",
         "prompt_cache_retention",

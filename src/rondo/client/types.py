@@ -9,6 +9,8 @@ from typing import Literal
 from rondo.base.errors import InvalidRequest
 from rondo.client.structured import StructuredOutputsParams
 
+PromptLogprobs = list[list[tuple[int, float, int]] | None]
+"""For each token of a prompt (token, log-probability, rank): its own, and then the likeliest. None for the first."""
 FinishReason = Literal["stop", "length", "abort"]
 LogprobsMode = Literal["scaled", "raw"]
 Pooling = Literal["last", "mean"]
@@ -26,7 +28,8 @@ class SamplingParams:
     cannot make a step fail, whatever else is in the batch.
 
     `max_tokens=None` generates until the context is full. `temperature=0` is greedy. `top_k=0` and `-1` both
-    mean "all". `logprobs=k` asks for the sampled token's log-probability and the k likeliest alternatives.
+    mean "all". `logprobs=k` asks for the sampled token's log-probability and the k likeliest alternatives,
+    `prompt_logprobs=k` for those of the prompt's tokens.
     `logprobs_mode` says of which distribution: "scaled" is that of the logits divided by the temperature,
     before any top-k, top-p or min-p (what a learner recomputes), "raw" is at temperature 1 (what the HTTP API
     reports).
@@ -48,6 +51,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     logprobs_mode: LogprobsMode = "scaled"
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
@@ -104,6 +108,11 @@ class SamplingParams:
         _require(
             self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS,
             "logprobs",
+            f"must be between 0 and {MAX_LOGPROBS}",
+        )
+        _require(
+            self.prompt_logprobs is None or 0 <= self.prompt_logprobs <= MAX_LOGPROBS,
+            "prompt_logprobs",
             f"must be between 0 and {MAX_LOGPROBS}",
         )
         _require(self.logprobs_mode in ("scaled", "raw"), "logprobs_mode", "must be 'scaled' or 'raw'")
@@ -181,6 +190,8 @@ class TokenChunk:
     stop_reason: int | str | None = None
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    prompt_logprobs: PromptLogprobs | None = None
+    """On a sample's first chunk, where they were asked for."""
     vector: list[float] | None = None
 
     def extend(self, other: TokenChunk) -> None:
@@ -220,3 +231,4 @@ class RequestOutput:
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     cached_tokens: int = 0
+    prompt_logprobs: PromptLogprobs | None = None

@@ -10,6 +10,7 @@ from rondo.engine.adapters import LoadedAdapter
 from rondo.engine.config import EngineConfig
 from rondo.engine.randomness import derive, mix
 from rondo.engine.request import Request
+from rondo.engine.scoring import PromptScores
 
 DEFAULT_MAX_MODEL_LEN = 8192
 
@@ -51,9 +52,11 @@ class Intake:
             )
             for index in range(params.n)
         ]
+        scores = PromptScores.of(prompt, params)
         self._arrivals += params.n
         for sample in samples:
             sample.siblings = samples if len(samples) > 1 else []
+            sample.scores = scores
         return samples
 
     def check(self, request: GenerateRequest, prompt: list[int]) -> None:

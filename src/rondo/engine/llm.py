@@ -216,6 +216,7 @@ class LLM:
             prompt_token_ids=list(request.prompt_ids),
             outputs=best([self._completion(sample) for sample in samples], params),
             cached_tokens=max(samples[0].first_cached, 0),
+            prompt_logprobs=None if samples[0].scores is None else samples[0].scores.read(),
         )
 
     def _completion(self, sample: Request) -> CompletionOutput:

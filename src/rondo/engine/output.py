@@ -132,6 +132,7 @@ class SampleReader:
             text=text,
             prompt_tokens=base,
             cached_tokens=max(request.first_cached, 0),
+            prompt_logprobs=None if start or request.scores is None else request.scores.read(),
             vector=_vector(request),
         )
 

@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rondo.engine.request import Request
+from rondo.engine.scoring import ScorePart, score_part
 
 Ints = NDArray[np.int64]
+Outputs = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,40 +31,46 @@ class Part:
     begins: bool
     ends: bool
 
+    def take(self, x: Tensor, norm: Outputs, head: Outputs) -> None:
+        request, total = self.request, norm(x).float().sum(0)
+        if not self.begins and request.vector is not None:
+            total = request.vector + total
+        if self.ends and request.pooling == "mean":
+            total = total / len(request.tokens)
+        request.vector = total
+
 
 @dataclass(frozen=True, slots=True)
 class Pools:
-    """The vectors of a step. The model gives all rows that are read in rising order; `places` says where among them
-    those of its logits are, and after them those of the vectors."""
+    """The vectors of a step, and the scores of prompts. The model gives all rows that are read in rising order;
+    `places` says where among them those of its logits are, and after them those of the parts."""
 
-    parts: Sequence[Part]
+    parts: Sequence[Part | ScorePart]
     places: Tensor
 
     @property
     def ended(self) -> list[Request]:
         return [part.request for part in self.parts if part.ends]
 
-    def take(self, x: Tensor, norm: Callable[[Tensor], Tensor]) -> Tensor:
-        """The outputs x [R, H] before the norm go into the vectors; those for logits are returned."""
+    def take(self, x: Tensor, norm: Outputs, head: Outputs) -> Tensor:
+        """The outputs x [R, H] before the norm go to the parts; those for logits are returned."""
         counts = [len(part.rows) for part in self.parts]
         x = x[self.places.to(x.device)]
         rest = x.shape[0] - sum(counts)
-        outputs = norm(x[rest:]).float()
-        for part, own in zip(self.parts, torch.split(outputs, counts), strict=True):
-            request, total = part.request, own.sum(0)
-            if not part.begins and request.vector is not None:
-                total = request.vector + total
-            if part.ends and request.pooling == "mean":
-                total = total / len(request.tokens)
-            request.vector = total
+        for part, own in zip(self.parts, torch.split(x[rest:], counts), strict=True):
+            part.take(own, norm, head)
         return x[:rest]
 
 
-def parts_of(requests: Sequence[Request], starts: Ints) -> list[Part]:
+def parts_of(requests: Sequence[Request], starts: Ints, vocab: int) -> list[Part | ScorePart]:
     """`starts` are each request's first row in the step, and last the number of all."""
-    parts = []
+    parts: list[Part | ScorePart] = []
     for i, request in enumerate(requests):
         if request.pooling is None:
+            if request.scores is not None:
+                first = int(starts[i])
+                part = score_part(request, first, int(starts[i + 1]) - first, vocab)
+                parts += [] if part is None else [part]
             continue
         rows = range(int(starts[i]), int(starts[i + 1]))
         ends = request.computed + len(rows) == len(request.tokens)
@@ -74,7 +82,7 @@ def parts_of(requests: Sequence[Request], starts: Ints) -> list[Part]:
 
 
 def pools_of(
-    parts: Sequence[Part], leaders: list[Request], rows: list[int]
+    parts: Sequence[Part | ScorePart], leaders: list[Request], rows: list[int]
 ) -> tuple[list[Request], list[int], Pools | None]:
     """All rows that are read, those `rows` of the `leaders` among them, whose each is, and what becomes of them."""
     if not parts:

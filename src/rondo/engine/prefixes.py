@@ -30,8 +30,10 @@ class Prefixes:
         request.publishable = self._pool.prefix_cache
 
     def find(self, request: Request, limit: int) -> list[int]:
-        """The blocks that hold its first tokens, at most `limit` of them. A mean is over what is computed."""
-        if not self._pool.prefix_cache or request.pooling == "mean":
+        """The blocks that hold its first tokens, at most `limit` of them. A mean, and a prompt's scores, are
+        over what is computed."""
+        unscored = request.scores is not None and not request.scores.complete
+        if not self._pool.prefix_cache or unscored or request.pooling == "mean":
             return []
         root = self._root(request)
         self._pool.extend_keys(request.keys, root, request.tokens)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rondo.engine.adapters import LoadedAdapter
+    from rondo.engine.scoring import PromptScores
     from rondo.engine.structured.matcher import Matcher
 
 State = Literal["waiting", "running", "finished"]
@@ -47,6 +48,8 @@ class Request:
     pooling: Pooling | None = None
     vector: Tensor | None = None
     """What it wants instead of tokens, where it says `pooling`: see pooling.py."""
+    scores: PromptScores | None = None
+    """Of its prompt, shared with its siblings, where it asks for them: see scoring.py."""
     matcher: Matcher | None = None
     """Where it is in the grammar that its answer obeys."""
 

@@ -108,7 +108,9 @@ class Runner:
         chunks = sorted(plan.chunks, key=partial(shape, block_size=self.cache.block_size))
         flat = flatten(plan, chunks, self.tables)
         leaders, rows = _caught_up(plan, chunks)
-        readers, rows, pools = pools_of(parts_of(flat.requests, flat.starts), leaders, rows)
+        readers, rows, pools = pools_of(
+            parts_of(flat.requests, flat.starts, self.model.config.vocab_size), leaders, rows
+        )
         every = len(rows) == len(flat.tokens)
         read = None if every else to_device(np.array(rows, dtype=np.int64), self.device)
         requests = [each for leader in leaders for each in (leader, *leader.riders)]
@@ -149,7 +151,7 @@ class Runner:
             with adding(step.mixture):
                 x = self.model.trunk(step.tokens, step.positions, Paged(self.cache, step.layout), step.read)
         if step.pools is not None:
-            x = step.pools.take(x, self.model.head.norm)
+            x = step.pools.take(x, self.model.head.norm, head)
         return None if step.batch is None else head(x)
 
     def _move_blocks(self, plan: Plan) -> None:

@@ -37,9 +37,20 @@ class Job:
     requests: Sequence[GenerateRequest]
     choices: Callable[[TokenChunk, int, bool], list[dict[str, Any]]]
     first: Callable[[int], dict[str, Any]] | None = None
+    beside: Callable[[TokenChunk], dict[str, Any]] = lambda chunk: {}
+    """What a whole answer says of its prompt, from its first sample."""
+    silent: bool = False
+    """Whether only the prompt is asked for: the one token that the engine gives at least is left out."""
 
     def index(self, prompt: int, chunk: TokenChunk) -> int:
         return prompt * (self.body.n or 1) + chunk.index
+
+    def hush(self, chunk: TokenChunk) -> None:
+        if self.silent:
+            chunk.text, chunk.token_ids, chunk.weight_versions = "", [], []
+            chunk.logprobs = None if chunk.logprobs is None else []
+            chunk.top_logprobs = None if chunk.top_logprobs is None else []
+            chunk.finish_reason, chunk.stop_reason = "length", None
 
     def head(self, streamed: bool) -> dict[str, Any]:
         kind = f"{self.kind}.chunk" if streamed and self.kind == "chat.completion" else self.kind
@@ -78,6 +89,7 @@ async def _whole(served: Served, job: Job) -> Response:
         generate = replace(asked, sampling=spread(asked.sampling))
         async with aclosing(served.engine.generate(generate)) as stream:
             async for chunk in stream:
+                job.hush(chunk)
                 usage.count(chunk)
                 chunks.append(chunk)
         return best(join(chunks), asked.sampling)
@@ -90,7 +102,8 @@ async def _whole(served: Served, job: Job) -> Response:
         for chunk in chunks
         for choice in job.choices(chunk, job.index(prompt, chunk), True)
     ]
-    return JSONResponse(job.head(streamed=False) | {"choices": choices, "usage": usage.body()})
+    said = {"choices": choices, "usage": usage.body()} | job.beside(samples[0][0])
+    return JSONResponse(job.head(streamed=False) | said)
 
 
 async def _events(served: Served, job: Job) -> AsyncGenerator[bytes, None]:
@@ -102,6 +115,7 @@ async def _events(served: Served, job: Job) -> AsyncGenerator[bytes, None]:
     with served.under_way(job.id, job.requests):
         async with aclosing(_merge(served, job)) as stream:
             async for prompt, chunk in stream:
+                job.hush(chunk)
                 usage.count(chunk)
                 index = job.index(prompt, chunk)
                 if job.first is not None and index not in begun:

@@ -14,7 +14,7 @@ from rondo.server.answering import Job, answer, ending, is_news
 from rondo.server.http import read_body
 from rondo.server.replies import Reply, delta_of, message_of
 from rondo.server.served import Served
-from rondo.server.shapes import chat_logprobs
+from rondo.server.shapes import chat_logprobs, shown_prompt
 from rondo.server.turn import make_turn
 
 
@@ -49,9 +49,17 @@ async def chat(served: Served, request: Request) -> ASGIApp:
         last = {"index": index, "delta": {}, "logprobs": None, "finish_reason": end["finish_reason"]}
         return [shown | {"finish_reason": None}, last]
 
+    def beside(chunk: TokenChunk) -> dict[str, Any]:
+        scores = chunk.prompt_logprobs
+        if body.prompt_logprobs is None or scores is None:
+            return {}
+        return {"prompt_logprobs": shown_prompt(tokens, scores, body.prompt_logprobs)}
+
     def first(index: int) -> dict[str, Any]:
         delta = {"role": "assistant", "content": ""}
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
-    job = Job(request_id, "chat.completion", served.shown(body.model), body, [turn.generate], choices, first)
+    job = Job(
+        request_id, "chat.completion", served.shown(body.model), body, [turn.generate], choices, first, beside
+    )
     return await answer(served, request, job)

@@ -15,7 +15,7 @@ from rondo.engine.words import truncated
 from rondo.server.answering import Job, answer, ending, is_news
 from rondo.server.http import read_body
 from rondo.server.served import Served
-from rondo.server.shapes import completion_logprobs
+from rondo.server.shapes import completion_logprobs, echo_logprobs, shown_prompt
 
 MAX_PROMPTS = 2048
 
@@ -49,12 +49,30 @@ async def completions(served: Served, request: Request) -> ASGIApp:
     def choices(chunk: TokenChunk, index: int, whole: bool) -> list[dict[str, Any]]:
         if not (whole or chunk.text or is_news(body, chunk)):
             return []
-        text, begun, offset = chunk.text, index in offsets, offsets.get(index, 0)
+        text, begun = chunk.text, index in offsets
+        logprobs, offset = None, offsets.get(index, 0)
+        scores = chunk.prompt_logprobs
         if body.echo and not begun:
-            text = echoed(index // (body.n or 1)) + text
+            at = index // (body.n or 1)
+            text = echoed(at) + text
+            if body.logprobs is not None and scores is not None:
+                logprobs, offset = echo_logprobs(tokens, ids[at], scores, body.logprobs)
         # The tokens' own lengths, and not the chunks' of text: text may be held back, or cut at a stop string.
-        logprobs, offsets[index] = completion_logprobs(tokens, chunk, offset)
-        return [{"index": index, "text": text, "logprobs": logprobs} | ending(body, chunk)]
+        answered, offsets[index] = completion_logprobs(tokens, chunk, offset)
+        if logprobs is not None and answered is not None:
+            answered = {key: each and each + (answered[key] or []) for key, each in logprobs.items()}
+        shown = {"index": index, "text": text, "logprobs": answered} | ending(body, chunk)
+        if body.prompt_logprobs is not None and scores is not None:
+            shown["prompt_logprobs"] = shown_prompt(tokens, scores, body.prompt_logprobs)
+        return [shown]
 
-    job = Job(request_id, "text_completion", served.shown(body.model), body, requests, choices)
+    job = Job(
+        request_id,
+        "text_completion",
+        served.shown(body.model),
+        body,
+        requests,
+        choices,
+        silent=body.max_tokens == 0,
+    )
     return await answer(served, request, job)

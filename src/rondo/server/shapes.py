@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rondo.base.errors import RondoError
-from rondo.client.types import TokenChunk
+from rondo.client.types import PromptLogprobs, TokenChunk
 from rondo.text.tokenizer import Tokenizer
 
 
@@ -87,6 +87,40 @@ def completion_logprobs(tokens: Tokens, chunk: TokenChunk, offset: int) -> tuple
             )
         ]
     body = {"tokens": texts, "token_logprobs": chunk.logprobs, "top_logprobs": top, "text_offset": offsets}
+    return body, offset
+
+
+def shown_prompt(tokens: Tokens, scores: PromptLogprobs, count: int) -> list[dict[str, Any] | None]:
+    """vLLM's `prompt_logprobs`: for each token its own and the `count` likeliest, by id."""
+    return [
+        None
+        if entry is None
+        else {
+            str(token): {"logprob": logprob, "rank": rank, "decoded_token": tokens.show(token)[0]}
+            for token, logprob, rank in [*entry[1 : count + 1], entry[0]]
+        }
+        for entry in scores
+    ]
+
+
+def echo_logprobs(
+    tokens: Tokens, prompt: Sequence[int], scores: PromptLogprobs, count: int
+) -> tuple[dict[str, Any], int]:
+    """The prompt's part of an echoed answer's `logprobs`; also returned: where its text ends."""
+    offsets, offset = [], 0
+    for token in prompt:
+        offsets.append(offset)
+        offset += tokens.length(token)
+    top = [
+        None if entry is None else {tokens.show_unique(t): v for t, v, _ in [*entry[1 : count + 1], entry[0]]}
+        for entry in scores
+    ]
+    body = {
+        "tokens": [tokens.show_unique(token) for token in prompt],
+        "token_logprobs": [None if entry is None else entry[0][1] for entry in scores],
+        "top_logprobs": top if count else None,
+        "text_offset": offsets,
+    }
     return body, offset
 
 
