@@ -209,6 +209,30 @@ def test_a_grammar_that_never_gets_done_is_given_up(model, tokenizer, monkeypatc
     llm.close()
 
 
+def test_a_grammar_may_be_refused_at_once(model, tokenizer):
+    """Before whoever asked for it has gone on."""
+    from concurrent.futures import Future
+
+    class AtOnce:
+        def submit(self, work, *args):
+            future = Future()
+            try:
+                future.set_result(work(*args))
+            except Exception as error:
+                future.set_exception(error)
+            return future
+
+        def shutdown(self, **_):
+            pass
+
+    llm = engine(model, tokenizer)
+    llm.core.grammars._pool = AtOnce()
+    for _ in range(2):
+        with pytest.raises(InvalidRequest, match="regex"):
+            llm.generate(["a"], asked("regex", structured_outputs=StructuredOutputsParams(regex="[")))
+    llm.close()
+
+
 def test_others_go_on_while_a_grammar_is_compiled(model, tokenizer, monkeypatch):
     llm = engine(model, tokenizer)
     waiting = asyncio.Event()

@@ -211,7 +211,7 @@ def test_bad_requests_name_the_field(running, change, param, says):
     body = {"model": "tiny", "messages": CHAT, **change}
     for stream in {False, body.get("stream", "stream_options" not in body)}:
         answer = httpx.post(
-            running.url + "/v1/chat/completions", json=body | ({"stream": True} if stream else {})
+            running.url + "/v1/chat/completions", json=body | ({"stream": True} if stream else {}), timeout=60
         )
         assert answer.status_code == 400, answer.text
         error = answer.json()["error"]

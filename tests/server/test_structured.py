@@ -67,7 +67,7 @@ def is_schema(text: str) -> bool:
 def test_fields(running, route, fields, fits):
     asked = {"messages": CHAT} if route.startswith("chat") else {"prompt": "abc"}
     body = {"model": "tiny", "max_tokens": 400, "n": 2, "seed": 3, **asked, **fields}
-    whole = httpx.post(f"{running.url}/v1/{route}", json=body)
+    whole = httpx.post(f"{running.url}/v1/{route}", json=body, timeout=60)
     assert whole.status_code == 200, whole.text
     for choice in whole.json()["choices"]:
         text = choice["message"]["content"] if route.startswith("chat") else choice["text"]

@@ -66,14 +66,17 @@ class Grammars:
             raise params.refusal("needs a model with a token that ends the answer")
         with self._lock:
             future = self._compiled.get(params)
+            fresh = future is None
             if future is None:
                 if self._pool is None:
                     self._pool = ThreadPoolExecutor(min(2, os.cpu_count() or 1), "rondo-grammars")
                 future = self._compiled[params] = self._pool.submit(self._compile, params, checked)
-                future.add_done_callback(partial(self._forget_if_refused, params))
             self._compiled.move_to_end(params)
             while len(self._compiled) > KEPT:
                 self._compiled.popitem(last=False)
+        if fresh:
+            # Outside of the lock: where it is done already, this is done here and now.
+            future.add_done_callback(partial(self._forget_if_refused, params))
         return future
 
     def has(self, params: StructuredOutputsParams | None) -> bool:
