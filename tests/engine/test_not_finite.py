@@ -10,9 +10,9 @@ from rondo.client.types import GenerateRequest, SamplingParams
 from rondo.engine.config import EngineConfig
 from rondo.engine.core import EngineCore
 from rondo.engine.llm import LLM
-from rondo.engine.sampler import likeliest
 from rondo.models import new
 from rondo.ops import NO_TOKEN, draw
+from rondo.ops.draw import likeliest
 from support.engines import threaded
 from support.waiting import run
 

@@ -7,7 +7,7 @@ learner uses, of the distribution before top-k, top-p, min-p, penalties and bias
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 from rondo.engine.randomness import uniforms
 from rondo.engine.request import Request
 from rondo.engine.structured.masks import Masker, Masks
-from rondo.ops import NO_TOKEN, draw, draw_tokens, token_logprobs
+from rondo.ops import NO_TOKEN, choose_tokens, draw, token_logprobs
 
 Ints = NDArray[np.int64]
 
@@ -59,6 +59,13 @@ class Batch:
     seeds: np.ndarray
     positions: np.ndarray
     masks: Masks | None = None
+
+    @property
+    def scored_at(self) -> np.ndarray:
+        """The temperature of the distribution that a row's log-probabilities are of; 0 counts as 1."""
+        if not self.wanted & RAW:
+            return self.temperature
+        return np.where(self.needs & RAW, np.float32(1), self.temperature)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,12 +160,24 @@ class Sampler:
 
     def sample(self, logits: Tensor, batch: Batch) -> Drawn:
         """logits [R, V], one row a request."""
+        if not batch.wanted & (EDITS | MASKED | FILTERS):
+            return self._sample_plain(logits, batch)
         edited = self._edit(logits, batch) if batch.wanted & (EDITS | MASKED) else None
         tokens = _choose(logits if edited is None else edited, batch)
         if not batch.wanted & LOGPROBS:
             return Drawn(tokens, edited=edited)
-        temperature = np.where(batch.needs & RAW, 1.0, batch.temperature).astype(np.float32)
-        return replace(_with_logprobs(logits, tokens, temperature, batch), edited=edited)
+        logprobs = token_logprobs(logits, tokens.clamp(min=0), _on(logits, batch.scored_at))
+        return Drawn(tokens, logprobs, _top(logits, tokens, logprobs, batch), edited)
+
+    def _sample_plain(self, logits: Tensor, batch: Batch) -> Drawn:
+        """In one pass, where all tokens come from the very distributions that log-probabilities are of."""
+        scales = None
+        if batch.wanted & LOGPROBS:
+            scales = _on(logits, 1 / np.where(batch.scored_at == 0, np.float32(1), batch.scored_at))
+        tokens, logprobs = choose_tokens(logits.float(), *_fate(logits, batch), scales)
+        if logprobs is None:
+            return Drawn(tokens)
+        return Drawn(tokens, logprobs, _top(logits, tokens, logprobs, batch))
 
     @torch.inference_mode()
     def choose(self, logits: Tensor, batch: Batch) -> Tensor:
@@ -178,29 +197,29 @@ class Sampler:
 
 
 def _choose(logits: Tensor, batch: Batch) -> Tensor:
-    hot = batch.temperature > 0
-    if not hot.any():
-        return likeliest(logits)
-    numbers = uniforms(batch.seeds, batch.positions).astype(np.float32)
-    # The largest round up to 1, which would fall off the distribution's end.
-    draws = torch.from_numpy(np.minimum(numbers, LARGEST_DRAW)).to(logits.device)
-    scale = torch.from_numpy(np.where(hot, batch.temperature, 1.0).astype(np.float32)).to(logits.device)
     logits = logits.float()
-    tokens = draw_tokens(logits, scale, draws)
+    temperatures, draws = _fate(logits, batch)
+    tokens, _ = choose_tokens(logits, temperatures, draws)
     if batch.wanted & FILTERS:
         which = np.flatnonzero(batch.needs & FILTERS)
         index = torch.from_numpy(which).to(logits.device)
-        probs = torch.softmax(logits[index] / scale[index, None], dim=-1)
+        probs = torch.softmax(logits[index] / temperatures[index, None], dim=-1)
         top_k, top_p, min_p = (torch.from_numpy(limit[which]) for limit in batch.limits)
         tokens[index] = draw_filtered(probs, draws[index], top_k, top_p, min_p)
-    if not hot.all():
-        tokens = torch.where(torch.from_numpy(hot).to(logits.device), tokens, likeliest(logits))
     return tokens
 
 
-def likeliest(logits: Tensor) -> Tensor:
-    best = logits.max(-1)
-    return torch.where(best.values.isfinite(), best.indices, NO_TOKEN)
+def _fate(logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    """The temperature of each row, and its random number."""
+    if not batch.temperature.any():
+        return (_on(logits, batch.temperature),) * 2
+    draws = uniforms(batch.seeds, batch.positions).astype(np.float32)
+    # The largest round up to 1, which would fall off the distribution's end.
+    return _on(logits, batch.temperature), _on(logits, np.minimum(draws, LARGEST_DRAW))
+
+
+def _on(logits: Tensor, numbers: np.ndarray) -> Tensor:
+    return torch.from_numpy(numbers).to(logits.device)
 
 
 def draw_filtered(probs: Tensor, draws: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
@@ -258,19 +277,14 @@ def _ends_with(tokens: list[int], end: tuple[int, ...]) -> bool:
     return not end or tuple(tokens[-len(end) :]) == end
 
 
-def _with_logprobs(logits: Tensor, tokens: Tensor, temperature: np.ndarray, batch: Batch) -> Drawn:
-    known = tokens.clamp(min=0)
-    first = float(temperature[0])
-    alike = bool((temperature == first).all())
-    scale = first if alike else torch.from_numpy(temperature).to(logits.device)
-    logprobs = token_logprobs(logits, known, scale)
-    which = np.flatnonzero(batch.needs & TOP).tolist()
+def _top(logits: Tensor, tokens: Tensor, logprobs: Tensor, batch: Batch) -> Top | None:
+    which = np.flatnonzero(batch.needs & TOP).tolist() if batch.wanted & TOP else []
     if not which:
-        return Drawn(tokens, logprobs)
+        return None
     index = torch.tensor(which, device=logits.device)
     counts = [batch.requests[i].sampling.logprobs or 0 for i in which]
     best = logits[index].float().topk(min(max(counts), logits.shape[-1]), dim=-1)
-    divisor = torch.from_numpy(np.where(temperature == 0, 1.0, temperature)).to(logits.device)[index, None]
-    chosen = logits[index].gather(-1, known[index, None]).float()
+    divisor = _on(logits, np.where(batch.scored_at == 0, np.float32(1), batch.scored_at))[index, None]
+    chosen = logits[index].gather(-1, tokens.clamp(min=0)[index, None]).float()
     values = logprobs[index, None] + (best.values - chosen) / divisor
-    return Drawn(tokens, logprobs, Top(which, counts, best.indices, values))
+    return Top(which, counts, best.indices, values)

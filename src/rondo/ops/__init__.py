@@ -2,7 +2,7 @@
 
 from rondo.ops.activation import gated
 from rondo.ops.attention import AttentionSpec, packed_attention
-from rondo.ops.draw import NO_TOKEN, draw, draw_tokens
+from rondo.ops.draw import NO_TOKEN, choose_tokens, draw
 from rondo.ops.linear import linear
 from rondo.ops.logprobs import token_logprobs
 from rondo.ops.low_rank import RANK_MULTIPLE, Pair, Pairs, RowGroups, add_low_rank, add_low_rank_to
@@ -31,8 +31,8 @@ __all__ = [
     "RowGroups",
     "add_low_rank",
     "add_low_rank_to",
+    "choose_tokens",
     "draw",
-    "draw_tokens",
     "gated",
     "grouped_experts",
     "linear",

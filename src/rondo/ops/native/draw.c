@@ -1,20 +1,20 @@
-/* One token a row from softmax(logits / temperature), by the inverse of its cumulative distribution.
+/* One token a row from softmax(logits / temperature), by the inverse of its cumulative distribution; at temperature 0 the
+ * likeliest, the first of several.
  *
- *   logits [R, V]   temperatures [R], above 0   draws [R] in [0, 1)   tokens [R], -1 where the logits are not finite
- *   weights [threads, V]
+ *   logits [R, V]   temperatures [R]   draws [R] in [0, 1)   tokens [R], -1 where the logits are not finite
+ *   logprobs [R] of softmax(logits * scales [R]), of token 0 where there is none; or both are NULL
+ *   room [threads, V]
  *
  * A row's token depends on that row alone. Sums are of whole pieces first, in fp64: what is drawn is looked for in one piece.
  */
-#include "vectors.h"
+#include "logprobs.h"
 
 typedef struct {
-    const float *logits, *temperatures, *draws;
+    const float *logits, *temperatures, *draws, *scales;
     int64_t *tokens;
-    float *weights;
+    float *logprobs, *room;
     int64_t rows, width, threads;
 } Args;
-
-enum { PIECE = 256 };
 
 static int64_t draw_row(const float *restrict logits, float temperature, float draw, int64_t n, float *restrict weights) {
     const float top = largest(logits, n), scale = 1 / temperature;
@@ -41,9 +41,28 @@ static int64_t draw_row(const float *restrict logits, float temperature, float d
     return last;
 }
 
-void draw_rows(const Args *a) {
+static int64_t likeliest(const float *logits, int64_t n) {
+    const float top = largest(logits, n);
+    int64_t first = -1, unknown = 0;
+    for (int64_t i = 0; i < n; i++) unknown |= logits[i] != logits[i];
+    if (unknown || !(top > -INFINITY && top < INFINITY)) return -1;
+    while (logits[++first] != top) {}
+    return first;
+}
+
+static void choose(const Args *a, int64_t r, float *room) {
+    const int64_t n = a->width;
+    const float *logits = a->logits + r * n, temperature = a->temperatures[r];
+    const int64_t token = temperature > 0 ? draw_row(logits, temperature, a->draws[r], n, room) : likeliest(logits, n);
+    a->tokens[r] = token;
+    if (!a->logprobs) return;
+    memcpy(room, logits, n * sizeof(float));
+    scale_by(room, a->scales[r], n);
+    a->logprobs[r] = logprob(room, n, most(token, 0));
+}
+
+void choose_rows(const Args *a) {
 #pragma omp parallel for schedule(static) num_threads(a->threads) if (a->threads > 1)
     for (int64_t part = 0; part < a->threads; part++)
-        for (int64_t r = a->rows * part / a->threads; r < a->rows * (part + 1) / a->threads; r++)
-            a->tokens[r] = draw_row(a->logits + r * a->width, a->temperatures[r], a->draws[r], a->width, a->weights + part * a->width);
+        for (int64_t r = a->rows * part / a->threads; r < a->rows * (part + 1) / a->threads; r++) choose(a, r, a->room + part * a->width);
 }

@@ -1,4 +1,4 @@
-"""The compiled version of `draw_tokens`, registered with the operation."""
+"""The compiled version of `choose_tokens`, registered with the operation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from rondo.ops.draw import draw_tokens
+from rondo.ops.draw import choose_tokens
 from rondo.ops.native.build import library
 
 NUMBERS_FOR_THREADS = 1 << 17
@@ -16,25 +16,33 @@ NUMBERS_FOR_THREADS = 1 << 17
 
 class _Args(ctypes.Structure):
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("logits", "temperatures", "draws", "tokens", "weights")),
+        *((name, ctypes.c_void_p) for name in ("logits", "temperatures", "draws", "scales")),
+        *((name, ctypes.c_void_p) for name in ("tokens", "logprobs", "room")),
         *((name, ctypes.c_int64) for name in ("rows", "width", "threads")),
     )
 
 
-def _can(logits: Tensor, temperatures: Tensor, draws: Tensor) -> bool:
-    alike = all(x.device.type == "cpu" and x.dtype == torch.float32 for x in (logits, temperatures, draws))
+def _can(logits: Tensor, temperatures: Tensor, draws: Tensor, scales: Tensor | None = None) -> bool:
+    given = [logits, temperatures, draws] if scales is None else [logits, temperatures, draws, scales]
+    alike = all(x.device.type == "cpu" and x.dtype == torch.float32 for x in given)
     return alike and library("draw") is not None
 
 
-@draw_tokens.fast(_can)
-def draw_native(logits: Tensor, temperatures: Tensor, draws: Tensor) -> Tensor:
+@choose_tokens.fast(_can)
+def choose_native(
+    logits: Tensor, temperatures: Tensor, draws: Tensor, scales: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
     compiled = library("draw")
     assert compiled is not None
     logits, temperatures, draws = logits.contiguous(), temperatures.contiguous(), draws.contiguous()
     rows, width = logits.shape
     threads = min(torch.get_num_threads(), rows) if logits.numel() > NUMBERS_FOR_THREADS else 1
     tokens = torch.empty(rows, dtype=torch.int64, device="cpu")
-    weights = torch.empty(threads, width, dtype=torch.float32, device="cpu")
-    tensors = (logits, temperatures, draws, tokens, weights)
-    compiled.draw_rows(ctypes.byref(_Args(*(x.data_ptr() for x in tensors), rows, width, threads)))
-    return tokens
+    room = torch.empty(threads, width, dtype=torch.float32, device="cpu")
+    logprobs = None
+    if scales is not None:
+        scales, logprobs = scales.contiguous(), torch.empty(rows, dtype=torch.float32, device="cpu")
+    tensors = (logits, temperatures, draws, scales, tokens, logprobs, room)
+    places = (None if x is None else x.data_ptr() for x in tensors)
+    compiled.choose_rows(ctypes.byref(_Args(*places, rows, width, threads)))
+    return tokens, logprobs
