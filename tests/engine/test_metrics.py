@@ -139,6 +139,22 @@ def test_what_a_request_leaves_behind(core: EngineCore) -> None:
     assert value(families, "request_time_per_output_token_seconds_sum") == phase["decode"] / 3
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_the_prompts_own_step_is_not_queueing(overlap: bool) -> None:
+    clock = Ticking()
+    core = EngineCore(new(TINY, seed=0).eval(), EngineConfig(overlap=overlap), clock=clock)
+    compute = core.runner.execute
+
+    def slow(step: Any) -> Any:
+        clock.now += 100
+        return compute(step)
+
+    core.runner.execute = slow  # type: ignore[method-assign]
+    metrics = EngineMetrics(core)
+    run(core, metrics, GenerateRequest("a", [5, 6, 7], PLAIN))
+    assert metrics.queue_time.total < 100 <= metrics.prefill_time.total
+
+
 def test_prompt_tokens_by_where_they_came_from(core: EngineCore) -> None:
     metrics = EngineMetrics(core)
     prompt = list(range(3, 13))

@@ -98,7 +98,9 @@ class EngineCore:
             Mixer(self.adapters.reader.sites),
             host,
         )
-        self._overlap = Overlap(self.scheduler, self.runner, self._advance) if config.overlap else None
+        self._overlap = None
+        if config.overlap:
+            self._overlap = Overlap(self.scheduler, self.runner, self._begin, self._advance)
         self.sleeper = Sleeper(model, cache, reload)
         self._owns_weights = reload is not None
         self.speculation = make_speculation(config, self.scheduler, self.runner, draft)
@@ -350,15 +352,19 @@ class EngineCore:
     def _run(self, plan: Plan) -> Step:
         if plan.empty:
             return NOTHING
+        self._begin(plan)
         result = self._compute(plan)
         self.scheduler.commit(plan)
         return self._advance(plan, result)
 
-    def _advance(self, plan: Plan, result: StepResult) -> Step:
+    def _begin(self, plan: Plan) -> None:
+        """Before the step is computed: what it takes is no longer waiting."""
         if plan.admitted:
             at = self._clock()
             for request in plan.admitted:
                 request.started_at = request.started_at or at
+
+    def _advance(self, plan: Plan, result: StepResult) -> Step:
         self._end_pooled(result.pooled)
         sampled = result.sampled
         if sampled is None:

@@ -68,10 +68,15 @@ class Flight:
 
 class Overlap:
     def __init__(
-        self, scheduler: Scheduler, runner: Runner, advance: Callable[[Plan, StepResult], Step]
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        begin: Callable[[Plan], None],
+        advance: Callable[[Plan, StepResult], Step],
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
+        self._begin = begin
         self._advance = advance
         self._flight: Flight | None = None
         self._late = NOTHING
@@ -122,6 +127,7 @@ class Overlap:
         return places
 
     def _launch(self, plan: Plan, last: Flight | None, places: Places) -> Flight:
+        self._begin(plan)
         step = self._runner.prepare(plan)
         rows = [row for row, request in enumerate(plan.decodes) if request in places]
         sources = [places[plan.decodes[row]] for row in rows]
