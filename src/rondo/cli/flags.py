@@ -122,6 +122,8 @@ MODEL, LIMITS, CACHE, RANKS = "model", "limits", "KV cache", "processes and devi
 ADAPTERS, GUESSES, SERVER, LOGS = "adapters", "speculation", "server", "logs, metrics and traces"
 
 FLAGS: dict[str, Flag] = {
+    "--engine": setting("engine.backend", "what computes: native (Rondo's own) or vllm", MODEL),
+    "--engine-mode": setting("engine.vllm.mode", "of vllm: http (a process of its own) or direct", MODEL),
     "--host": setting("server.host", "address to listen on (127.0.0.1)", SERVER),
     "--port": setting("server.port", "port to listen on (8000)", SERVER),
     "--api-key": several("server.api_key", "what clients must send as Bearer token; may be repeated", SERVER),
@@ -221,6 +223,12 @@ AS_IT_IS: dict[str, frozenset[str]] = {
 }
 """Written with one of these values, or with none where there are none, a flag asks for what the engine does anyhow."""
 
+OF_VLLM = {
+    "--enforce-eager": "--engine.vllm.args='[\"--enforce-eager\"]'",
+    "--enable-lora": "--engine.vllm.adapters=true",
+}
+"""What our own engine does anyhow, but vLLM where it is told to, and how it is told here."""
+
 REFUSED: dict[str, str] = {
     "--gpu-memory-utilization": "the KV cache takes what --max-num-seqs and --max-model-len need; "
     "--kv-cache-memory-bytes says how much instead",
@@ -299,3 +307,11 @@ def refuse(flag: str, values: Sequence[str]) -> None:
         return
     reason = REFUSED.get(flag, "it takes no value here, and stands for what is the case anyhow; leave it out")
     raise ConfigError(f"{' '.join([flag, *values[-1:]])} is not for this server: {reason}.", param=flag)
+
+
+def check_vllm(argv: Sequence[str]) -> None:
+    """Where vLLM computes."""
+    for token in argv:
+        said = OF_VLLM.get(token.partition("=")[0].replace("_", "-"))
+        if said is not None:
+            raise ConfigError(f"{token} is for vLLM to know, which is told with {said}.", param=token)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from rondo.base.config import Source
 from rondo.base.errors import ConfigError
-from rondo.cli.flags import ALIASES, AS_IT_IS, FLAGS, REFUSED, Flag, refuse
+from rondo.cli.flags import ALIASES, AS_IT_IS, FLAGS, REFUSED, Flag, check_vllm, refuse
 from rondo.cli.tree import CommandLine, read_command_line
 
 
@@ -27,6 +27,8 @@ def read_short(parser: argparse.ArgumentParser, flags: Sequence[str], argv: list
         for path, flag in sorted(spelled.written.items(), reverse=True):  # the longer of two paths first
             message = message.replace(f"--{path}", flag)
         raise ConfigError(message, param=error.param, code=error.code) from None
+    if command.config.tree.engine.backend == "vllm":
+        check_vllm(argv)
     sources = dict(command.config.sources)
     for path, flag in spelled.written.items():
         if sources[path] == Source("flag", f"--{path}"):

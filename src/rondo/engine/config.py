@@ -7,7 +7,28 @@ from pydantic import Field
 from rondo.base.config import Section
 
 
+class VllmConfig(Section):
+    mode: Literal["http", "direct"] = Field(
+        "http", description="http: a vLLM process of ours, behind a socket file; direct: inside this process."
+    )
+    python: str | None = Field(
+        None, description="The Python that vLLM is installed for, with http; this one by default."
+    )
+    args: tuple[str, ...] = Field((), description="Further arguments, as `vllm serve` takes them.")
+    adapters: bool = Field(False, description="Serve LoRA adapters; vLLM's steps take longer then.")
+    start_seconds: float = Field(900.0, gt=0, description="How long vLLM may take to start.")
+    restarts: int = Field(
+        3,
+        ge=0,
+        description="How often in ten minutes a vLLM that ended is started again; then the server ends.",
+    )
+
+
 class EngineConfig(Section):
+    backend: Literal["native", "vllm"] = Field(
+        "native", description="What computes: Rondo's own engine, or vLLM."
+    )
+    vllm: VllmConfig = Field(VllmConfig(), description="where backend is vllm")
     max_model_len: int | None = Field(
         None, ge=1, description="Longest prompt plus answer; the model's own by default."
     )

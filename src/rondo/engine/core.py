@@ -19,6 +19,7 @@ from rondo.engine.cache import KVCache, block_bytes, choose_num_blocks, kv_dtype
 from rondo.engine.config import EngineConfig
 from rondo.engine.host import host_cache, swap_of
 from rondo.engine.intake import Intake, max_model_len, nothing_left
+from rondo.engine.native import check_native
 from rondo.engine.overlap import Overlap, check_overlap
 from rondo.engine.plan import Plan
 from rondo.engine.pooling import is_usable
@@ -50,6 +51,7 @@ class EngineCore:
         reload: Reload | None = None,
     ) -> None:
         self.config = config = config or EngineConfig()
+        check_native(config)
         check_overlap(config)
         self.model = model
         if model.device.type == "cpu":

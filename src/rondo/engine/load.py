@@ -10,6 +10,7 @@ import torch
 
 from rondo.engine.config import EngineConfig
 from rondo.engine.core import EngineCore
+from rondo.engine.native import check_native
 from rondo.engine.overlap import check_overlap
 from rondo.models import load
 
@@ -18,6 +19,7 @@ def load_core(
     folder: Path, config: EngineConfig, eos_ids: tuple[int, ...] | None = None, weight_version: int = 0
 ) -> EngineCore:
     """`eos_ids` are the model's own by default."""
+    check_native(config)
     check_overlap(config)
     device = pick_device(config.device)
     if config.tensor_parallel > 1:

@@ -26,7 +26,7 @@ from rondo.engine.distribution import (
     Distribution,
     one_two_five,
 )
-from rondo.engine.exposition import Families, state_of
+from rondo.engine.exposition import PREFIX, Families, state_of
 from rondo.engine.request import Request
 from rondo.engine.step import Step
 
@@ -34,16 +34,15 @@ SLEEPING = ("sleep", "wake_up")
 UPDATING = ("start_weight_update", "update_weights", "finish_weight_update")
 
 
-class EngineMetrics(Collector):
-    """Register it with a Prometheus registry. `serving` says whether those that wait could begin."""
+class RequestMetrics(Collector):
+    """Of the requests, whoever computes them. Register it with a Prometheus registry."""
 
-    def __init__(
-        self, core: EngineCore, model_name: str = "", serving: Callable[[], bool] = lambda: True
-    ) -> None:
-        self.core = core
+    unknown: frozenset[str] = frozenset()
+    """What whoever computes them does not tell."""
+
+    def __init__(self, max_model_len: int, model_name: str = "") -> None:
         self.model_name = model_name
-        self.serving = serving
-        lengths = one_two_five(core.max_model_len)
+        lengths = one_two_five(max_model_len)
         self.first_token = Distribution(FIRST_TOKEN)
         self.between_tokens = Distribution(BETWEEN_TOKENS)
         self.mean_between_tokens = Distribution(BETWEEN_TOKENS)
@@ -66,7 +65,6 @@ class EngineMetrics(Collector):
         self.generated_tokens = 0
         self.finished: Counter[str] = Counter({"stop": 0, "length": 0, "abort": 0, "error": 0})
         self.rejected = 0
-        self._moved = core.scheduler.counters.moved
         self._ended: dict[str, list[int]] = {}
         """Of requests that are not at their end: how long those samples got that are."""
 
@@ -85,10 +83,6 @@ class EngineMetrics(Collector):
                 self.first_token.observe(now - request.added_at)
             request.last_at = now
         self.generated_tokens += len(step.advanced) + step.extra
-        moved = self.core.scheduler.counters.moved
-        if moved > self._moved:
-            self.step_tokens.observe(moved - self._moved)
-            self._moved = moved
         for request in step.finished:
             self.observe_end(request, now)
 
@@ -134,7 +128,15 @@ class EngineMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         families = Families(self.model_name)
-        yield from state_of(self.core, families, self.serving())
+        for metric in (*self.state(families), *self._of_requests(families)):
+            if metric.name.removeprefix(PREFIX) not in self.unknown:
+                yield metric
+
+    def state(self, families: Families) -> Iterator[Metric]:
+        """What is read when asked for."""
+        yield from ()
+
+    def _of_requests(self, families: Families) -> Iterator[Metric]:
         yield from self._counters(families)
         for name, doc, values in self._histograms():
             yield families.histogram(name, doc, values)
@@ -188,3 +190,25 @@ class EngineMetrics(Collector):
         yield "request_params_max_tokens", "What requests say as max_tokens.", self.request_max_tokens
         yield "request_params_n", "What requests say as n.", self.request_n
         yield "request_num_preemptions", "How often one sample gave way.", self.request_preemptions
+
+
+class EngineMetrics(RequestMetrics):
+    """`serving` says whether those that wait could begin."""
+
+    def __init__(
+        self, core: EngineCore, model_name: str = "", serving: Callable[[], bool] = lambda: True
+    ) -> None:
+        super().__init__(core.max_model_len, model_name)
+        self.core = core
+        self.serving = serving
+        self._moved = core.scheduler.counters.moved
+
+    def observe(self, step: Step, now: float) -> None:
+        super().observe(step, now)
+        moved = self.core.scheduler.counters.moved
+        if moved > self._moved:
+            self.step_tokens.observe(moved - self._moved)
+            self._moved = moved
+
+    def state(self, families: Families) -> Iterator[Metric]:
+        return state_of(self.core, families, self.serving())

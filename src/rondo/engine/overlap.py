@@ -32,6 +32,7 @@ from rondo.ops import NO_TOKEN
 
 
 def check_overlap(config: EngineConfig) -> None:
+    """What cannot go together with the overlapped loop."""
     if config.overlap and config.speculation != "off":
         raise ConfigError(
             "overlap and speculation exclude each other: what to guess next is known only when a step's tokens are. "

@@ -1,0 +1,123 @@
+"""From the pieces that vLLM sends to samples like those of our own engine, which readers read in the same way."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import aclosing
+from typing import cast
+
+from rondo.base.errors import RondoError, Unavailable
+from rondo.base.log import get_logger
+from rondo.client.types import FinishReason
+from rondo.engine.metrics import RequestMetrics
+from rondo.engine.request import Request
+from rondo.engine.step import Step
+from rondo.engine.vllm.backend import Asked, Backend, Piece
+
+log = get_logger("rondo.engine.vllm")
+
+FINISHED = ("stop", "length")
+
+
+class Stream:
+    """A request under way: its samples fill up in one task, and whoever reads them is woken."""
+
+    def __init__(self, samples: list[Request], asked: Asked, metrics: RequestMetrics) -> None:
+        self.samples = samples
+        self.asked = asked
+        self.event = asyncio.Event()
+        self.error: RondoError | None = None
+        self.pieces = 0
+        self._metrics = metrics
+        self._pump: asyncio.Task[None] | None = None
+
+    @property
+    def left(self) -> int:
+        return sum(sample.finish_reason is None for sample in self.samples)
+
+    def begin(self, backend: Backend, version: Callable[[], int]) -> None:
+        """Takes each piece as it comes, however slow the reader: its tokens are of the version in use then."""
+        self._pump = asyncio.create_task(self._fill(backend, version))
+
+    def end(self, sample: Request, reason: FinishReason) -> None:
+        if sample.finish_reason is None:
+            sample.finish_reason = reason
+            self._metrics.observe_end(sample, time.monotonic())
+
+    def close(self) -> None:
+        """Whatever has not ended ends as aborted, in vLLM too."""
+        for sample in self.samples:
+            self.end(sample, "abort")
+        if self._pump is not None:
+            self._pump.cancel()
+        self.event.set()
+
+    async def _fill(self, backend: Backend, version: Callable[[], int]) -> None:
+        try:
+            await self._take_all(backend, version)
+        except RondoError as error:
+            self.error = error
+        except Exception:
+            log.exception("an answer of vLLM's could not be read")
+            self.error = Unavailable(
+                "vLLM's answer could not be read; the log says why.", code="engine_failed"
+            )
+        if self.error is not None:
+            for sample in self.samples:
+                sample.error = self.error
+                self.end(sample, "abort")
+        self.event.set()
+
+    async def _take_all(self, backend: Backend, version: Callable[[], int]) -> None:
+        ended, last = 0, None
+        async with aclosing(backend.stream(self.asked)) as pieces:
+            async for piece in pieces:
+                ended += piece.finish_reason is not None
+                if piece.finish_reason is not None and ended == self.asked.samples:
+                    last = piece  # how much of the prompt was cached is said after it
+                    continue
+                for sample in self._of(piece):
+                    self._take(sample, piece, version())
+                if piece.finish_reason is not None:
+                    self._finish(self.samples[piece.index], piece)
+                self.event.set()
+        if last is None:
+            raise Unavailable("vLLM ended the answer before its end. Ask again.", code="engine_failed")
+        for sample in self._of(last):
+            self._take(sample, last, version())
+            self._finish(sample, last)
+
+    def _of(self, piece: Piece) -> list[Request]:
+        """The samples that it belongs to."""
+        return self.samples if self.asked.samples < len(self.samples) else [self.samples[piece.index]]
+
+    def _take(self, sample: Request, piece: Piece, version: int) -> None:
+        self.pieces += 1
+        if piece.cached is not None:
+            self.samples[0].first_cached = piece.cached
+        if not piece.tokens or sample.finish_reason is not None:
+            return
+        sample.tokens.extend(piece.tokens)
+        if piece.logprobs is not None:
+            sample.logprobs.extend(piece.logprobs)
+        if piece.top is not None and sample.sampling.logprobs:
+            sample.top_logprobs.extend(piece.top)
+        # Last, as a reader counts tokens by it.
+        sample.weight_versions.extend([version] * len(piece.tokens))
+        now = time.monotonic()
+        admitted = [] if sample.started_at else [sample]
+        sample.started_at = sample.started_at or now
+        self._metrics.observe(Step([sample], [], admitted, len(piece.tokens) - 1), now)
+
+    def _finish(self, sample: Request, piece: Piece) -> None:
+        if sample.finish_reason is not None:
+            return
+        if piece.versions is not None and len(piece.versions) == len(sample.weight_versions):
+            sample.weight_versions[:] = piece.versions
+        if piece.stop_reason in sample.sampling.stop_token_ids:
+            sample.stop_reason = piece.stop_reason
+        self.end(
+            sample, cast(FinishReason, piece.finish_reason) if piece.finish_reason in FINISHED else "abort"
+        )

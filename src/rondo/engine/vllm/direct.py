@@ -1,0 +1,177 @@
+"""vLLM inside this process: its `AsyncLLM`, whose model is in a process of its own. For an environment with both."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from rondo.base.errors import ConfigError, InvalidRequest, ModelError, RondoError, Unavailable
+from rondo.client.engine import PauseMode
+from rondo.engine.vllm.backend import Adapter, Asked, Piece, likeliest, spread
+from rondo.engine.vllm.options import USUAL
+from rondo.engine.vllm.plugins import write_plugins
+
+
+class Direct:
+    def __init__(
+        self, arguments: Sequence[str], variables: Mapping[str, str], on_failure: Callable[[RondoError], None]
+    ) -> None:
+        """Blocks until the model is loaded."""
+        if find_spec("vllm") is None:
+            raise ConfigError(
+                f"vllm.mode is direct, but vLLM is not installed for {sys.executable}. Install Rondo into vLLM's "
+                "environment (pip install --no-deps rondo), or choose http and name its Python with vllm.python.",
+                param="vllm.mode",
+            )
+        self.up = True
+        self._on_failure = on_failure
+        self._folder = Path(tempfile.mkdtemp(prefix="rondo-vllm-"))
+        try:
+            _prepare(self._folder, variables)
+            self._llm = _start(arguments)
+        except BaseException:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
+
+    async def stream(self, asked: Asked) -> AsyncGenerator[Piece, None]:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+
+        params = asked.request.sampling
+        prompt = {"prompt_token_ids": list(asked.request.prompt_ids), "cache_salt": asked.salt}
+        with self._told():
+            given = asked.sampling()
+            if "structured_outputs" in given:
+                given["structured_outputs"] = StructuredOutputsParams(**given["structured_outputs"])
+            chosen = SamplingParams(**given, output_kind=RequestOutputKind.DELTA)
+            outputs = self._llm.generate(
+                prompt,
+                chosen,
+                asked.request.id,
+                lora_request=None if asked.adapter is None else _lora(asked.adapter),
+                priority=asked.request.priority,
+            )
+            async with contextlib.aclosing(outputs):
+                async for output in outputs:
+                    for sample in output.outputs:
+                        yield _piece(sample, output.num_cached_tokens, params.logprobs)
+
+    async def pause(self, mode: PauseMode) -> None:
+        with self._told():
+            await self._llm.pause_generation(mode=mode, clear_cache=False)
+
+    async def resume(self) -> None:
+        with self._told():
+            await self._llm.resume_generation()
+
+    async def sleep(self, level: int, mode: PauseMode) -> None:
+        with self._told():
+            await self._llm.sleep(level, mode)
+
+    async def wake(self, tags: Sequence[str] | None) -> None:
+        with self._told():
+            await self._llm.wake_up(None if tags is None else list(tags))
+
+    async def reset_prefix_cache(self) -> None:
+        with self._told():
+            await self._llm.reset_prefix_cache()
+
+    async def load_adapter(self, adapter: Adapter) -> None:
+        with self._told():
+            await self._llm.add_lora(_lora(adapter))
+
+    async def unload_adapter(self, adapter: Adapter) -> None:
+        """Nobody can ask for it any more; what uses it goes on, and vLLM forgets it when it needs the room."""
+
+    async def transfer(self, path: str, version: int) -> None:
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        with self._told():
+            await self._llm.start_weight_update()
+            update = {"path": path, "version": version}
+            await self._llm.update_weights(WeightTransferUpdateRequest(update_info=update))
+            await self._llm.finish_weight_update(str(version))
+
+    def stop(self) -> None:
+        self._llm.shutdown()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """What vLLM raises, as what our own engine would."""
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        try:
+            yield
+        except EngineDeadError as error:
+            lost = Unavailable(
+                "vLLM's engine has ended; its log says why. Restart the server.", code="engine_failed"
+            )
+            self.up = False
+            self._on_failure(lost)
+            raise lost from error
+        except ValueError as error:
+            raise InvalidRequest(f"vLLM refuses it: {error}") from error
+        except RuntimeError as error:
+            raise ModelError(f"vLLM could not do it: {error}", code="vllm_error") from error
+
+
+def _prepare(folder: Path, variables: Mapping[str, str]) -> None:
+    """For vLLM's own processes, which inherit the variables; this one has its path already."""
+    plugins = str(write_plugins(folder))
+    sys.path.append(plugins)
+    paths = [plugins, *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+    for name, value in USUAL.items():
+        os.environ.setdefault(name, value)
+    os.environ.update(variables)
+
+
+def _start(arguments: Sequence[str]) -> Any:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    try:
+        read = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser()).parse_args(list(arguments))
+    except SystemExit as error:
+        raise ConfigError(f"vLLM does not take {' '.join(arguments)}.", param="vllm.args") from error
+    try:
+        return AsyncLLM.from_engine_args(AsyncEngineArgs.from_cli_args(read))
+    except (RuntimeError, ValueError) as error:
+        raise ConfigError(f"vLLM did not start: {error}", param="backend") from error
+
+
+def _lora(adapter: Adapter) -> Any:
+    from vllm.lora.request import LoRARequest
+
+    return LoRARequest(adapter.inner_name, adapter.number, adapter.path)
+
+
+def _piece(sample: Any, cached: int | None, wanted: int | None) -> Piece:
+    logprobs = top = None
+    if wanted is not None and sample.logprobs is not None:
+        entries = list(zip(sample.token_ids, sample.logprobs, strict=True))
+        logprobs = [entry[token].logprob for token, entry in entries]
+        top = [
+            likeliest([(token, each.logprob, each.rank) for token, each in entry.items()], wanted)
+            for _, entry in entries
+        ]
+    spans = [vars(span) for span in sample.weight_versions] if sample.weight_versions else None
+    return Piece(
+        index=sample.index,
+        tokens=list(sample.token_ids),
+        logprobs=logprobs,
+        top=top,
+        finish_reason=sample.finish_reason,
+        stop_reason=sample.stop_reason,
+        versions=spread(spans),
+        cached=cached,
+    )

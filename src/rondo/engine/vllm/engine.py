@@ -1,0 +1,319 @@
+"""vLLM as an engine like ours: the same requests, errors, chunks, versions and counts, whoever computes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from rondo.base.account import current
+from rondo.base.errors import (
+    ConfigError,
+    Conflict,
+    InvalidRequest,
+    Overloaded,
+    RondoError,
+    Unavailable,
+)
+from rondo.base.log import get_logger
+from rondo.client.engine import PauseMode, WeightState
+from rondo.client.types import GenerateRequest, TokenChunk
+from rondo.engine.accounts import tell
+from rondo.engine.config import EngineConfig
+from rondo.engine.intake import Intake
+from rondo.engine.output import SampleReader, TextSource
+from rondo.engine.renew import check_version
+from rondo.engine.sleep import TAGS, check_level, check_tags
+from rondo.engine.vllm.adapters import VllmAdapters
+from rondo.engine.vllm.answers import Stream
+from rondo.engine.vllm.backend import Asked, Backend
+from rondo.engine.vllm.metrics import VllmMetrics
+from rondo.models import ModelConfig
+
+log = get_logger("rondo.engine.vllm")
+
+QUIET_SECONDS = 0.02
+"""For so long nothing has come from a vLLM that has stopped: all that it computed is here."""
+
+
+class VllmEngine:
+    def __init__(
+        self,
+        config: EngineConfig,
+        model: ModelConfig,
+        folder: Path,
+        max_model_len: int,
+        eos_ids: tuple[int, ...],
+        tokenizer: TextSource | None,
+        model_name: str,
+    ) -> None:
+        """`backend` is set by who makes it, before the first request."""
+        self.backend: Backend
+        self.config = config
+        self.model = model
+        self.max_model_len = max_model_len
+        self.max_queued = config.max_queued
+        self.tokenizer = tokenizer
+        self.metrics = VllmMetrics(self, model_name)
+        self.folder = folder
+        self.weight_version = 0
+        self.is_paused = False
+        self._asleep: frozenset[str] = frozenset()
+        self._updating = False
+        self._whole = True
+        self._draining = False
+        self._failure: RondoError | None = None
+        self._streams: dict[str, Stream] = {}
+        self._adapters = VllmAdapters(config)
+        self._epoch = 0
+        self._intake = Intake(config, max_model_len, model.vocab_size, eos_ids)
+
+    @property
+    def failure(self) -> RondoError | None:
+        return self._failure
+
+    @property
+    def failed(self) -> bool:
+        return self._failure is not None and self._failure.code != "shutting_down"
+
+    @property
+    def ready(self) -> bool:
+        closed = self._failure or self._draining or self.is_paused or self._asleep or self._updating
+        return not closed and self._whole and self.backend.up
+
+    @property
+    def is_sleeping(self) -> bool:
+        return bool(self._asleep)
+
+    @property
+    def in_flight(self) -> int:
+        return sum(
+            sample.finish_reason is None for stream in self._streams.values() for sample in stream.samples
+        )
+
+    def fail(self, error: RondoError) -> None:
+        """From any thread: vLLM has ended for good."""
+        self._failure = self._failure or error
+
+    def weight_state(self) -> WeightState:
+        return WeightState(self._updating, self._whole, "weights" in self._asleep)
+
+    def load(self) -> tuple[int, int]:
+        """vLLM does not say which of them it computes; more than fit together wait."""
+        running = min(self.in_flight, self.config.max_num_seqs)
+        return running, self.in_flight - running
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
+        """Streams the request's samples. Leaving the iterator early aborts the request."""
+        account, stream = current(), self._open(request)
+        try:
+            readers = [SampleReader(sample, self.tokenizer) for sample in stream.samples]
+            while readers:
+                await stream.event.wait()
+                stream.event.clear()
+                for reader in readers:
+                    chunk = reader.read()
+                    if chunk is not None and (chunk.token_ids or stream.error is None):
+                        if reader.done and reader.request.finish_reason is None:  # at a stop string
+                            stream.end(reader.request, "stop")
+                        yield chunk
+                if stream.error is not None:
+                    raise stream.error
+                readers = [reader for reader in readers if not reader.done]
+        finally:
+            stream.close()
+            self._streams.pop(request.id, None)
+            if account is not None:
+                tell(account, request, stream.samples, self.metrics.model_name)
+
+    async def abort(self, request_id: str) -> None:
+        stream = self._streams.get(request_id)
+        if stream is not None:
+            stream.close()
+
+    async def pause(self, mode: PauseMode = "keep") -> None:
+        try:
+            await self.backend.pause(mode)
+        except asyncio.CancelledError:
+            # Who waited for the requests to finish has left.
+            await asyncio.shield(self.backend.resume())
+            raise
+        self.is_paused = True
+
+    async def resume(self) -> None:
+        await self.backend.resume()
+        self.is_paused = False
+
+    async def sleep(self, level: int = 1, mode: PauseMode = "keep") -> None:
+        check_level(level)
+        if not self.config.device.startswith("cuda"):
+            raise ConfigError(
+                "vLLM sleeps on a GPU only; on a CPU it keeps its memory. On a GPU, set engine.device to cuda.",
+                param="device",
+            )
+        await self.backend.sleep(level, mode)
+        self._asleep = frozenset(TAGS)
+        self._whole = self._whole and level == 1
+
+    async def wake(self, tags: Sequence[str] | None = None) -> None:
+        wanted = self._asleep & check_tags(tags)
+        if not wanted:
+            return
+        await self.backend.wake(sorted(wanted))
+        self._asleep -= wanted
+        if "weights" in wanted and not self._whole:
+            await self.backend.transfer(str(self.folder), self.weight_version)
+            self._whole = True
+
+    def adapters(self) -> Sequence[str]:
+        return self._adapters.names()
+
+    def has_adapter(self, name: str) -> bool:
+        return name in self._adapters
+
+    async def load_adapter(self, name: str, path: str, replace: bool = False) -> None:
+        await self._adapters.load(self.backend, name, path, replace)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Requests that use it go on with it."""
+        await self._adapters.unload(self.backend, name)
+
+    async def check_weights(self, path: str, version: int | None) -> None:
+        self._check_update(version)
+        await asyncio.to_thread(check_version, _absolute(path), self.model)
+
+    async def update_weights(self, path: str, version: int) -> None:
+        """vLLM stops between two steps while its workers read the folder. If one cannot, all read the old one."""
+        folder = _absolute(path)
+        await self.check_weights(path, version)
+        self._check_update(version)
+        self._updating = True
+        try:
+            with self.metrics.operation("update_weights"):
+                await asyncio.shield(self._transfer(folder, version))
+        finally:
+            self._updating = False
+
+    async def start_weight_update(self) -> None:
+        raise ConfigError(
+            "vLLM's weights are in its own memory, and cannot be written in place: use update_weights, with a folder.",
+            param="backend",
+        )
+
+    async def finish_weight_update(self, version: int) -> None:
+        raise Conflict("no weight update is going on.")
+
+    async def reset_prefix_cache(self) -> None:
+        """What is there is never found again."""
+        self._epoch += 1
+        await self.backend.reset_prefix_cache()
+
+    async def drain(self, seconds: float) -> None:
+        self._draining = True
+        until = time.monotonic() + seconds
+        while self._streams and time.monotonic() < until and self._failure is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        if self._streams:
+            log.warning("requests were cut off while draining", extra={"seconds": seconds})
+        for stream in list(self._streams.values()):
+            stream.close()
+        await asyncio.to_thread(self.stop)
+
+    def stop(self) -> None:
+        self.fail(Unavailable("the engine was stopped.", code="shutting_down"))
+        self.backend.stop()
+
+    def _open(self, request: GenerateRequest) -> Stream:
+        self._check_open(request)
+        prompt = list(request.prompt_ids)
+        self._intake.check(request, prompt)
+        waiting = self.in_flight + request.sampling.n - self.config.max_num_seqs
+        if waiting > self.max_queued:
+            self.metrics.rejected += 1
+            raise Overloaded(
+                f"{self.in_flight} samples are running or waiting, and at most {self.max_queued} may wait "
+                "(engine.max_queued). Try again later.",
+                code="queue_full",
+            )
+        adapter = self._adapters.find(request.adapter)
+        samples = self._intake.samples(request, prompt, None, time.monotonic())
+        salt = f"{self.weight_version}.{self._epoch}.{adapter.number if adapter else 0}"
+        stream = Stream(samples, Asked(request, samples[0], salt, adapter), self.metrics)
+        self._streams[request.id] = stream
+        stream.begin(self.backend, lambda: self.weight_version)
+        return stream
+
+    def _check_open(self, request: GenerateRequest) -> None:
+        if self._failure is not None:
+            raise self._failure
+        if self._draining:
+            raise Unavailable("the engine is shutting down.", code="shutting_down")
+        if not self._whole:
+            raise Unavailable(
+                "vLLM has no whole version of the weights: finish an update first.", code="torn"
+            )
+        if request.id in self._streams:
+            raise Conflict(f"a request with the id {request.id!r} is running already.", param="id")
+        params = request.sampling
+        if request.pooling:
+            raise InvalidRequest(
+                "vLLM gives no vectors beside answers: engine.backend is vllm.", param="prompt"
+            )
+        if params.prompt_logprobs is not None:
+            raise InvalidRequest("prompt_logprobs are not told by vLLM's streams.", param="prompt_logprobs")
+        if params.bad_word_ids and not params.bad_words:
+            raise InvalidRequest("vLLM takes bad_words as texts only.", param="bad_words")
+        if params.stop and self.tokenizer is None:
+            raise InvalidRequest("stop strings need a tokenizer: use stop_token_ids.", param="stop")
+        if (
+            params.logprobs is not None
+            and params.logprobs_mode == "scaled"
+            and params.temperature not in (0, 1)
+        ):
+            raise InvalidRequest(
+                "vLLM gives log-probabilities before the temperature: logprobs_mode must be 'raw', or temperature 1.",
+                param="logprobs_mode",
+            )
+
+    async def _transfer(self, folder: Path, version: int) -> None:
+        await self.backend.pause("keep")
+        try:
+            await self._quiet()
+            try:
+                await self.backend.transfer(str(folder), version)
+            except RondoError:
+                self._whole = False
+                with suppress(Unavailable):  # it has ended, and starts again with the weights it had
+                    await self.backend.transfer(str(self.folder), self.weight_version)
+                self._whole = True
+                raise
+            self.folder, self.weight_version, self._whole = folder, version, True
+        finally:
+            if not self.is_paused:
+                with suppress(Unavailable):
+                    await self.backend.resume()
+
+    async def _quiet(self) -> None:
+        """Until all that was computed before the pause has come."""
+        seen: int | None = None
+        while seen != (pieces := sum(stream.pieces for stream in self._streams.values())):
+            seen = pieces
+            await asyncio.sleep(QUIET_SECONDS)
+
+    def _check_update(self, version: int | None) -> None:
+        if self._updating:
+            raise Conflict("a weight update is already going on.")
+        if "weights" in self._asleep:
+            raise Conflict("the weights are asleep, so there is nothing to write to: wake 'weights' first.")
+        if version is not None and version <= self.weight_version:
+            raise Conflict(
+                f"weight version {version} is not newer than {self.weight_version}. Finish the update with a newer "
+                "one, or abort it."
+            )
+
+
+def _absolute(path: str) -> Path:
+    """vLLM's processes may work in another folder."""
+    return Path(path).absolute()

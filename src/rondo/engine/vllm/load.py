@@ -1,0 +1,51 @@
+"""From a model's folder to a vLLM that serves it."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from rondo.engine.cache import DEFAULT_CPU_BYTES
+from rondo.engine.config import EngineConfig
+from rondo.engine.intake import max_model_len
+from rondo.engine.load import pick_device
+from rondo.engine.output import TextSource
+from rondo.engine.vllm.engine import VllmEngine
+from rondo.engine.vllm.options import check, environment, flags, options, threads
+from rondo.engine.vllm.process import VllmProcess
+from rondo.engine.vllm.remote import Remote
+from rondo.models import parse, read_config
+from rondo.models.checkpoint import check as check_checkpoint
+
+
+def load_vllm(
+    folder: Path,
+    config: EngineConfig,
+    eos_ids: tuple[int, ...] | None = None,
+    tokenizer: TextSource | None = None,
+    model_name: str = "",
+) -> VllmEngine:
+    """Blocks until vLLM has started. `eos_ids` are the model's own by default."""
+    check(config)
+    check_checkpoint(folder)
+    model = parse(read_config(folder))
+    length = max_model_len(config, model.max_positions)
+    ends = tuple(token for token in (eos_ids or model.eos_ids) if 0 <= token < model.vocab_size)
+    engine = VllmEngine(config, model, folder, length, ends, tokenizer, model_name)
+    on_gpu = pick_device(config.device).type == "cuda"
+    kv_bytes = config.kv_cache_bytes or (None if on_gpu else DEFAULT_CPU_BYTES)
+    chosen = options(config, folder, length, config.device == "cuda", kv_bytes)
+    arguments = [*flags(chosen), *config.vllm.args]
+    if config.vllm.mode == "direct":
+        from rondo.engine.vllm.direct import Direct
+
+        engine.backend = Direct(["--model", str(folder), *arguments], threads(config), engine.fail)
+        return engine
+    process = VllmProcess(config.vllm.python, partial(environment, config), config.vllm.start_seconds)
+    arguments += ["--enable-scale-out", "--enable-prompt-tokens-details"]
+    try:
+        engine.backend = Remote(process, arguments, str(folder), 0, config.vllm.restarts, engine.fail)
+    except BaseException:
+        process.stop()
+        raise
+    return engine

@@ -1,0 +1,163 @@
+"""A vLLM server of ours: its processes, and a socket file that no other user can open: its verbs need no key."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+
+from rondo.base.errors import ConfigError, Unavailable
+from rondo.base.log import get_logger
+from rondo.engine.vllm.plugins import write_plugins
+
+log = get_logger("rondo.engine.vllm")
+
+URL = "http://vllm"
+SERVER = ("-m", "vllm.entrypoints.openai.api_server")
+PROGRESS_SECONDS = 15
+STOP_SECONDS = 10
+NO_MODULE = re.compile(r"No module named '?vllm(\.|'|$)", re.MULTILINE)
+
+
+class VllmProcess:
+    """Started, waited for, and ended with all of its children; it may be started again."""
+
+    def __init__(
+        self, python: str | None, environment: Callable[[Path], dict[str, str]], seconds: float
+    ) -> None:
+        self.python = python or sys.executable
+        self.seconds = seconds
+        self._folder = Path(tempfile.mkdtemp(prefix="rondo-vllm-"))
+        self._environment = environment(write_plugins(self._subfolder("plugins")))
+        self._log = self._folder / "log"
+        self._process: subprocess.Popen[bytes] | None = None
+        self.socket = str(self._folder / "socket")
+
+    def start(self, arguments: Sequence[str], stopped: threading.Event) -> None:
+        """Returns when it answers. Ends early where `stopped` is set."""
+        self.kill()
+        Path(self.socket).unlink(missing_ok=True)
+        command = [self.python, *SERVER, "--uds", self.socket, *arguments]
+        try:
+            with self._log.open("wb") as out:
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=out,
+                    env=self._environment,
+                    cwd=self._folder,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise ConfigError(
+                f"vllm.python is {self.python}, which cannot be started: {error.strerror}. Name the Python that vLLM "
+                "is installed for.",
+                param="vllm.python",
+            ) from error
+        try:
+            self._wait_until_it_answers(stopped)
+        except BaseException:
+            self.kill()
+            raise
+
+    def wait(self) -> str:
+        """Until it ends; says how."""
+        assert self._process is not None
+        code = self._process.wait()
+        return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def stop(self) -> None:
+        """In order, if it does so soon; its files go too."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(STOP_SECONDS)
+        self.kill()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def kill(self) -> None:
+        """It and its children, those that outlived it too."""
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+    def client(self) -> httpx.Client:
+        return httpx.Client(base_url=URL, transport=httpx.HTTPTransport(uds=self.socket), timeout=None)
+
+    def _wait_until_it_answers(self, stopped: threading.Event) -> None:
+        assert self._process is not None
+        begun = said = time.monotonic()
+        with self.client() as client:
+            while not _answers(client):
+                now = time.monotonic()
+                if self._process.poll() is not None:
+                    raise self._failed(self.wait())
+                if stopped.is_set():
+                    raise Unavailable("the engine was stopped while vLLM started.", code="shutting_down")
+                if now - begun > self.seconds:
+                    raise self._failed(
+                        f"does not answer after {self.seconds:g} s (engine.vllm.start_seconds)"
+                    )
+                if now - said > PROGRESS_SECONDS:
+                    said = now
+                    log.info(
+                        "vLLM is starting",
+                        extra={"seconds": round(now - begun), "last_line": self._last_line()},
+                    )
+                stopped.wait(0.2)
+        log.info(
+            "vLLM has started",
+            extra={"seconds": round(time.monotonic() - begun), "pid": self._process.pid},
+        )
+
+    def _failed(self, how: str) -> ConfigError:
+        text = self._log.read_text("utf-8", "replace")
+        if NO_MODULE.search(text):
+            return ConfigError(
+                f"vLLM is not installed for {self.python}. Install it there, or name another Python with "
+                "--engine.vllm.python=...",
+                param="vllm.python",
+            )
+        log.error("vLLM did not start; the end of its log:\n%s", text[-4000:])
+        return ConfigError(f"vLLM {how}: {first_error(text)}", param="backend")
+
+    def _last_line(self) -> str:
+        lines = self._log.read_text("utf-8", "replace").splitlines()
+        return lines[-1][-200:] if lines else ""
+
+    def _subfolder(self, name: str) -> Path:
+        folder = self._folder / name
+        folder.mkdir()
+        return folder
+
+
+def first_error(text: str) -> str:
+    """The first that it names; what follows is what came of it."""
+    named = re.search(r"\b\w*(?:Error|Exception): .+|.*\berror: .+", text)
+    lines = text.strip().splitlines()
+    return (named.group() if named else lines[-1] if lines else "it said nothing").strip()
+
+
+def _answers(client: httpx.Client) -> bool:
+    try:
+        return client.get("/health", timeout=5).is_success
+    except httpx.HTTPError:
+        return False

@@ -1,0 +1,431 @@
+"""What stands around vLLM, on one that is played: how it fails, and what becomes of requests and weights then."""
+
+import asyncio
+import json
+import shutil
+from contextlib import aclosing
+
+import pytest
+
+from rondo.base.account import Account
+from rondo.base.errors import (
+    ConfigError,
+    Conflict,
+    InvalidRequest,
+    NotFound,
+    Overloaded,
+    RondoError,
+    Unavailable,
+)
+from rondo.client.structured import StructuredOutputsParams
+from rondo.client.types import GenerateRequest, SamplingParams
+from rondo.engine.config import EngineConfig, VllmConfig
+from rondo.engine.vllm.backend import Piece, likeliest, spread
+from rondo.engine.vllm.engine import VllmEngine
+from rondo.engine.vllm.remote import pieces, refusal
+from rondo.models import parse, read_config, save
+from support.engines import collect
+from support.tiny import tiny_model, tiny_tokenizer
+
+PARAMS = SamplingParams(max_tokens=8, temperature=0, detokenize=False)
+
+
+class Played:
+    """Sends what it was given, one piece after another, and waits at a None until it is let go."""
+
+    def __init__(self, *given):
+        self.given = list(given)
+        self.go = asyncio.Event()
+        self.begun = asyncio.Event()
+        self.asked = []
+        self.done = []
+        self.refuses = []
+        self.left = 0
+        self.up = True
+
+    async def stream(self, asked):
+        self.asked.append(asked)
+        self.begun.set()
+        try:
+            for piece in self.given:
+                if piece is None:
+                    await self.go.wait()
+                elif isinstance(piece, Exception):
+                    raise piece
+                else:
+                    yield piece
+        finally:
+            self.left += 1
+
+    def __getattr__(self, verb):
+        async def do(*given):
+            self.done.append((verb, *given))
+            if (verb, *given) in self.refuses:
+                raise InvalidRequest("no.")
+
+        return do
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("played")
+    for seed in (0, 1):
+        save(tiny_model(seed=seed), folder / str(seed))
+    return folder
+
+
+@pytest.fixture
+def engine(folders):
+    config = EngineConfig(max_num_seqs=2, max_queued=2, vllm=VllmConfig(adapters=True), max_loaded_adapters=1)
+    model = parse(read_config(folders / "0"))
+    return VllmEngine(config, model, folders / "0", 64, model.eos_ids, tiny_tokenizer(), "tiny")
+
+
+def run(engine, backend, work):
+    async def main():
+        engine.backend = backend
+        return await asyncio.wait_for(work(), 20)
+
+    return asyncio.run(main())
+
+
+def test_pieces_become_samples(engine):
+    spans = [1, 1, 2]
+    backend = Played(
+        Piece(0, [5]), Piece(0, [6, 7], finish_reason="length", versions=spans), Piece(0, (), cached=4)
+    )
+
+    async def work():
+        return [chunk async for chunk in engine.generate(GenerateRequest("a", [9, 9], PARAMS))]
+
+    account = Account("request")
+    with account.open():
+        chunks = run(engine, backend, work)
+    assert [(one.output_tokens, one.finish_reason) for one in account.samples] == [(3, "length")]
+    assert [token for chunk in chunks for token in chunk.token_ids] == [5, 6, 7]
+    assert (chunks[-1].finish_reason, chunks[-1].cached_tokens) == ("length", 4)
+    assert chunks[-1].weight_versions[-1] == 2
+    counts = {m.name: m.samples for m in engine.metrics.collect()}
+    assert counts["rondo:generation_tokens"][0].value == 3
+    assert counts["rondo:num_requests_running"][0].value == 0
+
+
+def test_ends_are_ours(engine):
+    """Which tokens end an answer is said, and an end of the model's own is not a `stop_reason`."""
+    eos = min(engine.model.eos_ids)
+    backend = Played(Piece(0, [5, eos], finish_reason="stop", stop_reason=eos))
+    params = PARAMS.with_(stop_token_ids=(7,))
+
+    async def work():
+        return [chunk async for chunk in engine.generate(GenerateRequest("a", [9], params))][-1]
+
+    last = run(engine, backend, work)
+    assert (last.finish_reason, last.stop_reason) == ("stop", None)
+    assert backend.asked[0].sampling()["stop_token_ids"] == sorted({7, *engine.model.eos_ids})
+    assert backend.asked[0].sampling()["max_tokens"] == 8
+
+
+def test_samples_of_a_greedy_request_are_computed_once(engine):
+    backend = Played(Piece(0, [5]), Piece(0, [6], finish_reason="length"))
+    heard = run(engine, backend, lambda: collect(engine, "a", PARAMS.with_(n=2)))
+    assert heard.tokens == [[5, 6]] * 2
+    assert backend.asked[0].sampling()["n"] == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ((Piece(0, [5]), Unavailable("vLLM ended")), "vLLM ended"),
+        ((Piece(0, [5]),), "before its end"),
+        ((Piece(0, [5]), KeyError("choices")), "the log says why"),
+        ((Piece(3, [5]),), "the log says why"),
+    ],
+)
+def test_an_answer_that_breaks_off_is_an_error_and_the_next_one_is_not(engine, given, says):
+    async def work():
+        with pytest.raises(RondoError, match=says):
+            await collect(engine, "a", PARAMS)
+        engine.backend = Played(Piece(0, [6], finish_reason="length"))
+        return await collect(engine, "a", PARAMS)
+
+    assert run(engine, Played(*given), work).tokens == [[6]]
+    assert engine.in_flight == 0
+
+
+def test_abort_ends_the_answer_and_vllms_work(engine):
+    async def work():
+        backend = engine.backend
+        answer = asyncio.create_task(collect(engine, "a", PARAMS))
+        await backend.begun.wait()
+        await asyncio.sleep(0.05)
+        assert engine.load() == (1, 0)
+        await engine.abort("a")
+        heard = await answer
+        assert (heard.tokens, heard.reason) == ([[5]], "abort")
+        await asyncio.sleep(0.05)
+        assert backend.left == 1
+
+        async with aclosing(engine.generate(GenerateRequest("b", [9], PARAMS))) as stream:
+            await anext(stream)
+        await asyncio.sleep(0.05)
+        assert (backend.left, engine.in_flight) == (2, 0)
+
+    async def main():
+        engine.backend = Played(Piece(0, [5]), None)
+        await work()
+
+    asyncio.run(main())
+
+
+def test_the_queue_is_bounded(engine):
+    async def main():
+        engine.backend = Played(None)
+        first = asyncio.create_task(collect(engine, "a", PARAMS.with_(n=2, temperature=1)))
+        second = asyncio.create_task(collect(engine, "b", PARAMS.with_(n=2, temperature=1)))
+        await asyncio.sleep(0.05)
+        assert engine.load() == (2, 2)
+        with pytest.raises(Overloaded, match="max_queued"):
+            await collect(engine, "c", PARAMS)
+        with pytest.raises(Conflict, match="running already"):
+            await collect(engine, "a", PARAMS)
+        for task in (first, second):
+            task.cancel()
+        await asyncio.gather(first, second, return_exceptions=True)
+        assert engine.load() == (0, 0)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("changes", "prompt", "param"),
+    [
+        ({"logprobs": 1, "temperature": 0.5}, [5], "logprobs_mode"),
+        ({}, [], "prompt"),
+        ({}, [5000], "prompt"),
+        ({}, [5] * 64, "prompt"),
+        ({"logit_bias": {4000: 1}}, [5], "logit_bias"),
+        ({"allowed_token_ids": (4000,)}, [5], "allowed_token_ids"),
+        ({"prompt_logprobs": 0}, [5], "prompt_logprobs"),
+        ({"bad_word_ids": ((4,),)}, [5], "bad_words"),
+    ],
+)
+def test_what_is_refused_before_vllm_is_asked(engine, changes, prompt, param):
+    with pytest.raises(InvalidRequest) as refused:
+        run(engine, Played(), lambda: collect(engine, "a", PARAMS.with_(**changes), prompt))
+    assert refused.value.param == param
+
+
+def test_the_form_of_an_answer_is_vllms_to_enforce(engine):
+    form = StructuredOutputsParams(choice=["a", "b"])
+    backend = Played(Piece(0, [5], finish_reason="length"))
+    run(engine, backend, lambda: collect(engine, "a", PARAMS.with_(structured_outputs=form)))
+    said = backend.asked[0].sampling()["structured_outputs"]
+    assert said == {"choice": ("a", "b"), "disable_any_whitespace": False, "whitespace_pattern": None}
+
+
+def test_vectors_are_refused(engine):
+    async def work():
+        async for _ in engine.generate(GenerateRequest("a", [5], PARAMS, pooling="last")):
+            pass
+
+    with pytest.raises(InvalidRequest, match="no vectors"):
+        run(engine, Played(), work)
+
+
+def test_weights_take_over_between_pause_and_resume_and_prefixes_part(engine, folders):
+    backend = Played(Piece(0, [5], finish_reason="length"))
+    new = str(folders / "1")
+
+    async def work():
+        await collect(engine, "a", PARAMS)
+        await engine.update_weights(new, 4)
+        await engine.reset_prefix_cache()
+        return await collect(engine, "b", PARAMS)
+
+    assert run(engine, backend, work).versions == [4]
+    verbs = [("pause", "keep"), ("transfer", new, 4), ("resume",), ("reset_prefix_cache",)]
+    assert backend.done == verbs
+    assert len({asked.salt for asked in backend.asked}) == 2
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_after_a_transfer_that_fails_the_old_weights_serve(engine, folders, paused):
+    old, new = str(folders / "0"), str(folders / "1")
+
+    async def work():
+        backend = engine.backend
+        if paused:
+            await engine.pause("keep")
+        backend.refuses.append(("transfer", new, 1))
+        with pytest.raises(InvalidRequest, match=r"no\."):
+            await engine.update_weights(new, 1)
+        assert ("transfer", old, 0) in backend.done
+        assert (("resume",) in backend.done) is not paused
+        assert (engine.weight_version, engine.weight_state().whole) == (0, True)
+        backend.refuses.append(("transfer", old, 0))
+        with pytest.raises(InvalidRequest, match=r"no\."):
+            await engine.update_weights(new, 1)
+        assert not engine.weight_state().whole
+        with pytest.raises(Unavailable, match="no whole version"):
+            await collect(engine, "a", PARAMS)
+        backend.refuses.clear()
+        await engine.update_weights(new, 1)
+        return await collect(engine, "b", PARAMS)
+
+    assert run(engine, Played(Piece(0, [5], finish_reason="length")), work).versions == [1]
+
+
+def test_a_folder_that_cannot_do_never_reaches_vllm(engine, folders, tmp_path):
+    shutil.copytree(folders / "1", tmp_path / "other")
+    config = json.loads((tmp_path / "other" / "config.json").read_text())
+    (tmp_path / "other" / "config.json").write_text(json.dumps(config | {"rope_theta": 5.0}))
+    backend = Played()
+    for path, version, says in (
+        ("nowhere", 1, "not a folder"),
+        ("other", 1, "another model"),
+        ("other", 0, "not newer"),
+    ):
+        with pytest.raises(RondoError, match=says):
+            run(
+                engine,
+                backend,
+                lambda path=path, version=version: engine.update_weights(str(tmp_path / path), version),
+            )
+    assert backend.done == []
+
+
+def test_on_a_cpu_it_does_not_sleep(engine):
+    with pytest.raises(ConfigError, match="GPU") as refused:
+        run(engine, Played(), engine.sleep)
+    assert refused.value.param == "device"
+    run(engine, Played(), engine.wake)
+
+
+def test_sleep_where_there_is_a_gpu(folders):
+    """A second level drops the weights: they are read again at waking."""
+    model = parse(read_config(folders / "0"))
+    engine = VllmEngine(EngineConfig(device="cuda"), model, folders / "0", 64, (), None, "")
+    backend = Played()
+
+    async def work():
+        await engine.sleep(2)
+        assert (engine.is_sleeping, engine.ready, engine.weight_state().whole) == (True, False, False)
+        with pytest.raises(Conflict, match="asleep"):
+            await engine.update_weights(str(folders / "1"), 1)
+        await engine.wake(["weights"])
+        assert (engine.is_sleeping, engine.weight_state().whole) == (True, True)
+        await engine.wake()
+        assert (engine.is_sleeping, engine.ready) == (False, True)
+
+    run(engine, backend, work)
+    sleeps = [
+        ("sleep", 2, "keep"),
+        ("wake", ["weights"]),
+        ("transfer", str(folders / "0"), 0),
+        ("wake", ["kv_cache"]),
+    ]
+    assert backend.done == sleeps
+
+
+def test_adapters_have_versions(engine, tmp_path):
+    lora = tmp_path / "lora"
+    lora.mkdir()
+    (lora / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "adapter_config.json").write_text('{"peft_type": "TOKENFORMER"}')
+    backend = Played(Piece(0, [5], finish_reason="length"))
+
+    async def work():
+        await engine.load_adapter("a", str(lora))
+        with pytest.raises(InvalidRequest, match="already been loaded"):
+            await engine.load_adapter("a", str(lora))
+        with pytest.raises(Overloaded, match="max_loaded_adapters"):
+            await engine.load_adapter("b", str(lora))
+        with pytest.raises(InvalidRequest, match="LoRA"):
+            await engine.load_adapter("a", str(other), replace=True)
+        await collect(engine, "1", PARAMS, adapter="a")
+        await engine.load_adapter("a", str(lora), replace=True)
+        await collect(engine, "2", PARAMS, adapter="a")
+        await collect(engine, "3", PARAMS)
+        assert engine.adapters() == ["a"]
+        await engine.unload_adapter("a")
+        for ask in (lambda: collect(engine, "4", PARAMS, adapter="a"), lambda: engine.unload_adapter("a")):
+            with pytest.raises(NotFound, match="'a'"):
+                await ask()
+
+    run(engine, backend, work)
+    names = [asked.adapter and asked.adapter.inner_name for asked in backend.asked]
+    assert names == ["a@1", "a@2", None]
+    assert len({asked.salt for asked in backend.asked}) == 3
+    assert [(verb, adapter.inner_name) for verb, adapter in backend.done] == [
+        *[
+            ("load_adapter", "a@1"),
+            ("load_adapter", "a@2"),
+            ("unload_adapter", "a@1"),
+            ("unload_adapter", "a@2"),
+        ],
+    ]
+
+
+def test_draining_lets_requests_finish(engine):
+    async def main():
+        backend = engine.backend = Played(Piece(0, [5]), None, Piece(0, [6], finish_reason="length"))
+        backend.stop = lambda: backend.done.append(("stop",))
+        answer = asyncio.create_task(collect(engine, "a", PARAMS))
+        await backend.begun.wait()
+        ending = asyncio.create_task(engine.drain(20))
+        await asyncio.sleep(0.05)
+        with pytest.raises(Unavailable, match="shutting down"):
+            await collect(engine, "b", PARAMS)
+        backend.go.set()
+        await ending
+        assert (await answer).tokens == [[5, 6]]
+        assert backend.done == [("stop",)]
+        assert (engine.failure.code, engine.failed) == ("shutting_down", False)
+
+    asyncio.run(main())
+
+
+def test_vllms_own_form_of_an_answer():
+    entry = {
+        "token_id": 7,
+        "logprob": -3.0,
+        "rank": 5,
+        "top_logprobs": [
+            {"token_id": 7, "logprob": -3.0, "rank": 5},
+            *({"token_id": 10 + rank, "logprob": -float(rank), "rank": rank} for rank in (1, 2)),
+        ],
+    }
+    choice = {
+        "index": 1,
+        "token_ids": [7],
+        "finish_reason": "length",
+        "stop_reason": None,
+        "weight_versions": [
+            {"version": "default", "start": 0, "end": 1},
+            {"version": "3", "start": 1, "end": 3},
+        ],
+        "logprobs": {"content": [entry]},
+    }
+    request = GenerateRequest("a", [5], PARAMS.with_(logprobs=2))
+    asked = type("Asked", (), {"request": request})()
+    [piece] = pieces({"choices": [choice], "usage": None}, asked)
+    assert (piece.index, piece.tokens, piece.logprobs, piece.versions) == (1, [7], [-3.0], [0, 3, 3])
+    assert piece.top == [[(11, -1.0), (12, -2.0)]]
+    usage = {"prompt_tokens_details": {"cached_tokens": 16}}
+    assert pieces({"choices": [], "usage": usage}, asked)[0].cached == 16
+    assert likeliest([(7, -0.5, 1), (8, -0.7, 2)], 2) == [(7, -0.5), (8, -0.7)]
+    assert spread(None) is None
+
+
+def test_what_vllm_refuses_is_told_in_its_words():
+    def said(status, message):
+        return refusal(
+            status, json.dumps({"error": {"message": message, "type": "BadRequestError"}}).encode()
+        )
+
+    assert (type(said(400, "bad id")), said(400, "bad id").message) == (InvalidRequest, "bad id")
+    failed = said(500, "Call failed: Worker failed with error 'No such file', please check the stack trace")
+    assert failed.message == "vLLM could not do it: No such file"
+    assert refusal(503, b"<html>").status == 400

@@ -1,0 +1,64 @@
+"""vLLM's process where it does not start: each time a clear error, and nothing is left."""
+
+import sys
+import threading
+import time
+
+import pytest
+
+from rondo.base.errors import ConfigError, RondoError, Unavailable
+from rondo.engine.vllm.process import VllmProcess, first_error
+
+
+def python(tmp_path, script):
+    """A Python of another environment, which does `script` whatever it is asked to run."""
+    file = tmp_path / "python"
+    file.write_text(f"#!{sys.executable}\n{script}\n")
+    file.chmod(0o755)
+    return str(file)
+
+
+def start(path, seconds=30.0, stopped=None):
+    process = VllmProcess(path, lambda plugins: {"PATH": "/bin"}, seconds)
+    try:
+        process.start([], stopped or threading.Event())
+    finally:
+        process.stop()
+
+
+def test_an_environment_without_vllm():
+    with pytest.raises(ConfigError, match=f"not installed for {sys.executable}") as refused:
+        start(None)
+    assert refused.value.param == "vllm.python"
+
+
+def test_no_such_python(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be started: No such file") as refused:
+        start(str(tmp_path / "none"))
+    assert refused.value.param == "vllm.python"
+
+
+def test_what_it_says_when_it_ends(tmp_path):
+    script = (
+        "import sys; sys.exit('Traceback ...\\nValueError: no such dtype\\nRuntimeError: Engine core failed')"
+    )
+    with pytest.raises(ConfigError, match=r"ended with exit code 1: ValueError: no such dtype$"):
+        start(python(tmp_path, script))
+    assert first_error("") == "it said nothing"
+    assert first_error("api_server.py: error: unrecognized arguments: --x\n").endswith("arguments: --x")
+
+
+def test_one_that_never_answers(tmp_path):
+    with pytest.raises(
+        RondoError, match=r"does not answer after 0.5 s \(engine.vllm.start_seconds\): loading"
+    ):
+        start(python(tmp_path, "import time\nprint('loading', flush=True)\ntime.sleep(60)"), 0.5)
+
+
+def test_stopped_while_it_starts(tmp_path):
+    stopped = threading.Event()
+    threading.Timer(0.3, stopped.set).start()
+    begun = time.monotonic()
+    with pytest.raises(Unavailable, match="stopped while vLLM started"):
+        start(python(tmp_path, "import time; time.sleep(60)"), stopped=stopped)
+    assert time.monotonic() - begun < 10
