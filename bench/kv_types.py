@@ -45,7 +45,7 @@ def model_of(case: Case) -> Decoder:
 
 def filled(model: Decoder, case: Case, dtype: torch.dtype) -> KVCache:
     blocks = case.requests * -(-case.context // BLOCK)
-    cache = KVCache(model.attention_specs(), blocks, BLOCK, dtype, torch.device("cpu"))
+    cache = KVCache(model.attention_specs(), [blocks], BLOCK, dtype, torch.device("cpu"))
     slots, kv, dim = torch.arange(blocks * BLOCK), model.attention_specs()[0].num_kv_heads, 0
     rows = torch.empty(0)
     for layer in cache.layers:
@@ -59,7 +59,7 @@ def filled(model: Decoder, case: Case, dtype: torch.dtype) -> KVCache:
 
 def step_of(model: Decoder, case: Case, cache: KVCache) -> Callable[[], float]:
     """One token of every request at the end of its context; blocks of requests lie mixed, as they come to."""
-    order = torch.randperm(cache.num_blocks, generator=torch.Generator().manual_seed(0))
+    order = torch.randperm(cache.num_blocks[0], generator=torch.Generator().manual_seed(0))
     tables = order.view(case.requests, -1)
     lengths = torch.full((case.requests,), case.context)
     slots = tables[:, (case.context - 1) // BLOCK] * BLOCK + (case.context - 1) % BLOCK
@@ -69,7 +69,7 @@ def step_of(model: Decoder, case: Case, cache: KVCache) -> Callable[[], float]:
 
     @torch.inference_mode()
     def step() -> None:
-        model(tokens, lengths - 1, Paged(cache, layout))
+        model(tokens, lengths - 1, Paged(cache, [layout]))
 
     return lambda: 1e3 * seconds(step)
 

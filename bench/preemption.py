@@ -27,13 +27,15 @@ import torch
 from common import THREADS, Report, alternate, arguments, median, say
 from rondo.client.types import GenerateRequest, SamplingParams
 from rondo.engine.blocks import BlockPool
+from rondo.engine.cache import block_bytes
 from rondo.engine.config import EngineConfig
 from rondo.engine.core import EngineCore
+from rondo.engine.groups import GroupedPool, Pairs
 from rondo.engine.host import HostCache
 from rondo.engine.load import pick_device
 from rondo.engine.request import Request
 from rondo.engine.scheduler import Scheduler
-from rondo.engine.swap import Cost, Pairs
+from rondo.engine.swap import Cost
 from rondo.models import Decoder, new
 from small_model import SHAPE
 
@@ -87,10 +89,15 @@ def linked(latency: float) -> type[HostCache]:
     return Linked
 
 
-def turn(cost: Cost, longest: int) -> int | None:
+def turn(model: Decoder, cost: Cost, longest: int) -> int | None:
     """The shortest context, in whole blocks, for which the engine's own account says to swap."""
-    lengths = range(SIZE, longest + 1, SIZE)
-    return next((n for n in lengths if cost.swap_pays(n // SIZE, n // SIZE, 0, n)), None)
+    sizes = ((n, bytes_of(model, n)) for n in range(SIZE, longest + 1, SIZE))
+    return next((n for n, size in sizes if cost.swap_pays(size, size, 0, n)), None)
+
+
+def bytes_of(model: Decoder, context: int) -> int:
+    """The blocks of a context."""
+    return -(-context // SIZE) * block_bytes(model.attention_specs(), SIZE, model.dtype)
 
 
 def come_back(core: EngineCore, context: int) -> Return:
@@ -140,7 +147,10 @@ def measure(report: Report, model: Decoder, context: int, runs: int, where: str 
         f"picked the faster, {name}": float(chosen == faster),
     }
     report.ratios[f"recompute / swap, {name}"] = recompute / swap
-    moving, computing = 2e3 * cost.move_seconds(-(-context // SIZE)), 1e3 * cost.compute_seconds(0, context)
+    moving, computing = (
+        2e3 * cost.move_seconds(bytes_of(model, context)),
+        1e3 * cost.compute_seconds(0, context),
+    )
     report.notes.append(
         f"{name}: the engine chose to {chosen}; it expected {moving:.2f} ms for moving both ways, "
         f"{computing:.2f} ms for computing"
@@ -150,19 +160,20 @@ def measure(report: Report, model: Decoder, context: int, runs: int, where: str 
 
 def measure_link(report: Report, model: Decoder, rates: Cost, contexts: tuple[int, int], runs: int) -> None:
     """`rates` are those without a link."""
-    latency = rates.compute_seconds(0, TURN) / 2 - rates.move_seconds(TURN // SIZE)
+    latency = rates.compute_seconds(0, TURN) / 2 - rates.move_seconds(bytes_of(model, TURN))
     with mock.patch("rondo.engine.host.HostCache", linked(latency)):
         for context in contexts:
             anew = measure(report, model, context, runs, ", behind a link")
     report.notes.append(
-        f"the link takes {1e3 * latency:.1f} ms for every move; with it the choice turns at {turn(anew, 8192)} tokens"
+        f"the link takes {1e3 * latency:.1f} ms for every move; with it the choice turns at "
+        f"{turn(model, anew, 8192)} tokens"
     )
 
 
 def waste(requests: int) -> float:
     """Prompts of 16 to 1,024 tokens and answers of 16 to 512, more short than long, 64 at once."""
     rng = random.Random(0)
-    scheduler = Scheduler(BlockPool(8192, SIZE, prefix_cache=False), 64, 2048, requests)
+    scheduler = Scheduler(GroupedPool([BlockPool(8192, SIZE, prefix_cache=False)]), 64, 2048, requests)
     for arrival in range(requests):
         prompt, answer = (int(16 * 2 ** rng.uniform(0, most)) for most in (6, 5))
         tokens = [rng.randrange(1000) for _ in range(prompt)]
@@ -191,7 +202,9 @@ def main() -> None:
     costs = [measure(report, model, context, runs) for context in contexts]
     # On a busy machine the highest rate is the one least disturbed.
     rates = max(costs, key=lambda cost: cost.tokens_per_second)
-    report.notes.append(f"without a link the engine swaps contexts of {turn(rates, 8192)} tokens and more")
+    report.notes.append(
+        f"without a link the engine swaps contexts of {turn(model, rates, 8192)} tokens and more"
+    )
     measure_link(report, model, rates, (TURN // 4, 4 * TURN), runs)
     report.ours["KV waste on mixed lengths, %"] = 100 * waste(100 if options.quick else 1000)
     report.limit["KV waste on mixed lengths, %"] = 5.0

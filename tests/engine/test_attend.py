@@ -87,7 +87,7 @@ def test_every_path_gives_whole_sequence_attention_over_what_is_kept(spec, dtype
             )
             for a, b, c in zip(q, k, v, strict=True)
         ]
-    cache = KVCache([spec], 20, SIZE, kept, torch.device("cpu"))
+    cache = KVCache([spec], [20], SIZE, kept, torch.device("cpu"))
     tables = [[7, 3, 11, 0, 5], [2, 9, 1, 13, 14], [4, 6, 8, 10, 12]]
     done = [0, 0, 0]
     got = [torch.zeros(n, spec.num_heads, spec.value_dim) for n in lengths]
@@ -96,7 +96,7 @@ def test_every_path_gives_whole_sequence_attention_over_what_is_kept(spec, dtype
         active = [i for i in range(3) if counts[i]]
         layout, order = layout_of([tables[i] for i in active], [(done[i], counts[i]) for i in active])
         rows = [(active[i], done[active[i]], counts[active[i]]) for i in order]
-        attend = Paged(cache, layout)
+        attend = Paged(cache, [layout])
         take = [torch.cat([x[i][past : past + count] for i, past, count in rows]) for x in (q, k, v)]
         with nullcontext() if native else use_reference():
             out = attend(spec, *take, sinks).float()

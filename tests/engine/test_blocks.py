@@ -4,11 +4,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rondo.engine.blocks import BlockPool
+from rondo.engine.groups import GroupedPool
+
+
+def root_of(version: int) -> int:
+    return GroupedPool([BlockPool(1, 1)]).root(version)
+
+
+def keys_of(pool: BlockPool, tokens: list[int], root: int) -> list[int]:
+    keys: list[int] = []
+    GroupedPool([pool]).extend_keys(keys, root, tokens)
+    return keys
 
 
 def publish_all(pool: BlockPool, tokens: list[int], blocks: list[int], root: int) -> None:
-    keys: list[int] = []
-    pool.extend_keys(keys, root, tokens)
+    keys = keys_of(pool, tokens, root)
     parent = root
     for i, key in enumerate(keys):
         assert pool.publish(blocks[i], key, parent, tokens[i * pool.block_size : (i + 1) * pool.block_size])
@@ -16,14 +26,13 @@ def publish_all(pool: BlockPool, tokens: list[int], blocks: list[int], root: int
 
 
 def lookup(pool: BlockPool, tokens: list[int], root: int) -> list[int]:
-    keys: list[int] = []
-    pool.extend_keys(keys, root, tokens)
+    keys = keys_of(pool, tokens, root)
     return pool.match(keys, root, tokens, len(keys))
 
 
 def test_a_published_prefix_is_found_and_shared():
     pool = BlockPool(8, 4)
-    root = pool.root(0)
+    root = root_of(0)
     tokens = list(range(10))
     blocks = pool.allocate(3)
     publish_all(pool, tokens, blocks, root)
@@ -40,13 +49,13 @@ def test_a_published_prefix_is_found_and_shared():
 def test_versions_and_adapters_do_not_mix():
     pool = BlockPool(8, 4)
     tokens = [1, 2, 3, 4]
-    publish_all(pool, tokens, pool.allocate(1), pool.root(0))
-    assert lookup(pool, tokens, pool.root(1)) == []
+    publish_all(pool, tokens, pool.allocate(1), root_of(0))
+    assert lookup(pool, tokens, root_of(1)) == []
 
 
 def test_the_least_recently_used_goes_first_and_tails_before_heads():
     pool = BlockPool(4, 2)
-    root = pool.root(0)
+    root = root_of(0)
     old, young = pool.allocate(2), pool.allocate(2)
     publish_all(pool, [1, 2, 3, 4], old, root)
     publish_all(pool, [5, 6, 7, 8], young, root)
@@ -77,7 +86,7 @@ def test_blocks_are_never_lost_nor_owned_twice(seed, size, count):
     owners: list[tuple[list[int], list[int]]] = []
     for step in range(60):
         action = rng.random()
-        root = pool.root(step // 40)
+        root = root_of(step // 40)
         if action < 0.5:
             tokens = [rng.randrange(2) for _ in range(rng.randrange(1, 4 * size))]
             found = lookup(pool, tokens, root)

@@ -74,7 +74,7 @@ class Feeder:
     """Four sequences and where their blocks are; feeds the next tokens of each, in a step for each tuple of `way`."""
 
     def __init__(self, model: Decoder, kept: torch.dtype | None = None) -> None:
-        self.cache = KVCache(model.attention_specs(), BLOCKS, SIZE, kept or model.dtype, model.device)
+        self.cache = KVCache(model.attention_specs(), [BLOCKS], SIZE, kept or model.dtype, model.device)
         compiled = CompiledDecoder.of(model, self.cache)
         assert compiled is not None
         self.compiled = compiled
@@ -100,10 +100,10 @@ class Feeder:
                 tokens,
                 positions,
                 longest,
-                self.tables[:, : -(-longest // SIZE)].contiguous(),
+                self.tables[None, :, : -(-longest // SIZE)].contiguous(),
                 owners,
                 positions + 1,
-                slots,
+                slots[None],
                 longest,
                 related,
                 lengths,
@@ -172,7 +172,7 @@ def test_only_the_rows_that_are_read_come_back(way: str, count: int) -> None:
     slots = feeder.tables[owners, positions // SIZE] * SIZE + positions % SIZE
     tokens = torch.cat(feeder.tokens)
     step = CompiledStep(
-        TokenRows(tokens, positions, 40, feeder.tables, owners, positions + 1, slots, 40, True)
+        TokenRows(tokens, positions, 40, feeder.tables[None], owners, positions + 1, slots[None], 40, True)
     )
     with threads(count), torch.inference_mode():
         every, logits = feeder.compiled.trunk(step, None), feeder.compiled.logits(step, None)
@@ -250,7 +250,7 @@ def test_the_middle_of_a_prompt_alone(count: int) -> None:
 def test_a_model_is_compiled_or_runs_as_it_is(name: str) -> None:
     """No part of a model is left out in silence: what is not of the common kind is not compiled."""
     model = models.build(models.parse(reference(name).config.to_dict()))
-    cache = KVCache(model.attention_specs(), 4, SIZE, model.dtype, model.device)
+    cache = KVCache(model.attention_specs(), [4], SIZE, model.dtype, model.device)
     config = model.config
     common = all(
         layer.norms == "before"
@@ -269,7 +269,9 @@ def test_a_model_is_compiled_or_runs_as_it_is(name: str) -> None:
 
 def test_what_hangs_on_a_module_is_not_left_out() -> None:
     model = tiny_model()
-    compiled = CompiledDecoder.of(model, KVCache(model.attention_specs(), 4, SIZE, model.dtype, model.device))
+    compiled = CompiledDecoder.of(
+        model, KVCache(model.attention_specs(), [4], SIZE, model.dtype, model.device)
+    )
     assert compiled is not None
     assert compiled.can([])
     attach_lora(model, LoraSpec(r=4))

@@ -109,12 +109,12 @@ def test_proposals_change_no_token(tiny, kv_dtype):
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 def test_blocks_move_whole(tiny, kv_dtype):
     specs, dtype = tiny.attention_specs(), KV_DTYPES[kv_dtype]
-    cache = KVCache(specs, 6, 4, dtype, torch.device("cpu"))
+    cache = KVCache(specs, [6], 4, dtype, torch.device("cpu"))
     for layer in cache.layers:
         for pages in (layer.keys, layer.values):
             pages.write(torch.arange(24), torch.randn(24, 2, 8))
     before = [tensor.clone() for tensor in cache.tensors]
-    cache.copy([(0, 1), (1, 0), (5, 2)])
+    cache.copy([[(0, 1), (1, 0), (5, 2)]])
     for tensor, old in zip(cache.tensors, before, strict=True):
         assert torch.equal(tensor, old[[1, 0, 2, 3, 4, 2]])
     held = sum(tensor.numel() * tensor.element_size() for tensor in cache.tensors)
@@ -124,5 +124,6 @@ def test_blocks_move_whole(tiny, kv_dtype):
 @pytest.mark.parametrize("kv_dtype", SMALL)
 def test_the_same_memory_holds_nearly_twice_the_tokens(model, kv_dtype):
     room = {"kv_cache_bytes": 1 << 20, "max_num_seqs": 256}
-    blocks = [engine(model, kv_dtype=each, **room).core.pool.num_blocks for each in ("bfloat16", kv_dtype)]
+    pools = [engine(model, kv_dtype=each, **room).core.pool for each in ("bfloat16", kv_dtype)]
+    blocks = [pool.groups[0].num_blocks for pool in pools]
     assert 1.85 < blocks[1] / blocks[0] < 2

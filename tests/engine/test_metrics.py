@@ -240,7 +240,7 @@ def test_how_the_cache_is_set_up(core: EngineCore) -> None:
     [sample] = read(EngineMetrics(core))["rondo:cache_config_info"].samples
     assert sample.value == 1
     assert sample.labels["block_size"] == "4"
-    assert int(sample.labels["num_gpu_blocks"]) == core.pool.num_blocks
+    assert int(sample.labels["num_gpu_blocks"]) == core.pool.groups[0].num_blocks
     assert sample.labels["enable_prefix_caching"] == "True"
 
 

@@ -162,7 +162,7 @@ def test_logits_that_are_not_finite_end_their_own_request(tiny):
     def breaks(step):
         if len(steps) == 5:
             for pages in core.runner.cache.tensors:
-                pages[bad.blocks[0]] = torch.nan
+                pages[bad.tables[0].blocks[0]] = torch.nan
         steps.append(step)
         return execute(step)
 

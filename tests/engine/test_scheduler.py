@@ -5,6 +5,7 @@ import pytest
 from rondo.base.errors import Overloaded
 from rondo.client.types import SamplingParams
 from rondo.engine.blocks import BlockPool
+from rondo.engine.groups import GroupedPool
 from rondo.engine.plan import Plan
 from rondo.engine.request import Request
 from rondo.engine.scheduler import Scheduler
@@ -13,7 +14,13 @@ from rondo.engine.scheduler import Scheduler
 def make(
     blocks=64, size=4, seqs=8, budget=32, queued=1000, prefix_cache=True, batching="continuous"
 ) -> Scheduler:
-    return Scheduler(BlockPool(blocks, size, prefix_cache), seqs, budget, queued, batching)
+    pool = GroupedPool([BlockPool(blocks, size, prefix_cache)])
+    return Scheduler(pool, seqs, budget, queued, batching)
+
+
+def blocks_of(request: Request) -> list[int]:
+    (table,) = request.tables
+    return table.blocks
 
 
 def request(arrival: int, tokens: list[int] | int, new: int = 4, priority: int = 0) -> Request:
@@ -80,7 +87,7 @@ def test_the_newest_gives_way_and_comes_back():
     assert [r.id for r in plan.decodes] == ["r0"]
     assert b.computed == 0
     assert b.generated == 1
-    assert b.blocks == []
+    assert b.tables == []
     while a.state != "finished":
         finish_step(s, plan)
         plan = s.schedule()
@@ -123,7 +130,7 @@ def test_siblings_wait_for_the_shared_prompt_and_then_hit_it():
     plan = s.schedule()
     assert {r.id for r in plan.admitted} == {"r1", "r2", "r3"}
     assert all(r.cached == 16 and r.planned == 2 for r in plan.admitted)
-    assert len({r.blocks[3] for r in group}) == 1
+    assert len({blocks_of(r)[3] for r in group}) == 1
     finish_step(s, plan)
     assert s.counters.prefix_hits == 48
 
@@ -221,10 +228,10 @@ def test_samples_ride_together_and_fork_where_they_part():
     assert s.num_waiting == 0
     finish_step(s, plan, iter([1, 2, 1, 2]).__next__)
     assert [r.leader for r in samples] == [None, None, samples[0], samples[1]]
-    assert samples[0].blocks[0] == samples[1].blocks[0]
-    assert samples[0].blocks[1] != samples[1].blocks[1]
+    assert blocks_of(samples[0])[0] == blocks_of(samples[1])[0]
+    assert blocks_of(samples[0])[1] != blocks_of(samples[1])[1]
     plan = s.schedule()
-    assert plan.copies == [(samples[1].blocks[1], samples[0].blocks[1])]
+    assert plan.copies == [[(blocks_of(samples[1])[1], blocks_of(samples[0])[1])]]
     assert plan.decodes == samples[:2]
     finish_step(s, plan)
     s.finish(samples[1])
@@ -263,10 +270,10 @@ def test_proposals_get_what_nobody_else_wants():
     finish_step(s, plan)
     plan = s.schedule()
     assert [(r.planned, r.ahead) for r in plan.decodes] == [(1, 4), (1, 4)]
-    assert first.blocks[-1] != second.blocks[-1]
-    assert [len(r.blocks) for r in plan.ahead] == [3, 3]
+    assert blocks_of(first)[-1] != blocks_of(second)[-1]
+    assert [len(blocks_of(r)) for r in plan.ahead] == [3, 3]
     finish_step(s, plan, accepted=lambda r: 2 if r is first else 0)
-    assert [(r.computed, len(r.tokens), len(r.blocks)) for r in (first, second)] == [(7, 8, 2), (5, 6, 2)]
+    assert [(r.computed, len(r.tokens), len(blocks_of(r))) for r in (first, second)] == [(7, 8, 2), (5, 6, 2)]
     s.add(request(2, 7))
     plan = s.schedule()
     assert [(r.planned, r.ahead) for r in s.running] == [(1, 1), (1, 0), (7, 0)]

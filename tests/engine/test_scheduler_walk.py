@@ -8,28 +8,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.test_scheduler import finish_step, group
-from rondo.engine.blocks import GONE, BlockPool
+from rondo.engine.blocks import GONE, BlockPool, Table
+from rondo.engine.groups import GroupedPool
 from rondo.engine.plan import Plan
 from rondo.engine.request import Request
 from rondo.engine.scheduler import Scheduler
-from rondo.engine.swap import Cost, Swap
+from rondo.engine.swap import Cost, HostPool, Swap
 from rondo.engine.window import Window
 from support.fake_device import FakeDevice
 
 SIZE = 2
 STOP = 2
+MOST_NEW = 6
 ACTING = 40
 """Steps in which things are done from outside; after them what is left must come to its end."""
 PRICES = {"no host": None, "always": (1e9, 1.0), "never": (1e-9, 1.0), "by length": (1.5, 1.0)}
 """Blocks that move in a second, and tokens that are computed in one."""
-
+VIEWS = [(None,), (2,), (3,), (5,), (8,), (None, 3), (None, 8), (None, 5, 2), (8, 3)]
+"""How far back the layers of each group see."""
 
 WAITING = ("waiting", "held", "preempted", "swapped")
 RUNNING = ("prefilling", "decoding", "leading", "riding")
 
 
-def held(request: Request) -> list[int]:
-    return [block for block in request.blocks if block != GONE]
+def held(table: Table) -> list[int]:
+    return [block for block in table.blocks if block != GONE]
 
 
 class Walk:
@@ -39,7 +42,7 @@ class Walk:
         blocks: int,
         budget: int,
         seqs: int,
-        window: int | None,
+        view: tuple[int | None, ...],
         price: str,
         host: int,
         prefix_cache: bool,
@@ -48,13 +51,21 @@ class Walk:
         self.rng = rng = random.Random(seed)
         self.budget = budget
         self.seqs = seqs
-        self.view = view = None if window is None else Window(window, SIZE)
-        count = blocks if view is None else rng.randrange(view.most_blocks, 12)
-        self.pool = BlockPool(count, SIZE, prefix_cache, view)
+        self.kind = "in one group" if len(view) == 1 else "in one of several groups"
+        self.longest = 8 if view == (None,) else 39
+        if None in view:
+            self.longest = min(self.longest, blocks * SIZE - MOST_NEW)
+        groups = []
+        for tokens in view:
+            window = None if tokens is None else Window(tokens, SIZE)
+            count = blocks if window is None else rng.randrange(window.most_blocks, 12)
+            groups.append(BlockPool(count, SIZE, prefix_cache, window))
+        self.pool = GroupedPool(groups)
         self.swap = None
         if PRICES[price] is not None:
             moved, computed = PRICES[price]
-            self.swap = Swap(self.pool, host, Cost(1, moved, computed, ((window, 0.1),)))
+            cost = Cost(moved, computed, tuple((tokens, 0.1) for tokens in view))
+            self.swap = Swap(self.pool, [HostPool(host, 1) for _ in view], cost)
         self.scheduler = s = Scheduler(self.pool, seqs, budget, 1000, batching, self.swap)
         self.device = FakeDevice(s)
         self.alive: list[Request] = []
@@ -80,7 +91,7 @@ class Walk:
             self.step()
         assert not self.alive
         assert self.pool.used == 0
-        assert self.swap is None or self.swap.host.used == 0
+        assert self.swap is None or not any(host.used for host in self.swap.hosts)
         return self.seen
 
     def act(self) -> None:
@@ -107,9 +118,9 @@ class Walk:
 
     def arrive(self) -> None:
         rng = self.rng
-        tokens = [rng.randrange(2) for _ in range(rng.randrange(1, 9 if self.view is None else 40))]
+        tokens = [rng.randrange(2) for _ in range(rng.randint(1, self.longest))]
         samples = group(
-            rng.choice([1, 1, 2, 5]), self.arrivals, tokens, rng.randrange(1, 7), rng.randrange(2)
+            rng.choice([1, 1, 2, 5]), self.arrivals, tokens, rng.randint(1, MOST_NEW), rng.randrange(2)
         )
         adapter = rng.choice([0, 0, 1, 2])
         for sample in samples:
@@ -179,28 +190,30 @@ class Walk:
         return count
 
     def note_plan(self, plan: Plan) -> None:
-        self.seen["swapped out"] += bool(plan.swap_out)
-        self.seen["swapped in"] += bool(plan.swap_in)
-        self.seen["copied"] += bool(plan.copies)
+        self.seen["swapped out"] += any(plan.swap_out)
+        self.seen["swapped in"] += any(plan.swap_in)
+        self.seen["copied"] += any(plan.copies)
         for request in plan.admitted:
             if request.leader is not None:
                 self.seen["rode"] += 1
             elif request.cached and not request.preemptions:
                 self.seen[f"hit with {'an adapter' if request.adapter_key else 'none'}"] += 1
-            if request.passed and not request.generated:
-                self.seen["began behind the window"] += 1
+            if any(table.passed for table in request.tables) and not request.generated:
+                self.seen[f"began behind {self.kind}"] += 1
         for request in plan.preempted:
             self.seen["gave way, swapped" if request.host else "gave way"] += 1
 
     def check_plan(self, plan: Plan) -> None:
         s, alive = self.scheduler, self.alive
         moved = plan.decodes + plan.chunks
-        assert moved or not (plan.swap_out or plan.swap_in or plan.copies)
+        moves = [*plan.swap_out, *plan.swap_in, *plan.copies]
+        assert moved or not any(moves)
         assert moved or not s.running
         assert sum(r.planned + r.ahead for r in moved) <= self.budget
         assert s.num_running <= self.seqs
         for r in moved:
-            assert len(r.blocks) * SIZE >= r.computed + r.planned + r.ahead
+            assert len({len(table.blocks) for table in r.tables}) == 1
+            assert len(r.tables[0].blocks) * SIZE >= r.computed + r.planned + r.ahead
         assert plan.ahead == [r for r in moved if r.ahead]
         for r in plan.ahead:
             assert r.remaining == r.planned == 1
@@ -213,32 +226,35 @@ class Walk:
         assert {id(r) for r in alive if r.state == "running"} == {id(r) for r in everyone}
         assert s.num_waiting == sum(r.state == "waiting" for r in alive)
         assert s.running == sorted(s.running, key=lambda r: r.order)
-        assert all(to != source for to, source in plan.copies)
+        assert all(to != source for copies in plan.copies for to, source in copies)
         assert all(r.row == -1 for r in alive if r.state == "waiting")
 
     def check(self) -> None:
         s, pool = self.scheduler, self.pool
         pool.check()
-        counts = Counter(block for r in s.running for block in held(r))
-        assert [counts[block] for block in range(pool.num_blocks)] == pool._refs
+        for g, each in enumerate(pool.groups):
+            counts = Counter(block for r in s.running for block in held(r.tables[g]))
+            assert [counts[block] for block in range(each.num_blocks)] == each._refs
         self.device.check_published()
         for r in self.alive:
             r.check()
-            assert r.state == "running" or not r.blocks
+            assert r.state == "running" or not r.tables
         for r in s.running:
             assert not r.ahead
             assert not r.planned
             assert not r.publishable or r.weight_version == s.weight_version
-            assert len(r.blocks) <= pool.blocks_for(len(r.tokens))
-            assert r.blocks[: r.passed] == [GONE] * r.passed
-            assert GONE not in r.blocks[r.passed :]
-            assert self.view is None or len(held(r)) <= self.view.most_blocks
-            self.seen["passed"] += r.passed > 0
+            for each, table in zip(pool.groups, r.tables, strict=True):
+                assert len(table.blocks) <= pool.blocks_for(len(r.tokens))
+                assert table.blocks[: table.passed] == [GONE] * table.passed
+                assert GONE not in table.blocks[table.passed :]
+                assert each.window is None or len(held(table)) <= each.window.most_blocks
+                self.seen[f"passed {self.kind}"] += table.passed > 0
         claims = [r.claim for r in s.running if r.claim is not None]
         assert s._prefixes._claims == set(claims)
         if self.swap is not None:
             swapped = [r for r in self.alive if r.host]
-            self.swap.host.check([r.host for r in swapped])
+            for g, host in enumerate(self.swap.hosts):
+                host.check([r.host[g].blocks for r in swapped])
             assert self.swap.num_requests == len(swapped)
             assert s.counters.swaps <= s.counters.preemptions
             for r in swapped:
@@ -251,7 +267,7 @@ class Walk:
     blocks=st.integers(8, 24),
     budget=st.integers(1, 20),
     seqs=st.integers(1, 6),
-    window=st.sampled_from([None, None, 2, 3, 5, 8]),
+    view=st.sampled_from(VIEWS),
     price=st.sampled_from(list(PRICES)),
     host=st.integers(1, 30),
     prefix_cache=st.sampled_from([True, True, False]),
@@ -270,7 +286,7 @@ def test_a_walk_does_all_of_it():
             blocks=8 + seed % 9,
             budget=6 + seed % 14,
             seqs=3 + seed % 4,
-            window=[None, None, 3, 8][seed % 4],
+            view=[(None,), (None, 3), (3,), (8,), (None, 8, 3)][seed % 5],
             price=["always", "by length", "no host"][seed % 3],
             host=8 + seed % 20,
             prefix_cache=True,
@@ -284,8 +300,10 @@ def test_a_walk_does_all_of_it():
             "rode",
             "forked",
             "copied",
-            "passed",
-            "began behind the window",
+            "passed in one group",
+            "passed in one of several groups",
+            "began behind in one group",
+            "began behind in one of several groups",
             "hit with an adapter",
             "hit with none",
         ),

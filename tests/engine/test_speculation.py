@@ -168,12 +168,12 @@ def test_requests_that_come_and_go_at_any_time(engine, proposer, seed):
             core.finish_weight_update(1)
         core.step()
         core.pool.check()
-        assert core.pool.used == len({block for r in core.scheduler.running for block in r.blocks})
+        assert core.pool.used == len({block for r in core.scheduler.running for block in r.tables[0].blocks})
         for r in core.scheduler.running:
             assert not r.proposed
             r.check()
-            for i, block in enumerate(r.blocks[: r.published]):
-                identity = core.pool._identity[block]
+            for i, block in enumerate(r.tables[0].blocks[: r.published]):
+                identity = core.pool.groups[0].identity(block)
                 assert identity is None or list(identity[2]) == r.tokens[4 * i : 4 * i + 4]
     while core.has_work:
         core.step()

@@ -36,12 +36,12 @@ def check_empty(core: EngineCore) -> None:
     core.pool.check()
     assert core.pool.used == 0
     if core.scheduler.swap is not None:
-        core.scheduler.swap.host.check()
+        core.scheduler.swap.hosts[0].check()
         assert core.scheduler.swap.num_requests == 0
 
 
 def test_the_work_of_attention_grows_with_what_is_seen():
-    cost = Cost(1, 1.0, 100.0, ((None, 0.5), (3, 0.25)))
+    cost = Cost(1.0, 100.0, ((None, 0.5), (3, 0.25)))
     for start, stop in product(range(7), range(7)):
         if start <= stop:
             want = sum(1 + 0.5 * (at + 1) + 0.25 * min(at + 1, 3) for at in range(start, stop))
@@ -50,13 +50,13 @@ def test_the_work_of_attention_grows_with_what_is_seen():
 
 
 def test_the_cheaper_way_is_taken():
-    cost = Cost(block_bytes=100, bytes_per_second=1e4, tokens_per_second=100, latency=0.1)
+    cost = Cost(bytes_per_second=1e4, tokens_per_second=100, latency=0.1)
     assert cost.move_seconds(0) == 0
-    assert cost.move_seconds(10) == pytest.approx(0.2)
-    assert not cost.swap_pays(10, 10, 0, 40)
-    assert cost.swap_pays(10, 10, 0, 41)
-    assert not cost.swap_pays(10, 10, 20, 41)
-    assert cost.swap_pays(0, 10, 20, 41)
+    assert cost.move_seconds(1000) == pytest.approx(0.2)
+    assert not cost.swap_pays(1000, 1000, 0, 40)
+    assert cost.swap_pays(1000, 1000, 0, 41)
+    assert not cost.swap_pays(1000, 1000, 20, 41)
+    assert cost.swap_pays(0, 1000, 20, 41)
 
 
 def test_prices_are_the_share_of_attention_in_a_token(tiny):
@@ -81,9 +81,9 @@ def test_prices_are_the_share_of_attention_in_a_token(tiny):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn], ids=str)
 def test_blocks_come_back_bit_by_bit(dtype, monkeypatch):
     specs = [AttentionSpec(0, 4, 2, 8, 8, 0.3), AttentionSpec(1, 2, 1, 6, 3, 0.3)]
-    cache = KVCache(specs, 12, 4, dtype, torch.device("cpu"))
+    cache = KVCache(specs, [12], 4, dtype, torch.device("cpu"))
     monkeypatch.setattr(host_memory, "BATCH_BYTES", 3 * sum(t[0].nbytes for t in cache.tensors))
-    host = HostCache(cache, 9)
+    host = HostCache(cache, 0, 9)
     generator = torch.Generator().manual_seed(0)
     for tensor in cache.tensors:
         raw = tensor.view(torch.uint8)
@@ -103,17 +103,17 @@ def test_blocks_come_back_bit_by_bit(dtype, monkeypatch):
 
 def test_moves_follow_each_other_so_that_none_reads_what_another_has_written(tiny):
     runner = core_of(tiny, **ALWAYS).runner
-    (first, *_), rows = runner.cache.tensors, runner.host.rows
+    (first, *_), (host,) = runner.cache.tensors, runner.hosts
     for tensor in runner.cache.tensors:
         for block in range(4):
             tensor[block] = block
-    runner.host.store([(1, 3)])
+    host.store([(1, 3)])
     for tensor in runner.cache.tensors:
         tensor[3] = 9
-    plan = Plan([], [], [], [], copies=[(1, 0)], swap_out=[(0, 1), (2, 3)], swap_in=[(0, 1), (3, 1)])
+    plan = Plan([], [], [], [], copies=[[(1, 0)]], swap_out=[[(0, 1), (2, 3)]], swap_in=[[(0, 1), (3, 1)]])
     runner._move_blocks(plan)
     assert [float(first[block].mean()) for block in range(4)] == [3, 0, 2, 3]
-    assert [float(rows[host].view(torch.float32).mean()) for host in range(3)] == [0, 3, 9]
+    assert [float(row.view(torch.float32).mean()) for row in host.rows[:3]] == [0, 3, 9]
 
 
 @pytest.fixture(scope="module")
@@ -251,7 +251,7 @@ def test_what_the_prefix_cache_still_has_does_not_move(tiny):
     first, swapped = two(core)
     until_swapped(core, swapped)
     core.abort("first")
-    there = len(swapped.host)
+    there = len(swapped.host[0].blocks)
     finish(core)
     assert 0 < core.scheduler.swap.blocks_in < there
     assert swapped.tokens[5:] == greedy(tiny, [20, 21, 22, 23, 24], 24)
@@ -263,9 +263,9 @@ def test_an_abort_while_swapped_gives_the_host_blocks_back(tiny):
     core = core_of(tiny, num_blocks=8, max_model_len=32, **ALWAYS)
     first, swapped = two(core)
     until_swapped(core, swapped)
-    assert core.scheduler.swap.host.used == len(swapped.host) > 0
+    assert core.scheduler.swap.hosts[0].used == len(swapped.host[0].blocks) > 0
     core.abort("second")
-    assert core.scheduler.swap.host.used == 0
+    assert core.scheduler.swap.hosts[0].used == 0
     finish(core)
     assert first.tokens[7:] == greedy(tiny, [5, 6, 7, 8, 9, 10, 11], 24)
     check_empty(core)
@@ -288,8 +288,9 @@ def test_the_engine_sleeps_and_the_swapped_keep_what_they_have(tiny):
 
 
 def test_rates_that_are_not_configured_are_measured(tiny):
-    cost = core_of(tiny, swap_bytes=1 << 20).scheduler.swap.cost
-    assert cost.block_bytes == 2 * 2 * 4 * 2 * 8 * 4
+    swap = core_of(tiny, swap_bytes=1 << 20).scheduler.swap
+    cost = swap.cost
+    assert swap.hosts[0].block_bytes == 2 * 2 * 4 * 2 * 8 * 4
     for value in (cost.bytes_per_second, cost.tokens_per_second):
         assert 0 < value < math.inf
     assert 0 <= cost.latency < 1

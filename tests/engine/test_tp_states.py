@@ -71,7 +71,7 @@ def finish(core: EngineCore) -> None:
 def check_empty(core: EngineCore) -> None:
     core.pool.check()
     assert core.pool.used == 0
-    assert core.scheduler.swap is None or core.scheduler.swap.host.used == 0
+    assert core.scheduler.swap is None or core.scheduler.swap.usage == 0
     assert all(adapter.holders == 0 for adapter in core.adapters._loaded)
 
 

@@ -10,8 +10,9 @@ from rondo.client.types import GenerateRequest, SamplingParams
 from rondo.engine.blocks import GONE, BlockPool
 from rondo.engine.config import EngineConfig
 from rondo.engine.core import EngineCore
+from rondo.engine.groups import GroupedPool
 from rondo.engine.llm import LLM
-from rondo.engine.window import Window, window_of
+from rondo.engine.window import Window, group_layers
 from rondo.models import new, save
 from rondo.ops import AttentionSpec
 from rondo.ops.dispatch import use_reference
@@ -116,9 +117,10 @@ def test_what_a_request_holds_is_bounded_by_the_window(windowed):
     while core.has_work:
         core.step()
         most = max(most, core.pool.used)
-        assert request.blocks[: request.passed] == [GONE] * min(request.passed, len(request.blocks))
+        for table in request.tables:
+            assert table.blocks[: table.passed] == [GONE] * table.passed
     assert len(request.tokens) == 200
-    assert most <= core.pool.window.most_blocks == 3
+    assert most <= core.pool.groups[0].window.most_blocks == 3
 
 
 def test_a_hit_needs_only_the_blocks_that_are_seen(windowed):
@@ -137,8 +139,9 @@ def test_a_hit_needs_only_the_blocks_that_are_seen(windowed):
 
 def test_the_longest_hit_ends_before_a_block_that_is_missing():
     pool = BlockPool(8, 2, window=Window(3, 2))
-    root, tokens, keys = pool.root(0), list(range(16)), []
-    pool.extend_keys(keys, root, tokens)
+    grouped, tokens, keys = GroupedPool([pool]), list(range(16)), []
+    root = grouped.root(0)
+    grouped.extend_keys(keys, root, tokens)
     blocks = pool.allocate(8)
     for i in (0, 1, 3, 4, 6):
         parent = keys[i - 1] if i else root
@@ -163,11 +166,17 @@ def test_no_token_misses_a_block_and_none_is_kept_too_long(tokens, size):
     assert max(held) == window.most_blocks
 
 
-def test_only_where_every_layer_has_a_window():
+def test_layers_are_grouped_by_what_they_see():
     narrow, wide, full = (AttentionSpec(0, 4, 2, 8, 8, 0.3, window=w) for w in (3, 9, None))
-    assert window_of([narrow, wide], 4) == Window(9, 4)
-    assert window_of([narrow, full], 4) is None
-    assert window_of([full], 4) is None
+    one = group_layers([narrow, narrow], 4)
+    assert (one.windows, one.of) == ((Window(3, 4),), (0, 0))
+    assert group_layers([full], 4).windows == (None,)
+    mixed = group_layers([narrow, full, wide, full], 4)
+    assert (mixed.windows, mixed.of) == ((None, Window(9, 4), Window(3, 4)), (2, 0, 1, 0))
+    assert mixed.split("abcd") == [["b", "d"], ["c"], ["a"]]
+    assert group_layers([narrow], 4, keeps_all=True).windows == (None, Window(3, 4))
+    tiny = AttentionSpec(0, 4, 2, 8, 8, 0.3, window=1)
+    assert group_layers([tiny], 4).windows == (Window(2, 4),)
 
 
 def test_a_pool_smaller_than_the_window_is_refused(windowed):

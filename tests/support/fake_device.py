@@ -1,12 +1,14 @@
 """What the device and the host would hold, for tests of the scheduler: every slot says whose key it is."""
 
-from rondo.engine.blocks import GONE
+from rondo.engine.blocks import GONE, BlockPool
 from rondo.engine.plan import Plan
 from rondo.engine.request import Request
 from rondo.engine.scheduler import Scheduler
 
 Entry = tuple[int, int]
 """Hash of the adapter and of the tokens up to this one, and the weight version that computed it."""
+Memory = list[list[Entry | None]]
+"""By block."""
 
 
 class FakeDevice:
@@ -15,22 +17,25 @@ class FakeDevice:
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
         self.size = scheduler.pool.block_size
-        self.blocks: list[list[Entry | None]] = [[None] * self.size for _ in range(scheduler.pool.num_blocks)]
-        slots = 0 if scheduler.swap is None else scheduler.swap.host.num_blocks
-        self.host: list[list[Entry | None]] = [[None] * self.size for _ in range(slots)]
+        self.groups = [self._empty(group.num_blocks) for group in scheduler.pool.groups]
+        hosts = [] if scheduler.swap is None else scheduler.swap.hosts
+        self.hosts = [self._empty(host.num_blocks) for host in hosts]
         self.version = 0
         self.versions: dict[Request, list[int]] = {}
         """For each position that a running or swapped request has come past, the version it was computed under."""
 
     def run(self, plan: Plan) -> None:
         self.version = self.scheduler.weight_version
-        sources = [list(self.blocks[source]) for _, source in plan.copies]
-        for (block, _), content in zip(plan.copies, sources, strict=True):
-            self.blocks[block] = content
-        for host, block in plan.swap_out:
-            self.host[host] = list(self.blocks[block])
-        for block, host in plan.swap_in:
-            self.blocks[block] = list(self.host[host])
+        for blocks, copies in zip(self.groups, plan.copies, strict=True):
+            sources = [list(blocks[source]) for _, source in copies]
+            for (block, _), content in zip(copies, sources, strict=True):
+                blocks[block] = content
+        for blocks, host, pairs in zip(self.groups, self.hosts, plan.swap_out, strict=False):
+            for to, block in pairs:
+                host[to] = list(blocks[block])
+        for blocks, host, pairs in zip(self.groups, self.hosts, plan.swap_in, strict=False):
+            for to, block in pairs:
+                blocks[to] = list(host[block])
         for request in plan.admitted:
             if request.leader is None:
                 self._admit(request)
@@ -61,22 +66,25 @@ class FakeDevice:
 
     def lose(self) -> None:
         """The memory of the blocks is given back; what comes instead is empty. The host keeps what it has."""
-        self.blocks = [[None] * self.size for _ in self.blocks]
+        self.groups = [self._empty(len(blocks)) for blocks in self.groups]
 
     def check_published(self) -> None:
         """A block that others may find is whole, and of the weights that are in use."""
-        pool = self.scheduler.pool
-        for block, entries in enumerate(self.blocks):
-            if pool.identity(block) is not None:
-                assert [entry and entry[1] for entry in entries] == [
-                    self.scheduler.weight_version
-                ] * self.size
+        current = [self.scheduler.weight_version] * self.size
+        for group, blocks in zip(self.scheduler.pool.groups, self.groups, strict=True):
+            for block, entries in enumerate(blocks):
+                if group.identity(block) is not None:
+                    assert [entry and entry[1] for entry in entries] == current
 
     def check_swapped(self, request: Request) -> None:
         """It has on the host what it had when it gave way."""
-        for at in range(request.passed * self.size, request.computed):
-            block = request.host[at // self.size - request.passed]
-            assert self.host[block][at % self.size] == self._entry(request, at)
+        for host, copies in zip(self.hosts, request.host, strict=True):
+            for at in range(copies.passed * self.size, request.computed):
+                block = copies.blocks[at // self.size - copies.passed]
+                assert host[block][at % self.size] == self._entry(request, at)
+
+    def _empty(self, blocks: int) -> Memory:
+        return [[None] * self.size for _ in range(blocks)]
 
     def _entry(self, request: Request, at: int) -> Entry:
         return hash((request.adapter_key, *request.tokens[: at + 1])), self.versions[request][at]
@@ -91,14 +99,18 @@ class FakeDevice:
             self._put(request, at)
 
     def _put(self, request: Request, at: int) -> None:
-        block = request.blocks[at // self.size]
-        assert self.scheduler.pool._refs[block] == 1, "others hold it"
-        self.blocks[block][at % self.size] = self._entry(request, at)
+        for group, blocks, table in zip(self.scheduler.pool.groups, self.groups, request.tables, strict=True):
+            block = table.blocks[at // self.size]
+            assert group._refs[block] == 1, "others hold it"
+            blocks[block][at % self.size] = self._entry(request, at)
 
     def _read(self, request: Request) -> None:
-        window = self.scheduler.pool.window
-        first = 0 if window is None else max(0, request.computed + 1 - window.tokens)
-        for at in range(first, request.computed + request.planned):
-            block = request.blocks[at // self.size]
-            assert block != GONE
-            assert self.blocks[block][at % self.size] == self._entry(request, at), (request.name, at)
+        for group, blocks, table in zip(self.scheduler.pool.groups, self.groups, request.tables, strict=True):
+            for at in range(_first_seen(group, request), request.computed + request.planned):
+                block = table.blocks[at // self.size]
+                assert block != GONE
+                assert blocks[block][at % self.size] == self._entry(request, at), (request.name, at)
+
+
+def _first_seen(group: BlockPool, request: Request) -> int:
+    return 0 if group.window is None else max(0, request.computed + 1 - group.window.tokens)

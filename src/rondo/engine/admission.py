@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rondo.engine.blocks import GONE, BlockPool
-from rondo.engine.footprint import blocks_to_come, piece
+from rondo.engine.blocks import GONE, Table
+from rondo.engine.groups import GroupedPool
 from rondo.engine.plan import Counters
 from rondo.engine.prefixes import Prefixes
 from rondo.engine.queue import WaitingQueue
@@ -16,7 +16,7 @@ from rondo.engine.swap import Swap
 class Admission:
     def __init__(
         self,
-        pool: BlockPool,
+        pool: GroupedPool,
         prefixes: Prefixes,
         running: Running,
         waiting: WaitingQueue,
@@ -46,11 +46,11 @@ class Admission:
                 break
             copies = request.host
             found = self._find(request)
-            next_key = None if copies else self._prefixes.next_key(request, len(found))
+            next_key = None if copies else self._prefixes.next_key(request, len(found[0].blocks))
             if self._prefixes.is_claimed(next_key):
                 deferred.append(request)
                 continue
-            if not self._fits(request, found):
+            if not self._pool.holds(request, found):
                 self._waiting.back(request)
                 break
             budget -= self._resume(request, found, budget) if copies else self._begin(request, found, budget)
@@ -65,52 +65,47 @@ class Admission:
         if request.host and self._swap is not None:
             self._swap.drop(request)
 
-    def _find(self, request: Request) -> list[int]:
+    def _find(self, request: Request) -> list[Table]:
         """What the prefix cache has of it. Of a swapped one that need not move; but after a push it goes on with its
         own keys and values."""
         if request.host:
             request.publishable &= request.weight_version == self._prefixes.weight_version
             whole = request.computed // self._pool.block_size
-            found = self._prefixes.find(request, whole) if request.publishable else []
-            return [GONE] * request.passed + found[request.passed :]
+            found = self._prefixes.find(request, whole) if request.publishable else self._pool.none()
+            return [
+                Table([GONE] * copies.passed + table.blocks[copies.passed :], copies.passed)
+                for table, copies in zip(found, request.host, strict=True)
+            ]
         self._prefixes.begin(request)
         # At least one token is left to compute: it gives the logits for the next.
         return self._prefixes.find(request, (len(request.tokens) - 1) // self._pool.block_size)
 
-    def _fits(self, request: Request, found: list[int]) -> bool:
-        """If so, it holds the blocks that were found."""
-        self._pool.share(found)
-        if blocks_to_come(self._pool, request, found) <= self._pool.available:
-            return True
-        self._pool.release(found)
-        return False
-
-    def _begin(self, request: Request, found: list[int], budget: int) -> int:
+    def _begin(self, request: Request, found: list[Table], budget: int) -> int:
         """Lets it start, or start again, after what was found of it; returns by how many tokens it moves."""
-        cached = len(found) * self._pool.block_size
+        cached = len(found[0].blocks) * self._pool.block_size
         self._counters.prefix_queries += len(request.tokens)
         self._counters.prefix_hits += cached
         request.cached = request.computed = cached
-        request.passed = found.count(GONE)
         return self._enter(request, found, budget)
 
-    def _resume(self, request: Request, found: list[int], budget: int) -> int:
+    def _resume(self, request: Request, found: list[Table], budget: int) -> int:
         """Lets a swapped request go on where it was; returns by how many tokens it moves."""
+        there = [len(table.blocks) for table in found]
         count = self._enter(request, found, budget)
         assert self._swap is not None
-        self._swap.restore(request, request.blocks[len(found) : self._pool.blocks_for(request.computed)])
+        self._swap.restore(request, there)
         return count
 
-    def _enter(self, request: Request, found: list[int], budget: int) -> int:
-        count = piece(self._pool, request, found, budget)
-        fresh = self._pool.blocks_for(request.computed + count) - len(found)
+    def _enter(self, request: Request, found: list[Table], budget: int) -> int:
+        count = self._pool.piece(request, found, budget)
         self._waiting.taken()
-        self._running.enter(request, found + self._pool.allocate(fresh), len(found))
+        self._running.enter(request, found)
+        self._pool.grow(request, request.computed + count)
         self._seats.take(request, request.cached)
         request.planned = count
         return count
 
-    def _gather(self, leader: Request, copies: list[int]) -> list[Request]:
+    def _gather(self, leader: Request, copies: list[Table]) -> list[Request]:
         """The other samples of the prompt that wait with the same tokens come along; `copies` are the host blocks
         that the leader came back from, so that nobody gets other keys and values than their own."""
         gathered = []

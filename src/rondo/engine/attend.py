@@ -110,18 +110,20 @@ class StepLayout:
 
 
 class Paged:
-    def __init__(self, cache: KVCache, layout: StepLayout) -> None:
+    """`layouts` are those of each group of layers."""
+
+    def __init__(self, cache: KVCache, layouts: Sequence[StepLayout]) -> None:
         self.cache = cache
-        self.layout = layout
+        self.layouts = layouts
 
     @property
     def lengths(self) -> Tensor:
-        return self.layout.lengths
+        return self.layouts[0].lengths
 
     def __call__(
         self, spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None
     ) -> Tensor:
-        layer, layout = self.cache.layers[spec.layer], self.layout
+        layer, layout = self.cache.layers[spec.layer], self.layouts[self.cache.group_of[spec.layer]]
         decodes, pages = layout.decodes, (layer.keys, layer.values)
         if decodes is not None and layout.related:
             # Each decode writes its own key and value, but in no order: what another one reads must be there before.

@@ -1,4 +1,4 @@
-"""Who owns which KV block, and which blocks hold a prefix that somebody may want again.
+"""Who owns which KV block of a group of layers, and which blocks hold a prefix that somebody may want again.
 
 A block is *used* (someone holds it), *cached* (nobody holds it, but its content is published and can be hit until it
 is evicted, least recently used first) or *free*. The three always add up to the pool.
@@ -6,7 +6,7 @@ is evicted, least recently used first) or *free*. The three always add up to the
 A published block's identity is a hash chain over (parent, token ids), rooted in the weight version and the adapter. The
 hash only finds a candidate: a hit compares parent and token ids, so two prompts never share a block by accident.
 
-Where no layer sees further back than a window, a hit needs only the blocks that the next token sees. The ones before
+Where layers see no further back than a window, a hit needs only the blocks that the next token sees. The ones before
 may have been evicted, so their tokens cannot be compared: there the hash is a SHA-256, which stands for them.
 """
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 
 from rondo.engine.window import Window
@@ -23,7 +24,15 @@ Identity = tuple[int, int, tuple[int, ...]]
 """Hash, the parent's hash, token ids."""
 
 GONE = -1
-"""Stands in a request's list of blocks for one that no layer sees any more and that was given back."""
+"""Stands in a table for a block that no layer sees any more and that was given back."""
+
+
+@dataclass(slots=True)
+class Table:
+    """A request's blocks in one group of layers, in the order of its tokens; the first `passed` of them are GONE."""
+
+    blocks: list[int]
+    passed: int = 0
 
 
 class BlockPool:
@@ -81,19 +90,6 @@ class BlockPool:
                     self._free.append(block)
                 else:
                     self._cached[block] = None
-
-    def root(self, weight_version: int, adapter: int = 0) -> int:
-        """`adapter` is the key of an adapter's content; 0 is the base alone."""
-        return hash((weight_version, adapter))
-
-    def extend_keys(self, keys: list[int], root: int, tokens: Sequence[int]) -> None:
-        """Brings the chain of block hashes up to the last full block of `tokens`."""
-        size = self.block_size
-        parent = keys[-1] if keys else root
-        link = _link if self.window is None else _link_for_good
-        for start in range(len(keys) * size, len(tokens) - size + 1, size):
-            parent = link(parent, tokens[start : start + size])
-            keys.append(parent)
 
     def match(self, keys: Sequence[int], root: int, tokens: Sequence[int], limit: int) -> list[int]:
         """The blocks of the longest published beginning of `tokens`, at most `limit` of them. GONE are those that
@@ -188,10 +184,11 @@ class BlockPool:
         assert named == self._index
 
 
-def _link(parent: int, tokens: Sequence[int]) -> int:
+def link(parent: int, tokens: Sequence[int]) -> int:
     return hash((parent, tuple(tokens)))
 
 
-def _link_for_good(parent: int, tokens: Sequence[int]) -> int:
+def link_for_good(parent: int, tokens: Sequence[int]) -> int:
+    """A hash that no two contents share."""
     content = parent.to_bytes(32, "little", signed=True) + array("q", tokens).tobytes()
     return int.from_bytes(sha256(content).digest()[:31], "little")

@@ -1,4 +1,4 @@
-"""The KV cache's memory: for each layer, keys and values of every block."""
+"""The KV cache's memory: for each layer, keys and values of every block of its group."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import math
 import mmap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import mul
 
 import torch
 from torch import Tensor
 
 from rondo.base.errors import ConfigError
+from rondo.engine.blocks import Table
 from rondo.engine.config import EngineConfig
+from rondo.engine.groups import Moves
 from rondo.engine.window import Window
 from rondo.ops import AttentionSpec, Pages
 from rondo.ops.pages import LARGEST, SCALE, kept_as, row_bytes
@@ -39,16 +42,20 @@ class LayerCache:
 
 
 class KVCache:
+    """`num_blocks` are those of each group, `group_of` is each layer's: the first group's where nothing is said."""
+
     def __init__(
         self,
         specs: Sequence[AttentionSpec],
-        num_blocks: int,
+        num_blocks: Sequence[int],
         block_size: int,
         dtype: torch.dtype,
         device: torch.device,
+        group_of: Sequence[int] | None = None,
     ) -> None:
         self.specs = specs
         self.num_blocks = num_blocks
+        self.group_of = [0] * len(specs) if group_of is None else group_of
         self.block_size = block_size
         self.dtype = dtype
         self.device = device
@@ -57,8 +64,10 @@ class KVCache:
 
     def allocate(self) -> None:
         if not self.layers:
-            shape = (self.num_blocks, self.block_size, self.dtype, self.device)
-            self.layers = [_layer(spec, *shape) for spec in self.specs]
+            self.layers = [
+                _layer(spec, self.num_blocks[group], self.block_size, self.dtype, self.device)
+                for spec, group in zip(self.specs, self.group_of, strict=True)
+            ]
 
     def release(self) -> None:
         """Gives the memory back to the system, until `allocate`; what was in it is gone."""
@@ -66,26 +75,33 @@ class KVCache:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All the memory there is, for who moves whole blocks: the first axis of each is the block."""
-        return [tensor for pages in self._pages for tensor in pages.tensors]
+        """All the memory there is."""
+        return [tensor for group in range(len(self.num_blocks)) for tensor in self.tensors_of(group)]
 
-    def copy(self, copies: Sequence[tuple[int, int]]) -> None:
-        """(to, from) each, as if all were read before any is written."""
-        pairs = torch.tensor(copies, dtype=torch.int64, device=self.device)
-        to, source = pairs.unbind(1)
-        for tensor in self.tensors:
-            tensor.index_copy_(0, to, tensor.index_select(0, source))
+    def tensors_of(self, group: int) -> list[Tensor]:
+        """A group's memory, for who moves whole blocks: the first axis of each is the block."""
+        return [tensor for pages in self._pages(group) for tensor in pages.tensors]
 
-    def clean(self, blocks: Sequence[int]) -> None:
+    def copy(self, copies: Moves) -> None:
+        """As if all were read before any is written."""
+        for group, pairs in enumerate(copies):
+            if not pairs:
+                continue
+            to, source = torch.tensor(pairs, dtype=torch.int64, device=self.device).unbind(1)
+            for tensor in self.tensors_of(group):
+                tensor.index_copy_(0, to, tensor.index_select(0, source))
+
+    def clean(self, tables: Sequence[Table]) -> None:
         """Takes NaN and infinity out of blocks before others get them: where attention hides a place its weight is
         0, but 0 times NaN is NaN."""
-        index = torch.tensor(blocks, dtype=torch.int64, device=self.device)
-        for pages in self._pages:
-            pages.clean(index)
+        for group, table in enumerate(tables):
+            index = torch.tensor(table.blocks[table.passed :], dtype=torch.int64, device=self.device)
+            for pages in self._pages(group):
+                pages.clean(index)
 
-    @property
-    def _pages(self) -> Iterator[Pages]:
-        return (pages for layer in self.layers for pages in (layer.keys, layer.values))
+    def _pages(self, group: int) -> Iterator[Pages]:
+        mine = (layer for layer, own in zip(self.layers, self.group_of, strict=False) if own == group)
+        return (pages for layer in mine for pages in (layer.keys, layer.values))
 
 
 def kv_dtype(config: EngineConfig, model: torch.dtype) -> torch.dtype:
@@ -93,7 +109,7 @@ def kv_dtype(config: EngineConfig, model: torch.dtype) -> torch.dtype:
 
 
 def block_bytes(specs: Sequence[AttentionSpec], block_size: int, dtype: torch.dtype) -> int:
-    """Memory of one block over all layers, scales included."""
+    """Memory of one block of layers that are one group, scales included."""
     rows = (
         spec.num_kv_heads * row_bytes(dim, dtype) for spec in specs for dim in (spec.head_dim, spec.value_dim)
     )
@@ -102,30 +118,40 @@ def block_bytes(specs: Sequence[AttentionSpec], block_size: int, dtype: torch.dt
 
 def choose_num_blocks(
     config: EngineConfig,
-    per_block: int,
+    sizes: Sequence[int],
+    windows: Sequence[Window | None],
     max_model_len: int,
     device: torch.device,
-    window: Window | None = None,
-) -> int:
-    """Twice what `max_num_seqs` requests of full length hold at once, within the bytes set or left on the device."""
-    longest, a_step = (-(-tokens // config.block_size) for tokens in (max_model_len, config.max_step_tokens))
-    batch = longest * config.max_num_seqs
-    if window is not None:
-        longest = min(longest, window.most_blocks)
-        batch = min(batch, longest * config.max_num_seqs + a_step)
+) -> list[int]:
+    """Of each group, with blocks of these `sizes`: twice what `max_num_seqs` requests of full length hold at once. If
+    the bytes set or left on the device are fewer, what one of them holds, and of the rest an equal share."""
+    ones, wanted = zip(*(_demand(config, max_model_len, window) for window in windows), strict=True)
     if config.num_blocks is not None:
-        count = config.num_blocks
+        counts = [config.num_blocks, *(min(config.num_blocks, count) for count in wanted[1:])]
     else:
         limit = config.kv_cache_bytes or _default_bytes(device)
-        count = min(batch * ROOM_FOR_PREFIXES, limit // per_block)
-    if count < longest:
+        least, most = (sum(map(mul, counts, sizes)) for counts in (ones, wanted))
+        spare, more = min(limit, most) - least, most - least
+        counts = [one + (count - one) * spare // more for one, count in zip(ones, wanted, strict=True)]
+    if any(count < one for count, one in zip(counts, ones, strict=True)):
+        first, window = max(0, counts[0]), windows[0]
         raise ConfigError(
-            f"the KV cache has room for {count * config.block_size} tokens, but one request may have {max_model_len}"
+            f"the KV cache has room for {first * config.block_size} tokens, but one request may have {max_model_len}"
             + (f" and sees {window.tokens} of them" if window else "")
             + ". Lower max_model_len, or raise kv_cache_bytes or num_blocks.",
             param="max_model_len",
         )
-    return count
+    return counts
+
+
+def _demand(config: EngineConfig, max_model_len: int, window: Window | None) -> tuple[int, int]:
+    """The blocks of a group that one request holds at most, and those that there should be."""
+    one, a_step = (-(-tokens // config.block_size) for tokens in (max_model_len, config.max_step_tokens))
+    batch = one * config.max_num_seqs
+    if window is not None:
+        one = min(one, window.most_blocks)
+        batch = min(batch, one * config.max_num_seqs + a_step)
+    return one, batch * ROOM_FOR_PREFIXES
 
 
 def _default_bytes(device: torch.device) -> int:

@@ -64,7 +64,7 @@ class CompiledDecoder:
         parameters = (parameters[name] for parameters, name in self._parameters)
         places = [0 if parameter is None else parameter.data_ptr() for parameter in parameters]
         if places != self._places:
-            self._decoder = _dense_decoder(self.model, self.sites)
+            self._decoder = _dense_decoder(self.model, self.cache.group_of, self.sites)
             self._places = places
         return self._decoder is not None
 
@@ -88,7 +88,7 @@ class CompiledDecoder:
         return [(layer.keys, layer.values) for layer in self.cache.layers]
 
 
-def _dense_decoder(model: Decoder, sites: Sites | None) -> DenseDecoder | None:
+def _dense_decoder(model: Decoder, groups: Sequence[int], sites: Sites | None) -> DenseDecoder | None:
     if type(model) is not Decoder or (model.dtype == torch.bfloat16 and cpu_multiplies_bf16()):
         return None
     embed, head = model.embed, model.head
@@ -99,7 +99,10 @@ def _dense_decoder(model: Decoder, sites: Sites | None) -> DenseDecoder | None:
         or type(head.norm) is not Norm
     ):
         return None
-    layers = [_dense(layer, f"layers.{i}", sites) for i, layer in enumerate(model.layers)]
+    layers = [
+        _dense(layer, f"layers.{i}", group, sites)
+        for i, (layer, group) in enumerate(zip(model.layers, groups, strict=True))
+    ]
     whole = [layer for layer in layers if layer is not None]
     ends = Ends(embed.weight, embed.scale, head.norm.weight, head.out.weight)
     if len(whole) < len(layers) or not DenseDecoder.fits(whole, ends):
@@ -107,7 +110,7 @@ def _dense_decoder(model: Decoder, sites: Sites | None) -> DenseDecoder | None:
     return DenseDecoder(whole, ends, model.config.norm_eps, model.config.norm_offset)
 
 
-def _dense(layer: nn.Module, path: str, sites: Sites | None) -> DenseLayer | None:
+def _dense(layer: nn.Module, path: str, group: int, sites: Sites | None) -> DenseLayer | None:
     """What the layer is made of, if all its parts are plain ones."""
     if type(layer) is not DecoderLayer:
         return None
@@ -132,7 +135,7 @@ def _dense(layer: nn.Module, path: str, sites: Sites | None) -> DenseLayer | Non
         for name, part in parts.items()
         for kind, tensor in part.named_parameters(recurse=False)
     }
-    dense = DenseLayer(attention.spec, attention.part.rope, mlp.gate.out_features, weights)
+    dense = DenseLayer(attention.spec, attention.part.rope, mlp.gate.out_features, weights, group=group)
     if sites is None:
         return dense
     paths = [f"{path}.{'attention' if name in 'qkvo' else 'mlp'}.{name}" for name in PROJECTIONS]

@@ -17,7 +17,8 @@ from rondo.engine.adapters import Adapters, LoadedAdapter, unloaded
 from rondo.engine.blocks import BlockPool
 from rondo.engine.cache import KVCache, block_bytes, choose_num_blocks, kv_dtype
 from rondo.engine.config import EngineConfig
-from rondo.engine.host import host_cache, swap_of
+from rondo.engine.groups import GroupedPool
+from rondo.engine.host import host_caches, swap_of
 from rondo.engine.intake import Intake, max_model_len, nothing_left
 from rondo.engine.native import check_native
 from rondo.engine.overlap import Overlap, check_overlap
@@ -33,7 +34,7 @@ from rondo.engine.speculate.make import load_draft, make_speculation
 from rondo.engine.speculate.speculation import accepted_rows
 from rondo.engine.step import NOTHING, Step
 from rondo.engine.structured.grammars import Grammars
-from rondo.engine.window import window_of
+from rondo.engine.window import group_layers
 from rondo.models import Decoder, load
 from rondo.models.adapters.mixed import Mixer
 from rondo.ops import NO_TOKEN
@@ -60,31 +61,16 @@ class EngineCore:
         # A tokenizer may know more tokens than the model does.
         self.eos_ids = tuple(token for token in given if 0 <= token < model.config.vocab_size)
         self.max_model_len = max_model_len(config, model.config.max_positions)
-        specs = model.attention_specs()
-        kept = kv_dtype(config, model.dtype)
-        per_block = block_bytes(specs, config.block_size, kept)
         draft = load_draft(config, model)
-        window = None
-        if draft is None and not config.overlap:
-            window = window_of(specs, config.block_size)
-        elif draft is not None:
-            # Its keys and values lie in the same blocks, and it may see all of them.
-            per_block += block_bytes(
-                draft.attention_specs(), config.block_size, kv_dtype(config, draft.dtype)
-            )
-        num_blocks = self._agree(
-            choose_num_blocks(config, per_block, self.max_model_len, model.device, window)
-        )
-        self.pool = BlockPool(num_blocks, config.block_size, config.prefix_cache, window)
-        cache = KVCache(specs, num_blocks, config.block_size, kept, model.device)
-        host = host_cache(config, cache, self._agree)
+        cache, self.pool = self._kv_cache(draft)
+        hosts = host_caches(config, cache, self._agree)
         self.scheduler = Scheduler(
             self.pool,
             config.max_num_seqs,
             config.max_step_tokens,
             config.max_queued,
             config.batching,
-            swap_of(config, self.pool, host, model, self._agree),
+            swap_of(config, self.pool, hosts, model, self._agree),
             weight_version,
         )
         vocab = model.config.vocab_size
@@ -98,7 +84,7 @@ class EngineCore:
             config.max_num_seqs,
             self.max_model_len,
             Mixer(self.adapters.reader.sites),
-            host,
+            hosts,
         )
         self._overlap = None
         if config.overlap:
@@ -329,6 +315,22 @@ class EngineCore:
     def _reload_from(self, folder: Path) -> Reload:
         return partial(load, folder, self.model.dtype, self.model.device)
 
+    def _kv_cache(self, draft: Decoder | None) -> tuple[KVCache, GroupedPool]:
+        config, device, size = self.config, self.model.device, self.config.block_size
+        specs, kept = self.model.attention_specs(), kv_dtype(config, self.model.dtype)
+        grouping = group_layers(specs, size, keeps_all=draft is not None)
+        sizes = [block_bytes(own, size, kept) for own in grouping.split(specs)]
+        if draft is not None:
+            # Its keys and values lie in the first group's blocks, and it may see all of them.
+            sizes[0] += block_bytes(draft.attention_specs(), size, kv_dtype(config, draft.dtype))
+        chosen = choose_num_blocks(config, sizes, grouping.windows, self.max_model_len, device)
+        counts = [self._agree(count) for count in chosen]
+        groups = [
+            BlockPool(count, size, config.prefix_cache, window)
+            for count, window in zip(counts, grouping.windows, strict=True)
+        ]
+        return KVCache(specs, counts, size, kept, device, grouping.of), GroupedPool(groups)
+
     def _all_have(self, read: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
         """What was read, where every process that holds a part of the model could read its own."""
         return read()
@@ -438,7 +440,7 @@ class EngineCore:
         if not requests:
             return
         for request in requests:
-            self.runner.cache.clean(request.blocks[request.passed :])
+            self.runner.cache.clean(request.tables)
             self.scheduler.finish(request)
             request.error = RondoError(
                 "the model's output is not finite (NaN or infinity), so there is no next token. The weights are "

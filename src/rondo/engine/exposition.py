@@ -77,9 +77,7 @@ def state_of(core: EngineCore, families: Families, serving: bool) -> Iterator[Me
         "reason",
         {"capacity": waiting if serving else 0, "deferred": 0 if serving else waiting},
     )
-    yield families.gauge(
-        "kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", pool.used / pool.num_blocks
-    )
+    yield families.gauge("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", pool.usage)
     yield _cache_config(core, families)
     yield _sleep_state(core, families)
     yield families.gauge("weight_version", "Version of the weights in use.", core.weight_version)
@@ -96,7 +94,7 @@ def _cache_config(core: EngineCore, families: Families) -> Metric:
     config, pool = core.config, core.pool
     facts = {
         "block_size": pool.block_size,
-        "num_gpu_blocks": pool.num_blocks,
+        "num_gpu_blocks": pool.groups[0].num_blocks,
         "cache_dtype": config.kv_dtype,
         "enable_prefix_caching": config.prefix_cache,
         "swap_space_bytes": config.swap_bytes,
@@ -152,7 +150,7 @@ def _adapters(core: EngineCore, families: Families) -> Iterator[Metric]:
 
 def _swaps(core: EngineCore, families: Families) -> Iterator[Metric]:
     counters, swap = core.scheduler.counters, core.scheduler.swap
-    by_swap, used = counters.swaps, 0.0 if swap is None else swap.host.used / swap.host.num_blocks
+    by_swap, used = counters.swaps, 0.0 if swap is None else swap.usage
     recomputed = counters.preemptions - by_swap
     out, back, waiting = (0, 0, 0) if swap is None else (swap.blocks_out, swap.blocks_in, swap.num_requests)
     yield families.gauge("num_requests_swapped", "Samples that wait with their blocks on the host.", waiting)

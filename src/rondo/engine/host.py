@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from rondo.base.errors import ConfigError
-from rondo.engine.blocks import BlockPool
 from rondo.engine.cache import KVCache
 from rondo.engine.config import EngineConfig
-from rondo.engine.swap import Cost, Pairs, Swap
+from rondo.engine.groups import GroupedPool, Pairs
+from rondo.engine.swap import Cost, HostPool, Swap
 from rondo.models import Decoder, Packed
 from rondo.models.architecture import Moe
 
@@ -30,15 +30,16 @@ Agree = Callable[[int], int]
 
 
 class HostCache:
-    """A row of bytes a block, with all layers' keys and values one after another, so that a block moves as one piece,
-    and blocks side by side as one too. Pinned where the device is a GPU, which then copies on its own."""
+    """A row of bytes a block of one group, with its layers' keys and values one after another, so that a block moves as
+    one piece, and blocks side by side as one too. Pinned where the device is a GPU, which then copies on its own."""
 
-    def __init__(self, cache: KVCache, num_blocks: int) -> None:
+    def __init__(self, cache: KVCache, group: int, num_blocks: int) -> None:
         self.cache = cache
-        ends = accumulate((tensor[0].nbytes for tensor in cache.tensors), initial=0)
+        self.group = group
+        ends = list(accumulate((tensor[0].nbytes for tensor in self._tensors), initial=0))
         self._columns = [slice(start, stop) for start, stop in pairwise(ends)]
-        self.block_bytes = self._columns[-1].stop
-        self._batch = max(1, BATCH_BYTES // self.block_bytes)
+        self.block_bytes = ends[-1]
+        self._batch = max(1, BATCH_BYTES // max(1, self.block_bytes))
         pinned = cache.device.type == "cuda"
         self.rows = torch.empty(num_blocks, self.block_bytes, dtype=torch.uint8, pin_memory=pinned)
 
@@ -47,7 +48,7 @@ class HostCache:
         for batch in self._batches(pairs):
             index = self._on_device([block for _, block in batch])
             rows = torch.empty(len(batch), self.block_bytes, dtype=torch.uint8, device=self.cache.device)
-            for columns, tensor in zip(self._columns, self.cache.tensors, strict=True):
+            for columns, tensor in zip(self._columns, self._tensors, strict=True):
                 rows[:, columns] = tensor.index_select(0, index).flatten(1).view(torch.uint8)
             for run, host in _runs([host for host, _ in batch]):
                 self.rows[host].copy_(rows[run], non_blocking=True)
@@ -59,9 +60,13 @@ class HostCache:
             rows = torch.empty(len(batch), self.block_bytes, dtype=torch.uint8, device=self.cache.device)
             for run, host in _runs([host for _, host in batch]):
                 rows[run].copy_(self.rows[host], non_blocking=True)
-            for columns, tensor in zip(self._columns, self.cache.tensors, strict=True):
+            for columns, tensor in zip(self._columns, self._tensors, strict=True):
                 blocks = rows[:, columns].contiguous().view(tensor.dtype).view(-1, *tensor.shape[1:])
                 tensor.index_copy_(0, index, blocks)
+
+    @property
+    def _tensors(self) -> list[Tensor]:
+        return self.cache.tensors_of(self.group)
 
     def _batches(self, pairs: Pairs) -> Iterator[Pairs]:
         return (pairs[i : i + self._batch] for i in range(0, len(pairs), self._batch))
@@ -79,15 +84,19 @@ def _runs(blocks: Sequence[int]) -> Iterator[tuple[slice, slice]]:
             start = i
 
 
-def host_cache(config: EngineConfig, cache: KVCache, agree: Agree) -> HostCache | None:
-    """None where `swap_bytes` is 0."""
+def host_caches(config: EngineConfig, cache: KVCache, agree: Agree) -> list[HostCache]:
+    """One for each group of layers, which share `swap_bytes` as they share the device's memory; none where it is 0."""
     if config.swap_bytes == 0:
-        return None
-    block = sum(tensor[0].nbytes for tensor in cache.tensors)
+        return []
+    groups = range(len(cache.num_blocks))
+    sizes = [sum(tensor[0].nbytes for tensor in cache.tensors_of(group)) for group in groups]
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if config.swap_bytes < block:
+    total = sum(count * size for count, size in zip(cache.num_blocks, sizes, strict=True))
+    counts = [config.swap_bytes * count // total for count in cache.num_blocks]
+    if min(counts) == 0:
         raise ConfigError(
-            f"swap_bytes is {config.swap_bytes}, but one KV block takes {block}: raise it, or set 0 to swap nothing.",
+            f"swap_bytes is {config.swap_bytes}, but one KV block takes {sum(sizes)}: raise it, or set 0 to swap "
+            "nothing.",
             param="swap_bytes",
         )
     if config.swap_bytes > memory:
@@ -95,24 +104,25 @@ def host_cache(config: EngineConfig, cache: KVCache, agree: Agree) -> HostCache 
             f"swap_bytes is {config.swap_bytes}, but this machine has only {memory} bytes of memory. Lower it.",
             param="swap_bytes",
         )
-    return HostCache(cache, agree(config.swap_bytes // block))
+    return [HostCache(cache, group, agree(counts[group])) for group in groups]
 
 
 def swap_of(
-    config: EngineConfig, pool: BlockPool, host: HostCache | None, model: Decoder, agree: Agree
+    config: EngineConfig, pool: GroupedPool, hosts: Sequence[HostCache], model: Decoder, agree: Agree
 ) -> Swap | None:
     """What the scheduler needs to know of the host memory; rates that are not configured are measured once."""
-    if host is None:
+    if not hosts:
         return None
     attention = tuple((window, _agreed(price, agree)) for window, price in attention_prices(model))
     bandwidth, latency = config.swap_bytes_per_second, 0.0
     if bandwidth is None:
-        bandwidth, latency = (_agreed(figure, agree) for figure in measure_moves(host))
+        largest = max(hosts, key=lambda host: host.block_bytes)
+        bandwidth, latency = (_agreed(figure, agree) for figure in measure_moves(largest))
     rate = config.recompute_tokens_per_second
     if rate is None:
         rate = measure_compute(model, attention, config.max_step_tokens, agree)
-    cost = Cost(agree(host.block_bytes), bandwidth, rate, attention, latency)
-    return Swap(pool, host.rows.shape[0], cost)
+    places = [HostPool(host.rows.shape[0], agree(host.block_bytes)) for host in hosts]
+    return Swap(pool, places, Cost(bandwidth, rate, attention, latency))
 
 
 def _agreed(figure: float, agree: Agree) -> float:
@@ -143,7 +153,7 @@ def _count(module: nn.Module) -> int:
 def measure_moves(host: HostCache) -> tuple[float, float]:
     """Bytes a second, and the seconds before the first, from moving few blocks and many there and back. They come back
     as they were, to where they were."""
-    count = min(MEASURED_BLOCKS, host.rows.shape[0], host.cache.num_blocks)
+    count = min(MEASURED_BLOCKS, host.rows.shape[0], host.cache.num_blocks[host.group])
 
     def round_trip(blocks: int) -> float:
         def move() -> None:
@@ -179,7 +189,7 @@ def measure_compute(
         compute()
         seconds = _agreed(min(_seconds(compute, model.device) for _ in range(2)), agree)
         if seconds > MEASURED_SECONDS or count == most:
-            return Cost(0, 1.0, 1.0, attention).work(0, count) / seconds
+            return Cost(1.0, 1.0, attention).work(0, count) / seconds
         count = min(2 * count, most)
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rondo.engine.attend import Piece, StepLayout, piece_shape, together
+from rondo.engine.blocks import Table
 from rondo.engine.compiled import CompiledStep
 from rondo.engine.plan import Plan
 from rondo.engine.request import Request
@@ -23,13 +24,15 @@ Ints = NDArray[np.int64]
 
 
 class BlockTables:
-    """The blocks of the running requests, by their rows. They stay from step to step: only what is new is written."""
+    """The blocks of the running requests in one group of layers, by their rows. They stay from step to step: only what
+    is new is written."""
 
-    def __init__(self, rows: int, pages: int, block_size: int) -> None:
+    def __init__(self, group: int, rows: int, pages: int, block_size: int) -> None:
+        self.group = group
         self.block_size = block_size
         self._tables = np.zeros((rows, pages), dtype=np.int64)
         self._base = np.zeros(rows, dtype=np.int64)
-        """The position where a row's table begins: blocks before it have passed out of every layer's window."""
+        """The position where a row's table begins: blocks before it have passed out of the window."""
         self._filled = [0] * rows
         """How many blocks a row's table was made for, plus how many had passed: it changes when either does."""
 
@@ -43,16 +46,19 @@ class BlockTables:
         self._filled[row] = min(self._filled[row], kept)
 
     def update(self, requests: Iterable[Request]) -> None:
+        group, filled = self.group, self._filled
         for request in requests:
-            row, blocks, passed = request.row, request.blocks, request.passed
-            filled = len(blocks) + passed
-            if self._filled[row] == filled:
-                continue
-            base = passed * self.block_size
-            done = self._filled[row] - passed if self._base[row] == base else passed
-            self._tables[row, done - passed : len(blocks) - passed] = blocks[done:]
-            self._base[row] = base
-            self._filled[row] = filled
+            table = request.tables[group]
+            if filled[request.row] != len(table.blocks) + table.passed:
+                self._fill(request.row, table)
+
+    def _fill(self, row: int, table: Table) -> None:
+        blocks, passed = table.blocks, table.passed
+        base = passed * self.block_size
+        done = self._filled[row] - passed if self._base[row] == base else passed
+        self._tables[row, done - passed : len(blocks) - passed] = blocks[done:]
+        self._base[row] = base
+        self._filled[row] = len(blocks) + passed
 
     def bases(self, rows: Ints) -> Ints:
         return self._base[rows]
@@ -65,11 +71,26 @@ class BlockTables:
     def read(self, rows: Ints, longest: int) -> Ints:
         return self._tables[:, : -(-longest // self.block_size)].take(rows, axis=0)
 
+    def read_from(self, bases: Ints, rows: Ints, longest: int) -> Ints:
+        """As if the tables began at `bases`, with any block in place of one that nobody sees here."""
+        tables = self.read(rows, longest)
+        at = np.arange(tables.shape[1]) - (self._base[rows] - bases)[:, None] // self.block_size
+        return np.take_along_axis(tables, at.clip(0), axis=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """In one group of layers: how many others each token's request's table has before it, and the token's slot."""
+
+    tables: BlockTables
+    seen: Ints
+    slots: Ints
+
 
 @dataclass(frozen=True, slots=True)
 class Flat:
-    """A step's row. Of each token: its position, whose it is (an index of `requests`, the decodes first), how many
-    others its request's table has before it, and its slot."""
+    """A step's row. Of each token: its position, whose it is (an index of `requests`, the decodes first), and its past
+    in each group of layers."""
 
     requests: Sequence[Request]
     decodes: int
@@ -80,8 +101,7 @@ class Flat:
     tokens: Ints
     positions: Ints
     owners: Ints
-    seen: Ints
-    slots: Ints
+    pasts: Sequence[Past]
 
     @property
     def lengths(self) -> Ints:
@@ -92,17 +112,14 @@ class Flat:
         return own
 
 
-def flatten(plan: Plan, chunks: Sequence[Request], tables: BlockTables) -> Flat:
+def flatten(plan: Plan, chunks: Sequence[Request], groups: Sequence[BlockTables]) -> Flat:
     """`chunks` in the order in which they lie."""
     requests = [*plan.decodes, *chunks]
-    tables.update(requests)
     tokens = [request.tokens[request.computed] for request in plan.decodes]
     counts = np.ones(len(requests), dtype=np.int64)
     if plan.ahead:
         counts[: len(tokens)] = rows_of(plan.decodes)
         tokens = [token for last, r in zip(tokens, plan.decodes) for token in (last, *r.proposed)]
-        for request in plan.ahead:
-            tables.doubt(request, request.computed)
     decodes = len(tokens)
     for i, request in enumerate(chunks, len(plan.decodes)):
         counts[i] = request.planned
@@ -111,7 +128,10 @@ def flatten(plan: Plan, chunks: Sequence[Request], tables: BlockTables) -> Flat:
     rows = np.array([request.row for request in requests], dtype=np.int64)
     owners = np.arange(len(requests)).repeat(counts)
     positions = firsts[owners] + offsets(counts)
-    seen = positions - tables.bases(rows)[owners]
+    pasts = [_past(tables, requests, rows, owners, positions) for tables in groups]
+    for request in plan.ahead:
+        for tables in groups:
+            tables.doubt(request, request.computed)
     return Flat(
         requests,
         decodes,
@@ -120,30 +140,43 @@ def flatten(plan: Plan, chunks: Sequence[Request], tables: BlockTables) -> Flat:
         np.array(tokens, dtype=np.int64),
         positions,
         owners,
-        seen,
-        tables.slots(rows[owners], seen),
+        pasts,
     )
 
 
-def compiled_step(
-    flat: Flat, tables: BlockTables, served: Sequence[Served | None], by_length: bool
-) -> CompiledStep:
-    """All tokens alike: each with its request's table, and its adapter's."""
-    longest = int(flat.seen.max()) + 1
+def _past(
+    tables: BlockTables, requests: Sequence[Request], rows: Ints, owners: Ints, positions: Ints
+) -> Past:
+    tables.update(requests)
+    seen = positions - tables.bases(rows)[owners]
+    return Past(tables, seen, tables.slots(rows[owners], seen))
+
+
+def compiled_step(flat: Flat, served: Sequence[Served | None], by_length: bool) -> CompiledStep:
+    """All tokens alike: each with its request's tables, and its adapter's. What a token sees is counted from where the
+    tables of the first group begin, which sees the most."""
+    first, *others = flat.pasts
+    longest, bases = int(first.seen.max()) + 1, first.tables.bases(flat.rows)
+    tables = [first.tables.read(flat.rows, longest)]
+    tables += [past.tables.read_from(bases, flat.rows, longest) for past in others]
     rows = TokenRows(
         torch.from_numpy(flat.tokens),
         torch.from_numpy(flat.positions),
         int(flat.positions.max()) + 1,
-        torch.from_numpy(tables.read(flat.rows, longest)),
+        _stack(tables),
         torch.from_numpy(flat.owners),
-        torch.from_numpy(flat.seen + 1),
-        torch.from_numpy(flat.slots),
+        torch.from_numpy(first.seen + 1),
+        _stack([past.slots for past in flat.pasts]),
         longest,
         related=len(flat.requests) < len(flat.tokens),
         wholes=torch.from_numpy(flat.lengths) if by_length else None,
         adapters=_addresses(served),
     )
     return CompiledStep(rows, served)
+
+
+def _stack(groups: Sequence[Ints]) -> Tensor:
+    return torch.from_numpy(groups[0][None] if len(groups) == 1 else np.stack(groups))
 
 
 def _addresses(served: Sequence[Served | None]) -> Tensor | None:
@@ -154,40 +187,45 @@ def _addresses(served: Sequence[Served | None]) -> Tensor | None:
     )
 
 
-def step_layout(flat: Flat, tables: BlockTables, device: torch.device) -> StepLayout:
-    """Each kind of token by the operation made for it."""
-    count = flat.decodes
+def step_layouts(flat: Flat, device: torch.device) -> list[StepLayout]:
+    """For each group of layers: each kind of token by the operation made for it."""
+    lengths = to_device(flat.lengths, device)
+    return [_step_layout(flat, past, lengths, device) for past in flat.pasts]
+
+
+def _step_layout(flat: Flat, past: Past, lengths: Tensor, device: torch.device) -> StepLayout:
+    count, tables = flat.decodes, past.tables
     first = int(flat.owners[count - 1]) + 1 if count else 0
     fresh = [count] if first < len(flat.requests) else []
     pieces = []
     for i in range(first, len(flat.requests)):
         start, stop = int(flat.starts[i]), int(flat.starts[i + 1])
-        past, end = int(flat.seen[start]), int(flat.seen[stop - 1]) + 1
+        seen, end = int(past.seen[start]), int(past.seen[stop - 1]) + 1
         if flat.requests[i].computed:
-            pieces.append(Piece(start, stop - start, past, tables.read(flat.rows[i : i + 1], end)[0]))
+            pieces.append(Piece(start, stop - start, seen, tables.read(flat.rows[i : i + 1], end)[0]))
         else:
             fresh.append(stop)
     return StepLayout(
-        to_device(flat.lengths, device),
-        _decode_step(flat, tables, device) if count else None,
-        to_device(flat.slots[count:], device),
+        lengths,
+        _decode_step(flat, past, device) if count else None,
+        to_device(past.slots[count:], device),
         fresh,
         together(pieces, tables.block_size, device),
         related=first < count,
     )
 
 
-def _decode_step(flat: Flat, tables: BlockTables, device: torch.device) -> DecodeStep:
-    seen = flat.seen[: flat.decodes]
+def _decode_step(flat: Flat, past: Past, device: torch.device) -> DecodeStep:
+    seen = past.seen[: flat.decodes]
     longest = int(seen.max()) + 1
-    own = tables.read(flat.rows[flat.owners[: flat.decodes]], longest)
-    slots = flat.slots[: flat.decodes]
+    own = past.tables.read(flat.rows[flat.owners[: flat.decodes]], longest)
+    slots = past.slots[: flat.decodes]
     return DecodeStep(to_device(own, device), to_device(seen + 1, device), to_device(slots, device), longest)
 
 
 def shape(request: Request, block_size: int) -> tuple[int, int]:
     """Prompts without a past first; then those that attend together side by side."""
-    past = request.computed - request.passed * block_size
+    past = request.computed - request.tables[0].passed * block_size
     return piece_shape(past, request.planned) if request.computed else (0, 0)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from rondo.engine.groups import Moves
 from rondo.engine.request import Request
-from rondo.engine.swap import Pairs
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,18 +13,18 @@ class Plan:
     """`decodes` move by one token, `chunks` by `request.planned`; both start at `request.computed`. Of the decodes,
     those in `ahead` may carry proposed tokens (see request.py), and are settled after the step.
 
-    Before that, blocks move, (to, from) each: `copies` for samples that parted in the middle of one, `swap_out` from
-    the device to the host and `swap_in` back.
+    Before that, blocks move, in each group of layers: `copies` for samples that parted in the middle of one, `swap_out`
+    from the device to the host and `swap_in` back.
     """
 
     decodes: list[Request]
     chunks: list[Request]
     admitted: list[Request]
     preempted: list[Request]
-    copies: Pairs = field(default_factory=list)
+    copies: Moves = field(default_factory=list)
     ahead: list[Request] = field(default_factory=list)
-    swap_out: Pairs = field(default_factory=list)
-    swap_in: Pairs = field(default_factory=list)
+    swap_out: Moves = field(default_factory=list)
+    swap_in: Moves = field(default_factory=list)
 
     @property
     def empty(self) -> bool:

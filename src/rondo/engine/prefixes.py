@@ -6,12 +6,13 @@ other is put off until it finds that block.
 
 from __future__ import annotations
 
-from rondo.engine.blocks import BlockPool
+from rondo.engine.blocks import Table
+from rondo.engine.groups import GroupedPool
 from rondo.engine.request import Request
 
 
 class Prefixes:
-    def __init__(self, pool: BlockPool, weight_version: int = 0) -> None:
+    def __init__(self, pool: GroupedPool, weight_version: int = 0) -> None:
         self.weight_version = weight_version
         self._pool = pool
         self._claims: set[int] = set()
@@ -29,12 +30,12 @@ class Prefixes:
             request.keys = []
         request.publishable = self._pool.prefix_cache
 
-    def find(self, request: Request, limit: int) -> list[int]:
+    def find(self, request: Request, limit: int) -> list[Table]:
         """The blocks that hold its first tokens, at most `limit` of them. A mean, and a prompt's scores, are
         over what is computed."""
         unscored = request.scores is not None and not request.scores.complete
         if not self._pool.prefix_cache or unscored or request.pooling == "mean":
-            return []
+            return self._pool.none()
         root = self._root(request)
         self._pool.extend_keys(request.keys, root, request.tokens)
         return self._pool.match(request.keys, root, request.tokens, limit)
@@ -67,15 +68,12 @@ class Prefixes:
             self.claim(request, self.next_key(request, request.published))
 
     def _publish_full(self, request: Request) -> None:
-        size, root = self._pool.block_size, self._root(request)
-        full = request.computed // size
+        root = self._root(request)
+        full = request.computed // self._pool.block_size
         if len(request.keys) < full:
             self._pool.extend_keys(request.keys, root, request.tokens)
         while request.published < full:
-            i = request.published
-            parent = request.keys[i - 1] if i else root
-            tokens = request.tokens[i * size : (i + 1) * size]
-            if not self._pool.publish(request.blocks[i], request.keys[i], parent, tokens):
+            if not self._pool.publish(request, request.published, root):
                 request.publishable = False
                 return
             request.published += 1

@@ -77,11 +77,13 @@ class RankCore(EngineCore):
 def digest_of_plan(plan: Plan) -> int:
     """Hashes of numbers are the same in every process."""
     moves = tuple(
-        (r.arrival, r.row, r.computed, r.planned, r.blocks[-1]) for r in (*plan.decodes, *plan.chunks)
+        (r.arrival, r.row, r.computed, r.planned, *(table.blocks[-1] for table in r.tables))
+        for r in (*plan.decodes, *plan.chunks)
     )
     others = tuple(r.arrival for r in (*plan.admitted, *plan.preempted))
     guesses = tuple((r.arrival, *r.proposed) for r in plan.ahead)
-    return hash((moves, others, guesses, *map(tuple, (plan.copies, plan.swap_out, plan.swap_in))))
+    blocks = tuple(tuple(map(tuple, each)) for each in (plan.copies, plan.swap_out, plan.swap_in))
+    return hash((moves, others, guesses, blocks))
 
 
 def digest_of_tokens(result: StepResult) -> int:

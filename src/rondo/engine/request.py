@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rondo.engine.adapters import LoadedAdapter
+    from rondo.engine.blocks import Table
     from rondo.engine.scoring import PromptScores
     from rondo.engine.structured.matcher import Matcher
 
@@ -69,10 +70,9 @@ class Request:
     leader: Request | None = None
     riders: list[Request] = field(default_factory=list)
 
-    blocks: list[int] = field(default_factory=list)
-    passed: int = 0
-    """How many of them, from the first, no layer sees any more."""
-    host: list[int] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
+    """While it runs: its blocks, in each group of layers."""
+    host: list[Table] = field(default_factory=list)
     """While it waits: the host blocks that keep what its blocks held, those that have passed left out."""
     keys: list[int] = field(default_factory=list)
     published: int = 0
@@ -119,18 +119,18 @@ class Request:
         self.cached, self.computed = other.cached, other.computed
         self.weight_version, self.publishable = other.weight_version, other.publishable
         self.published, self.keys = other.published, other.keys.copy()
-        self.passed = other.passed
 
     def check(self) -> None:
         if self.leader is not None:
             assert self.leader.leader is None
             assert self.leader.tokens == self.tokens
-            assert not self.blocks
+            assert not self.tables
             assert not self.riders
         assert 0 <= self.cached <= self.computed <= len(self.tokens), (
             self.cached,
             self.computed,
             len(self.tokens),
         )
-        assert self.published <= len(self.blocks)
+        assert all(self.published <= len(table.blocks) for table in self.tables)
+        assert self.tables or not self.published
         assert not self.host or self.state == "waiting"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -23,7 +23,7 @@ from rondo.engine.layout import (
     offsets,
     rows_of,
     shape,
-    step_layout,
+    step_layouts,
     to_device,
 )
 from rondo.engine.plan import Plan
@@ -58,7 +58,7 @@ class Prepared:
     plan: Plan
     tokens: Tensor
     positions: Tensor
-    layout: StepLayout | CompiledStep
+    layout: Sequence[StepLayout] | CompiledStep
     mixture: Mixture | None
     read: Tensor | None
     counts: Tensor | None
@@ -84,16 +84,20 @@ class Runner:
         max_num_seqs: int,
         max_model_len: int,
         mixer: Mixer | None = None,
-        host: HostCache | None = None,
+        hosts: Sequence[HostCache] = (),
     ) -> None:
         self.model = model
         self.cache = cache
-        self.host = host
+        self.hosts = hosts
         self.sampler = sampler
         self.max_model_len = max_model_len
         self.mixer = mixer
         self.device = model.device
-        self.tables = BlockTables(max_num_seqs, -(-max_model_len // cache.block_size), cache.block_size)
+        size = cache.block_size
+        self.tables = [
+            BlockTables(group, max_num_seqs, -(-max_model_len // size), size)
+            for group in range(len(cache.num_blocks))
+        ]
         self.compiled = CompiledDecoder.of(model, cache, None if mixer is None else mixer.sites)
 
     def run(self, plan: Plan) -> StepResult:
@@ -103,7 +107,8 @@ class Runner:
 
     def prepare(self, plan: Plan) -> Prepared:
         for request in plan.admitted:
-            self.tables.clear(request.row)
+            for tables in self.tables:
+                tables.clear(request.row)
             self.sampler.admit(request)
         chunks = sorted(plan.chunks, key=partial(shape, block_size=self.cache.block_size))
         flat = flatten(plan, chunks, self.tables)
@@ -158,19 +163,22 @@ class Runner:
         """In this order, and all before the step writes. Copies complete what a request that is swapped out holds,
         and come from blocks that may be another's by now. What is swapped out is then whole, and still there: only
         blocks that come in, and the step, write to blocks that are given anew. On a GPU the order is the stream's."""
-        if plan.copies:
-            self.cache.copy(plan.copies)
-        if self.host is not None and plan.swap_out:
-            self.host.store(plan.swap_out)
-        if self.host is not None and plan.swap_in:
-            self.host.load(plan.swap_in)
+        self.cache.copy(plan.copies)
+        for host, pairs in zip(self.hosts, plan.swap_out, strict=True):
+            if pairs:
+                host.store(pairs)
+        for host, pairs in zip(self.hosts, plan.swap_in, strict=True):
+            if pairs:
+                host.load(pairs)
 
-    def _layout(self, flat: Flat, readers: list[Request]) -> tuple[StepLayout | CompiledStep, Mixture | None]:
+    def _layout(
+        self, flat: Flat, readers: list[Request]
+    ) -> tuple[Sequence[StepLayout] | CompiledStep, Mixture | None]:
         served = [] if self.mixer is None else [_served(request) for request in flat.requests]
         if self.compiled is not None and self.compiled.can(served):
             self._forget()
-            return compiled_step(flat, self.tables, served, self.compiled.by_length), None
-        return step_layout(flat, self.tables, self.device), self._mixture(flat, served, readers)
+            return compiled_step(flat, served, self.compiled.by_length), None
+        return step_layouts(flat, self.device), self._mixture(flat, served, readers)
 
     def _mixture(self, flat: Flat, served: list[Served | None], readers: list[Request]) -> Mixture | None:
         """What the adapters of this step's requests add, in the order of the flat row; `readers` have the rows read."""

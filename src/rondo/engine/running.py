@@ -10,22 +10,22 @@ from bisect import insort
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 
-from rondo.engine.blocks import BlockPool
+from rondo.engine.blocks import Table
+from rondo.engine.groups import GroupedPool, Moves
 from rondo.engine.prefixes import Prefixes
 from rondo.engine.request import Request
-from rondo.engine.swap import Pairs
 
 _order: Callable[[Request], tuple[int, int]] = attrgetter("order")
 
 
 class Running:
-    def __init__(self, pool: BlockPool, prefixes: Prefixes, size: int) -> None:
+    def __init__(self, pool: GroupedPool, prefixes: Prefixes, size: int) -> None:
         self.leaders: list[Request] = []
         self._pool = pool
         self._prefixes = prefixes
         self.size = size
         self._rows = list(range(size - 1, -1, -1))
-        self._copies: dict[int, int] = {}
+        self._copies: list[dict[int, int]] = [{} for _ in pool.groups]
 
     @property
     def count(self) -> int:
@@ -36,20 +36,20 @@ class Running:
     def full(self) -> bool:
         return not self._rows
 
-    def enter(self, request: Request, blocks: list[int], published: int) -> None:
-        """It runs, with `blocks`, of which so many are published."""
+    def enter(self, request: Request, found: list[Table]) -> None:
+        """It runs, with what was found of it."""
         request.state = "running"
         request.row = self._rows.pop()
-        request.blocks = blocks
-        request.published = published
+        request.tables = found
+        request.published = len(found[0].blocks)
         insort(self.leaders, request, key=_order)
 
     def vacate(self, request: Request) -> None:
         """What it holds goes back; the caller takes it out of those that run."""
-        self._pool.release(request.blocks)
+        self._pool.release(request.tables)
         self._prefixes.unclaim(request)
         self._rows.append(request.row)
-        request.blocks = []
+        request.tables = []
         request.published = 0
         request.planned = 0
         request.row = -1
@@ -94,23 +94,20 @@ class Running:
                 out += branch
         return out
 
-    def take_copies(self) -> Pairs:
+    def take_copies(self) -> Moves:
         """Blocks that the next step copies, for samples that parted in the middle of one."""
-        copies, self._copies = list(self._copies.items()), {}
+        copies = [list(each.items()) for each in self._copies]
+        for each in self._copies:
+            each.clear()
         return copies
 
     def _fork(self, leader: Request, branch: list[Request]) -> bool:
-        """Full blocks are shared; of the one that is not full yet the fork gets a copy."""
-        whole, rest = divmod(leader.computed, self._pool.block_size)
-        if rest and not self._pool.available:
-            return False
         request, *riders = branch
-        self._pool.share(leader.blocks[:whole])
-        request.blocks = leader.blocks[:whole]
-        if rest:
-            (block,) = self._pool.allocate(1)
-            request.blocks.append(block)
-            self._copies[block] = leader.blocks[whole]
+        moves = self._pool.fork(leader, request)
+        if moves is None:
+            return False
+        for copies, pairs in zip(self._copies, moves, strict=True):
+            copies.update(pairs)
         request.follow(leader)
         self._lead(request, riders)
         return True
@@ -122,7 +119,7 @@ class Running:
         heir, *others = leader.riders
         leader.riders = []
         heir.follow(leader)
-        heir.blocks, leader.blocks = leader.blocks, []
+        heir.tables, leader.tables = leader.tables, []
         heir.claim, leader.claim = leader.claim, None
         self._lead(heir, others)
 

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 
 from rondo.base.errors import Overloaded
 from rondo.engine.admission import Admission
-from rondo.engine.blocks import BlockPool
-from rondo.engine.footprint import let_pass, piece
+from rondo.engine.groups import GroupedPool
 from rondo.engine.plan import Counters, Plan
 from rondo.engine.prefixes import Prefixes
 from rondo.engine.queue import WaitingQueue
@@ -27,7 +26,7 @@ from rondo.engine.swap import Swap
 class Scheduler:
     def __init__(
         self,
-        pool: BlockPool,
+        pool: GroupedPool,
         max_num_seqs: int,
         max_step_tokens: int,
         max_queued: int,
@@ -84,8 +83,7 @@ class Scheduler:
     @property
     def roomy(self) -> bool:
         """Whether the next plan finds the blocks it needs without preempting anybody."""
-        size = self.pool.block_size
-        need = sum(-(-len(request.tokens) // size) - len(request.blocks) for request in self.running)
+        need = sum(self.pool.missing(request, len(request.tokens)) for request in self.running)
         return need <= self.pool.available
 
     def hold(self) -> None:
@@ -178,9 +176,7 @@ class Scheduler:
             request.proposed = []
             request.computed = len(request.tokens) - 1
             request.published = min(request.published, request.computed // size)
-            kept = self.pool.blocks_for(len(request.tokens))
-            self.pool.release(request.blocks[kept:])
-            del request.blocks[kept:]
+            self.pool.shrink(request, len(request.tokens))
             self._leave_behind(request)
 
     def set_weight_version(self, version: int) -> None:
@@ -209,11 +205,11 @@ class Scheduler:
             if len(request.tokens) - request.computed != 1:
                 behind.append(request)
                 continue
-            if len(request.blocks) * size == request.computed:
+            if request.computed % size == 0 and self.pool.missing(request, request.computed + 1):
                 budget += self._make_room(request, 1, preempted)
                 if request.state != "running":
                     break
-                request.blocks += self.pool.allocate(1)
+                self.pool.grow(request, request.computed + 1)
             request.planned = 1
             budget -= 1
         return budget, behind
@@ -225,12 +221,12 @@ class Scheduler:
                 break
             if request.state != "running":
                 continue
-            count = piece(self.pool, request, request.blocks, budget)
-            need = self.pool.blocks_for(request.computed + count) - len(request.blocks)
+            count = self.pool.piece(request, request.tables, budget)
+            need = self.pool.missing(request, request.computed + count)
             budget += self._make_room(request, need, preempted)
             if request.row < 0:
                 break
-            request.blocks += self.pool.allocate(need)
+            self.pool.grow(request, request.computed + count)
             request.planned = count
             budget -= count
         return budget
@@ -249,7 +245,7 @@ class Scheduler:
 
     def _preempt(self, victim: Request, preempted: list[Request], swaps: bool = True) -> None:
         riders, victim.riders = victim.riders, []
-        let_pass(self.pool, victim)
+        self.pool.let_pass(victim)
         swapped = self.swap if swaps and self.swap is not None and self.swap.keep(victim) else None
         self._running.vacate(victim)
         for rider in riders:
@@ -264,7 +260,7 @@ class Scheduler:
         if request.host:
             self.counters.swaps += 1
         else:
-            request.cached = request.computed = request.passed = 0
+            request.cached = request.computed = 0
         request.published = 0
         request.preemptions += 1
         self.counters.preemptions += 1
@@ -273,4 +269,4 @@ class Scheduler:
     def _leave_behind(self, request: Request) -> None:
         """What is computed of it is there for others, and what no layer sees any more goes."""
         self._prefixes.publish(request)
-        let_pass(self.pool, request)
+        self.pool.let_pass(request)

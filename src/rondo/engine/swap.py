@@ -4,7 +4,7 @@ A swapped request keeps how far it has come and the very keys and values it had,
 preempted: after a push, too, it resumes over its old ones and publishes nothing, as a running request does.
 
 Host blocks are counted like the device's. One that several swapped requests hold (samples that rode together, a
-prompt they share) is there once.
+prompt they share) is there once. Each group of layers has host blocks of its own.
 """
 
 from __future__ import annotations
@@ -13,30 +13,27 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from rondo.engine.blocks import BlockPool, Identity
+from rondo.engine.blocks import Identity, Table
+from rondo.engine.groups import GroupedPool, Moves
 from rondo.engine.request import Request
-
-Pairs = list[tuple[int, int]]
-"""(to, from) each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What it takes to move blocks and to compute tokens, as measured or configured.
+    """What it takes to move bytes and to compute tokens, as measured or configured.
 
     `attention` has, for each kind of layer, its window and how many tokens' worth of all other work it takes to let
     one token see one other.
     """
 
-    block_bytes: int
     bytes_per_second: float
     tokens_per_second: float
     attention: tuple[tuple[int | None, float], ...] = ()
     latency: float = 0.0
     """Seconds that a move takes before its first byte."""
 
-    def move_seconds(self, blocks: int) -> float:
-        return self.latency + blocks * self.block_bytes / self.bytes_per_second if blocks else 0.0
+    def move_seconds(self, size: int) -> float:
+        return self.latency + size / self.bytes_per_second if size else 0.0
 
     def work(self, start: int, stop: int) -> float:
         """Computing tokens `start` to `stop`, in tokens that see nothing."""
@@ -47,7 +44,7 @@ class Cost:
         return self.work(start, stop) / self.tokens_per_second
 
     def swap_pays(self, out: int, back: int, start: int, stop: int) -> bool:
-        """Whether moving `out` blocks away and `back` again is faster than computing tokens `start` to `stop`."""
+        """Whether moving `out` bytes away and `back` again is faster than computing tokens `start` to `stop`."""
         return self.move_seconds(out) + self.move_seconds(back) < self.compute_seconds(start, stop)
 
 
@@ -58,10 +55,11 @@ def _seen(length: int, window: int | None) -> float:
 
 
 class HostPool:
-    """Which host blocks are taken, by how many requests, and where a published block has its copy."""
+    """Of one group: which host blocks are taken, by how many requests, and where a published block has its copy."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, block_bytes: int) -> None:
         self.num_blocks = num_blocks
+        self.block_bytes = block_bytes
         self._free = list(range(num_blocks - 1, -1, -1))
         self._refs = [0] * num_blocks
         self._index: dict[Identity, int] = {}
@@ -78,14 +76,18 @@ class HostPool:
     def find(self, identity: Identity | None) -> int | None:
         return None if identity is None else self._index.get(identity)
 
-    def take(self, identity: Identity | None) -> int:
-        """The caller has made sure that one is free."""
+    def hold(self, identity: Identity | None) -> tuple[int, bool]:
+        """A block for one more owner, and whether it is a new one. The caller has made sure that one is free."""
+        block = self.find(identity)
+        if block is not None:
+            self._refs[block] += 1
+            return block, False
         block = self._free.pop()
         self._refs[block] = 1
         if identity is not None:
             self._index[identity] = block
             self._identity[block] = identity
-        return block
+        return block, True
 
     def share(self, blocks: Iterable[int]) -> None:
         for block in blocks:
@@ -115,63 +117,86 @@ class HostPool:
 
 
 class Swap:
-    def __init__(self, pool: BlockPool, num_blocks: int, cost: Cost) -> None:
+    def __init__(self, pool: GroupedPool, hosts: Sequence[HostPool], cost: Cost) -> None:
         self.pool = pool
-        self.host = HostPool(num_blocks)
+        self.hosts = hosts
         self.cost = cost
         self.num_requests = 0
         self.blocks_out = 0
         self.blocks_in = 0
-        self._out: Pairs = []
-        self._in: Pairs = []
+        self._out: Moves = [[] for _ in hosts]
+        self._in: Moves = [[] for _ in hosts]
+
+    @property
+    def usage(self) -> float:
+        """The share of host blocks in use, 0 to 1, where it is the highest."""
+        return max(host.used / host.num_blocks for host in self.hosts)
 
     def keep(self, request: Request) -> bool:
-        """Books a place for the blocks of a request that is being preempted, if they fit and moving them pays."""
-        blocks = request.blocks[request.passed : self.pool.blocks_for(request.computed)]
-        copies = [self.host.find(self.pool.identity(block)) for block in blocks]
-        missing = copies.count(None)
-        shared = 0 if request.passed else sum(1 for _ in takewhile(self.pool.is_shared, blocks))
-        # What others hold and publish will be found again either way; it is copied all the same, because they may
-        # have gone by then, and after a push it is this copy that the request goes on with.
-        start = shared * self.pool.block_size
-        if missing > self.host.available or not self.cost.swap_pays(
-            missing, len(blocks) - shared, start, max(start, request.computed)
-        ):
+        """Books places for the blocks of a request that is being preempted, if they fit and moving them pays."""
+        count = self.pool.blocks_for(request.computed)
+        wanted = [
+            [(block, group.identity(block)) for block in table.blocks[table.passed : count]]
+            for group, table in zip(self.pool.groups, request.tables, strict=True)
+        ]
+        missing = [
+            sum(host.find(identity) is None for _, identity in blocks)
+            for host, blocks in zip(self.hosts, wanted, strict=True)
+        ]
+        fits = all(need <= host.available for need, host in zip(missing, self.hosts, strict=True))
+        if not fits or not self._pays(request, missing):
             return False
-        known = [copy for copy in copies if copy is not None]
-        self.host.share(known)
-        for i, block in enumerate(blocks):
-            copy = copies[i]
-            if copy is None:
-                copy = copies[i] = self.host.take(self.pool.identity(block))
-                self._out.append((copy, block))
-            request.host.append(copy)
+        for host, blocks, table, out in zip(self.hosts, wanted, request.tables, self._out, strict=True):
+            copies = Table([], table.passed)
+            for block, identity in blocks:
+                copy, is_new = host.hold(identity)
+                copies.blocks.append(copy)
+                if is_new:
+                    out.append((copy, block))
+            request.host.append(copies)
         self.num_requests += 1
-        self.blocks_out += missing
+        self.blocks_out += sum(missing)
         return True
+
+    def _pays(self, request: Request, missing: Sequence[int]) -> bool:
+        """What others hold and publish will be found again either way; it is copied all the same, because they may
+        have gone by then, and after a push it is this copy that the request goes on with."""
+        count, first = self.pool.blocks_for(request.computed), request.tables[0]
+        others_hold = takewhile(self.pool.groups[0].is_shared, first.blocks[:count])
+        shared = 0 if first.passed else sum(1 for _ in others_hold)
+        out = back = 0
+        for host, need, table in zip(self.hosts, missing, request.tables, strict=True):
+            out += need * host.block_bytes
+            back += (count - max(shared, table.passed)) * host.block_bytes
+        start = shared * self.pool.block_size
+        return self.cost.swap_pays(out, back, start, max(start, request.computed))
 
     def ride(self, rider: Request, leader: Request) -> None:
         """A sample that rode on a swapped one has come as far, and may come back alone."""
         rider.follow(leader)
-        rider.host = leader.host.copy()
-        self.host.share(rider.host)
+        rider.host = [Table(copies.blocks.copy(), copies.passed) for copies in leader.host]
+        for host, copies in zip(self.hosts, rider.host, strict=True):
+            host.share(copies.blocks)
         self.num_requests += 1
 
-    def restore(self, request: Request, blocks: Sequence[int]) -> None:
-        """The last of its blocks come back, to `blocks`; those before were found on the device."""
-        count = len(blocks)
-        self._in += zip(blocks, request.host[len(request.host) - count :], strict=True)
-        self.blocks_in += count
+    def restore(self, request: Request, there: Sequence[int]) -> None:
+        """Its blocks come back to new ones, but for the first, of which so many were found on the device."""
+        count = self.pool.blocks_for(request.computed)
+        for table, copies, first, back in zip(request.tables, request.host, there, self._in, strict=True):
+            blocks = table.blocks[first:count]
+            back += zip(blocks, copies.blocks[first - copies.passed :], strict=True)
+            self.blocks_in += len(blocks)
         self.drop(request)
 
     def drop(self, request: Request) -> None:
         """The request needs its copies no more."""
-        self.host.release(request.host)
+        for host, copies in zip(self.hosts, request.host, strict=True):
+            host.release(copies.blocks)
         request.host = []
         self.num_requests -= 1
 
-    def flush(self) -> tuple[Pairs, Pairs]:
+    def flush(self) -> tuple[Moves, Moves]:
         """What the next step moves out and in."""
         moves = self._out, self._in
-        self._out, self._in = [], []
+        self._out, self._in = [[] for _ in self.hosts], [[] for _ in self.hosts]
         return moves

@@ -1,6 +1,7 @@
-"""Models in which no layer sees further back than a window: blocks that have passed out of it are given back.
+"""Groups of layers by how far back they see. What has passed out of a group's window is given back there.
 
-The widest layer counts. One layer that sees everything means that every block stays: then there is no `Window`.
+Layers of one group have their keys and values in the same blocks. Those that see everything are a group too, with no
+`Window`; a model whose layers are all alike is one group.
 """
 
 from __future__ import annotations
@@ -27,6 +28,26 @@ class Window:
         return 1 - (1 - self.tokens) // self.block_size
 
 
-def window_of(specs: Sequence[AttentionSpec], block_size: int) -> Window | None:
-    widths = [spec.window for spec in specs if spec.window is not None]
-    return Window(max(2, *widths), block_size) if widths and len(widths) == len(specs) else None
+@dataclass(frozen=True, slots=True)
+class Grouping:
+    """The groups' windows, the one that sees the most first, and the group of each layer."""
+
+    windows: tuple[Window | None, ...]
+    of: tuple[int, ...]
+
+    def split(self, specs: Sequence[AttentionSpec]) -> list[list[AttentionSpec]]:
+        """The layers of each group."""
+        groups: list[list[AttentionSpec]] = [[] for _ in self.windows]
+        for spec, group in zip(specs, self.of, strict=True):
+            groups[group].append(spec)
+        return groups
+
+
+def group_layers(specs: Sequence[AttentionSpec], block_size: int, keeps_all: bool = False) -> Grouping:
+    """With `keeps_all` the first group sees everything, even if none of these layers does."""
+    seen = [None if spec.window is None else max(2, spec.window) for spec in specs]
+    full = keeps_all or None in seen
+    widths: list[int | None] = [None] if full else []
+    widths += sorted({width for width in seen if width is not None}, reverse=True)
+    windows = (None if width is None else Window(width, block_size) for width in widths)
+    return Grouping(tuple(windows), tuple(map(widths.index, seen)))

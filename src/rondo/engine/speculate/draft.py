@@ -1,9 +1,9 @@
 """Proposals of a smaller model with the same vocabulary.
 
-It has keys and values of its own in the very blocks that the scheduler gave the request, and it draws its proposals
-with the random numbers that the model will draw its tokens with: where the two distributions are alike, so are the
-draws, at any temperature. Whatever the draft has wrong (its weights, or keys and values of a block that it never
-computed) costs accepted proposals and nothing else.
+It has keys and values of its own in the very blocks that the scheduler gave the request in the first group of layers,
+where all of them stay, and it draws its proposals with the random numbers that the model will draw its tokens with:
+where the two distributions are alike, so are the draws, at any temperature. Whatever the draft has wrong (its weights,
+or keys and values of a block that it never computed) costs accepted proposals and nothing else.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class DraftProposer:
         self.max_step_tokens = max_step_tokens
         self.max_length = max_length
         self._followers: dict[int, Follower] = {}
-        self._keys: list[int | None] = [None] * runner.cache.num_blocks
+        self._keys: list[int | None] = [None] * runner.cache.num_blocks[0]
         """By block: the chain key of the full block that the draft has computed there."""
 
     def propose(self, requests: Sequence[Request]) -> None:
@@ -55,7 +55,7 @@ class DraftProposer:
     def sleep(self, level: int) -> None:
         self.sleeper.sleep(level)
         self._followers.clear()
-        self._keys = [None] * self.runner.cache.num_blocks
+        self._keys = [None] * self.runner.cache.num_blocks[0]
 
     def wake(self, tags: Sequence[str] | None) -> None:
         self.sleeper.wake(tags)
@@ -66,7 +66,7 @@ class DraftProposer:
             follower is None
             or follower.source is not source
             or follower.preemptions != source.preemptions
-            or follower.own.blocks is not source.blocks
+            or follower.own.tables[0] is not source.tables[0]
         ):
             follower = self._followers[source.row] = self._new(source)
             entered.append(follower.own)
@@ -78,7 +78,7 @@ class DraftProposer:
         own.computed = min(own.computed, common, len(source.tokens) - 1)
         own.ahead = source.ahead
         follower.sure = len(source.tokens)
-        for block in own.blocks[own.computed // self.runner.cache.block_size :]:
+        for block in own.tables[0].blocks[own.computed // self.runner.cache.block_size :]:
             self._keys[block] = None
         return follower
 
@@ -92,11 +92,11 @@ class DraftProposer:
             source.arrival,
             seed=source.seed,
             row=source.row,
-            blocks=source.blocks,
+            tables=source.tables[:1],
             stop_ids=source.stop_ids,
         )
         own.prompt_length = source.prompt_length
-        for block, key in zip(source.blocks, source.keys, strict=False):
+        for block, key in zip(source.tables[0].blocks, source.keys, strict=False):
             if self._keys[block] != key:
                 break
             own.computed += self.runner.cache.block_size
@@ -129,7 +129,7 @@ class DraftProposer:
         tokens: list[int] = self.runner.sampler.choose(logits, step.batch).tolist()
         for request, token in zip(step.requests, tokens, strict=True):
             if token == NO_TOKEN:
-                self.runner.cache.clean(request.blocks)
+                self.runner.cache.clean(request.tables)
                 continue
             request.tokens.append(token)
             request.ahead -= 1
@@ -145,6 +145,7 @@ class DraftProposer:
         size = self.runner.cache.block_size
         full = min(min(follower.sure, own.computed) // size, len(source.keys))
         for i in range(follower.noted, full):
-            self._keys[own.blocks[i]] = source.keys[i]
+            self._keys[own.tables[0].blocks[i]] = source.keys[i]
         follower.noted = max(follower.noted, full)
-        self.runner.tables.doubt(own, follower.sure - 1)
+        (tables,) = self.runner.tables
+        tables.doubt(own, follower.sure - 1)

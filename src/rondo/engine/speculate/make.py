@@ -81,8 +81,8 @@ def _read(config: EngineConfig, model: Decoder) -> Decoder:
 
 
 def _draft_proposer(config: EngineConfig, target: Runner, draft: Decoder) -> DraftProposer:
-    size, count = target.cache.block_size, target.cache.num_blocks
-    cache = KVCache(draft.attention_specs(), count, size, kv_dtype(config, draft.dtype), draft.device)
+    size, first = target.cache.block_size, target.cache.num_blocks[:1]
+    cache = KVCache(draft.attention_specs(), first, size, kv_dtype(config, draft.dtype), draft.device)
     runner = Runner(draft, cache, target.sampler, config.max_num_seqs, target.max_model_len)
     sleeper = Sleeper(draft, cache, partial(_read, config, draft))
     return DraftProposer(runner, sleeper, config.max_step_tokens, draft.config.max_positions)

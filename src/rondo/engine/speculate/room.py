@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 
-from rondo.engine.blocks import BlockPool
+from rondo.engine.groups import GroupedPool
 from rondo.engine.request import Request
 
 
 def make_room(
-    running: Sequence[Request], beginning: Container[int], most: int, budget: int, pool: BlockPool
+    running: Sequence[Request], beginning: Container[int], most: int, budget: int, pool: GroupedPool
 ) -> list[Request]:
     """The requests that may carry proposals, each with its `ahead` set and blocks for them: out of the step's budget
     and the blocks that nobody else wanted. Samples that ride together get none, since they part; nor does who begins
@@ -25,10 +25,10 @@ def make_room(
             or id(request) in beginning
         ):
             continue
-        places = (len(request.blocks) + pool.available) * pool.block_size - length
+        places = (len(request.tables[0].blocks) + pool.available) * pool.block_size - length
         count = min(most, request.most_ahead, budget, request.max_length - length - 1, places)
         if count > 0:
-            request.blocks += pool.allocate(pool.blocks_for(length + count) - len(request.blocks))
+            pool.grow(request, length + count)
             request.ahead = count
             budget -= count
             granted.append(request)

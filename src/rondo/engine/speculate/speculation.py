@@ -75,7 +75,7 @@ class Speculation:
         if NO_TOKEN in result.sampled.tokens:
             for request, token in zip(result.requests, result.sampled.tokens, strict=True):
                 if token == NO_TOKEN and request.proposed:
-                    self.runner.cache.clean(request.blocks)
+                    self.runner.cache.clean(request.tables)
                     request.most_ahead = 0
             if any(request.proposed for request in broken):
                 self.scheduler.pool.forget()

@@ -11,7 +11,7 @@
  *   ids [T], rows of embedding [.., hidden]   read [reads] in rising order, unless they are all
  *   logits [reads, width] in fp32 by head [width, hidden], or out [reads, hidden], what the head would be given; without
  *   layers that is what the embedding gives
- *   tables [requests, pages]   owners, lengths (the token counted), slots [T]
+ *   tables [groups, requests, pages]   owners, lengths (the token counted) [T]   slots [groups, T]
  *   for each kind of rotation: cosines, sines [.., half] floats, turns [T] which row is a token's
  *   adapters [requests], each NULL or [sites, 3]: address of a [r, K], address of b [r, N], r; see `low_rank.c`
  */
@@ -138,7 +138,7 @@ static void ask(const Step *s, const Layer *l, Own own, int64_t first, int64_t r
     project_heads(s, l, own, v, first, rows, NULL, 0, from, to, values + from * D);
     for (int64_t r = 0; r < rows; r++)
         for (int64_t h = from; h < to; h++) {
-            const int64_t place = a->slots[first + r] * l->kv + h, row = (r * l->kv + h) * D;
+            const int64_t place = a->slots[l->group * a->tokens + first + r] * l->kv + h, row = (r * l->kv + h) * D;
             keep(a->kept, keys + row, l->keys, l->key_scales, place, D);
             keep(a->kept, values + row, l->values, l->value_scales, place, D);
         }

@@ -9,7 +9,7 @@ typedef struct {
     const void *mlp_norm, *gate, *up, *down;
     void *keys, *values;
     float *key_scales, *value_scales;
-    int64_t heads, kv, dim, rope, half, inner, window; /* rope is below 0 where nothing is rotated */
+    int64_t heads, kv, dim, rope, half, inner, window, group; /* rope is below 0 where nothing is rotated */
     int64_t sites[7]; /* of its projections, in the adapters' tables */
     double scale;
 } Layer;
@@ -26,7 +26,7 @@ typedef struct {
     const int64_t *const *turns;
     const int64_t *const *adapters;
     float *memory;
-    int64_t count, tokens, reads, hidden, width, given, kept, size, pages, longest, threads, related;
+    int64_t count, tokens, reads, hidden, width, given, kept, size, pages, longest, threads, related, requests;
     double eps, offset, scale;
 } Args;
 
@@ -54,8 +54,8 @@ typedef struct {
 
 static Attention attention_of(const Args *a, const Layer *l) {
     return (Attention){.keys = l->keys, .values = l->values, .key_scales = l->key_scales, .value_scales = l->value_scales,
-                       .tables = a->tables, .kept = a->kept, .given = F32, .heads = l->heads, .kv = l->kv, .dim = l->dim,
-                       .value_dim = l->dim, .size = a->size, .pages = a->pages, .window = l->window,
+                       .tables = a->tables + l->group * a->requests * a->pages, .kept = a->kept, .given = F32,
+                       .heads = l->heads, .kv = l->kv, .dim = l->dim, .value_dim = l->dim, .size = a->size, .pages = a->pages, .window = l->window,
                        .scale = (float)l->scale};
 }
 

@@ -24,7 +24,7 @@ WEIGHTS = (
 )
 PROJECTIONS = ("q", "k", "v", "o", "gate", "up", "down")
 _PAGES = ("keys", "values", "key_scales", "value_scales")
-_SHAPE = ("heads", "kv", "dim", "rope", "half", "inner", "window")
+_SHAPE = ("heads", "kv", "dim", "rope", "half", "inner", "window", "group")
 _POINTERS = (
     *("layers", "embedding", "head_norm", "head", "out", "logits"),
     *("ids", "tables", "owners", "lengths", "slots", "read"),
@@ -32,7 +32,7 @@ _POINTERS = (
 )
 _NUMBERS = (
     *("count", "tokens", "reads", "hidden", "width", "given", "kept"),
-    *("size", "pages", "longest", "threads", "related"),
+    *("size", "pages", "longest", "threads", "related", "requests"),
 )
 POSITIONS = 1024
 """Rotations are made for so many positions at a time."""
@@ -58,13 +58,15 @@ class _Args(ctypes.Structure):
 @dataclass(frozen=True)
 class DenseLayer:
     """Norms before its two halves, grouped queries, SwiGLU. `weights` are by the names of `WEIGHTS`; those of a bias or
-    of a head's norm may be missing. `sites` are the numbers of its projections in an adapter's table."""
+    of a head's norm may be missing. `sites` are the numbers of its projections in an adapter's table; layers of one
+    `group` have their keys and values in the same pages."""
 
     spec: AttentionSpec
     rope: RopeSpec | None
     inner: int
     weights: Mapping[str, Tensor]
     sites: tuple[int, ...] = (0,) * len(PROJECTIONS)
+    group: int = 0
 
     @property
     def fits(self) -> bool:
@@ -95,11 +97,11 @@ class Ends:
 
 @dataclass(frozen=True)
 class TokenRows:
-    """Tokens of a step: their ids and positions [T], all below `end`; tables [R, P] of the requests' pages, owners [T]
-    the request of each token, lengths [T] how much of its past a token sees with itself counted, slots [T] where its
-    key and value go. `wholes` [T], how long each one's request is, is there where rotations depend on it. `related`
-    where tokens of one request see each other. `adapters` [R] is the address of each request's table of low-rank
-    pairs, or 0."""
+    """Tokens of a step: their ids and positions [T], all below `end`; tables [G, R, P] of the requests' pages in each
+    group of layers, owners [T] the request of each token, lengths [T] how much of its past a token sees with itself
+    counted, slots [G, T] where its key and value go. `wholes` [T], how long each one's request is, is there where
+    rotations depend on it. `related` where tokens of one request see each other. `adapters` [R] is the address of each
+    request's table of low-rank pairs, or 0."""
 
     ids: Tensor
     positions: Tensor
@@ -212,7 +214,8 @@ class DenseDecoder:
             reads=_count(rows, read),
             kept=KEPT[keys.dtype],
             size=keys.data.shape[1],
-            pages=rows.tables.shape[1],
+            pages=rows.tables.shape[2],
+            requests=rows.tables.shape[1],
             longest=rows.longest,
             related=rows.related,
             scale=self.scale,
@@ -254,7 +257,7 @@ class DenseDecoder:
                 setattr(entry, name, _address(part))
             kind, half = (-1, 0) if rope is None else (list(self.ropes).index(rope), rope.dim // 2)
             numbers = (spec.num_heads, spec.num_kv_heads, spec.head_dim, kind, half, layer.inner)
-            for name, number in zip(_SHAPE, (*numbers, spec.window or 0), strict=True):
+            for name, number in zip(_SHAPE, (*numbers, spec.window or 0, layer.group), strict=True):
                 setattr(entry, name, number)
             entry.sites[:] = layer.sites
             entry.scale = spec.scale
