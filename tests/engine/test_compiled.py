@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,9 +22,10 @@ from rondo.engine.config import EngineConfig
 from rondo.engine.llm import LLM
 from rondo.models import Decoder, Packed
 from rondo.models.adapters import LoraSpec, attach_lora, detach
+from rondo.ops import RopeSpec, rope_tables
 from rondo.ops.dispatch import use_reference
 from rondo.ops.native.build import compiler
-from rondo.ops.native.layers import TokenRows
+from rondo.ops.native.layers import DenseDecoder, Rotations, TokenRows
 
 pytestmark = pytest.mark.skipif(
     not compiler(), reason="no C compiler here: install gcc to test the compiled layers"
@@ -302,3 +305,25 @@ def test_the_engine_says_the_same_alone_and_together() -> None:
         assert outputs(max_step_tokens=16) == want
         assert outputs(prefix_cache=True) == want
         assert outputs(speculation="ngram") == want
+
+
+def test_layers_with_queries_of_two_widths_do_not_fit() -> None:
+    feeder = Feeder(model_of())
+    decoder = feeder.compiled._decoder
+    assert decoder is not None
+    first, *others = decoder.layers
+    width, hidden = first.weights["q"].shape
+    wider = replace(first, weights={**first.weights, "q": torch.zeros(2 * width, hidden)})
+    assert DenseDecoder.fits([first, *others], decoder.ends)
+    assert not DenseDecoder.fits([wider, *others], decoder.ends)
+
+
+def test_a_rotation_is_the_same_whenever_it_was_made() -> None:
+    spec = RopeSpec(32, 10000.0)
+    rows = [SimpleNamespace(end=end, positions=torch.arange(end)) for end in (3, 1025, 5000)]
+    late, early = Rotations(spec, torch.float32), Rotations(spec, torch.float32)
+    *_, grown = [early(each) for each in rows]  # type: ignore[arg-type]
+    for ours, theirs in zip(grown, late(rows[-1]), strict=True):  # type: ignore[arg-type]
+        assert torch.equal(ours, theirs)
+    cosines, _ = rope_tables(spec, torch.arange(5000), None, torch.float32)
+    assert torch.allclose(grown[0][:5000], cosines[:, 0], atol=1e-6)

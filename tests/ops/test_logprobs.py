@@ -158,3 +158,11 @@ def test_no_second_copy_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
     values: list[Tensor] = []
     assert peak_of(lambda: values.append(token_logprobs(logits, tokens, 0.7))) < 12 * chunk_bytes
     assert peak_of(lambda: values[0].sum().backward()) < logits.nbytes + 14 * chunk_bytes < 2 * logits.nbytes
+
+
+@pytest.mark.parametrize("token", [-100, -1, VOCAB])
+def test_a_token_that_is_none_is_refused(token: int) -> None:
+    logits, tokens = example()
+    tokens[3] = token
+    with pytest.raises((IndexError, RuntimeError)):
+        token_logprobs(logits, tokens)

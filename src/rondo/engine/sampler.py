@@ -286,5 +286,5 @@ def _top(logits: Tensor, tokens: Tensor, logprobs: Tensor, batch: Batch) -> Top 
     best = logits[index].float().topk(min(max(counts), logits.shape[-1]), dim=-1)
     divisor = _on(logits, np.where(batch.scored_at == 0, np.float32(1), batch.scored_at))[index, None]
     chosen = logits[index].gather(-1, tokens.clamp(min=0)[index, None]).float()
-    values = logprobs[index, None] + (best.values - chosen) / divisor
+    values = (logprobs[index, None] + (best.values - chosen) / divisor).clamp_(max=0)
     return Top(which, counts, best.indices, values)

@@ -49,7 +49,7 @@ class PromptScores:
         logprobs = token_logprobs(logits, targets, self.temperature)
         ranks = (logits > chosen).sum(-1) + 1
         best = logits.topk(min(self.count, logits.shape[-1]), dim=-1)
-        values = logprobs[:, None] + (best.values - chosen) / self.temperature
+        values = (logprobs[:, None] + (best.values - chosen) / self.temperature).clamp(max=0)
         self._found.append((logprobs, ranks, best.indices, values))
 
     def read(self) -> PromptLogprobs | None:

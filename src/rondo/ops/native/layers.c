@@ -8,7 +8,7 @@
  *
  * Numbers between operations are fp32, rounded where the model's type would round them.
  *
- *   ids [T], rows of embedding [.., hidden]   read [reads] in rising order, unless they are all
+ *   ids [T], rows of embedding [.., hidden]   read [reads], each above the one before, unless they are all
  *   logits [reads, width] in fp32 by head [width, hidden], or out [reads, hidden], what the head would be given; without
  *   layers that is what the embedding gives
  *   tables [groups, requests, pages]   owners, lengths (the token counted) [T]   slots [groups, T]

@@ -122,16 +122,18 @@ class Rotations:
     def __init__(self, spec: RopeSpec, dtype: torch.dtype) -> None:
         self.spec = spec
         self.dtype = dtype
-        self._known = self._of(torch.empty(0, dtype=torch.int64), None)
+        self._known = self._of(torch.empty(0, dtype=torch.int64, device="cpu"), None)
 
     def __call__(self, rows: TokenRows) -> tuple[Tensor, Tensor, Tensor]:
         """And which row is each token's."""
         if self.spec.by_length:
-            return *self._of(rows.positions, rows.wholes), torch.arange(rows.positions.shape[0])
-        while self._known[0].shape[0] < rows.end:
-            first = self._known[0].shape[0]
-            more = self._of(torch.arange(first, first + POSITIONS), None)
-            cosines, sines = (torch.cat(parts) for parts in zip(self._known, more, strict=True))
+            return *self._of(rows.positions, rows.wholes), torch.arange(rows.positions.shape[0], device="cpu")
+        known = self._known[0].shape[0]
+        if known < rows.end:
+            # Always so many at a time: what a position gets does not depend on when it was first needed.
+            starts = range(known, rows.end, POSITIONS)
+            more = [self._of(torch.arange(first, first + POSITIONS, device="cpu"), None) for first in starts]
+            cosines, sines = (torch.cat(parts) for parts in zip(self._known, *more, strict=True))
             self._known = cosines, sines
         return *self._known, rows.positions
 
@@ -172,6 +174,8 @@ class DenseDecoder:
             for tensor in tensors
         )
         known = tensors[0].dtype in TYPES and ends.head.shape[1] % WIDTH_MULTIPLE == 0
+        # Threads may be in different layers, each at its own rows of the queries.
+        known = known and len({layer.weights["q"].shape[0] for layer in layers}) == 1
         return alike and known and all(layer.fits for layer in layers) and library("layers") is not None
 
     def logits(self, rows: TokenRows, pages: Sequence[tuple[Pages, Pages]], read: Tensor | None) -> Tensor:
@@ -190,7 +194,7 @@ class DenseDecoder:
         """[R, hidden] -> logits [R, V] in fp32."""
         count = x.shape[0]
         logits = _floats(count, self.width)
-        each = {"embedding": x.contiguous(), "ids": torch.arange(count), "logits": logits}
+        each = {"embedding": x.contiguous(), "ids": torch.arange(count, device="cpu"), "logits": logits}
         self._call(each, tokens=count, reads=count, scale=1.0)
         return logits
 

@@ -2,7 +2,8 @@
  *
  *   logits [R, V] of the type `given`   tokens, out [R]   scales [R], NULL where they are 1   room [threads, V]
  *
- * A row's number depends on that row alone.
+ * A row's number depends on that row alone. Returns whether all tokens are below V and none below 0; those that are not
+ * have no number.
  */
 #include "logprobs.h"
 
@@ -14,14 +15,20 @@ typedef struct {
     int64_t rows, width, given, threads;
 } Args;
 
-void logprob_rows(const Args *a) {
+int logprob_rows(const Args *a) {
     const int64_t n = a->width;
-#pragma omp parallel for schedule(static) num_threads(a->threads) if (a->threads > 1)
+    int known = 1;
+#pragma omp parallel for schedule(static) reduction(& : known) num_threads(a->threads) if (a->threads > 1)
     for (int64_t part = 0; part < a->threads; part++)
         for (int64_t r = a->rows * part / a->threads; r < a->rows * (part + 1) / a->threads; r++) {
             float *x = a->room + part * n;
+            if (a->tokens[r] < 0 || a->tokens[r] >= n) {
+                known = 0;
+                continue;
+            }
             widen(a->given, a->logits, r * n, x, n);
             if (a->scales) scale_by(x, a->scales[r], n);
             a->out[r] = logprob(x, n, a->tokens[r]);
         }
+    return known;
 }

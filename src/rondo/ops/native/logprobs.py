@@ -54,5 +54,6 @@ def row_logprobs_native(logits: Tensor, tokens: Tensor, scale: Tensor | None) ->
         GIVEN[logits.dtype],
         threads,
     )
-    compiled.logprob_rows(ctypes.byref(arguments))
+    if not compiled.logprob_rows(ctypes.byref(arguments)):
+        raise IndexError(f"a token is not below {width}, the number of logits in a row, or is below 0")
     return out

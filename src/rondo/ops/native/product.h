@@ -141,7 +141,8 @@ static void product(int64_t type, const float *packed, int64_t M, int64_t K, con
             widen(type, w, n * K, wide, count * K);
             panel = wide;
         }
-        const int64_t bytes = least(PANEL, to - n - count) * K * size, steps = tiles * ((count + BROAD - 1) / BROAD) * (K / STEP);
+        const int64_t bytes = least(PANEL, to - n - count) * K * size, across = M > LONG ? BROAD : PANEL;
+        const int64_t steps = tiles * ((count + across - 1) / across) * (K / STEP);
         Next next = {(const char *)w + (n + count) * K * size, (bytes / 64 + steps - 1) / steps};
         memset(sums, 0, count * packed_rows(M) * sizeof(float));
         for (int64_t k = 0; k < K; k += DEEP)
