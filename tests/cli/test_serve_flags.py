@@ -87,6 +87,7 @@ WORKS: dict[str, dict[str, Any]] = {
         "engine.draft_model": "small",
         "engine.speculation_tokens": 5,
     },
+    "--engine vllm --engine-mode direct": {"engine.backend": "vllm", "engine.vllm.mode": "direct"},
     "--otlp-traces-endpoint http://h:4318/v1/traces": {
         "server.otlp_traces_endpoint": "http://h:4318/v1/traces"
     },

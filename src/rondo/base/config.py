@@ -27,6 +27,7 @@ RESERVED = frozenset(
     ENV_PREFIX + name
     for name in (
         *("HOME", "CONFIG", "DEBUG", "API_KEY", "ADMIN_KEY", "BASE_URL", "OPS", "NATIVE"),
+        "VLLM_PARENT",  # of a vLLM that is ours: the process with which it ends
         *("PEERS", "BENCH_THREADS", "BENCH_TRL_MICROBATCHES"),  # of the benchmarks and the tests with peers
     )
 )
