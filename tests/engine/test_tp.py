@@ -13,6 +13,7 @@ from openai import OpenAI
 
 from engine.conftest import TINY
 from rondo.base.errors import ConfigError, Unavailable
+from rondo.client.engine import fault_of
 from rondo.client.types import GenerateRequest, SamplingParams
 from rondo.engine.async_engine import AsyncEngine
 from rondo.engine.config import EngineConfig
@@ -264,7 +265,7 @@ def test_killing_a_rank_fails_every_request_with_a_reason(folder):
 
     try:
         asyncio.run(main())
-        assert engine.failed
+        assert fault_of(engine)
     finally:
         engine.stop()
     wait_until_gone([pid])

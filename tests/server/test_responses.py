@@ -8,12 +8,6 @@ import openai
 import pytest
 from openai.types.responses import Response
 
-from rondo.server.config import ServerConfig
-from rondo.text.tokenizer import Tokenizer
-from server.families import HERMES
-from server.playback import Playback
-from server.running import make_model, start
-
 WEATHER = {
     "type": "function",
     "name": "get_weather",
@@ -26,25 +20,6 @@ THOUGHT_AND_CALLS = (
     '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>\n'
     '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 )
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory):
-    folder = make_model(tmp_path_factory.mktemp("responses") / "tiny", HERMES, context=2048)
-    for running in start(folder, config=ServerConfig(port=0, served_model_name="tiny")):
-        yield folder, running
-
-
-@pytest.fixture
-def played(served, monkeypatch) -> Playback:
-    player = Playback(Tokenizer.load(served[0]))
-    monkeypatch.setattr(served[1].engine, "generate", player.generate)
-    return player
-
-
-@pytest.fixture
-def client(served) -> openai.OpenAI:
-    return openai.OpenAI(base_url=served[1].url + "/v1", api_key="none", max_retries=0)
 
 
 def timeless(response: Response) -> dict:
@@ -61,14 +36,14 @@ def timeless(response: Response) -> dict:
     return body
 
 
-def test_a_text(client, played):
-    played.says("Good morning.")
-    answer = client.responses.create(model="tiny", input="Hello", instructions="Be short.", temperature=0.5)
+def test_a_text(talk, hermes):
+    hermes.says("Good morning.")
+    answer = talk.responses.create(model="tiny", input="Hello", instructions="Be short.", temperature=0.5)
     assert (answer.output_text, answer.status, answer.object) == ("Good morning.", "completed", "response")
     assert answer.id.startswith("resp")
     assert (answer.temperature, answer.instructions, answer.store) == (0.5, "Be short.", False)
-    sent = played.requests[-1]
-    assert played.prompt == (
+    sent = hermes.requests[-1]
+    assert hermes.prompt == (
         "<|im_start|>system\nBe short.<|im_end|>\n<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
     )
     assert (sent.sampling.temperature, sent.sampling.max_tokens) == (0.5, None)
@@ -79,34 +54,34 @@ def test_a_text(client, played):
 
 @pytest.mark.parametrize("text", ["Good morning.", THOUGHT_AND_CALLS, "<think>\nHm.", "", "<tool_call>{oops"])
 @pytest.mark.parametrize("reason", ["stop", "length"])
-def test_a_stream_says_what_the_whole_says(client, played, text, reason):
-    played.says(text + "<|im_end|>", reason=reason)
+def test_a_stream_says_what_the_whole_says(talk, hermes, text, reason):
+    hermes.says(text + "<|im_end|>", reason=reason)
     options = {"model": "tiny", "input": "Hello", "tools": [WEATHER]}
-    whole = client.responses.create(**options)
-    events = list(client.responses.create(**options, stream=True))
+    whole = talk.responses.create(**options)
+    events = list(talk.responses.create(**options, stream=True))
     assert [event.sequence_number for event in events] == list(range(len(events)))
     assert [event.type for event in events[:2]] == ["response.created", "response.in_progress"]
     assert events[-1].type == f"response.{'completed' if reason == 'stop' else 'incomplete'}"
     assert timeless(events[-1].response) == timeless(whole)
     if reason == "length":
         assert (whole.status, whole.incomplete_details.reason) == ("incomplete", "max_output_tokens")
-    with client.responses.stream(**options) as stream:
+    with talk.responses.stream(**options) as stream:
         last = list(stream)[-1]
         if reason == "stop":
             assert timeless(stream.get_final_response()) == timeless(whole)
     assert timeless(last.response) == timeless(whole)
 
     async def asynchronous():
-        other = openai.AsyncOpenAI(base_url=client.base_url, api_key="none", max_retries=0)
+        other = openai.AsyncOpenAI(base_url=talk.base_url, api_key="none", max_retries=0)
         async with other, other.responses.stream(**options) as stream:
             return [event async for event in stream]
 
     assert timeless(asyncio.run(asynchronous())[-1].response) == timeless(whole)
 
 
-def test_the_events_of_reasoning_text_and_calls(client, played):
-    played.says(THOUGHT_AND_CALLS)
-    events = list(client.responses.create(model="tiny", input="Hello", tools=[WEATHER], stream=True))
+def test_the_events_of_reasoning_text_and_calls(talk, hermes):
+    hermes.says(THOUGHT_AND_CALLS)
+    events = list(talk.responses.create(model="tiny", input="Hello", tools=[WEATHER], stream=True))
     kinds = []
     for event in events:
         if not kinds or kinds[-1] != event.type:
@@ -140,9 +115,9 @@ def test_the_events_of_reasoning_text_and_calls(client, played):
     assert 0 < events[-1].response.usage.output_tokens_details.reasoning_tokens < 15
 
 
-def test_calls_are_answered(client, played):
-    played.says(THOUGHT_AND_CALLS)
-    first = client.responses.create(model="tiny", input="How is the weather?", tools=[WEATHER])
+def test_calls_are_answered(talk, hermes):
+    hermes.says(THOUGHT_AND_CALLS)
+    first = talk.responses.create(model="tiny", input="How is the weather?", tools=[WEATHER])
     calls = [item for item in first.output if item.type == "function_call"]
     assert [json.loads(call.arguments) for call in calls] == [{"city": "Paris"}, {"city": "Rome"}]
     items = [
@@ -150,12 +125,12 @@ def test_calls_are_answered(client, played):
         *first.output,
     ]
     items += [{"type": "function_call_output", "call_id": call.call_id, "output": "sunny"} for call in calls]
-    played.says("Sunny.")
-    second = client.responses.create(
+    hermes.says("Sunny.")
+    second = talk.responses.create(
         model="tiny", input=items, tools=[WEATHER], include=["reasoning.encrypted_content"]
     )
     assert second.output_text == "Sunny."
-    said = played.prompt.partition("<|im_end|>\n<|im_start|>user\n")[2]
+    said = hermes.prompt.partition("<|im_end|>\n<|im_start|>user\n")[2]
     assert said.endswith(
         "How is the weather?<|im_end|>\n<|im_start|>assistant\n<think>\nThe weather.\n</think>\n\nI look.\n"
         '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>\n'
@@ -165,15 +140,15 @@ def test_calls_are_answered(client, played):
     )
 
 
-def test_without_parallel_calls_the_first_is_the_only_one(client, played):
-    played.says(THOUGHT_AND_CALLS)
-    answer = client.responses.create(model="tiny", input="Hello", tools=[WEATHER], parallel_tool_calls=False)
+def test_without_parallel_calls_the_first_is_the_only_one(talk, hermes):
+    hermes.says(THOUGHT_AND_CALLS)
+    answer = talk.responses.create(model="tiny", input="Hello", tools=[WEATHER], parallel_tool_calls=False)
     assert [item.type for item in answer.output] == ["reasoning", "message", "function_call"]
 
 
-def test_conversations_in_all_their_forms(client, played):
-    played.says("Yes.")
-    client.responses.create(
+def test_conversations_in_all_their_forms(talk, hermes):
+    hermes.says("Yes.")
+    talk.responses.create(
         model="tiny",
         input=[
             {"role": "developer", "content": "Be kind."},
@@ -210,10 +185,10 @@ def test_conversations_in_all_their_forms(client, played):
         "user\ne",
     )
     assert (
-        played.prompt
+        hermes.prompt
         == "".join(f"<|im_start|>{turn}<|im_end|>\n" for turn in turns) + "<|im_start|>assistant\n"
     )
-    assert (played.requests[-1].sampling.top_k, played.requests[-1].sampling.seed) == (5, 1)
+    assert (hermes.requests[-1].sampling.top_k, hermes.requests[-1].sampling.seed) == (5, 1)
 
 
 @pytest.mark.parametrize(
@@ -257,21 +232,21 @@ def test_bad_requests_name_the_field(served, change, param, says):
     assert says in answer.json()["error"]["message"]
 
 
-def test_nothing_is_stored(client):
-    for ask in (client.responses.retrieve, client.responses.delete, client.responses.cancel):
+def test_nothing_is_stored(talk):
+    for ask in (talk.responses.retrieve, talk.responses.delete, talk.responses.cancel):
         with pytest.raises(openai.NotFoundError, match="gateway"):
             ask("resp_1")
     with pytest.raises(openai.NotFoundError, match="gateway"):
-        client.responses.input_items.list("resp_1")
+        talk.responses.input_items.list("resp_1")
 
 
 def test_a_real_model_and_its_logprobs(running):
     """Through the real engine, without a parser."""
-    client = openai.OpenAI(base_url=running.url + "/v1", api_key="none", max_retries=0)
+    talk = openai.OpenAI(base_url=running.url + "/v1", api_key="none", max_retries=0)
     options = {"model": "tiny", "input": "abc def", "max_output_tokens": 8, "temperature": 0}
     options |= {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
-    answer = client.responses.create(**options)
-    chat = client.chat.completions.create(
+    answer = talk.responses.create(**options)
+    chat = talk.chat.completions.create(
         model="tiny",
         messages=[{"role": "user", "content": "abc def"}],
         max_tokens=8,
@@ -283,21 +258,21 @@ def test_a_real_model_and_its_logprobs(running):
     logprobs = answer.output[0].content[0].logprobs
     assert [one.logprob for one in logprobs] == [one.logprob for one in chat.choices[0].logprobs.content]
     assert answer.usage.output_tokens == chat.usage.completion_tokens
-    streamed = list(client.responses.create(**options, stream=True))[-1].response
+    streamed = list(talk.responses.create(**options, stream=True))[-1].response
     assert streamed.output_text == answer.output_text
     assert [one.logprob for one in streamed.output[0].content[0].logprobs] == [
         one.logprob for one in logprobs
     ]
 
 
-def test_a_bug_in_the_middle_of_a_stream_reaches_the_client(served, client, played, monkeypatch):
-    played.says("Good morning.")
+def test_a_bug_in_the_middle_of_a_stream_reaches_the_client(served, talk, hermes, monkeypatch):
+    hermes.says("Good morning.")
 
     async def breaks(request):
-        async for chunk in played.generate(request):
+        async for chunk in hermes.generate(request):
             yield chunk
             raise KeyError("secret")
 
     monkeypatch.setattr(served[1].engine, "generate", breaks)
     with pytest.raises(openai.APIError, match="internal error"):
-        list(client.responses.create(model="tiny", input="Hello", stream=True))
+        list(talk.responses.create(model="tiny", input="Hello", stream=True))

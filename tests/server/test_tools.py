@@ -140,25 +140,6 @@ def test_none_shows_no_tools_and_reads_no_calls(family, client, played):
 # From here on: one family is enough.
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory):
-    folder = make_model(tmp_path_factory.mktemp("tools") / "tiny", HERMES, context=2048)
-    for running in start(folder, config=ServerConfig(port=0, served_model_name="tiny")):
-        yield folder, running
-
-
-@pytest.fixture
-def hermes(served, monkeypatch) -> Playback:
-    player = Playback(Tokenizer.load(served[0]))
-    monkeypatch.setattr(served[1].engine, "generate", player.generate)
-    return player
-
-
-@pytest.fixture
-def talk(served) -> openai.OpenAI:
-    return openai.OpenAI(base_url=served[1].url + "/v1", api_key="none", max_retries=0)
-
-
 TWO = (
     '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>\n'
     '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'

@@ -59,6 +59,7 @@ def without_collector() -> Iterator[None]:
 
 def _serve(model: str | Path, tree: RondoConfig, listener: socket.socket, url: str, banner: bool) -> int:
     with without_collector():
+        from rondo.client.engine import fault_of
         from rondo.server.load import load_app
         from rondo.server.run import make_server, run_server
 
@@ -71,8 +72,8 @@ def _serve(model: str | Path, tree: RondoConfig, listener: socket.socket, url: s
 
     try:
         run_server(make_server(app, tree.server, engine), listener, on_start)
-        if engine.failed and engine.failure is not None:
-            raise engine.failure
+        if fault := fault_of(engine):
+            raise fault
     finally:
         engine.stop()
     return 0

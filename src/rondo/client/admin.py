@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -10,17 +11,17 @@ from rondo.client.engine import PauseMode
 Answer = TypeVar("Answer")
 
 
-class AdminVerbs(Generic[Answer]):
+class AdminVerbs(ABC, Generic[Answer]):
     """They need the admin key. What vLLM's own weight-transfer trainers ask of their client is here too."""
 
+    @abstractmethod
     def _admin(
         self,
         method: str,
         path: str,
         body: Mapping[str, Any] | None = None,
         params: Mapping[str, Any] | None = None,
-    ) -> Answer:
-        raise NotImplementedError
+    ) -> Answer: ...
 
     def pause(self, mode: PauseMode = "abort", clear_cache: bool = False) -> Answer:
         return self._admin("POST", "/pause", params={"mode": mode, "clear_cache": clear_cache})

@@ -75,10 +75,6 @@ class ServedEngine(Engine, Protocol):
         """Why the engine cannot serve any more; None while it can."""
 
     @property
-    def failed(self) -> bool:
-        """Whether it ended otherwise than by being stopped."""
-
-    @property
     def ready(self) -> bool: ...
 
     @property
@@ -99,3 +95,9 @@ class ServedEngine(Engine, Protocol):
         """Takes no more requests and lets the running ones finish; after `seconds` they end as aborted."""
 
     def stop(self) -> None: ...
+
+
+def fault_of(engine: ServedEngine) -> RondoError | None:
+    """Why it ended, where it was not stopped."""
+    failure = engine.failure
+    return None if failure is None or failure.code == "shutting_down" else failure

@@ -62,11 +62,6 @@ class AsyncEngine:
         return self._failure
 
     @property
-    def failed(self) -> bool:
-        """Whether it ended otherwise than by being stopped."""
-        return self._failure is not None and self._failure.code != "shutting_down"
-
-    @property
     def ready(self) -> bool:
         closed = self._failure or self._draining or self._stopping or not self._thread.is_alive()
         return not closed and self._lifecycle.serving

@@ -152,16 +152,18 @@ def _past(
     return Past(tables, seen, tables.slots(rows[owners], seen))
 
 
-def compiled_step(flat: Flat, served: Sequence[Served | None], by_length: bool) -> CompiledStep:
+def compiled_step(
+    flat: Flat, tokens: Tensor, positions: Tensor, served: Sequence[Served | None], by_length: bool
+) -> CompiledStep:
     """All tokens alike: each with its request's tables, and its adapter's. What a token sees is counted from where the
-    tables of the first group begin, which sees the most."""
+    tables of the first group begin, which sees the most. `tokens` is read when the step runs."""
     first, *others = flat.pasts
     longest, bases = int(first.seen.max()) + 1, first.tables.bases(flat.rows)
     tables = [first.tables.read(flat.rows, longest)]
     tables += [past.tables.read_from(bases, flat.rows, longest) for past in others]
     rows = TokenRows(
-        torch.from_numpy(flat.tokens),
-        torch.from_numpy(flat.positions),
+        tokens,
+        positions,
         int(flat.positions.max()) + 1,
         _stack(tables),
         torch.from_numpy(flat.owners),

@@ -126,8 +126,8 @@ class Runner:
             counts = to_device(samples, self.device)
             ahead = None if ahead is None else ahead.repeat(samples)
         batch = self.sampler.batch(requests, ahead) if requests else None
-        layout, mixture = self._layout(flat, readers)
         tokens, positions = (to_device(array, self.device) for array in (flat.tokens, flat.positions))
+        layout, mixture = self._layout(flat, tokens, positions, readers)
         return Prepared(plan, tokens, positions, layout, mixture, read, counts, batch, pools)
 
     @torch.inference_mode()
@@ -172,12 +172,12 @@ class Runner:
                 host.load(pairs)
 
     def _layout(
-        self, flat: Flat, readers: list[Request]
+        self, flat: Flat, tokens: Tensor, positions: Tensor, readers: list[Request]
     ) -> tuple[Sequence[StepLayout] | CompiledStep, Mixture | None]:
         served = [] if self.mixer is None else [_served(request) for request in flat.requests]
         if self.compiled is not None and self.compiled.can(served):
             self._forget()
-            return compiled_step(flat, served, self.compiled.by_length), None
+            return compiled_step(flat, tokens, positions, served, self.compiled.by_length), None
         return step_layouts(flat, self.device), self._mixture(flat, served, readers)
 
     def _mixture(self, flat: Flat, served: list[Served | None], readers: list[Request]) -> Mixture | None:

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 
 from rondo.base.errors import ConfigError
 from rondo.base.log import get_logger
-from rondo.client.engine import ServedEngine
+from rondo.client.engine import ServedEngine, fault_of
 from rondo.server.config import ServerConfig
 
 log = get_logger("rondo.server")
@@ -83,7 +83,7 @@ class _Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """An engine that failed stays so: the process ends, and whoever started it can start it again."""
-        if self.engine is not None and self.engine.failed and self._draining is None:
+        if self.engine is not None and fault_of(self.engine) and self._draining is None:
             self.should_exit = True
         return await super().on_tick(counter)
 

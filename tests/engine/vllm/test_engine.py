@@ -17,6 +17,7 @@ from rondo.base.errors import (
     RondoError,
     Unavailable,
 )
+from rondo.client.engine import fault_of
 from rondo.client.structured import StructuredOutputsParams
 from rondo.client.types import GenerateRequest, SamplingParams
 from rondo.engine.config import EngineConfig, VllmConfig
@@ -382,7 +383,7 @@ def test_draining_lets_requests_finish(engine):
         await ending
         assert (await answer).tokens == [[5, 6]]
         assert backend.done == [("stop",)]
-        assert (engine.failure.code, engine.failed) == ("shutting_down", False)
+        assert (engine.failure.code, fault_of(engine)) == ("shutting_down", None)
 
     asyncio.run(main())
 

@@ -75,10 +75,6 @@ class VllmEngine:
         return self._failure
 
     @property
-    def failed(self) -> bool:
-        return self._failure is not None and self._failure.code != "shutting_down"
-
-    @property
     def ready(self) -> bool:
         closed = self._failure or self._draining or self.is_paused or self._asleep or self._updating
         return not closed and self._whole and self.backend.up

@@ -122,7 +122,7 @@ class Rotations:
     def __init__(self, spec: RopeSpec, dtype: torch.dtype) -> None:
         self.spec = spec
         self.dtype = dtype
-        self._known = self._of(torch.empty(0, dtype=torch.int64, device="cpu"), None)
+        self._known = _floats(0, spec.dim // 2), _floats(0, spec.dim // 2)
 
     def __call__(self, rows: TokenRows) -> tuple[Tensor, Tensor, Tensor]:
         """And which row is each token's."""
@@ -138,8 +138,6 @@ class Rotations:
         return *self._known, rows.positions
 
     def _of(self, positions: Tensor, wholes: Tensor | None) -> tuple[Tensor, Tensor]:
-        if wholes is None and self.spec.by_length:
-            wholes = positions
         cosines, sines = rope_tables(self.spec, positions, wholes, self.dtype)
         return cosines.float().flatten(1), sines.float().flatten(1)
 
