@@ -165,6 +165,19 @@ def test_bf16_rounds_where_the_model_does(monkeypatch: pytest.MonkeyPatch) -> No
         assert difference.mean() <= 0.01 * theirs.float().abs().max()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_row_is_the_same_beside_few_and_beside_many(dtype: torch.dtype) -> None:
+    """Few rows take another way through a product, and through what is left of its columns."""
+    feeder = Feeder(model_of(vocab_size=107, hidden_size=272).to(dtype))
+    x = torch.randn(40, 272, generator=torch.Generator().manual_seed(0)).to(dtype)
+    decoder = feeder.compiled
+    every = decoder.head(x)
+    for count in range(1, 18):
+        for way in (1, 2):
+            with threads(way):
+                assert torch.equal(decoder.head(x[:count]), every[:count])
+
+
 @pytest.mark.parametrize("count", [1, 2, 3])
 @pytest.mark.parametrize("way", WAYS)
 def test_only_the_rows_that_are_read_come_back(way: str, count: int) -> None:

@@ -7,7 +7,7 @@
  */
 #ifndef RONDO_PRODUCT_H
 #define RONDO_PRODUCT_H
-#include "vectors.h"
+#include "slim.h"
 
 #ifdef __AVX512F__
 enum { LONG = 16, BROAD = 12 };
@@ -15,7 +15,7 @@ enum { LONG = 16, BROAD = 12 };
 enum { LONG = 8, BROAD = 6 };
 #endif
 /* A tile is of two vectors of rows and BROAD columns, or of one and PANEL. A panel of columns is used while it is near. */
-enum { PANEL = 12, DEEP = 256, STEP = 16 };
+enum { PANEL = 12, STEP = 16 };
 
 typedef float Long __attribute__((vector_size(4 * LONG), aligned(4), may_alias));
 
@@ -65,8 +65,13 @@ static void transpose(const float *from, int64_t rows, int64_t columns, int64_t 
         for (int64_t c = 0; c < columns; c++) to[c * wide + r] = from[r * apart + c];
 }
 
-/* Rows side by side, a tile after another, with zeros where a vector has more places than there are rows. */
+/* Rows side by side, a tile after another, with zeros where a vector has more places than there are rows; or as they are,
+ * where they are few. */
 static void pack(const float *x, int64_t M, int64_t K, float *packed) {
+    if (is_slim(M)) {
+        memcpy(packed, x, M * K * sizeof(float));
+        return;
+    }
     for (int64_t m = 0, wide; m < M; m += wide, packed += wide * K) {
         wide = vectors_at(m, M) * LONG;
         if (M - m < wide) memset(packed, 0, wide * K * sizeof(float));
@@ -132,6 +137,10 @@ static inline int64_t product_room(int64_t M, int64_t K) { return PANEL * (packe
 /* Columns `from` to `to` of x w^T into out [M, apart] from its first column on, where x is packed. */
 static void product(int64_t type, const float *packed, int64_t M, int64_t K, const void *w, int64_t from, int64_t to,
                     float *out, int64_t apart, float *room) {
+    if (is_slim(M)) {
+        slim_product(type, packed, M, K, w, from, to, out, apart);
+        return;
+    }
     const int64_t size = type == F32 ? 4 : 2, tiles = (M + 2 * LONG - 1) / (2 * LONG);
     float *sums = room, *wide = room + PANEL * packed_rows(M);
     for (int64_t n = from, count; n < to && M > 0; n += count) {
