@@ -78,7 +78,14 @@ def test_a_call_whole_streamed_and_async(family, client, played):
 
     deltas = [event.choices[0].delta for event in asyncio.run(asynchronous())]
     calls = [call for delta in deltas for call in delta.tool_calls or []]
-    assert [(call.index, call.function.name) for call in calls] == [(0, "get_weather")]
+    first, *more = calls
+    assert (first.index, first.type, first.function.name) == (0, "function", "get_weather")
+    assert first.id
+    assert first.function.arguments == ""
+    assert all((call.index, call.id, call.function.name) == (0, None, None) for call in more)
+    assert len(more) > 3
+    assert "".join(call.function.arguments for call in more) == whole.message.tool_calls[0].function.arguments
+    assert all(len(delta.tool_calls or []) <= 1 for delta in deltas)
     assert "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas) == REASONING.get(
         name, ""
     )
@@ -116,16 +123,27 @@ def test_a_result_goes_back_as_transformers_would_write_it(family, client, playe
     assert "sunny" in expected
 
 
-def test_what_is_cut_off_is_content(family, client, played):
+def test_what_is_cut_off(family, client, played):
+    """In its arguments: it is a call with as much of them as is there. Before them: it is content."""
     name = family[0]
-    played.says(CALLS[name].partition("Paris")[0], reason="length")
     options = {"model": "tiny", "messages": ASK, "tools": TOOLS}
+    played.says(CALLS[name].partition("Paris")[0], reason="length")
     choice = client.chat.completions.create(**options).choices[0]
     assert choice.finish_reason == "length"
-    assert choice.message.tool_calls is None
-    assert "get_weather" in choice.message.content
+    assert choice.message.tool_calls[0].function.name == "get_weather"
+    assert choice.message.tool_calls[0].function.arguments == '{"city": "'
+    events = list(client.chat.completions.create(**options, stream=True))
+    calls = [call for event in events for call in event.choices[0].delta.tool_calls or []]
+    assert "".join(call.function.arguments for call in calls) == '{"city": "'
+    assert events[-1].choices[0].finish_reason == "length"
+
+    played.says(
+        CALLS[name].partition("weather")[0] if name != "hermes" else '<tool_call>{"na', reason="length"
+    )
+    cut = client.chat.completions.create(**options).choices[0]
+    assert (cut.finish_reason, cut.message.tool_calls) == ("length", None)
     events = client.chat.completions.create(**options, stream=True)
-    assert "".join(e.choices[0].delta.content or "" for e in events) == choice.message.content
+    assert ("".join(e.choices[0].delta.content or "" for e in events) or None) == cut.message.content
 
 
 def test_none_shows_no_tools_and_reads_no_calls(family, client, played):
@@ -161,16 +179,61 @@ def test_calls_have_numbers_and_ids_of_their_own(talk, hermes):
     for event in talk.chat.completions.create(**options, stream=True):
         for choice in event.choices:
             for call in choice.delta.tool_calls or []:
-                seen[(choice.index, call.index)] = call.function.name
+                if call.function.name is not None:
+                    seen[(choice.index, call.index)] = call.function.name
     assert seen == {(0, 0): "get_weather", (0, 1): "now"}
 
 
 def test_without_parallel_calls_the_first_is_the_only_one(talk, hermes):
     hermes.says(TWO)
     options = {"model": "tiny", "messages": ASK, "tools": TOOLS, "parallel_tool_calls": False}
-    assert [name for name, _ in called(talk.chat.completions.create(**options).choices[0].message)] == [
-        "get_weather"
+    assert called(talk.chat.completions.create(**options).choices[0].message) == [
+        ("get_weather", {"city": "Paris"})
     ]
+    with talk.chat.completions.stream(**options) as stream:
+        message = stream.get_final_completion().choices[0].message
+    assert called(message) == [("get_weather", {"city": "Paris"})]
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_only_allowed_tools_are_shown_and_demanded(talk, hermes, mode):
+    hermes.says('<tool_call>{"name": "now", "arguments": {}}</tool_call>')
+    allowed = {"mode": mode, "tools": [{"type": "function", "function": {"name": "now"}}]}
+    choice = {"type": "allowed_tools", "allowed_tools": allowed}
+    options = {"model": "tiny", "messages": ASK, "tools": TOOLS, "tool_choice": choice}
+    assert called(talk.chat.completions.create(**options).choices[0].message) == [("now", {})]
+    assert ("get_weather" in hermes.prompt, "now" in hermes.prompt) == (False, True)
+    form = hermes.requests[-1].sampling.structured_outputs
+    if mode == "auto":
+        assert form is None
+    else:
+        assert "now" in form.grammar
+        assert "get_weather" not in form.grammar
+
+
+def test_tokens_of_reasoning_are_counted_as_they_come(talk, hermes):
+    thought = "abc def gab"
+    hermes.says(f"<think>{thought}</think>Yes.", "No.")
+    options = {"model": "tiny", "messages": ASK}
+    usage = talk.chat.completions.create(**options).usage
+    within = len(hermes.tokenizer.encode(thought, add_special=False))
+    # The markers are several tokens here, of which those before the last may yet be reasoning.
+    marker = len(hermes.tokenizer.encode("</think>", add_special=False))
+    assert within <= usage.completion_tokens_details.reasoning_tokens <= within + marker - 1
+    options["stream_options"] = {"include_usage": True}
+    *_, last = talk.chat.completions.create(**options, stream=True)
+    assert last.usage == usage
+    both = talk.chat.completions.create(model="tiny", messages=ASK, n=2).usage
+    assert both.completion_tokens_details == usage.completion_tokens_details
+    plain = {"extra_body": {"include_reasoning": False}}
+    assert talk.chat.completions.create(model="tiny", messages=ASK, **plain).usage == usage
+    hermes.says("Yes.")
+    assert (
+        talk.chat.completions.create(
+            model="tiny", messages=ASK
+        ).usage.completion_tokens_details.reasoning_tokens
+        == 0
+    )
 
 
 def test_the_clients_own_parsing_of_functions(talk, hermes):
@@ -217,6 +280,34 @@ def test_an_answer_that_goes_on_in_the_middle_of_reasoning(talk, hermes):
     [
         ({"tools": [{"type": "web_search"}]}, "tools", "function"),
         ({"tools": [{"type": "function", "function": {}}]}, "tools", "name"),
+        ({"tools": [{"type": "custom", "custom": {"name": "code"}}]}, "tools", "custom"),
+        (
+            {"tool_choice": {"type": "custom", "custom": {"name": "x"}}, "tools": [NOW]},
+            "tool_choice",
+            "custom",
+        ),
+        (
+            {
+                "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}},
+                "tools": [NOW],
+            },
+            "tool_choice",
+            "allowed_tools",
+        ),
+        (
+            {
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "allowed_tools": {
+                        "mode": "auto",
+                        "tools": [{"type": "function", "function": {"name": "then"}}],
+                    },
+                },
+                "tools": [NOW],
+            },
+            "tool_choice",
+            "then",
+        ),
         ({"tool_choice": "required"}, "tool_choice", "tools"),
         ({"tool_choice": "always", "tools": [NOW]}, "tool_choice", "always"),
         (

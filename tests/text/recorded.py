@@ -1,10 +1,27 @@
 """Answers as models of each family write them, and what is in them: (text, parts).
 
-A part is a content, "r:" and a reasoning, or (name, arguments).
+A part is a content, "r:" and a reasoning, or (name, arguments: a text, if they are no JSON).
 """
 # ruff: noqa: E501 (texts are whole, as they come)
 
+from dataclasses import replace
 from typing import Any
+
+from rondo.text.parsing import Arguments, Call, Part
+
+
+def joined(parts: list[Part]) -> list[Part]:
+    """Neighbouring texts as one, and calls with their arguments."""
+    whole: list[Part] = []
+    for part in parts:
+        if isinstance(part, Arguments):
+            whole[-1] = replace(whole[-1], arguments=whole[-1].arguments + part.text)
+        elif whole and not isinstance(part, Call) and type(whole[-1]) is type(part):
+            whole[-1] = type(part)(whole[-1].text + part.text)
+        else:
+            whole.append(part)
+    return whole
+
 
 TOOLS = [
     {
@@ -29,7 +46,7 @@ TOOLS = [
     {"name": "brave_search"},
 ]
 
-Expected = list[str | tuple[str, dict[str, Any]]]
+Expected = list[str | tuple[str, dict[str, Any] | str]]
 Recorded = list[tuple[str, Expected]]
 
 PARIS = {"city": "Paris"}
@@ -66,7 +83,7 @@ HERMES: Recorded = [
     ('<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}', [("get_weather", PARIS)]),
     (
         '<tool_call>\n{"name": "get_weather", "arguments": {"ci',
-        ['<tool_call>\n{"name": "get_weather", "arguments": {"ci'],
+        [("get_weather", '{"ci')],
     ),
     (
         'So: <tool_call>\n{"name": "get_weather", "arguments": {city: Paris}}\n</tool_call> or not',
@@ -74,8 +91,21 @@ HERMES: Recorded = [
     ),
     (
         '<tool_call>{"name": "now", "arguments": {"a": "b}}</tool_call>\n<tool_call>{"name": "now"}</tool_call>',
-        ['<tool_call>{"name": "now", "arguments": {"a": "b}}</tool_call>', ("now", {})],
+        [("now", '{"a": "b}}</tool_call>\\n<tool_call>{"name": "now"}</tool_call>')],
     ),
+    (
+        '<tool_call>{"name": "now", "arguments": {a: 1}}</tool_call>\n<tool_call>{"name": "now"}</tool_call>',
+        ['<tool_call>{"name": "now", "arguments": {a: 1}}</tool_call>', ("now", {})],
+    ),
+    (
+        '<tool_call>\n{"name": "now", "arguments": {"a": "1\n\t2"}}\n</tool_call>',
+        [("now", {"a": "1\n\t2"})],
+    ),
+    (
+        '<tool_call>{"name": "now", "arguments": { "a" : 1 }, "id": "5"} </tool_call>!',
+        [("now", {"a": 1}), "!"],
+    ),
+    ('<tool_call>{"name": "now", "arguments": {}}} </tool_call>', [("now", {}), "} </tool_call>"]),
     (
         '<tool_call>{"name": "now"}\n<tool_call>{"name": "get_weather", "arguments": {"city": "Paris"}}</tool_call>',
         [("now", {}), ("get_weather", PARIS)],
@@ -83,8 +113,8 @@ HERMES: Recorded = [
     ("<tool_call>[1, 2]</tool_call>\n\n", ["<tool_call>[1, 2]</tool_call>\n\n"]),
     ("if a <tool and b <tool_cal", ["if a <tool and b <tool_cal"]),
     (
-        '<tool_call>{"name": "now", "arguments": {"x": NaN}}</tool_call>',
-        ['<tool_call>{"name": "now", "arguments": {"x": NaN}}</tool_call>'],
+        '<tool_call>{"name": "now", "arguments": {"x": 1 2}}</tool_call>',
+        [("now", '{"x": 1 2}')],
     ),
     ('<tool_call>{"name": "now"}</tool_call>\nDone.', [("now", {}), "\nDone."]),
     ('<tool_call>{"name": "now", "arguments": {"x": "\\ud800"}}</tool_call>', [("now", {"x": "\ud800"})]),
@@ -169,7 +199,7 @@ LLAMA3: Recorded = [
     ('{"answer": [1, 2]} is the JSON.', ['{"answer": [1, 2]} is the JSON.']),
     (
         '{"name": "get_weather", "parameters": {"city": "Par',
-        ['{"name": "get_weather", "parameters": {"city": "Par'],
+        [("get_weather", '{"city": "Par')],
     ),
     ('Use {"name": "now", "parameters": {}} for it.', ['Use {"name": "now", "parameters": {}} for it.']),
     ('{"name": "now"}', ['{"name": "now"}']),
@@ -204,14 +234,22 @@ MISTRAL: Recorded = [
     ),
     (
         '[TOOL_CALLS] [{"name": "get_weather", "arguments": {"ci',
-        ['[TOOL_CALLS] [{"name": "get_weather", "arguments": {"ci'],
+        [("get_weather", '{"ci')],
     ),
-    ('[TOOL_CALLS]get_weather[ARGS]{"city": "Par', ['[TOOL_CALLS]get_weather[ARGS]{"city": "Par']),
+    ('[TOOL_CALLS]get_weather[ARGS]{"city": "Par', [("get_weather", '{"city": "Par')]),
     ("[TOOL_CALLS]", ["[TOOL_CALLS]"]),
     ("[TOOL_CALLS] []", ["[TOOL_CALLS] []"]),
     (
         '[TOOL_CALLS] [{"name": "now", "arguments": {}}, 5]!',
-        ['[TOOL_CALLS] [{"name": "now", "arguments": {}}, 5]!'],
+        [("now", {}), " 5]!"],
+    ),
+    (
+        '[TOOL_CALLS] [{"name": "now", "arguments": {"a": [{}]}}, {"arguments": "{}", "name": "now"}, 5]',
+        [("now", {"a": [{}]}), ("now", {}), ", 5]"],
+    ),
+    (
+        '[TOOL_CALLS] [{"arguments": {}, "name": "now"}, {"name": "now", "arguments": {"b": "]"}}]',
+        [("now", {}), ("now", {"b": "]"})],
     ),
     ("[TOOL_CALLS]get weather\n[TOOL_CALLS]now[ARGS]{}", ["[TOOL_CALLS]get weather", ("now", {})]),
     ("a list [TOOL, x]", ["a list [TOOL, x]"]),
@@ -234,7 +272,8 @@ DEEPSEEK: Recorded = [
     (f"Now: {_BEGIN}{_NOW31}", ["Now:", ("now", {})]),
     (f"{_BEGIN}{_WEATHER31[:40]}", [f"{_BEGIN}{_WEATHER31[:40]}"]),
     (f"{_BEGIN}{_V3.format('now', '{oops')}{_END}", [f"{_BEGIN}{_V3.format('now', '{oops')}{_END}"]),
-    (f"{_BEGIN}{_WEATHER3[:-20]}", [f"{_BEGIN}{_WEATHER3[:-20]}"]),
+    (f"{_BEGIN}{_WEATHER3[:-20]}", [("get_weather", PARIS)]),
+    (f"{_BEGIN}{_WEATHER3[:-25]}", [("get_weather", '{"city": "Par')]),
     (_WEATHER31.removesuffix("<｜tool▁call▁end｜>"), [("get_weather", PARIS)]),
     ("a <｜tool▁call▁begin｜>now<｜tool▁call▁end｜> b", ["a <｜tool▁call▁begin｜>now<｜tool▁call▁end｜> b"]),
     (
@@ -275,7 +314,10 @@ HARMONY: Recorded = [
         ["r:The user asks for the weather.\nMore."],
     ),
     ("<|channel|>analysis<|message|>Cut off in the mid", ["r:Cut off in the mid"]),
-    (f'{_A}{_CALL}{{"city": "Par', ["r:The user asks for the weather.", f'{_CALL}{{"city": "Par']),
+    (f'{_A}{_CALL}{{"city": "Par', ["r:The user asks for the weather.", ("get_weather", '{"city": "Par')]),
+    (f"{_CALL}{{oops}}<|call|>", [_CALL + "{oops}"]),
+    (f'{_CALL} {{"a": "}}\n"}} \n<|call|>', [("get_weather", {"a": "}\n"})]),
+    (f"{_CALL}{{}} and more<|call|>", [("get_weather", {}), "and more"]),
     (f"{_A}<|start|>assist", ["r:The user asks for the weather.", "<|start|>assist"]),
     ("Plain text.", ["Plain text."]),
     ("<|channel|>final<|message|>1 < 2 and <|x", ["1 < 2 and <|x"]),
@@ -330,4 +372,178 @@ MISTRAL_THINK: Recorded = [
     ("[TH", ["[TH"]),
     ("[THINK]a [x] b[/THINK][y]", ["r:a [x] b", "[y]"]),
     ("Non. [THINK]a[/THINK]", ["Non. [THINK]a[/THINK]"]),
+]
+
+
+def _rewritten(texts: Recorded, *changes: tuple[str, str]) -> Recorded:
+    """As a family writes them that differs by its markers alone."""
+
+    def rewrite(text: str) -> str:
+        for old, new in changes:
+            text = text.replace(old, new)
+        return text
+
+    return [
+        (rewrite(text), [rewrite(part) if isinstance(part, str) else part for part in parts])
+        for text, parts in texts
+    ]
+
+
+SEED_OSS = _rewritten(QWEN_CODER, ("tool_call>", "seed:tool_call>"))
+MINIMAX = _rewritten(
+    QWEN_CODER,
+    ("tool_call>", "minimax:tool_call>"),
+    ("</function>", "</invoke>"),
+    *(
+        (f"<function={name}>", f'<invoke name="{name}">')
+        for name in ("get_weather", "write_file", "now", "other")
+    ),
+    *((f"<parameter={key}>", f'<parameter name="{key}">') for key in ("city", "days", "wind", "at", "tags")),
+    *((f"<parameter={key}>", f'<parameter name="{key}">') for key in ("units", "path", "text", "a")),
+)
+
+_DSML = '<｜DSML｜invoke name="get_weather">\n<｜DSML｜parameter name="city" string="true">{}</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+_DSML_BEGIN, _DSML_END = "<｜DSML｜function_calls>\n", "</｜DSML｜function_calls>"
+_DSML_NOW = '<｜DSML｜invoke name="now">\n</｜DSML｜invoke>\n'
+
+DSML: Recorded = [
+    ("It is noon.", ["It is noon."]),
+    (_DSML_BEGIN + _DSML.format("Paris") + _DSML_END, [("get_weather", PARIS)]),
+    (
+        "I look.\n\n" + _DSML_BEGIN + _DSML.format("Paris") + _DSML_NOW + _DSML_END,
+        ["I look.", ("get_weather", PARIS), ("now", {})],
+    ),
+    (_DSML_BEGIN + _DSML.format("7") + _DSML_END, [("get_weather", {"city": "7"})]),
+    (_DSML_BEGIN + _DSML.format("null") + _DSML_END, [("get_weather", {"city": "null"})]),
+    (
+        _DSML_BEGIN
+        + _DSML.format("x").replace('string="true">x', 'string="false">{"a": [1, null]}')
+        + _DSML_END,
+        [("get_weather", {"city": {"a": [1, None]}})],
+    ),
+    (
+        _DSML_BEGIN + _DSML.format("Zürich – 東京 🌦") + _DSML_END,
+        [("get_weather", {"city": "Zürich – 東京 🌦"})],
+    ),
+    (
+        _DSML_BEGIN + _DSML.format("a </｜DSML｜parameter> b") + _DSML_END,
+        [("get_weather", {"city": "a </｜DSML｜parameter> b"})],
+    ),
+    (
+        _DSML_BEGIN.replace("function_calls", "tool_calls") + _DSML_NOW + "</｜DSML｜tool_calls>",
+        [("now", {})],
+    ),
+    (_DSML_BEGIN + _DSML_NOW.replace("\n<", "oops<"), [_DSML_BEGIN + _DSML_NOW.replace("\n<", "oops<")]),
+    (_DSML_BEGIN + _DSML[:60], [_DSML_BEGIN + _DSML[:60]]),
+    ("Is <｜DSML it?", ["Is <｜DSML it?"]),
+    (_DSML_NOW + "Done.", [("now", {}), "\nDone."]),
+]
+
+_GLM = "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>{}</arg_value>\n</tool_call>"
+
+GLM: Recorded = [
+    ("It is noon.", ["It is noon."]),
+    (_GLM.format("Paris"), [("get_weather", PARIS)]),
+    (f"I look.\n{_GLM.format('Paris')}", ["I look.", ("get_weather", PARIS)]),
+    (f"{_GLM.format('Paris')}\n<tool_call>now\n</tool_call>\n", [("get_weather", PARIS), ("now", {})]),
+    ("<tool_call>now</tool_call>", [("now", {})]),
+    (
+        "<tool_call>get_weather<arg_key>days</arg_key><arg_value>3</arg_value><arg_key>at</arg_key><arg_value>"
+        '{"lat": {"a": [1]}}</arg_value></tool_call>',
+        [("get_weather", {"days": 3, "at": {"lat": {"a": [1]}}})],
+    ),
+    (_GLM.format("3"), [("get_weather", {"city": "3"})]),
+    (_GLM.format("Zürich – 東京 🌦"), [("get_weather", {"city": "Zürich – 東京 🌦"})]),
+    (_GLM.format("a </arg_value> b"), [("get_weather", {"city": "a </arg_value> b"})]),
+    (_GLM.format("a </tool_call> b"), [("get_weather", {"city": "a </tool_call> b"})]),
+    (_GLM.replace("<arg_key>", "oops"), [_GLM.replace("<arg_key>", "oops")]),
+    (_GLM[:40], [_GLM[:40]]),
+    ("<tool_call>now</tool_call> Done.", [("now", {}), " Done."]),
+    ("<tool_call></tool_call>", ["<tool_call></tool_call>"]),
+]
+
+_KIMI = "<|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
+_KIMI_NOW = "<|tool_call_begin|>functions.now:1<|tool_call_argument_begin|>{}<|tool_call_end|>"
+_KIMI_BEGIN, _KIMI_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+_KIMI_PARIS = _KIMI.format('{"city": "Paris"}')
+
+KIMI: Recorded = [
+    ("It is noon.", ["It is noon."]),
+    (_KIMI_BEGIN + _KIMI_PARIS + _KIMI_END, [("get_weather", PARIS)]),
+    (
+        f"I look.{_KIMI_BEGIN}{_KIMI_PARIS}\n{_KIMI_NOW}{_KIMI_END}",
+        ["I look.", ("get_weather", PARIS), ("now", {})],
+    ),
+    (_KIMI_PARIS, [("get_weather", PARIS)]),
+    (
+        _KIMI_BEGIN + _KIMI.format('{"at": {"x": [{"y": "}<|"}]}}'),
+        [("get_weather", {"at": {"x": [{"y": "}<|"}]}})],
+    ),
+    (_KIMI.format('{"city": "Zürich – 東京 🌦"}'), [("get_weather", {"city": "Zürich – 東京 🌦"})]),
+    (_KIMI.format('"{}"'), [_KIMI.format('"{}"')]),
+    (_KIMI_BEGIN + _KIMI_PARIS[:-21], [("get_weather", '{"city": "Par')]),
+    (_KIMI.format("oops"), [_KIMI.format("oops")]),
+    (_KIMI_PARIS[:50], [_KIMI_PARIS[:50]]),
+    (_KIMI_NOW.replace("functions.", ""), [("now", {})]),
+    (_KIMI_NOW + _KIMI_END + "Done.", [("now", {}), _KIMI_END + "Done."]),
+]
+
+PYTHONIC: Recorded = [
+    ("It is noon.", ["It is noon."]),
+    ('[get_weather(city="Paris")]', [("get_weather", PARIS)]),
+    ("[get_weather(city='Paris', days=3), now()]", [("get_weather", PARIS | {"days": 3}), ("now", {})]),
+    ('<|python_start|>[get_weather(city="Paris")]<|python_end|>', [("get_weather", PARIS)]),
+    (
+        '[get_weather(city="a ] b", at={"x": [1, {"y": None}]}, wind=true, tags=["[", \'"\'])]',
+        [("get_weather", {"city": "a ] b", "at": {"x": [1, {"y": None}]}, "wind": True, "tags": ["[", '"']})],
+    ),
+    ('[get_weather(city="Zürich – 東京 🌦")]', [("get_weather", {"city": "Zürich – 東京 🌦"})]),
+    ("[1, 2, 3]", ["[1, 2, 3]"]),
+    ('[search(query="x")]', ['[search(query="x")]']),
+    ('<|python_start|>[other.search(query="x")]', [("other.search", {"query": "x"})]),
+    ('[get_weather("Paris")] it is', ['[get_weather("Paris")] it is']),
+    ('[get_weather(city="Par', ['[get_weather(city="Par']),
+    ("[now()]\nDone.", [("now", {}), "\nDone."]),
+    ("See [now()].", ["See [now()]."]),
+    ("[now(x=__import__('os'))]", ["[now(x=__import__('os'))]"]),
+    ("[write_file(path=\"a\\\"]\", text='it\\'s')]", [("write_file", {"path": 'a"]', "text": "it's"})]),
+]
+OLMO3: Recorded = [
+    (f"<function_calls>\n{text[1:-1]}\n</function_calls>", parts)
+    for text, parts in PYTHONIC
+    if text.startswith("[") and text.endswith(")]") and len(parts) == 1 and isinstance(parts[0], tuple)
+] + [
+    ("It is noon.", ["It is noon."]),
+    ("<function_calls>\nnow()\nnow()\n</function_calls>", [("now", {}), ("now", {})]),
+    ("So:\n<function_calls>now()</function_calls>", ["So:", ("now", {})]),
+    ("<function_calls>\nnow(\n</function_calls>", ["<function_calls>\nnow(\n</function_calls>"]),
+    ("<function_calls>\nnow()\n</function", ["<function_calls>\nnow()\n</function"]),
+    ("<function_calls>\n</function_calls>", ["<function_calls>\n</function_calls>"]),
+    ("<function_calls>now()</function_calls>!", [("now", {}), "!"]),
+]
+
+_LISTED: Recorded = [
+    (text, parts) for text, parts in MISTRAL if "[ARGS]" not in text and "weather{" not in text
+]
+GRANITE = [
+    *_rewritten(_LISTED, ("[TOOL_CALLS]", "<|tool_call|>")),
+    ('<tool_call>[{"name": "now", "arguments": {}}]', [("now", {})]),
+    ('Hm <|tool_call|>[{"arguments": {}, "name": "now"}]', ["Hm", ("now", {})]),
+]
+PHI4 = [
+    *_rewritten(_LISTED, ("[TOOL_CALLS]", "functools")),
+    ('functools[{"name": "now", "arguments": {"a": "functools[]"}}]', [("now", {"a": "functools[]"})]),
+    ("import functools", ["import functools"]),
+]
+JAMBA = [
+    *_rewritten(_LISTED, ("[TOOL_CALLS]", "<tool_calls>")),
+    ('<tool_calls>[\n  {"name": "now", "arguments": {}}\n]</tool_calls>', [("now", {})]),
+    (
+        '<tool_calls>[{"name": "now", "arguments": {}}, {"name": "now", "arguments": {}}]\n</tool_calls>!',
+        [("now", {}), ("now", {}), "!"],
+    ),
+]
+LLAMA4 = [
+    *_rewritten(LLAMA3, ("python_tag", "python_start")),
+    ('<|python_start|>{"name": "now", "parameters": {}}<|python_end|>', [("now", {})]),
 ]

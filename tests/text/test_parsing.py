@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rondo.base.errors import ConfigError
-from rondo.text.parsing import Call, Content, Dialect, Part, Reasoning, choose_dialect
+from rondo.text.parsing import Arguments, Call, Content, Dialect, Part, Reasoning, choose_dialect
 from rondo.text.parsing.scan import held_back
 from text import recorded
-from text.recorded import TOOLS
+from text.recorded import TOOLS, joined
 
 KINDS = {
     "hermes": (Dialect("hermes"), "", recorded.HERMES),
@@ -18,6 +18,17 @@ KINDS = {
     "llama3_json": (Dialect("llama3_json"), "", recorded.LLAMA3),
     "mistral": (Dialect("mistral"), "", recorded.MISTRAL),
     "deepseek_v3": (Dialect("deepseek_v3"), "", recorded.DEEPSEEK),
+    "deepseek_v32": (Dialect("deepseek_v32"), "", recorded.DSML),
+    "minimax_m2": (Dialect("minimax_m2"), "", recorded.MINIMAX),
+    "seed_oss": (Dialect("seed_oss"), "", recorded.SEED_OSS),
+    "glm45": (Dialect("glm45"), "", recorded.GLM),
+    "kimi_k2": (Dialect("kimi_k2"), "", recorded.KIMI),
+    "pythonic": (Dialect("pythonic"), "", recorded.PYTHONIC),
+    "olmo3": (Dialect("olmo3"), "", recorded.OLMO3),
+    "granite": (Dialect("granite"), "", recorded.GRANITE),
+    "phi4_mini_json": (Dialect("phi4_mini_json"), "", recorded.PHI4),
+    "jamba": (Dialect("jamba"), "", recorded.JAMBA),
+    "llama4_json": (Dialect("llama4_json"), "", recorded.LLAMA4),
     "openai": (Dialect("openai", "openai_gptoss"), "", recorded.HARMONY),
     "qwen3": (Dialect("hermes", "qwen3"), "<|im_start|>assistant\n", recorded.THINK),
     "qwen3-opened": (Dialect("hermes", "qwen3"), "<|im_start|>assistant\n<think>\n", recorded.OPENED),
@@ -28,17 +39,11 @@ ALL = [(name, text) for name, (_, _, texts) in KINDS.items() for text, _ in text
 
 
 def parse(kind: str, pieces: list[str]) -> list[Part]:
-    """All parts, neighbouring texts joined."""
+    """All parts, neighbouring texts joined, and calls with their arguments."""
     dialect, prompt, _ = KINDS[kind]
     parser = dialect.parser(prompt, TOOLS)
     assert parser is not None
-    joined: list[Part] = []
-    for part in [part for piece in pieces for part in parser.feed(piece)] + parser.finish():
-        if joined and not isinstance(part, Call) and type(joined[-1]) is type(part):
-            joined[-1] = type(part)(joined[-1].text + part.text)
-        else:
-            joined.append(part)
-    return joined
+    return joined([part for piece in pieces for part in parser.feed(piece)] + parser.finish())
 
 
 def shown(parts: list[Part]) -> list:
@@ -49,7 +54,13 @@ def shown(parts: list[Part]) -> list:
             case Reasoning(text):
                 return "r:" + text
             case Call(name, arguments):
-                return (name, json.loads(arguments))
+                return (name, loaded(arguments))
+
+    def loaded(arguments):
+        try:
+            return json.loads(arguments)
+        except ValueError:
+            return arguments
 
     return [one(part) for part in parts]
 
@@ -154,6 +165,13 @@ def test_a_long_call_takes_no_longer_a_letter_than_a_short_one():
         ("[TOOL_CALLS][THINK]", "mistral", "mistral"),
         ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜> content.split('</think>')[-1]", "deepseek_v3", "qwen3"),
         ("<|start|>assistant<|channel|>analysis", "openai", "openai_gptoss"),
+        ('"<｜DSML｜function_calls>" "</think>"', "deepseek_v32", "qwen3"),
+        ("<tool_call>{{ name }}\n<arg_key>{{ key }}</arg_key>", "glm45", None),
+        ("<|tool_calls_section_begin|><|tool_call_begin|>", "kimi_k2", None),
+        ("<minimax:tool_call><invoke name=", "minimax_m2", None),
+        ("<seed:tool_call><function=</seed:think>", "seed_oss", "seed_oss"),
+        ("<|python_start|> [func_name1(", "llama4_pythonic", None),
+        ('<|python_start|> {"name": function name, "parameters": x}', "llama3_json", None),
         (None, None, None),
     ],
 )
@@ -173,3 +191,30 @@ def test_a_name_that_is_none():
 def test_what_is_held_back_is_the_longest_end_that_may_become_a_marker(text, marker):
     longest = max(n for n in range(len(marker)) if n == 0 or text.endswith(marker[:n]))
     assert held_back(text, [marker]) == longest
+
+
+WEATHER = '{"city": "Paris", "at": {"lat": [48.85, "N"]}}'
+STREAMED = {
+    "hermes": '<tool_call>\n{"name": "get_weather", "arguments": %s}\n</tool_call>',
+    "llama3_json": '{"name": "get_weather", "parameters": %s}',
+    "mistral": '[TOOL_CALLS][{"name": "get_weather", "arguments": %s}]',
+    "deepseek_v3": "<｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n%s\n```<｜tool▁call▁end｜>",
+    "kimi_k2": "<|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>%s<|tool_call_end|>",
+    "openai": "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>%s<|call|>",
+}
+
+
+@pytest.mark.parametrize("kind", STREAMED)
+def test_arguments_are_given_as_they_are_written(kind):
+    """The name first, and then each letter in the moment when it comes."""
+    text = STREAMED[kind] % WEATHER
+    parser = KINDS[kind][0].parser("", TOOLS)
+    said = [parser.feed(letter) for letter in text]
+    start = text.index(WEATHER)
+    assert [parts[:1] for parts in said[: start + 2] if parts] == [
+        [Call("get_weather", "", "functions.get_weather:0" if kind == "kimi_k2" else None)]
+    ]
+    assert said[start + 1][1:] == [Arguments(WEATHER[:2])]
+    assert said[start + 2 : start + len(WEATHER)] == [[Arguments(letter)] for letter in WEATHER[2:]]
+    assert not any(said[start + len(WEATHER) :])
+    assert parser.finish() == []

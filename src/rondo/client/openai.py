@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rondo.base.errors import InvalidRequest
 from rondo.client.forms import FormBody, ResponseFormat, StructuredBody
-from rondo.client.tools import NamedTool, Tool, ToolChoice
+from rondo.client.tools import Tool, ToolChoice, chosen, demanded
 from rondo.client.types import SamplingParams
 from rondo.client.wire import Wire as Wire
 
@@ -154,24 +154,11 @@ class ChatRequest(SamplingBody):
 
     def callable_tools(self) -> list[Tool]:
         """Those that the model may call."""
-        tools = self.tools or []
-        choice = self.tool_choice
-        if not tools and (choice == "required" or isinstance(choice, NamedTool)):
-            raise InvalidRequest("tool_choice needs tools to choose from.", param="tool_choice")
-        if isinstance(choice, NamedTool) and choice.function.name not in {
-            tool.function.name for tool in tools
-        }:
-            raise InvalidRequest(
-                f"tool_choice names {choice.function.name!r}, which is none of the tools.",
-                param="tool_choice",
-            )
-        return [] if choice == "none" else tools
+        return chosen(self.tools or [], self.tool_choice)
 
     def required_tools(self) -> list[Tool]:
         """Those of which one must be called, if any must."""
-        if isinstance(self.tool_choice, NamedTool):
-            return [tool for tool in self.tools or [] if tool.function.name == self.tool_choice.function.name]
-        return list(self.tools or []) if self.tool_choice == "required" else []
+        return demanded(self.tools or [], self.tool_choice)
 
 
 class CompletionRequest(SamplingBody):
@@ -207,6 +194,7 @@ class Usage(Wire):
     completion_tokens: int = 0
     total_tokens: int = 0
     prompt_tokens_details: dict[str, int] | None = None
+    completion_tokens_details: dict[str, int] | None = None
 
 
 class ModelCard(Wire):
@@ -250,7 +238,8 @@ SHAPES = {
     "input": "must be a text, a list of texts, a list of token ids, or a list of lists of token ids",
     "messages": "must be a list of {role, content}, content a text or a list of text parts",
     "tools": 'must be a list of {"type": "function", "function": {"name", "description", "parameters"}}',
-    "tool_choice": 'must be "none", "auto", "required" or {"type": "function", "function": {"name"}}',
+    "tool_choice": 'must be "none", "auto", "required", {"type": "function", "function": {"name"}} '
+    'or {"type": "allowed_tools", "allowed_tools": {"mode", "tools"}}',
     "response_format": "must be {type: text | json_object}, {type: json_schema, json_schema: {name, schema, strict}} "
     "or {type: structural_tag, structures, triggers}",
     "suffix": "is not supported",

@@ -41,6 +41,16 @@ class NamedFunction(FunctionName):
         return {"type": "function", "function": {"name": self.name}}
 
 
+class AllowedFunctions(Wire):
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: list[NamedFunction] = Field(min_length=1)
+
+    def for_chat(self) -> dict[str, Any]:
+        tools = [tool.for_chat() for tool in self.tools]
+        return {"type": self.type, "allowed_tools": {"mode": self.mode, "tools": tools}}
+
+
 class TextFormat(Wire):
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
@@ -72,7 +82,8 @@ class ResponsesRequest(Wire):
     shapes: ClassVar[dict[str, str]] = {
         "input": "must be a text or a list of items",
         "tools": 'must be a list of {"type": "function", "name", "description", "parameters"}',
-        "tool_choice": 'must be "none", "auto", "required" or {"type": "function", "name"}',
+        "tool_choice": 'must be "none", "auto", "required", {"type": "function", "name"} '
+        'or {"type": "allowed_tools", "mode", "tools"}',
         "include": f"may hold {LOGPROBS} and {ENCRYPTED}",
         "background": "is not supported, except as false",
         "truncation": 'is supported as "disabled" alone',
@@ -88,7 +99,7 @@ class ResponsesRequest(Wire):
     top_logprobs: int | None = Field(None, ge=0, le=20)
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
     tools: list[FunctionTool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedFunction | AllowedFunctions | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
@@ -126,7 +137,7 @@ class ResponsesRequest(Wire):
             "messages": messages_of(self.input, self.instructions),
             "max_completion_tokens": self.max_output_tokens,
             "tools": [tool.for_chat() for tool in self.tools] if self.tools is not None else None,
-            "tool_choice": choice.for_chat() if isinstance(choice, NamedFunction) else choice,
+            "tool_choice": choice if isinstance(choice, str | None) else choice.for_chat(),
             "reasoning_effort": self.reasoning.effort if self.reasoning is not None else None,
             "response_format": None if format is None else format.for_chat(),
             "logprobs": self.wants_logprobs or None,

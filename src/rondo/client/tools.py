@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from rondo.base.errors import InvalidRequest
 from rondo.client.wire import Wire
 
 
@@ -33,4 +34,48 @@ class NamedTool(Wire):
     function: FunctionName
 
 
-ToolChoice = Literal["none", "auto", "required"] | NamedTool
+class AllowedTools(Wire):
+    mode: Literal["auto", "required"]
+    tools: list[NamedTool] = Field(min_length=1)
+
+
+class AllowedChoice(Wire):
+    """Of the tools that are given only some may be called this time."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedTool | AllowedChoice
+
+
+def chosen(tools: list[Tool], choice: ToolChoice | None) -> list[Tool]:
+    """Those that may be called."""
+    if choice == "none":
+        return []
+    if not tools and choice not in (None, "auto"):
+        raise InvalidRequest("tool_choice needs tools to choose from.", param="tool_choice")
+    known = {tool.function.name for tool in tools}
+    named = _names(choice)
+    for name in named:
+        if name not in known:
+            raise InvalidRequest(
+                f"tool_choice names {name!r}, which is none of the tools.", param="tool_choice"
+            )
+    allowed = isinstance(choice, AllowedChoice)
+    return [tool for tool in tools if tool.function.name in named] if allowed else tools
+
+
+def demanded(tools: list[Tool], choice: ToolChoice | None) -> list[Tool]:
+    """Those of which one must be called, if any must."""
+    if isinstance(choice, AllowedChoice):
+        return chosen(tools, choice) if choice.allowed_tools.mode == "required" else []
+    if isinstance(choice, NamedTool):
+        return [tool for tool in tools if tool.function.name == choice.function.name]
+    return tools if choice == "required" else []
+
+
+def _names(choice: ToolChoice | None) -> set[str]:
+    if isinstance(choice, AllowedChoice):
+        return {tool.function.name for tool in choice.allowed_tools.tools}
+    return {choice.function.name} if isinstance(choice, NamedTool) else set()

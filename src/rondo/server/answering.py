@@ -39,6 +39,7 @@ class Job:
     first: Callable[[int], dict[str, Any]] | None = None
     beside: Callable[[TokenChunk], dict[str, Any]] = lambda chunk: {}
     """What a whole answer says of its prompt, from its first sample."""
+    usage: Callable[[], UsageCount] = UsageCount
     silent: bool = False
     """Whether only the prompt is asked for: the one token that the engine gives at least is left out."""
 
@@ -82,7 +83,7 @@ async def answer(served: Served, request: Request, job: Job) -> ASGIApp:
 
 
 async def _whole(served: Served, job: Job) -> Response:
-    usage = UsageCount()
+    usage = job.usage()
 
     async def finish(asked: GenerateRequest) -> list[TokenChunk]:
         chunks = []
@@ -107,7 +108,7 @@ async def _whole(served: Served, job: Job) -> Response:
 
 
 async def _events(served: Served, job: Job) -> AsyncGenerator[bytes, None]:
-    usage = UsageCount()
+    usage = job.usage()
     head = job.head(streamed=True)
     options = job.body.stream_options
     with_usage = options is not None and options.include_usage

@@ -12,9 +12,9 @@ from rondo.client.openai import ChatRequest, parse
 from rondo.client.types import TokenChunk
 from rondo.server.answering import Job, answer, ending, is_news
 from rondo.server.http import read_body
-from rondo.server.replies import Reply, delta_of, message_of
+from rondo.server.replies import Reply, deltas_of, message_of
 from rondo.server.served import Served
-from rondo.server.shapes import chat_logprobs, shown_prompt
+from rondo.server.shapes import UsageCount, chat_logprobs, shown_prompt
 from rondo.server.turn import make_turn
 
 
@@ -41,13 +41,13 @@ async def chat(served: Served, request: Request) -> ASGIApp:
         end = ending(body, chunk)
         if end["finish_reason"] == "stop" and reply(index).called:
             end["finish_reason"] = "tool_calls"
-        shown = {"index": index} | ({"message": message_of(said)} if whole else {"delta": delta_of(said)})
-        shown |= {"logprobs": chat_logprobs(tokens, chunk)} | end
-        if whole or not (said.calls and chunk.finish_reason):
-            return [shown]
-        # Clients take a call for complete at the event after it.
-        last = {"index": index, "delta": {}, "logprobs": None, "finish_reason": end["finish_reason"]}
-        return [shown | {"finish_reason": None}, last]
+        shown = {"logprobs": chat_logprobs(tokens, chunk)} | end
+        if whole:
+            return [{"index": index, "message": message_of(said)} | shown]
+        deltas = deltas_of(said)
+        if said.calls and chunk.finish_reason:
+            deltas.append({})  # Clients take a call for complete at the event after it.
+        return _events(index, deltas, shown)
 
     def beside(chunk: TokenChunk) -> dict[str, Any]:
         scores = chunk.prompt_logprobs
@@ -59,7 +59,28 @@ async def chat(served: Served, request: Request) -> ASGIApp:
         delta = {"role": "assistant", "content": ""}
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
+    def usage() -> UsageCount:
+        return UsageCount(turn.thoughts)
+
     job = Job(
-        request_id, "chat.completion", served.shown(body.model), body, [turn.generate], choices, first, beside
+        request_id,
+        "chat.completion",
+        served.shown(body.model),
+        body,
+        [turn.generate],
+        choices,
+        first,
+        beside,
+        usage,
     )
     return await answer(served, request, job)
+
+
+def _events(index: int, deltas: list[dict[str, Any]], shown: dict[str, Any]) -> list[dict[str, Any]]:
+    """The first tells of the tokens, the last of the end."""
+    end = {name: shown[name] for name in ("finish_reason", "stop_reason")}
+    nothing = dict.fromkeys(end)
+    events = [{"index": index, "delta": delta, "logprobs": None} | nothing for delta in deltas]
+    events[0] |= shown | nothing
+    events[-1] |= end
+    return events

@@ -40,20 +40,51 @@ class ServerConfig(Section):
     matryoshka: bool = Field(
         False, description="whether embeddings may be cut: for a model trained so whose config.json is silent"
     )
+    # fmt: off
     tool_call_parser: Literal[
         "auto",
         "none",
         "hermes",
+        "qwen3_json",
         "qwen3_coder",
+        "qwen3_xml",
         "llama3_json",
+        "llama4_json",
+        "llama4_pythonic",
+        "pythonic",
+        "olmo3",
         "mistral",
         "deepseek_v3",
         "deepseek_v31",
+        "deepseek_v32",
+        "deepseek_v4",
+        "glm45",
+        "glm47",
+        "kimi_k2",
+        "minimax_m2",
+        "seed_oss",
+        "granite",
+        "jamba",
+        "phi4_mini_json",
         "openai",
     ] = Field("auto", description="how the model writes tool calls; auto: as its chat template does")
-    reasoning_parser: Literal["auto", "none", "deepseek_r1", "qwen3", "mistral", "openai_gptoss"] = Field(
-        "auto", description="how the model writes its reasoning; auto: as its chat template does"
-    )
+    reasoning_parser: Literal[
+        "auto",
+        "none",
+        "deepseek_r1",
+        "qwen3",
+        "deepseek_v3",
+        "glm45",
+        "glm47",
+        "kimi_k2",
+        "minimax_m2",
+        "olmo3",
+        "step3",
+        "seed_oss",
+        "mistral",
+        "openai_gptoss",
+    ] = Field("auto", description="how the model writes its reasoning; auto: as its chat template does")
+    # fmt: on
     auto_tool_choice: bool = Field(True, description="whether the model may choose to call tools")
     access_log: bool = Field(True, description="one line a request, without its text")
     otlp_traces_endpoint: str | None = Field(

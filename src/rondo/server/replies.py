@@ -12,7 +12,8 @@ from rondo.base.errors import InvalidRequest
 from rondo.base.ids import new_id
 from rondo.client.openai import ChatRequest
 from rondo.client.tools import Tool
-from rondo.text.parsing import Call, Content, Dialect, Parser, Part, Reasoning
+from rondo.server.thoughts import ThoughtCount
+from rondo.text.parsing import Arguments, Call, Content, Dialect, Parser, Part, Reasoning
 from rondo.text.tokenizer import Tokenizer
 
 SHORT_ID = string.ascii_letters + string.digits
@@ -77,6 +78,10 @@ class Replies:
         id = self.tokenizer.token_id(text)
         return id if id in self.tokenizer.special_ids else None
 
+    def count_thoughts(self, dialect: Dialect, parser: Parser | None) -> ThoughtCount:
+        """Of a sample whose reasoning `parser` finds."""
+        return ThoughtCount(parser, self.tokenizer, set(self.kept_tokens(dialect)))
+
     @property
     def template(self) -> str:
         return self.tokenizer.tool_template or ""
@@ -87,13 +92,22 @@ class Replies:
 
 
 @dataclass
+class SaidCall:
+    """What is new of the call number `index`; `id` and `name` are there where it begins."""
+
+    index: int
+    id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+
+
+@dataclass
 class Said:
     """What is new in an answer."""
 
     content: str = ""
     reasoning: str = ""
-    calls: list[tuple[int, str, Call]] = field(default_factory=list)
-    """The number of each among the answer's calls, its id, and the call."""
+    calls: list[SaidCall] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return bool(self.content or self.reasoning or self.calls)
@@ -112,7 +126,8 @@ class Reply:
         self._parser = parser
         self._new_call_id = new_call_id
         self._reasoning = reasoning
-        self._most_calls = None if parallel else 1
+        self._parallel = parallel
+        self._left_out = False
         self.called = 0
 
     def read(self, text: str, ended: bool) -> Said:
@@ -129,32 +144,49 @@ class Reply:
                 said.content += text
             case Reasoning(text):
                 said.reasoning += text if self._reasoning else ""
-            case Call() if self.called != self._most_calls:
-                said.calls.append((self.called, part.id or self._new_call_id(), part))
-                self.called += 1
+            case Call(name, arguments, id):
+                self._left_out = self.called > 0 and not self._parallel
+                if not self._left_out:
+                    said.calls.append(SaidCall(self.called, id or self._new_call_id(), name, arguments))
+                    self.called += 1
+            case Arguments(text) if not self._left_out:
+                self._add_arguments(text, said)
+
+    def _add_arguments(self, text: str, said: Said) -> None:
+        if not said.calls:
+            said.calls.append(SaidCall(self.called - 1))
+        said.calls[-1].arguments += text
 
 
-def delta_of(said: Said) -> dict[str, Any]:
-    """What a stream's event says of it. Reasoning goes by both names that clients look for."""
-    delta: dict[str, Any] = {}
-    if said.content:
-        delta["content"] = said.content
-    if said.reasoning:
-        delta |= {"reasoning": said.reasoning, "reasoning_content": said.reasoning}
-    if said.calls:
-        delta["tool_calls"] = [{"index": index} | _call(id, call) for index, id, call in said.calls]
-    return delta
+def deltas_of(said: Said) -> list[dict[str, Any]]:
+    """What a stream's events say of it, an event each. Reasoning goes by both names that clients look for. A call is
+    its name first, and then its arguments as they come."""
+    deltas: list[dict[str, Any]] = []
+    if said.content or said.reasoning or not said:
+        text = {"content": said.content} if said.content else {}
+        deltas.append(text | _reasoning(said))
+    for call in said.calls:
+        if call.name is not None:
+            deltas.append({"tool_calls": [{"index": call.index} | _call(call, "")]})
+        if call.arguments:
+            more = {"index": call.index, "function": {"arguments": call.arguments}}
+            deltas.append({"tool_calls": [more]})
+    return deltas
 
 
 def message_of(said: Said) -> dict[str, Any]:
     content = said.content if said.content or not said else None
     message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
-    if said.reasoning:
-        message |= {"reasoning": said.reasoning, "reasoning_content": said.reasoning}
+    message |= _reasoning(said)
     if said.calls:
-        message["tool_calls"] = [_call(id, call) for _, id, call in said.calls]
+        message["tool_calls"] = [_call(call, call.arguments) for call in said.calls]
     return message
 
 
-def _call(id: str, call: Call) -> dict[str, Any]:
-    return {"id": id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+def _reasoning(said: Said) -> dict[str, Any]:
+    thought = said.reasoning
+    return {"reasoning": thought, "reasoning_content": thought} if thought else {}
+
+
+def _call(call: SaidCall, arguments: str) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}

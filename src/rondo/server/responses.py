@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 from rondo.base.errors import InvalidRequest, NotFound
 from rondo.base.ids import new_id
 from rondo.client.openai import ChatRequest, parse
-from rondo.client.responses import NOT_STORED, NamedFunction, ResponsesRequest, under_its_names
+from rondo.client.responses import NOT_STORED, ResponsesRequest, under_its_names
 from rondo.client.types import TokenChunk
 from rondo.server.http import EventStream, event_of, read_body, unless_gone
 from rondo.server.response_items import Event, Output
@@ -72,8 +72,8 @@ class Answering:
         self._chat = chat
         self._turn = turn
         self.parser = turn.parser()
-        self._output = Output(served.replies.new_call_id, 1 if chat.parallel_tool_calls is False else None)
-        self._usage = UsageCount()
+        self._output = Output(served.replies.new_call_id, chat.parallel_tool_calls is not False)
+        self._usage = UsageCount(turn.thoughts)
         self._created = int(time.time())
         self._number = 0
 
@@ -147,7 +147,7 @@ class Answering:
             "store": False,
             "temperature": self._turn.generate.sampling.temperature,
             "text": {"format": _format(body)},
-            "tool_choice": choice.model_dump() if isinstance(choice, NamedFunction) else choice or "auto",
+            "tool_choice": choice or "auto" if isinstance(choice, str | None) else choice.model_dump(),
             "tools": [tool.model_dump() for tool in body.tools or []],
             "top_logprobs": body.top_logprobs or 0,
             "top_p": self._turn.generate.sampling.top_p,
@@ -157,15 +157,12 @@ class Answering:
         }
 
     def _used(self) -> dict[str, Any]:
-        """The reasoning's tokens are counted in its text."""
         used = self._usage.body()
-        reasoning = self._output.reasoning
-        thought = self._served.prompts.tokenizer.encode(reasoning, add_special=False) if reasoning else []
         return {
             "input_tokens": used["prompt_tokens"],
             "input_tokens_details": used["prompt_tokens_details"] | {"cache_write_tokens": 0},
             "output_tokens": used["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": min(len(thought), used["completion_tokens"])},
+            "output_tokens_details": used["completion_tokens_details"],
             "total_tokens": used["total_tokens"],
         }
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from rondo.base.errors import RondoError
 from rondo.client.types import PromptLogprobs, TokenChunk
+from rondo.server.thoughts import ThoughtCount
 from rondo.text.tokenizer import Tokenizer
 
 
@@ -125,9 +126,12 @@ def echo_logprobs(
 
 
 class UsageCount:
-    """Tokens in and out of one HTTP request, over its prompts and samples."""
+    """Tokens in and out of one HTTP request, over its prompts and samples; with `new_thoughts` also those that are
+    reasoning, of one prompt's samples."""
 
-    def __init__(self) -> None:
+    def __init__(self, new_thoughts: Callable[[], ThoughtCount] | None = None) -> None:
+        self._new_thoughts = new_thoughts
+        self._thoughts: dict[int, ThoughtCount] = {}
         self.prompts: dict[str, tuple[int, int]] = {}
         self.completion = 0
 
@@ -137,16 +141,24 @@ class UsageCount:
         )
         self.prompts[chunk.request_id] = (chunk.prompt_tokens, cached)
         self.completion += len(chunk.token_ids)
+        if self._new_thoughts is not None:
+            if chunk.index not in self._thoughts:
+                self._thoughts[chunk.index] = self._new_thoughts()
+            self._thoughts[chunk.index].add(chunk.token_ids)
 
     def body(self) -> dict[str, Any]:
         prompt = sum(tokens for tokens, _ in self.prompts.values())
         cached = sum(cached for _, cached in self.prompts.values())
-        return {
+        body: dict[str, Any] = {
             "prompt_tokens": prompt,
             "completion_tokens": self.completion,
             "total_tokens": prompt + self.completion,
             "prompt_tokens_details": {"cached_tokens": cached},
         }
+        if self._new_thoughts is not None:
+            thoughts = sum(thought.tokens for thought in self._thoughts.values())
+            body["completion_tokens_details"] = {"reasoning_tokens": thoughts}
+        return body
 
 
 def join(chunks: Iterable[TokenChunk]) -> list[TokenChunk]:

@@ -15,7 +15,9 @@ from rondo.client.types import GenerateRequest
 from rondo.engine.structured.checker import options_of
 from rondo.engine.words import truncated
 from rondo.server.prompts import ChatPrompt
+from rondo.server.replies import Replies
 from rondo.server.served import Served
+from rondo.server.thoughts import ThoughtCount
 from rondo.text.parsing import Dialect, Parser
 
 
@@ -25,10 +27,17 @@ class Turn:
     dialect: Dialect
     functions: list[dict[str, Any]]
     prompt: ChatPrompt
+    replies: Replies
 
     def parser(self) -> Parser | None:
         """For one sample's answer; None where all of it is content."""
         return self.dialect.parser(self.prompt.ending, self.functions, self.prompt.continued)
+
+    def thoughts(self) -> ThoughtCount:
+        """For one sample's tokens."""
+        plain = self.dialect.without_calls()
+        parser = plain.parser(self.prompt.ending, (), self.prompt.continued)
+        return self.replies.count_thoughts(plain, parser)
 
 
 async def make_turn(served: Served, body: ChatRequest, id: str, size: int) -> Turn:
@@ -52,7 +61,7 @@ async def make_turn(served: Served, body: ChatRequest, id: str, size: int) -> Tu
     )
     ids = truncated(prompt.ids, sampling, served.max_model_len)
     generate = GenerateRequest(id, ids, sampling, body.priority, served.adapter(body.model))
-    return Turn(generate, dialect, _functions(tools), prompt)
+    return Turn(generate, dialect, _functions(tools), prompt, served.replies)
 
 
 def _form(

@@ -1,6 +1,6 @@
 """What a model wrote, taken apart as it comes: reasoning, content, tool calls."""
 
 from rondo.text.parsing.dialect import Dialect, choose_dialect
-from rondo.text.parsing.parts import Call, Content, Parser, Part, Reasoning
+from rondo.text.parsing.parts import Arguments, Call, Content, Parser, Part, Reasoning
 
-__all__ = ["Call", "Content", "Dialect", "Parser", "Part", "Reasoning", "choose_dialect"]
+__all__ = ["Arguments", "Call", "Content", "Dialect", "Parser", "Part", "Reasoning", "choose_dialect"]

@@ -8,32 +8,59 @@ from typing import Any
 
 from rondo.base.errors import ConfigError
 from rondo.text.parsing.forced import Grammar, SpecialId, Thought, json_arguments
-from rondo.text.parsing.formats import DeepSeek, Hermes, Llama3, Mistral, QwenCoder
+from rondo.text.parsing.formats import DeepSeek, Granite, Hermes, Jamba, KimiK2, Llama3, Mistral, Phi4
 from rondo.text.parsing.harmony import FINAL, THOUGHT, Harmony
 from rondo.text.parsing.harmony import MARKERS as HARMONY_MARKERS
 from rondo.text.parsing.harmony import SHAPE as HARMONY_SHAPE
 from rondo.text.parsing.marked import CallFormat, MarkedCalls, Tools
+from rondo.text.parsing.markup import Dsml, Glm, MiniMax, QwenCoder, SeedOss
 from rondo.text.parsing.parts import Parser
+from rondo.text.parsing.pythonic import Olmo3, Pythonic
 from rondo.text.parsing.think import Think
 
 HARMONY = "openai"
 CALLS: dict[str, type[CallFormat]] = {
     "hermes": Hermes,
+    "qwen3_json": Hermes,
     "qwen3_coder": QwenCoder,
+    "qwen3_xml": QwenCoder,
     "llama3_json": Llama3,
+    "llama4_json": Llama3,
+    "llama4_pythonic": Pythonic,
+    "pythonic": Pythonic,
+    "olmo3": Olmo3,
     "mistral": Mistral,
     "deepseek_v3": DeepSeek,
     "deepseek_v31": DeepSeek,
+    "deepseek_v32": Dsml,
+    "deepseek_v4": Dsml,
+    "glm45": Glm,
+    "glm47": Glm,
+    "kimi_k2": KimiK2,
+    "minimax_m2": MiniMax,
+    "seed_oss": SeedOss,
+    "granite": Granite,
+    "jamba": Jamba,
+    "phi4_mini_json": Phi4,
 }
 """Under vLLM's names."""
 
+_THINK = ("<think>", "</think>")
 REASONING = {
-    "deepseek_r1": ("<think>", "</think>"),
-    "qwen3": ("<think>", "</think>"),
+    "deepseek_r1": _THINK,
+    "qwen3": _THINK,
+    "deepseek_v3": _THINK,
+    "glm45": _THINK,
+    "glm47": _THINK,
+    "kimi_k2": _THINK,
+    "minimax_m2": _THINK,
+    "olmo3": _THINK,
+    "step3": _THINK,
+    "seed_oss": ("<seed:think>", "</seed:think>"),
     "mistral": ("[THINK]", "[/THINK]"),
 }
 HARMONY_REASONING = "openai_gptoss"
-ALWAYS_REASONS = "deepseek_r1"
+ALWAYS_REASON = ("deepseek_r1", "minimax_m2", "olmo3", "step3")
 """Whose answers begin with reasoning even where nothing opens it."""
 
 TOOL_PARSERS = ("auto", "none", *CALLS, HARMONY)
@@ -41,16 +68,27 @@ REASONING_PARSERS = ("auto", "none", *REASONING, HARMONY_REASONING)
 
 _CALLS_BY_TEMPLATE = (
     ("<|channel|>", HARMONY),
+    ("<｜DSML｜", "deepseek_v32"),
     ("<｜tool▁call▁begin｜>", "deepseek_v3"),
+    ("<|tool_call_begin|>", "kimi_k2"),
     ("[TOOL_CALLS]", "mistral"),
+    ("<minimax:tool_call>", "minimax_m2"),
+    ("<seed:tool_call>", "seed_oss"),
+    ("<arg_key>", "glm45"),
     ("<function=", "qwen3_coder"),
     ("<tool_call>", "hermes"),
+    ("<tool_calls>", "jamba"),
+    ("<function_calls>", "olmo3"),
     ("<|python_tag|>", "llama3_json"),
     ('{"name": function name, "parameters":', "llama3_json"),
+    ("<|python_start|>", "llama4_pythonic"),
+    ("functools[", "phi4_mini_json"),
+    ("<|tool_call|>", "granite"),
 )
 _REASONING_BY_TEMPLATE = (
     ("<|channel|>", HARMONY_REASONING),
     ("[THINK]", "mistral"),
+    ("</seed:think>", "seed_oss"),
     ("</think>", "qwen3"),
     ("<think>", "qwen3"),
 )
@@ -125,7 +163,7 @@ class Dialect:
             opened, closed = prompt.rfind(opening) > prompt.rfind(closing), closing in prompt
         else:
             opened, closed = prompt.rstrip().endswith(opening), prompt.rstrip().endswith(closing)
-        always = self.reasoning == ALWAYS_REASONS and not closed
+        always = self.reasoning in ALWAYS_REASON and not closed
         return Thought(opening, closing, opened or always)
 
     @property

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping
-from typing import Any
+from typing import ClassVar
 
 from rondo.text.parsing.calls import call_from, call_of, named_call, read_json
-from rondo.text.parsing.forced import Grammar, Shape, options_of
+from rondo.text.parsing.forced import Shape
 from rondo.text.parsing.marked import CallFormat
 from rondo.text.parsing.parts import Call
 from rondo.text.parsing.scan import JsonScan
+from rondo.text.parsing.streamed import OPENED, Tail
+
+ARGUMENTS = f"(?P<arguments>{OPENED})"
+CALLED = (
+    r'(?P<object>\{)\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"(?P<name>[^"\\]+)"\s*,\s*'
+    rf'"(?:arguments|parameters)"\s*:\s*{ARGUMENTS}'
+)
+"""How an object begins that is a call, in the order that models write it in."""
 
 
 class MarkedEnd:
@@ -55,6 +62,8 @@ class Hermes(CallFormat):
 
     starts = ("<tool_call>",)
     inner = ("</tool_call>",)
+    openings = (re.compile(r"<tool_call>\s*" + CALLED),)
+    tail = (inner,)
 
     def block(self) -> MarkedEnd:
         return MarkedEnd("</tool_call>", json=True)
@@ -67,88 +76,31 @@ class Hermes(CallFormat):
         return Shape('<tool_call>\n{"name": "{name}", "arguments": ', "}\n</tool_call>", "\n")
 
 
-class QwenCoder(CallFormat):
-    """`<tool_call><function=name><parameter=key>value</parameter></function></tool_call>`. Values are texts: which of
-    them stand for something else, the function's schema says."""
-
-    starts = ("<tool_call>", "<function=")
-    noise = ("</tool_call>",)
-
-    _FUNCTION = re.compile(
-        r"\s*(?:<tool_call>)?\s*<function=([^>\s]+)>(.*)</function>\s*(?:</tool_call>)?\s*", re.S
-    )
-    _PARAMETER = re.compile(r"\s*<parameter=([^>\s]+)>(.*?)</parameter>\s*(?=<parameter=|\Z)", re.S)
-
-    def block(self) -> MarkedEnd:
-        return MarkedEnd("</function>")
-
-    def calls(self, text: str) -> list[Call] | None:
-        function = self._FUNCTION.fullmatch(text)
-        if function is None:
-            return None
-        name, body = function.groups()
-        schema = self.tools.get(name, {}).get("properties") or {}
-        arguments, at = {}, 0
-        while (parameter := self._PARAMETER.match(body, at)) is not None:
-            key, value = parameter.groups()
-            arguments[key] = _typed(value.removeprefix("\n").removesuffix("\n"), schema.get(key))
-            at = parameter.end()
-        call = named_call(name, arguments)
-        return None if call is None or body[at:].strip() else [call]
-
-    def shape(self, template: str) -> Shape:
-        return Shape("<tool_call>\n<function={name}>\n", "</function>\n</tool_call>", "\n")
-
-    def arguments(self, grammar: Grammar, rule: str, function: Mapping[str, Any]) -> str:
-        schema = function.get("parameters") or {}
-        parameters = []
-        for index, (key, value) in enumerate((schema.get("properties") or {}).items()):
-            name = f"{rule}_{index}"
-            opening, end = f"<parameter={key}>\n", "\n</parameter>\n"
-            if _is_text(value):
-                said = grammar.until(f"{name}_value", end)
-            else:
-                said = grammar.json(f"{name}_value", value, options_of(function)) + f" {grammar.literal(end)}"
-            grammar.rule(name, f"{grammar.literal(opening)} {said}")
-            parameters.append(name if key in schema.get("required", ()) else f"{name}?")
-        return grammar.rule(rule, " ".join(parameters) or '""')
-
-
-def _typed(text: str, schema: Any) -> Any:
-    """A parameter's value: the JSON that it is written as, unless a string is due."""
-    kinds = _kinds(schema)
-    if _is_text(schema):
-        return None if text == "null" and "null" in kinds else text
-    value = read_json(text.lower() if kinds == "boolean" else text)
-    return text if value is None and text.strip() != "null" else value
-
-
-def _kinds(schema: Any) -> Any:
-    return schema.get("type", "string") if isinstance(schema, dict) else "string"
-
-
-def _is_text(schema: Any) -> bool:
-    return "string" in _kinds(schema)
-
-
 class Llama3(CallFormat):
     """`{"name": ..., "parameters": {...}}` in place of an answer, several with `;` between them, or after
-    `<|python_tag|>`; there also `name.call(key="value")`. Without the tag only what names a tool is a call."""
+    `<|python_tag|>`; there also `name.call(key="value")`. Without the tag only what names a tool is a call. Llama 4 has
+    tags of its own."""
 
-    TAG = "<|python_tag|>"
-    starts = (TAG,)
+    starts = ("<|python_tag|>", "<|python_start|>")
     head_starts = ("{",)
-    noise = (";",)
+    noise = (";", "<|python_end|>")
+    openings = (re.compile(r"(?:<\|python_(?:tag|start)\|>\s*)?" + CALLED),)
 
-    _OPENING = re.compile(r"(?:<\|python_tag\|>\s*)?\{")
+    _OPENING = re.compile(r"(?:<\|python_(?:tag|start)\|>\s*)?\{")
 
     def block(self) -> JsonEnd:
         return JsonEnd(self._OPENING)
 
+    def begins(self, text: str) -> re.Match[str] | None:
+        begun = super().begins(text)
+        known = begun is not None and (text.startswith(self.starts) or begun["name"] in self.tools)
+        return begun if known else None
+
     def calls(self, text: str) -> list[Call] | None:
-        body = text.removeprefix(self.TAG).strip()
+        tag = next((tag for tag in self.starts if text.startswith(tag)), "")
+        body = text.removeprefix(tag).strip()
         value = read_json(body)
-        if body is text or not text.startswith(self.TAG):
+        if not tag:
             known = isinstance(value, dict) and ("parameters" in value or "arguments" in value)
             call = call_of(value) if known else None
             return [call] if call is not None and call.name in self.tools else None
@@ -173,32 +125,78 @@ def _builtin(text: str) -> Call | None:
     return None
 
 
-class Mistral(CallFormat):
+class JsonList(CallFormat):
+    """A marker, and `[{"name": ..., "arguments": {...}}, ...]`."""
+
+    closing: ClassVar[str] = ""
+
+    def __init_subclass__(cls) -> None:
+        marker = "(?:" + "|".join(map(re.escape, cls.starts)) + ")"
+        cls.openings = (re.compile(rf"(?:{marker}\s*(?:\[\s*)?)?{CALLED}"),)
+        cls.tail = ((",", "]"), (cls.closing,)) if cls.closing else ((",", "]"),)
+        cls._beginning = re.compile(rf"{marker}\s*\[(?=\s*[{{\]])|(?:{marker}\s*)?\{{")
+
+    _beginning: ClassVar[re.Pattern[str]]
+
+    def block(self) -> JsonEnd:
+        return JsonEnd(self._beginning)
+
+    def calls(self, text: str) -> list[Call] | None:
+        marker = next((marker for marker in self.starts if text.startswith(marker)), "")
+        listed = read_json(text.removeprefix(marker))
+        found = [call_of(one) for one in (listed if isinstance(listed, list) else [listed])]
+        calls = [call for call in found if call is not None]
+        return calls if len(calls) == len(found) else None
+
+    def heads_after(self, marker: str) -> tuple[str, ...]:
+        return ("{",) if marker == "," else ()
+
+    def shape(self, template: str) -> Shape:
+        opening, closing = f"{self.starts[0]}[", f"]{self.closing}"
+        return Shape('{"name": "{name}", "arguments": ', "}", ", ", opening, closing)
+
+
+class Granite(JsonList):
+    starts = ("<|tool_call|>", "<tool_call>")
+
+
+class Jamba(JsonList):
+    starts = ("<tool_calls>",)
+    closing = "</tool_calls>"
+    noise = ("</tool_calls>",)
+
+
+class Phi4(JsonList):
+    starts = ("functools",)
+
+
+class Mistral(JsonList):
     """`[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]`, since v11 `[TOOL_CALLS]name[ARGS]{...}` for each."""
 
     starts = ("[TOOL_CALLS]",)
     inner = ("[CALL_ID]", "[ARGS]")
 
-    _OPENING = re.compile(
-        r"\[TOOL_CALLS\]\s*(?:\[(?=\s*[{\]])|[\w.-]+\s*(?:\[CALL_ID\]\s*\w+\s*)?(?:\[ARGS\])?\s*\{)"
-    )
-    _NAMED = re.compile(
-        r"\[TOOL_CALLS\]\s*([\w.-]+)\s*(?:\[CALL_ID\]\s*(\w+)\s*)?(?:\[ARGS\])?\s*(\{.*\})\s*", re.S
-    )
+    _NAME = r"\[TOOL_CALLS\]\s*(?P<name>[\w.-]+)\s*(?:\[CALL_ID\]\s*(?P<id>\w+)\s*)?(?:\[ARGS\])?\s*"
+    _NAMED = re.compile(_NAME + r"(\{.*\})\s*", re.S)
+    _NAMED_OPENING = re.compile(_NAME + ARGUMENTS)
+    _BEGINNING = re.compile(rf"{_NAME}\{{|\[TOOL_CALLS\]\s*\[(?=\s*[{{\]])|\{{")
 
     def block(self) -> JsonEnd:
-        return JsonEnd(self._OPENING)
+        return JsonEnd(self._BEGINNING)
+
+    def begins(self, text: str) -> re.Match[str] | None:
+        return super().begins(text) or self._NAMED_OPENING.match(text)
+
+    def ends(self, begun: re.Match[str]) -> Tail:
+        return self.tail if begun.groupdict().get("object") else ()
 
     def calls(self, text: str) -> list[Call] | None:
         named = self._NAMED.fullmatch(text)
-        if named is not None:
-            name, id, arguments = named.groups()
-            found = [named_call(name, arguments, id)]
-        else:
-            listed = read_json(text.removeprefix("[TOOL_CALLS]"))
-            found = [call_of(one) for one in listed] if isinstance(listed, list) else [None]
-        calls = [call for call in found if call is not None]
-        return calls if len(calls) == len(found) else None
+        if named is None:
+            return super().calls(text)
+        name, id, arguments = named.groups()
+        call = named_call(name, arguments, id)
+        return None if call is None else [call]
 
     def shape(self, template: str) -> Shape:
         if "[ARGS]" in template:
@@ -214,6 +212,12 @@ class DeepSeek(CallFormat):
     starts = (BEGIN,)
     inner = (SEP, END)
     noise = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
+
+    openings = (
+        re.compile(rf"{BEGIN}\s*\w*\s*{SEP}\s*(?P<name>[^\n]+?)\s*\n```json\s*\n\s*{ARGUMENTS}"),
+        re.compile(rf"{BEGIN}\s*(?P<name>[^\n<]+?)\s*{SEP}\s*{ARGUMENTS}"),
+    )
+    tail = (("```",), (END,))
 
     _FENCED = re.compile(r"\s*([^\n]+?)\s*\n```json\s*\n(.*?)\s*```\s*", re.S)
 
@@ -233,3 +237,30 @@ class DeepSeek(CallFormat):
             before, after = f"{self.BEGIN}function{self.SEP}{{name}}\n```json\n", f"\n```{self.END}"
             return Shape(before, after, "\n", opening, closing)
         return Shape(f"{self.BEGIN}{{name}}{self.SEP}", self.END, "", opening, closing)
+
+
+class KimiK2(CallFormat):
+    """Between special tokens `functions.name:0`, which is the call's id too, and its arguments."""
+
+    BEGIN, SEP, END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
+    starts = (BEGIN,)
+    inner = (SEP, END)
+    noise = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>")
+    tail = ((END,),)
+
+    _NAMED = rf"{re.escape(BEGIN)}\s*(?P<id>(?:functions\.)?(?P<name>[\w.-]+?):\d+)\s*{re.escape(SEP)}\s*"
+    openings = (re.compile(_NAMED + ARGUMENTS),)
+    _WHOLE = re.compile(_NAMED + r"(?P<body>.*)", re.S)
+
+    def block(self) -> MarkedEnd:
+        return MarkedEnd(self.END)
+
+    def calls(self, text: str) -> list[Call] | None:
+        found = self._WHOLE.fullmatch(text.removesuffix(self.END))
+        call = None if found is None else named_call(found["name"], found["body"], found["id"])
+        return None if call is None else [call]
+
+    def shape(self, template: str) -> Shape:
+        """One call: each would have a number of its own."""
+        opening, closing = self.noise
+        return Shape(f"{self.BEGIN}functions.{{name}}:0{self.SEP}", self.END, None, opening, closing)

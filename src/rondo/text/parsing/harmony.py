@@ -6,8 +6,9 @@ import re
 
 from rondo.text.parsing.calls import named_call
 from rondo.text.parsing.forced import Shape, Thought
-from rondo.text.parsing.parts import Content, Part, Reasoning
+from rondo.text.parsing.parts import Arguments, Call, Content, Part, Reasoning
 from rondo.text.parsing.scan import first_of, held_back
+from rondo.text.parsing.streamed import OPENED, JsonText
 
 MARKERS = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>")
 _START, _CHANNEL, _MESSAGE, _, *_ENDS = MARKERS
@@ -16,6 +17,7 @@ _HEADERS = (_START, _CHANNEL, _MESSAGE, "to=")
 _BODY_ENDS = (*_ENDS, _START, _CHANNEL)
 _CHANNEL_OF = re.compile(r"<\|channel\|>\s*(\w+)")
 _FUNCTION_OF = re.compile(r"\bto=functions\.([^\s<]+)")
+_ARGUMENTS = re.compile(r"\s*(?=" + OPENED + ")")
 
 
 SHAPE = Shape("<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>")
@@ -35,6 +37,13 @@ class Harmony:
         self._kind: type[Content] | type[Reasoning] = Content
         self._fresh = True
         self._said: set[type[Part]] = set()
+        # A call's arguments, and whether nothing has come after them yet.
+        self._streamed: JsonText | None = None
+        self._called = False
+
+    @property
+    def reasons(self) -> bool:
+        return self._header is not None and self._kind is Reasoning
 
     def feed(self, text: str) -> list[Part]:
         self._text += text
@@ -46,7 +55,9 @@ class Harmony:
     def finish(self) -> list[Part]:
         parts: list[Part] = []
         text, self._text = self._text, ""
-        if self._header is not None and self._function is not None:
+        if self._called:
+            self._more(text, parts)
+        elif self._header is not None and self._function is not None:
             self._call(self._function, text, parts)
         else:
             self._say(text, parts)
@@ -75,11 +86,18 @@ class Harmony:
         self._fresh = True
 
     def _body(self, parts: list[Part]) -> bool:
+        if self._function is not None and (begun := _ARGUMENTS.match(self._text)) is not None:
+            parts.append(Call(self._function, ""))
+            self._streamed, self._called = JsonText(), True
+            self._function, self._text = None, self._text[begun.end() :]
         text = self._text
         end = first_of(text, _BODY_ENDS)
         if self._function is None:
             certain = end if end >= 0 else len(text) - held_back(text, _BODY_ENDS)
-            self._say(text[:certain], parts)
+            if self._called:
+                self._more(text[:certain], parts)
+            else:
+                self._say(text[:certain], parts)
             self._text = text = text[certain:]
             end = min(end, 0)
         if end < 0:
@@ -88,9 +106,23 @@ class Harmony:
             self._call(self._function, text[:end], parts)
         ending = next((marker for marker in _ENDS if text.startswith(marker, end)), "")
         self._text = text[end + len(ending) :]
-        self._header = self._function = None
+        self._header = self._function = self._streamed = None
+        self._called = False
         self._kind = Content
         return True
+
+    def _more(self, text: str, parts: list[Part]) -> None:
+        """Of a call's arguments. Blanks after them are nobody's; what else is there is content."""
+        rest: str | None = text
+        if self._streamed is not None:
+            said, rest = self._streamed.take(text)
+            if said:
+                parts.append(Arguments(said))
+        if rest is not None:
+            self._streamed = None
+            rest = rest.lstrip()
+            self._called = not rest
+            self._say(rest, parts)
 
     def _call(self, name: str, body: str, parts: list[Part]) -> None:
         call = named_call(name, body)

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 from rondo.text.parsing.forced import Grammar, Shape, json_arguments
-from rondo.text.parsing.parts import Call, Content, Part
+from rondo.text.parsing.parts import Arguments, Call, Content, Part
 from rondo.text.parsing.scan import first_of, held_back
+from rondo.text.parsing.streamed import StreamedCall, Tail
 
 Tools = Sequence[Mapping[str, Any]]
 """The functions that may be called: `name` and `parameters`, a JSON schema."""
@@ -31,12 +32,30 @@ class CallFormat(ABC):
     """Markers around calls that say nothing."""
     inner: ClassVar[tuple[str, ...]] = ()
     """Markers inside a block."""
+    openings: ClassVar[tuple[re.Pattern[str], ...]] = ()
+    """How calls begin whose arguments can be given as they come: groups `name`, `arguments` (their beginning), `id` if
+    the model writes one, and `object` where an object is around name and arguments."""
+    tail: ClassVar[Tail] = ()
+    """What follows them."""
 
     def __init__(self, tools: Tools) -> None:
         self.tools = {tool["name"]: tool.get("parameters") or {} for tool in tools}
 
     @abstractmethod
     def block(self) -> Block: ...
+
+    def begins(self, text: str) -> re.Match[str] | None:
+        """The beginning of a call that can be given as it comes; `text` is that of a block."""
+        found = (opening.match(text) for opening in self.openings)
+        return next((match for match in found if match is not None), None)
+
+    def ends(self, begun: re.Match[str]) -> Tail:
+        """What follows a call that began so."""
+        return self.tail
+
+    def heads_after(self, marker: str) -> tuple[str, ...]:
+        """What may begin the next call at once, where the last one was ended by `marker`."""
+        return self.head_starts
 
     @abstractmethod
     def calls(self, text: str) -> list[Call] | None:
@@ -52,6 +71,8 @@ class CallFormat(ABC):
 
 
 class MarkedCalls:
+    reasons = False
+
     def __init__(self, format: CallFormat) -> None:
         self._format = format
         self._markers = (*format.starts, *format.noise)
@@ -59,6 +80,8 @@ class MarkedCalls:
         self._blanks = re.compile(f"(?:{blanks})*")
         self._text = ""
         self._block: Block | None = None
+        self._streamed: StreamedCall | None = None
+        self._heads = format.head_starts
         # Blanks and noise: part of the content only if more of it follows, and not a call.
         self._blank = ""
         self._at_head = True
@@ -74,7 +97,9 @@ class MarkedCalls:
     def finish(self) -> list[Part]:
         parts: list[Part] = []
         text, self._text = self._text, ""
-        if self._block is None:
+        if self._streamed is not None:
+            self._say(self._streamed.finish(), parts)
+        elif self._block is None:
             self._say(text, parts)
         else:
             self._block = None
@@ -86,9 +111,15 @@ class MarkedCalls:
 
     def _step(self, parts: list[Part]) -> bool:
         """Whether there may be more to do."""
+        if self._streamed is not None:
+            return self._go_on(self._streamed, parts)
         text = self._text
         if self._block is not None:
             end = self._block.end(text)
+            begun = self._format.begins(text)
+            if begun is not None and (end is None or begun.end() <= end):
+                self._begin(begun, parts)
+                return True
             if end is None:
                 return False
             self._block, self._text = None, text[end:]
@@ -103,11 +134,30 @@ class MarkedCalls:
         self._block = self._format.block()
         return True
 
+    def _begin(self, begun: re.Match[str], parts: list[Part]) -> None:
+        groups = begun.groupdict()
+        parts.append(Call(begun["name"], "", groups.get("id")))
+        self._block = None
+        self._streamed = StreamedCall(groups.get("object") is not None, self._format.ends(begun))
+        self._text = self._text[begun.start("arguments") :]
+        self._called()
+
+    def _go_on(self, call: StreamedCall, parts: list[Part]) -> bool:
+        said, rest = call.feed(self._text)
+        self._text = rest or ""
+        if said:
+            parts.append(Arguments(said))
+        if rest is None:
+            return False
+        self._streamed = None
+        self._heads = self._format.heads_after(call.ended_by)
+        return True
+
     def _start(self, text: str) -> int | None:
         if self._at_head:
             blanks = self._blanks.match(text)
             head = blanks.end() if blanks else 0
-            if text.startswith(self._format.head_starts, head):
+            if text.startswith(self._heads, head):
                 return head
         start = first_of(text, self._format.starts)
         return None if start < 0 else start
@@ -143,6 +193,9 @@ class MarkedCalls:
         if not calls:
             return False
         parts += calls
+        self._called()
+        return True
+
+    def _called(self) -> None:
         self._blank = ""
         self._at_head = self._after_call = True
-        return True

@@ -18,20 +18,29 @@ class Reasoning:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """`arguments` is the text of a JSON object. `id` is there if the model wrote one."""
+    """`arguments` is the text of a JSON object, or of as much of it as is there; `Arguments` may follow. `id` is there
+    if the model wrote one."""
 
     name: str
     arguments: str
     id: str | None = None
 
 
-Part = Content | Reasoning | Call
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """More of the last call's."""
+
+    text: str
+
+
+Part = Content | Reasoning | Call | Arguments
 
 
 class Parser(Protocol):
     """Reads one answer. However its text is cut, the parts are the same, but for where texts are divided.
 
-    Calls come whole: what turns out to be none, or is cut off, can so still be content, and nothing is lost.
+    A call whose arguments are written as JSON begins once its name and their first key are there, and is one then,
+    whatever follows. Others come whole: what turns out to be none can so still be content, and nothing is lost.
     """
 
     def feed(self, text: str) -> list[Part]:
@@ -39,3 +48,7 @@ class Parser(Protocol):
 
     def finish(self) -> list[Part]:
         """The rest, at the end."""
+
+    @property
+    def reasons(self) -> bool:
+        """Whether what comes next is reasoning, as far as one can know."""

@@ -23,6 +23,10 @@ class Think:
         self._phase: Literal["head", "reasoning", "answer"] = "head"
         self._trim = False
 
+    @property
+    def reasons(self) -> bool:
+        return self._phase == "reasoning" or (self._phase == "head" and self._inside)
+
     def feed(self, text: str) -> list[Part]:
         self._text += text
         parts: list[Part] = []

@@ -1,0 +1,102 @@
+"""A call whose arguments are given while the model writes them."""
+
+from __future__ import annotations
+
+import json
+import re
+
+Tail = tuple[tuple[str, ...], ...]
+"""Markers after a call, one of each group, in their order; any may be missing."""
+
+OPENED = r"\{\s*[\"}]"
+"""How arguments begin that are JSON: what else begins with a brace may be anything."""
+
+_IN_STRING = re.compile(r'["\\\x00-\x1f]')
+_OUTSIDE = re.compile(r'["{}\[\]]')
+
+
+class JsonText:
+    """A JSON object that comes in pieces. Line ends and the like inside its strings, which small models write and JSON
+    forbids, are escaped."""
+
+    def __init__(self, depth: int = 0) -> None:
+        self._depth = depth
+        self._in_string = False
+        self._escaped = False
+
+    def take(self, text: str) -> tuple[str, str | None]:
+        """What of `text` belongs to it, and the rest, if it has come to its end."""
+        said: list[str] = []
+        at = 0
+        while at < len(text):
+            if self._escaped:
+                self._escaped = False
+                said.append(text[at])
+                at += 1
+                continue
+            mark = (_IN_STRING if self._in_string else _OUTSIDE).search(text, at)
+            if mark is None:
+                said.append(text[at:])
+                break
+            said.append(text[at : mark.start()])
+            at = mark.end()
+            said.append(self._mark(mark[0]))
+            if not self._in_string and self._depth == 0:
+                return "".join(said), text[at:]
+        return "".join(said), None
+
+    def _mark(self, char: str) -> str:
+        if char == '"':
+            self._in_string = not self._in_string
+        elif self._in_string:
+            self._escaped = char == "\\"
+            return char if self._escaped else json.dumps(char)[1:-1]
+        else:
+            self._depth += 1 if char in "{[" else -1
+        return char
+
+
+class StreamedCall:
+    """From the beginning of the arguments to the end of the call. `wrapped`: an object around them ends after them."""
+
+    def __init__(self, wrapped: bool, tail: Tail) -> None:
+        self._arguments = True
+        self._layers = [JsonText(), JsonText(1)] if wrapped else [JsonText()]
+        self._tail = list(tail)
+        self._kept = ""
+        self.ended_by = ""
+        """The last of the markers."""
+
+    def feed(self, text: str) -> tuple[str, str | None]:
+        """More of the arguments, and what comes after the call, once that is known."""
+        said = ""
+        while self._layers:
+            taken, rest = self._layers[0].take(text)
+            if self._arguments:
+                said = taken
+            if rest is None:
+                return said, None
+            self._layers.pop(0)
+            self._arguments, text = False, rest
+        return said, self._after(text)
+
+    def finish(self) -> str:
+        """What was kept because it might have become a marker."""
+        return self._kept
+
+    def _after(self, text: str) -> str | None:
+        self._kept += text
+        while self._tail:
+            head = self._kept.lstrip()
+            found = next((marker for marker in self._tail[0] if head.startswith(marker)), None)
+            if found is None and self._may_become_one(head):
+                return None
+            self._tail.pop(0)
+            if found is not None:
+                self.ended_by = found
+                self._kept = head.removeprefix(found)
+        kept, self._kept = self._kept, ""
+        return kept
+
+    def _may_become_one(self, head: str) -> bool:
+        return any(marker.startswith(head) and marker != head for group in self._tail for marker in group)
