@@ -5,12 +5,21 @@ from typing import TYPE_CHECKING
 from rondo.base.lazy import lazy
 
 if TYPE_CHECKING:
+    from rondo.client.beam import BeamSearchParams
     from rondo.client.http import AsyncClient, Client
     from rondo.client.structured import StructuredOutputsParams
     from rondo.client.types import SamplingParams
     from rondo.engine.llm import LLM
 
-__all__ = ["LLM", "AsyncClient", "Client", "SamplingParams", "StructuredOutputsParams", "__version__"]
+__all__ = [
+    "LLM",
+    "AsyncClient",
+    "BeamSearchParams",
+    "Client",
+    "SamplingParams",
+    "StructuredOutputsParams",
+    "__version__",
+]
 
 __version__ = "0.1.0"
 
@@ -18,6 +27,7 @@ __getattr__ = lazy(
     __name__,
     {
         "AsyncClient": ".client.http",
+        "BeamSearchParams": ".client.beam",
         "Client": ".client.http",
         "LLM": ".engine.llm",
         "SamplingParams": ".client.types",

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar, cast
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rondo.base.errors import InvalidRequest
+from rondo.client.beam_fields import check_beams, excluded
 from rondo.client.forms import FormBody, ResponseFormat, StructuredBody
 from rondo.client.tools import Tool, ToolChoice, chosen, demanded
 from rondo.client.types import SamplingParams
@@ -63,8 +64,11 @@ class SamplingBody(FormBody):
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
     spaces_between_special_tokens: Literal[True] = True
+    use_beam_search: bool = False
+    length_penalty: float = 1.0
 
     def sampling(self, logprobs: int | None, max_tokens: int | None) -> SamplingParams:
+        check_beams(self)
         given = {
             "temperature": self.temperature,
             "top_p": self.top_p,
@@ -149,6 +153,8 @@ class ChatRequest(SamplingBody):
     def to_sampling(self) -> SamplingParams:
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs: true.", param="top_logprobs")
+        if self.use_beam_search and self.required_tools():
+            raise excluded("tool_choice")
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
         return self.sampling(logprobs, self.max_completion_tokens or self.max_tokens)
 
@@ -173,6 +179,10 @@ class CompletionRequest(SamplingBody):
     def to_sampling(self) -> SamplingParams:
         if self.max_tokens == 0 and not self.echo:
             raise InvalidRequest("max_tokens may be 0 only with echo; got 0.", param="max_tokens")
+        if self.use_beam_search and self.max_tokens == 0:
+            raise excluded("max_tokens")
+        if self.use_beam_search and self.echo and self.logprobs is not None:
+            raise excluded("echo")
         sampling = self.sampling(self.logprobs, 16 if self.max_tokens is None else max(self.max_tokens, 1))
         if not (self.echo and self.logprobs is not None):
             return sampling
@@ -223,7 +233,6 @@ KNOWN_UNSUPPORTED = frozenset(
         "web_search_options",
         "prompt_cache_key",
         "safety_identifier",
-        "use_beam_search",
         "moderation",
         "prompt_cache_retention",
     ]

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from rondo.base.errors import ConfigError, InvalidRequest
 from rondo.base.ids import new_id
+from rondo.client.beam import Beam, BeamSearch, BeamSearchOutput, BeamSearchParams, Scored
 from rondo.client.openai import Message
 from rondo.client.ranking import best, spread
 from rondo.client.types import CompletionOutput, GenerateRequest, RequestOutput, SamplingParams
@@ -80,18 +81,12 @@ class LLM:
         each = [params or SamplingParams()] * len(given) if not isinstance(params, Sequence) else list(params)
         if len(each) != len(given):
             raise InvalidRequest(f"{len(given)} prompts but {len(each)} sampling parameters.", param="params")
-        names = [adapter] * len(given) if adapter is None or isinstance(adapter, str) else list(adapter)
-        if len(names) != len(given):
-            raise InvalidRequest(f"{len(given)} prompts but {len(names)} adapters.", param="adapter")
+        names = as_names(adapter, len(given))
         requests = [
             GenerateRequest(new_id("gen"), self._cut(prompt, sampling), self._checked(sampling), adapter=name)
             for prompt, sampling, name in zip(given, each, names, strict=True)
         ]
-        try:
-            readers = self._run(requests)
-        except BaseException:
-            self.core.abort_all()
-            raise
+        readers = self._run(requests)
         return [
             self._output(prompt, request, readers[i], each[i])
             for i, (prompt, request) in enumerate(zip(given, requests, strict=True))
@@ -129,6 +124,25 @@ class LLM:
         prompts = self.tokenizer.encode_batch(texts, add_special=False)
         outputs = self.generate(prompts, sampling_params, adapter=adapter)
         return [replace(output, prompt=text) for output, text in zip(outputs, texts, strict=True)]
+
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, adapter: AdapterNames = None
+    ) -> list[BeamSearchOutput]:
+        """The best continuations of each prompt, found together. `adapter` as in `generate`."""
+        given = as_prompts(prompts)
+        names = as_names(adapter, len(given))
+        core = self.core
+        searches = [BeamSearch(self._ids(one), params, core.eos_ids, core.max_model_len) for one in given]
+        while any(search.beams for search in searches):
+            asked = [
+                GenerateRequest(new_id("beam"), beam.tokens, search.sampling(), adapter=name)
+                for search, name in zip(searches, names, strict=True)
+                for beam in search.beams
+            ]
+            samples = iter(self._run(asked))
+            for search in searches:
+                search.take([_scored(next(samples)) for _ in search.beams])
+        return [BeamSearchOutput([self._told(beam) for beam in search.best()]) for search in searches]
 
     def reset_prefix_cache(self) -> None:
         """Prompts are computed anew, whatever they have in common with earlier ones."""
@@ -168,6 +182,14 @@ class LLM:
         self.core.abort_weight_update()
 
     def _run(self, requests: list[GenerateRequest]) -> list[list[Request]]:
+        """The samples of each request, when all are done; if one fails, none is left."""
+        try:
+            return self._work_off(requests)
+        except BaseException:
+            self.core.abort_all()
+            raise
+
+    def _work_off(self, requests: list[GenerateRequest]) -> list[list[Request]]:
         """Adds requests as the queue has room and steps until all are done."""
         core = self.core
         samples: list[list[Request]] = []
@@ -233,6 +255,10 @@ class LLM:
             stop_reason=chunk.stop_reason,
         )
 
+    def _told(self, beam: Beam) -> Beam:
+        beam.text = None if self.tokenizer is None else self.tokenizer.decode(beam.tokens)
+        return beam
+
     def _cut(self, prompt: Prompt, params: SamplingParams) -> Sequence[int]:
         return truncated(self._ids(prompt), params, self.core.max_model_len)
 
@@ -249,6 +275,10 @@ class LLM:
         if params.stop and self.tokenizer is None:
             raise InvalidRequest("stop strings need a tokenizer: use stop_token_ids instead.", param="stop")
         return spread(with_bad_words(params, self.tokenizer))
+
+
+def _scored(samples: list[Request]) -> Scored:
+    return Scored(samples[0].top_logprobs[0], samples[0].weight_versions[0])
 
 
 def _check_whole(config: EngineConfig) -> None:
@@ -272,6 +302,14 @@ def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
         return [cast(Prompt, prompts)]
     return list(cast(Sequence[Prompt], prompts))
+
+
+def as_names(adapter: AdapterNames, count: int) -> list[str | None]:
+    """One name for all prompts or one for each -> one for each."""
+    names = [adapter] * count if adapter is None or isinstance(adapter, str) else list(adapter)
+    if len(names) != count:
+        raise InvalidRequest(f"{count} prompts but {len(names)} adapters.", param="adapter")
+    return names
 
 
 def as_conversations(messages: Conversation | Sequence[Conversation]) -> list[Conversation]:

@@ -17,6 +17,7 @@ from rondo.base.errors import InvalidRequest
 from rondo.client.openai import SamplingBody
 from rondo.client.ranking import best, spread
 from rondo.client.types import GenerateRequest, TokenChunk
+from rondo.server.beam import Beams
 from rondo.server.http import DONE, EventStream, event_of, gather, unless_gone
 from rondo.server.served import Served
 from rondo.server.shapes import UsageCount, join
@@ -42,6 +43,15 @@ class Job:
     usage: Callable[[], UsageCount] = UsageCount
     silent: bool = False
     """Whether only the prompt is asked for: the one token that the engine gives at least is left out."""
+    beams: Beams | None = None
+    """Where the answer is searched for, and not drawn."""
+
+    @property
+    def parts(self) -> Sequence[GenerateRequest]:
+        """What the engine is asked."""
+        if self.beams is None:
+            return self.requests
+        return [part for request in self.requests for part in self.beams.parts(request)]
 
     def index(self, prompt: int, chunk: TokenChunk) -> int:
         return prompt * (self.body.n or 1) + chunk.index
@@ -84,18 +94,19 @@ async def answer(served: Served, request: Request, job: Job) -> ASGIApp:
 
 async def _whole(served: Served, job: Job) -> Response:
     usage = job.usage()
+    source = served.engine.generate if job.beams is None else job.beams.generate
 
     async def finish(asked: GenerateRequest) -> list[TokenChunk]:
         chunks = []
         generate = replace(asked, sampling=spread(asked.sampling))
-        async with aclosing(served.engine.generate(generate)) as stream:
+        async with aclosing(source(generate)) as stream:
             async for chunk in stream:
                 job.hush(chunk)
                 usage.count(chunk)
                 chunks.append(chunk)
         return best(join(chunks), asked.sampling)
 
-    with served.under_way(job.id, job.requests):
+    with served.under_way(job.id, job.parts):
         samples = await gather([finish(generate) for generate in job.requests])
     choices = [
         choice
@@ -113,7 +124,7 @@ async def _events(served: Served, job: Job) -> AsyncGenerator[bytes, None]:
     options = job.body.stream_options
     with_usage = options is not None and options.include_usage
     begun: set[int] = set()
-    with served.under_way(job.id, job.requests):
+    with served.under_way(job.id, job.parts):
         async with aclosing(_merge(served, job)) as stream:
             async for prompt, chunk in stream:
                 job.hush(chunk)

@@ -70,6 +70,7 @@ def create_app(
         max_body_bytes=config.max_body_bytes,
         allow_priority=config.allow_priority,
         created=int(time.time()),
+        eos_ids=tuple(tokenizer.eos_ids or model.eos_ids),
     )
     embedder = Embedder(served, pooling, Dimensions.of(model, config.matryoshka))
     scorer = Scorer(embedder)

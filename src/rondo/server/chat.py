@@ -11,6 +11,7 @@ from rondo.base.ids import new_id
 from rondo.client.openai import ChatRequest, parse
 from rondo.client.types import TokenChunk
 from rondo.server.answering import Job, answer, ending, is_news
+from rondo.server.beam import Beams
 from rondo.server.http import read_body
 from rondo.server.replies import Reply, deltas_of, message_of
 from rondo.server.served import Served
@@ -72,6 +73,7 @@ async def chat(served: Served, request: Request) -> ASGIApp:
         first,
         beside,
         usage,
+        beams=Beams(served, body, request_id) if body.use_beam_search else None,
     )
     return await answer(served, request, job)
 

@@ -62,8 +62,7 @@ def lifecycle_routes(
     async def abort_requests(request: Request) -> Response:
         body = parse(AbortRequests, await read_body(request, served.max_body_bytes))
         for name in body.request_ids:
-            for request_id in served.parts.get(name, (name,)):
-                await engine.abort(request_id)
+            await served.abort(name)
         return Response()
 
     async def weight_info(request: Request) -> Response:

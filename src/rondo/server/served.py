@@ -30,8 +30,13 @@ class Served:
     max_body_bytes: int
     allow_priority: bool
     created: int
+    eos_ids: tuple[int, ...]
+    """The tokens that end an answer."""
     parts: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """The engine's requests behind each answer that is under way."""
+
+    aborted: set[str] = field(default_factory=set)
+    """Those that the operator wants to end: the engine may know of none just then, between two of its requests."""
 
     @contextmanager
     def under_way(self, id: str, requests: Sequence[GenerateRequest]) -> Iterator[None]:
@@ -40,6 +45,14 @@ class Served:
             yield
         finally:
             del self.parts[id]
+            self.aborted.discard(id)
+
+    async def abort(self, id: str) -> None:
+        """An answer, or a request of the engine's."""
+        if id in self.parts:
+            self.aborted.add(id)
+        for part in self.parts.get(id, (id,)):
+            await self.engine.abort(part)
 
     @property
     def adapters(self) -> Sequence[str]:
