@@ -10,11 +10,14 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
+import openai
 import pytest
 
 import rondo
@@ -83,24 +86,22 @@ class Vllm:
         return found
 
 
-def command(folder: Path, mode: str, port: int) -> list[str]:
+def command(folder: Path, mode: str, port: int, *more: str) -> list[str]:
     python = [str(PYTHON)] if mode == "direct" else [os.sys.executable]
     flags = [f"--engine.{name}={value}" for name, value in SETTINGS.items()]
     flags += [f"--server.{name}={value}" for name, value in SERVER.items()]
     flags += ["--engine=vllm", f"--engine-mode={mode}", f"--engine.vllm.args={json.dumps(EAGER)}"]
     flags += ["--engine.vllm.adapters=true", "--engine.max_adapter_rank=8", f"--port={port}"]
-    return [*python, "-m", "rondo.cli", "serve", str(folder), *flags, f"--engine.vllm.python={PYTHON}"]
+    flags.append(f"--engine.vllm.python={PYTHON}")
+    return [*python, "-m", "rondo.cli", "serve", str(folder), *flags, *more]
 
 
-@pytest.fixture(scope="module", params=["http", "direct"])
-def vllm(
-    request: pytest.FixtureRequest, folders: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Vllm]:
+@contextmanager
+def serving(folder: Path, mode: str, log: Path, *more: str) -> Iterator[Vllm]:
     if not PYTHON.exists():
         pytest.skip("vLLM's environment is not there: run `bash tests/real/setup.sh` first")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    log = tmp_path_factory.mktemp("log") / "log"
     own = {
         "PYTHONPATH": str(ROOT / "src"),
         "RONDO_HOME": str(log.parent / "home"),
@@ -108,20 +109,45 @@ def vllm(
     }
     with log.open("wb") as out:
         process = subprocess.Popen(
-            command(folders / "0", request.param, port), env=os.environ | own, stdout=out, stderr=out
+            command(folder, mode, port, *more), env=os.environ | own, stdout=out, stderr=out
         )
     try:
         with rondo.Client(f"http://127.0.0.1:{port}", admin_key="operator") as client:
-            served = Vllm(request.param, f"http://127.0.0.1:{port}", process, client, log)
+            served = Vllm(mode, f"http://127.0.0.1:{port}", process, client, log)
             wait_until_ready(served)
             yield served
-            children = served.children()
-            process.terminate()
-            process.wait(60)
-            assert not [pid for pid in children if alive(pid)], "vLLM outlived its server"
     finally:
         process.kill()
         process.wait()
+
+
+@pytest.fixture(scope="module", params=["http", "direct"])
+def vllm(
+    request: pytest.FixtureRequest, folders: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Vllm]:
+    with serving(folders / "0", request.param, tmp_path_factory.mktemp("log") / "log") as served:
+        yield served
+        children = served.children()
+        served.process.terminate()
+        served.process.wait(60)
+        assert not [pid for pid in children if alive(pid)], "vLLM outlived its server"
+
+
+@pytest.fixture(scope="module", params=["http", "direct"])
+def vectors(
+    request: pytest.FixtureRequest, folders: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Vllm, rondo.Client]]:
+    """A vLLM for vectors, and our own engine beside it: of one mode those of the last token, of the other means."""
+    pooling = {"http": "last", "direct": "mean"}[request.param]
+    engine = EngineConfig(**SETTINGS, pooling=pooling)
+    flags = ("--engine.vllm.runner=pooling", f"--engine.pooling={pooling}")
+    for running in start(folders / "0", engine, ServerConfig(port=0, **SERVER)):
+        log = tmp_path_factory.mktemp("log") / "log"
+        with (
+            rondo.Client(running.url, admin_key="operator") as ours,
+            serving(folders / "0", request.param, log, *flags) as served,
+        ):
+            yield served, ours
 
 
 def alive(pid: int) -> bool:
@@ -180,6 +206,12 @@ def push(client: rondo.Client, folder: Path) -> int:
         {"max_tokens": None},
         {"allowed_token_ids": [40, 41, 42, 43], "max_tokens": 8},
         {"bad_words": ["a"], "max_tokens": 12},
+        {"prompt_logprobs": 2, "max_tokens": 4},
+        {"prompt": "the user asks", "echo": True, "logprobs": 2, "max_tokens": 4},
+        {"prompt": "the user asks and the assistant answers", "truncate_prompt_tokens": 4},
+        {"best_of": 2, "n": 1, "max_tokens": 6},
+        {"stop": ["s", "t"], "include_stop_str_in_output": True},
+        {"return_tokens_as_token_ids": True, "logprobs": 1, "max_tokens": 4},
     ],
     ids=lambda body: "-".join(body),
 )
@@ -189,14 +221,57 @@ def test_the_same_answers(vllm: Vllm, ours: rondo.Client, body: dict[str, Any]) 
     )
     for mine, its in zip(*map(without_versions, (wanted, got)), strict=True):
         logs = [choice.pop("logprobs") for choice in (mine, its)]
+        same_scores(*(choice.pop("prompt_logprobs", None) for choice in (mine, its)))
         assert its == mine
         if logs[0] is not None:
             assert logs[1]["tokens"] == logs[0]["tokens"]
-            assert logs[1]["token_logprobs"] == pytest.approx(logs[0]["token_logprobs"], abs=1e-3)
-            for ranks in zip(logs[1]["top_logprobs"], logs[0]["top_logprobs"], strict=True):
-                assert ranks[0] == pytest.approx(ranks[1], abs=1e-3)
+            for name in ("token_logprobs", "top_logprobs"):
+                for pair in zip(logs[1][name], logs[0][name], strict=True):
+                    assert pair[0] == (None if pair[1] is None else pytest.approx(pair[1], abs=1e-3))
     for name in ("prompt_tokens", "completion_tokens"):
         assert got["usage"][name] == wanted["usage"][name]
+
+
+def same_scores(ours: list[Any] | None, its: list[Any] | None) -> None:
+    """Of prompts: by token, as vLLM tells them."""
+    assert (ours is None) == (its is None)
+    for mine, other in zip(ours or (), its or (), strict=True):
+        assert (mine and mine.keys()) == (other and other.keys())
+        for token, entry in (mine or {}).items():
+            told = dict(other[token])
+            assert told.pop("logprob") == pytest.approx(entry["logprob"], abs=1e-3)
+            assert told == {name: value for name, value in entry.items() if name != "logprob"}
+
+
+def test_openais_client_sees_no_difference(vllm: Vllm, ours: rondo.Client) -> None:
+    """The fields of each answer, whole and streamed, and what a program reads from them."""
+    said = {"model": "tiny", "temperature": 0, "max_tokens": 6, "seed": 3, "extra_body": {"ignore_eos": True}}
+    chat = said | {"messages": [{"role": "user", "content": "add"}], "logprobs": True, "top_logprobs": 1}
+
+    def answers(url: str) -> list[Any]:
+        with openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0, timeout=WAIT) as client:
+            whole = client.chat.completions.create(**chat)
+            streamed = list(client.chat.completions.create(**chat, stream=True))
+            text = client.completions.create(**said, prompt="the user", logprobs=1, n=2)
+            with pytest.raises(openai.BadRequestError) as refused:
+                client.completions.create(**said, prompt=[VOCAB])
+            return [
+                *map(shape, (whole.model_dump(), streamed[-1].model_dump(), text.model_dump())),
+                whole.choices[0].message.content,
+                "".join(event.choices[0].delta.content or "" for event in streamed if event.choices),
+                [choice.text for choice in text.choices],
+                text.usage and text.usage.total_tokens,
+                refused.value.body,
+            ]
+
+    assert answers(vllm.url) == answers(str(ours.base_url))
+
+
+def shape(value: Any) -> Any:
+    """What there is, and of which kind."""
+    if isinstance(value, dict):
+        return {name: shape(each) for name, each in value.items()}
+    return [shape(each) for each in value] if isinstance(value, list) else type(value).__name__
 
 
 def test_chat_streamed_and_whole(vllm: Vllm, ours: rondo.Client) -> None:
@@ -271,7 +346,7 @@ def test_errors_are_ours(vllm: Vllm, body: dict[str, Any], status: int, param: s
 
 
 def test_what_vllm_does_not_do_is_said(vllm: Vllm) -> None:
-    with pytest.raises(InvalidRequest, match="no vectors"):
+    with pytest.raises(InvalidRequest, match="answers, not vectors"):
         vllm.client._call("POST", "/v1/embeddings", {"model": "tiny", "input": "a"})
     with pytest.raises(InvalidRequest, match="GPU only"):
         vllm.client.sleep()
@@ -390,9 +465,12 @@ def test_metrics(vllm: Vllm) -> None:
         "generation_tokens_total",
         "time_to_first_token_seconds_count",
         "e2e_request_latency_seconds_count",
+        "prefix_cache_queries_total",
+        "request_queue_time_seconds_count",
     ):
         value = next(line for line in text.splitlines() if line.startswith(f"rondo:{name}{{"))
         assert float(value.split()[-1]) > 0
+    assert "rondo:kv_cache_usage_perc{" in text
 
 
 def test_a_killed_vllm(vllm: Vllm, ours: rondo.Client, folders: Path) -> None:
@@ -401,7 +479,7 @@ def test_a_killed_vllm(vllm: Vllm, ours: rondo.Client, folders: Path) -> None:
     version = push(vllm.client, folders / "1")
     before = choices(vllm.client, prompt=PROMPTS)
     asking = Asking(vllm)
-    name = "vllm.entrypoints" if vllm.mode == "http" else "EngineCore"
+    name = "rondo_vllm_parent" if vllm.mode == "http" else "EngineCore"
     os.kill(next(pid for pid, line in vllm.children().items() if name in line), signal.SIGKILL)
     asking.join(60)
     assert isinstance(asking.error, Unavailable)
@@ -418,11 +496,60 @@ def test_a_killed_vllm(vllm: Vllm, ours: rondo.Client, folders: Path) -> None:
 
     children = vllm.children()
     vllm.process.kill()
+    wait_until_gone(children)
+
+
+def wait_until_gone(processes: dict[int, str]) -> None:
     for _ in range(150):
-        if not any(map(alive, children)):
+        if not any(map(alive, processes)):
             return
         time.sleep(0.1)
     raise AssertionError("nobody is left to ask it, and vLLM goes on")
+
+
+def embedded(client: rondo.Client, **body: Any) -> np.ndarray[Any, Any]:
+    body = {"model": "tiny", "input": PROMPTS} | body
+    return np.array([one["embedding"] for one in client._call("POST", "/v1/embeddings", body)["data"]])
+
+
+def test_vectors(vectors: tuple[Vllm, rondo.Client], folders: Path) -> None:
+    """With and without an adapter, of one version of the weights and the next; and nothing outlives a server that is
+    killed."""
+    served, ours = vectors
+    both = (ours, served.client)
+
+    def same(**body: Any) -> None:
+        wanted, got = (embedded(client, **body) for client in both)
+        np.testing.assert_allclose(got, wanted, atol=1e-4)
+
+    same()
+    same(use_activation=False)
+    same(input=[PROMPTS[1] * 2] * 2)
+    for client in both:
+        client.load_lora_adapter("other", str(folders / "lora"))
+    same(model="other")
+    body = {"model": "tiny", "query": "add", "documents": ["the user asks", "sort", "add"]}
+    for path, given in (
+        ("/rerank", body),
+        ("/score", {"model": "tiny", "text_1": "add", "text_2": body["documents"]}),
+    ):
+        name, key = ("results", "relevance_score") if path == "/rerank" else ("data", "score")
+        wanted, got = (
+            [(one["index"], one[key]) for one in client._call("POST", path, given)[name]] for client in both
+        )
+        assert [index for index, _ in got] == [index for index, _ in wanted]
+        np.testing.assert_allclose([score for _, score in got], [score for _, score in wanted], atol=1e-4)
+    for client in both:
+        push(client, folders / "1")
+    same()
+    with pytest.raises(InvalidRequest, match="vectors, not answers"):
+        choices(served.client)
+    assert httpx.get(served.url + "/metrics", timeout=60).text.count("rondo:prompt_tokens_total{") == 1
+
+    children = served.children()
+    served.process.kill()
+    wait_until_gone(children)
+    assert served.mode == "direct" or not list((served.log.parent / "home" / "run").iterdir())
 
 
 def test_direct_needs_vllms_environment(folders: Path) -> None:

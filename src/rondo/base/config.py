@@ -27,7 +27,10 @@ RESERVED = frozenset(
     ENV_PREFIX + name
     for name in (
         *("HOME", "CONFIG", "DEBUG", "API_KEY", "ADMIN_KEY", "BASE_URL", "OPS", "NATIVE"),
-        "VLLM_PARENT",  # of a vLLM that is ours: the process with which it ends
+        *(
+            "VLLM_PARENT",
+            "VLLM_FOLDER",
+        ),  # of a vLLM that is ours: the process with which it ends, and its files
         *("PEERS", "BENCH_THREADS", "BENCH_TRL_MICROBATCHES"),  # of the benchmarks and the tests with peers
     )
 )

@@ -11,6 +11,10 @@ class VllmConfig(Section):
     mode: Literal["http", "direct"] = Field(
         "http", description="http: a vLLM process of ours, behind a socket file; direct: inside this process."
     )
+    runner: Literal["generate", "pooling"] = Field(
+        "generate",
+        description="What vLLM gives: answers (generate), or vectors and scores of texts (pooling).",
+    )
     python: str | None = Field(
         None, description="The Python that vLLM is installed for, with http; this one by default."
     )

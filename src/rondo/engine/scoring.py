@@ -52,6 +52,10 @@ class PromptScores:
         values = (logprobs[:, None] + (best.values - chosen) / self.temperature).clamp(max=0)
         self._found.append((logprobs, ranks, best.indices, values))
 
+    def give(self, found: PromptLogprobs) -> None:
+        """All of them at once, from somebody else."""
+        self._read = found
+
     def read(self) -> PromptLogprobs | None:
         """None where not all of them are there."""
         if self._read is None and sum(len(part[0]) for part in self._found) == len(self.targets):

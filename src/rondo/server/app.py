@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -152,7 +153,9 @@ def _health_routes(engine: ServedEngine, config: ServerConfig) -> list[Route]:
         return JSONResponse({"server_load": running + waiting, "running": running, "waiting": waiting})
 
     async def show_metrics(request: Request) -> Response:
-        return Response(metrics.render(config.metrics_alias), media_type=metrics.CONTENT_TYPE)
+        # In a thread: a vLLM in another process is asked for its own.
+        text = await asyncio.to_thread(metrics.render, config.metrics_alias)
+        return Response(text, media_type=metrics.CONTENT_TYPE)
 
     return [
         Route("/health", health),

@@ -56,12 +56,9 @@ def _vllm(
 ) -> tuple[ServedEngine, ModelConfig, RequestMetrics]:
     from rondo.engine.vllm.load import load_vllm
 
-    if adapters:
-        raise ConfigError(
-            "adapters from the start are of Rondo's own engine: load them with /v1/load_lora_adapter.",
-            param="server.adapters",
-        )
-    running = load_vllm(folder, engine, tokenizer.eos_ids or None, cast(TextSource, tokenizer), name)
+    running = load_vllm(
+        folder, engine, tokenizer.eos_ids or None, cast(TextSource, tokenizer), name, adapters
+    )
     return running, running.model, running.metrics
 
 

@@ -7,10 +7,6 @@ but what vLLM itself brings, so that it also works in an environment without the
 from __future__ import annotations
 
 import json
-import os
-import signal
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -37,24 +33,6 @@ def register() -> None:
     """May be called several times in one process."""
     if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(BACKEND, FolderEngine)
-        parent = os.environ.get("RONDO_VLLM_PARENT", "")
-        if parent:
-            threading.Thread(target=_end_with, args=(int(parent),), daemon=True).start()
-
-
-def _end_with(parent: int) -> None:
-    """A vLLM that somebody started to ask it has nobody left who does: its processes are a group of their own."""
-    while _lives(parent):
-        time.sleep(1)
-    os.killpg(os.getpgrp(), signal.SIGKILL)
-
-
-def _lives(process: int) -> bool:
-    """One that has ended may still be listed, until whoever started it has asked how."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
-    except FileNotFoundError:
-        return not Path("/proc/self").exists()
 
 
 @dataclass

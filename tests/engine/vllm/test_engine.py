@@ -5,6 +5,7 @@ import json
 import shutil
 from contextlib import aclosing
 
+import numpy as np
 import pytest
 
 from rondo.base.account import Account
@@ -12,6 +13,7 @@ from rondo.base.errors import (
     ConfigError,
     Conflict,
     InvalidRequest,
+    ModelError,
     NotFound,
     Overloaded,
     RondoError,
@@ -21,9 +23,10 @@ from rondo.client.engine import fault_of
 from rondo.client.structured import StructuredOutputsParams
 from rondo.client.types import GenerateRequest, SamplingParams
 from rondo.engine.config import EngineConfig, VllmConfig
+from rondo.engine.vllm.adapters import VllmAdapters
 from rondo.engine.vllm.backend import Piece, likeliest, spread
 from rondo.engine.vllm.engine import VllmEngine
-from rondo.engine.vllm.remote import pieces, refusal
+from rondo.engine.vllm.wire import pieces, prompt_logprobs, refusal
 from rondo.models import parse, read_config, save
 from support.engines import collect
 from support.tiny import tiny_model, tiny_tokenizer
@@ -58,6 +61,9 @@ class Played:
         finally:
             self.left += 1
 
+    def figures(self):
+        return ()
+
     def __getattr__(self, verb):
         async def do(*given):
             self.done.append((verb, *given))
@@ -79,7 +85,11 @@ def folders(tmp_path_factory):
 def engine(folders):
     config = EngineConfig(max_num_seqs=2, max_queued=2, vllm=VllmConfig(adapters=True), max_loaded_adapters=1)
     model = parse(read_config(folders / "0"))
-    return VllmEngine(config, model, folders / "0", 64, model.eos_ids, tiny_tokenizer(), "tiny")
+    return make(config, model, folders / "0", model.eos_ids, tiny_tokenizer())
+
+
+def make(config, model, folder, ends=(), tokenizer=None):
+    return VllmEngine(config, model, folder, 64, ends, tokenizer, "tiny", VllmAdapters(config))
 
 
 def run(engine, backend, work):
@@ -206,7 +216,7 @@ def test_the_queue_is_bounded(engine):
         ({}, [5] * 64, "prompt"),
         ({"logit_bias": {4000: 1}}, [5], "logit_bias"),
         ({"allowed_token_ids": (4000,)}, [5], "allowed_token_ids"),
-        ({"prompt_logprobs": 0}, [5], "prompt_logprobs"),
+        ({"prompt_logprobs": 0, "temperature": 0.5}, [5], "logprobs_mode"),
         ({"bad_word_ids": ((4,),)}, [5], "bad_words"),
     ],
 )
@@ -224,13 +234,49 @@ def test_the_form_of_an_answer_is_vllms_to_enforce(engine):
     assert said == {"choice": ("a", "b"), "disable_any_whitespace": False, "whitespace_pattern": None}
 
 
-def test_vectors_are_refused(engine):
+def vector_of(engine, backend):
     async def work():
-        async for _ in engine.generate(GenerateRequest("a", [5], PARAMS, pooling="last")):
-            pass
+        request = GenerateRequest("a", [5, 6], PARAMS, pooling="last")
+        return [chunk async for chunk in engine.generate(request)]
 
-    with pytest.raises(InvalidRequest, match="no vectors"):
-        run(engine, Played(), work)
+    return run(engine, backend, work)
+
+
+def test_it_gives_answers_or_vectors(engine, folders):
+    with pytest.raises(InvalidRequest, match="answers, not vectors"):
+        vector_of(engine, Played())
+    config = EngineConfig(vllm=VllmConfig(runner="pooling"))
+    pooling = make(config, engine.model, folders / "0")
+    with pytest.raises(InvalidRequest, match="vectors, not answers") as refused:
+        run(pooling, Played(), lambda: collect(pooling, "a", PARAMS))
+    assert refused.value.code == "not_supported"
+    numbers = np.array([1.5, -2.0], dtype=np.float32)
+    [chunk] = vector_of(pooling, Played(Piece(0, (), vector=numbers, finish_reason="stop", cached=1)))
+    assert (chunk.vector, chunk.finish_reason, chunk.cached_tokens) == ([1.5, -2.0], "stop", 1)
+    assert pooling.metrics.prompt_tokens == 2
+    with pytest.raises(ModelError, match="not finite"):
+        vector_of(pooling, Played(Piece(0, (), vector=numbers * np.inf, finish_reason="stop")))
+
+
+def test_log_probabilities_of_a_prompt(engine):
+    """vLLM names them by token; those of a token that is among the likeliest come once."""
+    params = PARAMS.with_(prompt_logprobs=1)
+    asked = type("Asked", (), {"request": GenerateRequest("a", [9, 8, 7], params)})()
+    said = [
+        None,
+        {"8": {"logprob": -3.0, "rank": 4}, "2": {"logprob": -1.0, "rank": 1}},
+        {"7": {"logprob": -0.5, "rank": 1}},
+    ]
+    scores = prompt_logprobs(said, asked)
+    assert scores == [None, [(8, -3.0, 4), (2, -1.0, 1)], [(7, -0.5, 1), (7, -0.5, 1)]]
+    backend = Played(Piece(0, (), prompt_logprobs=scores), Piece(0, [5], finish_reason="length", cached=2))
+
+    async def work():
+        request = GenerateRequest("a", [9, 8, 7], params)
+        return [chunk async for chunk in engine.generate(request)]
+
+    [chunk] = run(engine, backend, work)
+    assert (chunk.prompt_logprobs, chunk.cached_tokens) == (scores, 0)
 
 
 def test_weights_take_over_between_pause_and_resume_and_prefixes_part(engine, folders):
@@ -305,7 +351,7 @@ def test_on_a_cpu_it_does_not_sleep(engine):
 def test_sleep_where_there_is_a_gpu(folders):
     """A second level drops the weights: they are read again at waking."""
     model = parse(read_config(folders / "0"))
-    engine = VllmEngine(EngineConfig(device="cuda"), model, folders / "0", 64, (), None, "")
+    engine = make(EngineConfig(device="cuda"), model, folders / "0")
     backend = Played()
 
     async def work():

@@ -1,5 +1,6 @@
 """Our settings as vLLM's, and those that vLLM does not have refused by name."""
 
+import os
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -11,8 +12,8 @@ from rondo.cli.flags import FLAGS
 from rondo.cli.short import read_short
 from rondo.engine.config import EngineConfig, VllmConfig
 from rondo.engine.llm import LLM
+from rondo.engine.vllm.folder import RunFolder
 from rondo.engine.vllm.options import check, environment, flags, options
-from rondo.engine.vllm.plugins import write_plugins
 from support.tiny import tiny_model
 
 FOLDER = Path("/models/tiny")
@@ -122,18 +123,37 @@ def test_flags_that_only_our_own_engine_can_take_for_granted(flag):
     assert read_short(Parser("x", "y"), tuple(FLAGS), [flag]) is not None
 
 
-def test_vllms_process_has_our_plugin_and_not_our_code(monkeypatch, tmp_path):
+def test_vectors_are_asked_for():
+    arguments = said(pooling="mean", max_step_tokens=64, vllm=VllmConfig(runner="pooling"))
+    wanted = {
+        "--runner": "pooling",
+        "--convert": "embed",
+        "--pooler-config": '{"pooling_type": "MEAN"}',
+        "--max-num-batched-tokens": "512",
+    }
+    assert {flag: after(arguments, flag) for flag in wanted} == wanted
+    assert "--runner" not in said()
+
+
+def test_vllms_process_has_our_plugins_and_not_our_code(monkeypatch, tmp_path):
     monkeypatch.setenv("PYTHONPATH", "/our/code")
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
-    given = environment(EngineConfig(threads=3), tmp_path)
-    assert (given["PYTHONPATH"], given["HF_HUB_OFFLINE"], given["OMP_NUM_THREADS"]) == (
-        str(tmp_path),
-        "0",
-        "3",
-    )
-    assert given["VLLM_SERVER_DEV_MODE"] == "1"
-    write_plugins(tmp_path)
-    [package] = distributions(path=[str(tmp_path)])
-    [entry] = package.entry_points
-    assert (entry.group, entry.module) == ("vllm.general_plugins", "rondo_vllm_plugin")
-    assert f"def {entry.attr}(" in (tmp_path / f"{entry.module}.py").read_text()
+    monkeypatch.setenv("VLLM_PLUGINS", "theirs")
+    monkeypatch.setenv("RONDO_HOME", str(tmp_path))
+    folder = RunFolder()
+    given = environment(EngineConfig(threads=3), folder)
+    wanted = {
+        "PYTHONPATH": str(folder.plugins),
+        "HF_HUB_OFFLINE": "0",
+        "OMP_NUM_THREADS": "3",
+        "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_PLUGINS": "theirs,rondo_folder,rondo_parent",
+        "RONDO_VLLM_PARENT": str(os.getpid()),
+    }
+    assert {name: given[name] for name in wanted} == wanted
+    [package] = distributions(path=[str(folder.plugins)])
+    assert {entry.name for entry in package.entry_points} == {"rondo_folder", "rondo_parent"}
+    for entry in package.entry_points:
+        assert entry.group == "vllm.general_plugins"
+        assert f"def {entry.attr}(" in (folder.plugins / f"{entry.module}.py").read_text()
+    folder.remove()

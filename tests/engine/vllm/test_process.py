@@ -10,6 +10,11 @@ from rondo.base.errors import ConfigError, RondoError, Unavailable
 from rondo.engine.vllm.process import VllmProcess, first_error
 
 
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("RONDO_HOME", str(tmp_path / "home"))
+
+
 def python(tmp_path, script):
     """A Python of another environment, which does `script` whatever it is asked to run."""
     file = tmp_path / "python"
@@ -19,7 +24,7 @@ def python(tmp_path, script):
 
 
 def start(path, seconds=30.0, stopped=None):
-    process = VllmProcess(path, lambda plugins: {"PATH": "/bin"}, seconds)
+    process = VllmProcess(path, lambda folder: {"PATH": "/bin", "PYTHONPATH": str(folder.plugins)}, seconds)
     try:
         process.start([], stopped or threading.Event())
     finally:
@@ -44,6 +49,8 @@ def test_what_it_says_when_it_ends(tmp_path):
     )
     with pytest.raises(ConfigError, match=r"ended with exit code 1: ValueError: no such dtype$"):
         start(python(tmp_path, script))
+    warned = "(APIServer) WARNING 11-21 23:40:42 [cpu.py:1] This can cause an OSError: Too many open files.\n"
+    assert first_error(f"{warned}ValueError: no such dtype") == "ValueError: no such dtype"
     assert first_error("") == "it said nothing"
     assert first_error("api_server.py: error: unrecognized arguments: --x\n").endswith("arguments: --x")
 

@@ -31,12 +31,16 @@ class VllmAdapters:
             raise no_adapter(name)
         return adapter
 
+    def begin(self, name: str, path: str) -> Adapter:
+        """One that vLLM has from its start."""
+        self._check(name, replace=False)
+        self._current[name] = self._next(name, _lora_folder(path))
+        return self._current[name]
+
     async def load(self, backend: Backend, name: str, path: str, replace: bool) -> None:
-        """What is in progress ends with the version it has."""
+        """A version that vLLM refuses leaves the one before it in place."""
         self._check(name, replace)
-        folder = await asyncio.to_thread(_lora_folder, path)
-        self._loads += 1
-        adapter = Adapter(name, str(folder), self._loads)
+        adapter = self._next(name, await asyncio.to_thread(_lora_folder, path))
         await backend.load_adapter(adapter)
         before = self._current.get(name)
         self._current[name] = adapter
@@ -48,6 +52,10 @@ class VllmAdapters:
         if adapter is None:
             raise no_adapter(name)
         await backend.unload_adapter(adapter)
+
+    def _next(self, name: str, folder: Path) -> Adapter:
+        self._loads += 1
+        return Adapter(name, str(folder), self._loads)
 
     def _check(self, name: str, replace: bool) -> None:
         if not self._config.vllm.adapters:

@@ -8,7 +8,11 @@ from collections.abc import Callable
 from contextlib import aclosing
 from typing import cast
 
-from rondo.base.errors import RondoError, Unavailable
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rondo.base.errors import ModelError, RondoError, Unavailable
 from rondo.base.log import get_logger
 from rondo.client.types import FinishReason
 from rondo.engine.metrics import RequestMetrics
@@ -96,7 +100,12 @@ class Stream:
     def _take(self, sample: Request, piece: Piece, version: int) -> None:
         self.pieces += 1
         if piece.cached is not None:
-            self.samples[0].first_cached = piece.cached
+            # The prompt of one that asks for its log-probabilities was computed for them.
+            self.samples[0].first_cached = piece.cached if sample.scores is None else 0
+        if piece.prompt_logprobs is not None and sample.scores is not None:
+            sample.scores.give(piece.prompt_logprobs)
+        if piece.vector is not None:
+            self._take_vector(sample, piece.vector)
         if not piece.tokens or sample.finish_reason is not None:
             return
         sample.tokens.extend(piece.tokens)
@@ -106,10 +115,22 @@ class Stream:
             sample.top_logprobs.extend(piece.top)
         # Last, as a reader counts tokens by it.
         sample.weight_versions.extend([version] * len(piece.tokens))
+        self._count(sample, [sample], len(piece.tokens) - 1)
+
+    def _take_vector(self, sample: Request, vector: NDArray[np.float32]) -> None:
+        if not np.isfinite(vector).all():
+            raise ModelError(
+                "the model's output for this prompt is not finite; its weights may be damaged.",
+                code="not_finite",
+            )
+        sample.vector = torch.tensor(vector)
+        self._count(sample, [], 0)
+
+    def _count(self, sample: Request, advanced: list[Request], extra: int) -> None:
         now = time.monotonic()
         admitted = [] if sample.started_at else [sample]
         sample.started_at = sample.started_at or now
-        self._metrics.observe(Step([sample], [], admitted, len(piece.tokens) - 1), now)
+        self._metrics.observe(Step(advanced, [], admitted, extra), now)
 
     def _finish(self, sample: Request, piece: Piece) -> None:
         if sample.finish_reason is not None:

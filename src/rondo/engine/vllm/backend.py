@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+from prometheus_client.core import Metric
+
 from rondo.client.engine import PauseMode
-from rondo.client.types import GenerateRequest
+from rondo.client.types import GenerateRequest, PromptLogprobs
 from rondo.engine.request import Request
 
 
@@ -23,6 +27,8 @@ class Piece:
     stop_reason: int | str | None = None
     versions: list[int] | None = None
     cached: int | None = None
+    prompt_logprobs: PromptLogprobs | None = None
+    vector: NDArray[np.float32] | None = None
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,14 @@ class Asked:
     def samples(self) -> int:
         """Those of a greedy request are all one, and vLLM refuses to make several."""
         return self.request.sampling.n if self.request.sampling.temperature > 0 else 1
+
+    def common(self) -> dict[str, Any]:
+        """What every request to vLLM's server says."""
+        return {
+            "model": self.adapter.inner_name if self.adapter else "base",
+            "cache_salt": self.salt,
+            "priority": self.request.priority,
+        }
 
     def sampling(self) -> dict[str, Any]:
         """vLLM's own parameters. Ends are told by token: its tokenizer may know others than ours."""
@@ -98,6 +112,17 @@ def likeliest(ranked: Sequence[tuple[int, float, int | None]], count: int) -> li
     return [(token, logprob) for _, token, logprob in kept[:count]]
 
 
+def scores_of(asked: Asked, said: Sequence[Sequence[tuple[int, float, int | None]]]) -> PromptLogprobs:
+    """A prompt's log-probabilities: of each token its own, then those of the likeliest."""
+    wanted = asked.request.sampling.prompt_logprobs or 0
+    scores: PromptLogprobs = [None]
+    for token, entries in zip(asked.request.prompt_ids[1:], said[1:], strict=True):
+        own = next((token, logprob, rank or 0) for found, logprob, rank in entries if found == token)
+        best = likeliest(entries, wanted)
+        scores.append([own, *((each, logprob, place) for place, (each, logprob) in enumerate(best, 1))])
+    return scores
+
+
 def spread(spans: Sequence[Mapping[str, Any]] | None) -> list[int] | None:
     """vLLM's spans of versions as one version a token."""
     if spans is None:
@@ -135,5 +160,8 @@ class Backend(Protocol):
 
     async def transfer(self, path: str, version: int) -> None:
         """Every worker reads the folder, and tokens from then on are of `version`. Nothing is computed meanwhile."""
+
+    def figures(self) -> Iterable[Metric]:
+        """vLLM's own metrics, from any thread; none where it cannot be asked."""
 
     def stop(self) -> None: ...

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import sys
-import tempfile
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
+
+from prometheus_client.core import Metric
 
 from rondo.base.errors import ConfigError, InvalidRequest, ModelError, RondoError, Unavailable
 from rondo.client.engine import PauseMode
-from rondo.engine.vllm.backend import Adapter, Asked, Piece, likeliest, spread
-from rondo.engine.vllm.options import USUAL
-from rondo.engine.vllm.plugins import write_plugins
+from rondo.client.types import PromptLogprobs
+from rondo.engine.vllm.backend import Adapter, Asked, Piece, likeliest, scores_of, spread
+from rondo.engine.vllm.folder import RunFolder
+from rondo.engine.vllm.options import USUAL, plugins_too
+from rondo.engine.vllm.versions import check_version
 
 
 class Direct:
@@ -32,36 +33,20 @@ class Direct:
             )
         self.up = True
         self._on_failure = on_failure
-        self._folder = Path(tempfile.mkdtemp(prefix="rondo-vllm-"))
+        self._folder = RunFolder()
         try:
             _prepare(self._folder, variables)
             self._llm = _start(arguments)
         except BaseException:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.remove()
             raise
 
     async def stream(self, asked: Asked) -> AsyncGenerator[Piece, None]:
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
-
-        params = asked.request.sampling
-        prompt = {"prompt_token_ids": list(asked.request.prompt_ids), "cache_salt": asked.salt}
         with self._told():
-            given = asked.sampling()
-            if "structured_outputs" in given:
-                given["structured_outputs"] = StructuredOutputsParams(**given["structured_outputs"])
-            chosen = SamplingParams(**given, output_kind=RequestOutputKind.DELTA)
-            outputs = self._llm.generate(
-                prompt,
-                chosen,
-                asked.request.id,
-                lora_request=None if asked.adapter is None else _lora(asked.adapter),
-                priority=asked.request.priority,
-            )
-            async with contextlib.aclosing(outputs):
-                async for output in outputs:
-                    for sample in output.outputs:
-                        yield _piece(sample, output.num_cached_tokens, params.logprobs)
+            outputs = self._vector(asked) if asked.request.pooling is not None else self._tokens(asked)
+            async with contextlib.aclosing(outputs) as pieces:
+                async for piece in pieces:
+                    yield piece
 
     async def pause(self, mode: PauseMode) -> None:
         with self._told():
@@ -99,9 +84,53 @@ class Direct:
             await self._llm.update_weights(WeightTransferUpdateRequest(update_info=update))
             await self._llm.finish_weight_update(str(version))
 
+    def figures(self) -> Iterable[Metric]:
+        from vllm.v1.metrics.prometheus import get_prometheus_registry
+
+        metrics: Iterable[Metric] = get_prometheus_registry().collect()
+        return metrics
+
     def stop(self) -> None:
         self._llm.shutdown()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.remove()
+
+    async def _tokens(self, asked: Asked) -> AsyncGenerator[Piece, None]:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+
+        given = asked.sampling()
+        wanted = given["prompt_logprobs"] = asked.request.sampling.prompt_logprobs
+        if "structured_outputs" in given:
+            given["structured_outputs"] = StructuredOutputsParams(**given["structured_outputs"])
+        chosen = SamplingParams(**given, output_kind=RequestOutputKind.DELTA)
+        outputs = self._llm.generate(
+            _prompt(asked),
+            chosen,
+            asked.request.id,
+            lora_request=_lora(asked.adapter),
+            priority=asked.request.priority,
+        )
+        async with contextlib.aclosing(outputs):
+            async for output in outputs:
+                if wanted is not None and output.prompt_logprobs:
+                    yield Piece(0, (), prompt_logprobs=_scores(output.prompt_logprobs, asked))
+                for sample in output.outputs:
+                    yield _piece(sample, output.num_cached_tokens, asked.request.sampling.logprobs)
+
+    async def _vector(self, asked: Asked) -> AsyncGenerator[Piece, None]:
+        from vllm import PoolingParams
+
+        outputs = self._llm.encode(
+            _prompt(asked),
+            PoolingParams(task="embed", use_activation=False),
+            asked.request.id,
+            lora_request=_lora(asked.adapter),
+            priority=asked.request.priority,
+        )
+        async with contextlib.aclosing(outputs):
+            async for output in outputs:
+                vector = output.outputs.data.float().numpy()
+                yield Piece(0, (), vector=vector, finish_reason="stop", cached=output.num_cached_tokens)
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
@@ -123,18 +152,21 @@ class Direct:
             raise ModelError(f"vLLM could not do it: {error}", code="vllm_error") from error
 
 
-def _prepare(folder: Path, variables: Mapping[str, str]) -> None:
+def _prepare(folder: RunFolder, variables: Mapping[str, str]) -> None:
     """For vLLM's own processes, which inherit the variables; this one has its path already."""
-    plugins = str(write_plugins(folder))
+    plugins = str(folder.plugins)
     sys.path.append(plugins)
     paths = [plugins, *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
     for name, value in USUAL.items():
         os.environ.setdefault(name, value)
-    os.environ.update(variables)
+    os.environ.update({**folder.variables(), **plugins_too(os.environ), **variables})
 
 
 def _start(arguments: Sequence[str]) -> Any:
+    import vllm
+
+    check_version(vllm.__version__)
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -149,10 +181,19 @@ def _start(arguments: Sequence[str]) -> Any:
         raise ConfigError(f"vLLM did not start: {error}", param="backend") from error
 
 
-def _lora(adapter: Adapter) -> Any:
+def _prompt(asked: Asked) -> dict[str, Any]:
+    return {"prompt_token_ids": list(asked.request.prompt_ids), "cache_salt": asked.salt}
+
+
+def _scores(said: Sequence[Mapping[int, Any] | None], asked: Asked) -> PromptLogprobs:
+    entries = [[(token, each.logprob, each.rank) for token, each in (entry or {}).items()] for entry in said]
+    return scores_of(asked, entries)
+
+
+def _lora(adapter: Adapter | None) -> Any:
     from vllm.lora.request import LoRARequest
 
-    return LoRARequest(adapter.inner_name, adapter.number, adapter.path)
+    return None if adapter is None else LoRARequest(adapter.inner_name, adapter.number, adapter.path)
 
 
 def _piece(sample: Any, cached: int | None, wanted: int | None) -> Piece:

@@ -48,6 +48,7 @@ class VllmEngine:
         eos_ids: tuple[int, ...],
         tokenizer: TextSource | None,
         model_name: str,
+        adapters: VllmAdapters,
     ) -> None:
         """`backend` is set by who makes it, before the first request."""
         self.backend: Backend
@@ -66,7 +67,7 @@ class VllmEngine:
         self._draining = False
         self._failure: RondoError | None = None
         self._streams: dict[str, Stream] = {}
-        self._adapters = VllmAdapters(config)
+        self._adapters = adapters
         self._epoch = 0
         self._intake = Intake(config, max_model_len, model.vocab_size, eos_ids)
 
@@ -86,7 +87,9 @@ class VllmEngine:
     @property
     def in_flight(self) -> int:
         return sum(
-            sample.finish_reason is None for stream in self._streams.values() for sample in stream.samples
+            sample.finish_reason is None
+            for stream in list(self._streams.values())  # metrics are read from another thread
+            for sample in stream.samples
         )
 
     def fail(self, error: RondoError) -> None:
@@ -253,21 +256,14 @@ class VllmEngine:
         if request.id in self._streams:
             raise Conflict(f"a request with the id {request.id!r} is running already.", param="id")
         params = request.sampling
-        if request.pooling:
-            raise InvalidRequest(
-                "vLLM gives no vectors beside answers: engine.backend is vllm.", param="prompt"
-            )
-        if params.prompt_logprobs is not None:
-            raise InvalidRequest("prompt_logprobs are not told by vLLM's streams.", param="prompt_logprobs")
+        if (request.pooling is not None) != (self.config.vllm.runner == "pooling"):
+            raise _other_runner(request)
         if params.bad_word_ids and not params.bad_words:
             raise InvalidRequest("vLLM takes bad_words as texts only.", param="bad_words")
         if params.stop and self.tokenizer is None:
             raise InvalidRequest("stop strings need a tokenizer: use stop_token_ids.", param="stop")
-        if (
-            params.logprobs is not None
-            and params.logprobs_mode == "scaled"
-            and params.temperature not in (0, 1)
-        ):
+        asked = params.logprobs is not None or params.prompt_logprobs is not None
+        if asked and params.logprobs_mode == "scaled" and params.temperature not in (0, 1):
             raise InvalidRequest(
                 "vLLM gives log-probabilities before the temperature: logprobs_mode must be 'raw', or temperature 1.",
                 param="logprobs_mode",
@@ -308,6 +304,17 @@ class VllmEngine:
                 f"weight version {version} is not newer than {self.weight_version}. Finish the update with a newer "
                 "one, or abort it."
             )
+
+
+def _other_runner(request: GenerateRequest) -> InvalidRequest:
+    """A vLLM gives answers or vectors, never both."""
+    if request.pooling is None:
+        message = (
+            "this vLLM gives vectors, not answers: serve the model with engine.vllm.runner=generate too."
+        )
+    else:
+        message = "this vLLM gives answers, not vectors: serve the model with engine.vllm.runner=pooling too."
+    return InvalidRequest(message, param="prompt", code="not_supported")
 
 
 def _absolute(path: str) -> Path:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 from rondo.engine.cache import DEFAULT_CPU_BYTES
 from rondo.engine.config import EngineConfig
 from rondo.engine.intake import max_model_len
 from rondo.engine.load import pick_device
 from rondo.engine.output import TextSource
+from rondo.engine.vllm.adapters import VllmAdapters
 from rondo.engine.vllm.engine import VllmEngine
 from rondo.engine.vllm.options import check, environment, flags, options, threads
 from rondo.engine.vllm.process import VllmProcess
@@ -24,14 +27,17 @@ def load_vllm(
     eos_ids: tuple[int, ...] | None = None,
     tokenizer: TextSource | None = None,
     model_name: str = "",
+    adapters: Mapping[str, str] = MappingProxyType({}),
 ) -> VllmEngine:
-    """Blocks until vLLM has started. `eos_ids` are the model's own by default."""
+    """Blocks until vLLM has started. `eos_ids` are the model's own by default; `adapters` are folders by name."""
     check(config)
     check_checkpoint(folder)
     model = parse(read_config(folder))
     length = max_model_len(config, model.max_positions)
     ends = tuple(token for token in (eos_ids or model.eos_ids) if 0 <= token < model.vocab_size)
-    engine = VllmEngine(config, model, folder, length, ends, tokenizer, model_name)
+    served = VllmAdapters(config)
+    loaded = [served.begin(name, path) for name, path in adapters.items()]
+    engine = VllmEngine(config, model, folder, length, ends, tokenizer, model_name, served)
     on_gpu = pick_device(config.device).type == "cuda"
     kv_bytes = config.kv_cache_bytes or (None if on_gpu else DEFAULT_CPU_BYTES)
     chosen = options(config, folder, length, config.device == "cuda", kv_bytes)
@@ -44,7 +50,7 @@ def load_vllm(
     process = VllmProcess(config.vllm.python, partial(environment, config), config.vllm.start_seconds)
     arguments += ["--enable-scale-out", "--enable-prompt-tokens-details"]
     try:
-        engine.backend = Remote(process, arguments, str(folder), 0, config.vllm.restarts, engine.fail)
+        engine.backend = Remote(process, arguments, str(folder), 0, loaded, config.vllm.restarts, engine.fail)
     except BaseException:
         process.stop()
         raise

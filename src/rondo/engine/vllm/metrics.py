@@ -1,4 +1,4 @@
-"""What is counted of requests that vLLM computes."""
+"""What is counted of requests that vLLM computes, and what vLLM itself counts."""
 
 from __future__ import annotations
 
@@ -7,15 +7,19 @@ from typing import TYPE_CHECKING
 
 from prometheus_client.core import Metric
 
-from rondo.engine.exposition import Families
+from rondo.engine.exposition import PREFIX, Families
 from rondo.engine.metrics import RequestMetrics
 
 if TYPE_CHECKING:
     from rondo.engine.vllm.engine import VllmEngine
 
+THEIRS = "vllm:"
+CREATED = "_created"
+"""When a counter began, which vLLM tells of each."""
+
 
 class VllmMetrics(RequestMetrics):
-    """vLLM's own, of its cache and its scheduler, are not among them."""
+    """Of its cache, its scheduler and its steps vLLM knows best; of requests, what a client sees is counted here."""
 
     unknown = frozenset(
         {
@@ -25,13 +29,34 @@ class VllmMetrics(RequestMetrics):
             "sleep_mode_operation_duration_seconds",
         }
     )
+    vllms = frozenset({"num_requests_running", "num_requests_waiting"})
+    """Ours are guesses, for when it cannot be asked."""
 
     def __init__(self, engine: VllmEngine, model_name: str) -> None:
         super().__init__(engine.max_model_len, model_name)
         self._engine = engine
+
+    def collect(self) -> Iterator[Metric]:
+        own = {metric.name: metric for metric in super().collect()}
+        theirs = {metric.name: metric for metric in self._theirs()}
+        guesses = {PREFIX + name for name in self.vllms if PREFIX + name in theirs}
+        yield from (metric for name, metric in own.items() if name not in guesses)
+        yield from (metric for name, metric in theirs.items() if name in guesses or name not in own)
 
     def state(self, families: Families) -> Iterator[Metric]:
         running, waiting = self._engine.load()
         yield families.gauge("num_requests_running", "Samples under way.", running)
         yield families.gauge("num_requests_waiting", "Samples that are more than fit together.", waiting)
         yield families.gauge("weight_version", "Version of the weights in use.", self._engine.weight_version)
+
+    def _theirs(self) -> Iterator[Metric]:
+        """vLLM's under our names."""
+        for metric in self._engine.backend.figures():
+            if not metric.name.startswith(THEIRS) or metric.name.endswith(CREATED):
+                continue
+            named = Metric(metric.name.replace(THEIRS, PREFIX, 1), metric.documentation, metric.type)
+            for sample in metric.samples:
+                if not sample.name.endswith(CREATED):
+                    labels = sample.labels | {"model_name": self.model_name}
+                    named.add_sample(sample.name.replace(THEIRS, PREFIX, 1), labels, sample.value)
+            yield named

@@ -10,6 +10,8 @@ from pathlib import Path
 from rondo.base.errors import ConfigError
 from rondo.client.types import MAX_LOGPROBS
 from rondo.engine.config import EngineConfig
+from rondo.engine.vllm.folder import RunFolder
+from rondo.engine.vllm.plugins import ENTRY_POINTS
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 MOST_LORAS_TOGETHER = 8
@@ -25,7 +27,6 @@ REFUSED = {
     "overlap": OWN,
     "speculation": f"{OWN} (vLLM has --speculative-config, for vllm.args)",
     "draft_model": OWN,
-    "pooling": OWN,
     "adapters_dir": "is of Rondo's own engine: load adapters with /v1/load_lora_adapter",
 }
 USUAL = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_NUM_OF_RESERVED_CPU": "0"}
@@ -38,6 +39,11 @@ def check(config: EngineConfig) -> None:
     for name, reason in REFUSED.items():
         if getattr(config, name) != EngineConfig.model_fields[name].default:
             raise ConfigError(f"{name} {reason}.", param=name)
+    if config.pooling != EngineConfig.model_fields["pooling"].default and config.vllm.runner != "pooling":
+        raise ConfigError(
+            "pooling is how a vector is made, and this vLLM gives answers: set vllm.runner to pooling.",
+            param="pooling",
+        )
     if config.kv_dtype not in KV_TYPES:
         raise ConfigError(
             f"vLLM keeps no KV cache in {config.kv_dtype}: kv_dtype is one of {', '.join(KV_TYPES)}.",
@@ -74,6 +80,8 @@ def options(
         "weight_transfer_config": {"backend": BACKEND},
         "enable_sleep_mode": on_gpu,
     }
+    if config.vllm.runner == "pooling":
+        chosen |= _pooling(config, max_model_len)
     if config.block_size != EngineConfig.model_fields["block_size"].default:
         chosen["block_size"] = config.block_size
     if config.num_blocks is not None:
@@ -90,6 +98,18 @@ def options(
     return chosen
 
 
+def _pooling(config: EngineConfig, max_model_len: int) -> dict[str, object]:
+    """A mean is over a prompt that is computed in one step."""
+    chosen: dict[str, object] = {
+        "runner": "pooling",
+        "convert": "embed",
+        "pooler_config": {"pooling_type": config.pooling.upper()},
+    }
+    if config.pooling == "mean":
+        chosen["max_num_batched_tokens"] = max(config.max_step_tokens, config.max_num_seqs, max_model_len)
+    return chosen
+
+
 def flags(chosen: Mapping[str, object]) -> list[str]:
     """The same as `vllm serve` takes them."""
     said: list[str] = []
@@ -102,16 +122,23 @@ def flags(chosen: Mapping[str, object]) -> list[str]:
     return said
 
 
-def environment(config: EngineConfig, plugins: Path) -> dict[str, str]:
+def environment(config: EngineConfig, folder: RunFolder) -> dict[str, str]:
     """Of vLLM's process: ours, without our own code, with what our verbs need, and nothing that asks the network."""
     given = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
     wanted = {
-        "PYTHONPATH": str(plugins),
-        "RONDO_VLLM_PARENT": str(os.getpid()),
+        "PYTHONPATH": str(folder.plugins),
         "VLLM_SERVER_DEV_MODE": "1",
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
     }
-    return USUAL | given | wanted | threads(config)
+    return USUAL | given | wanted | plugins_too(given) | folder.variables() | threads(config)
+
+
+def plugins_too(given: Mapping[str, str]) -> dict[str, str]:
+    """Where somebody chose which plug-ins of vLLM's are loaded, ours are among them."""
+    chosen = given.get("VLLM_PLUGINS")
+    if chosen is None:
+        return {}
+    return {"VLLM_PLUGINS": ",".join([*filter(None, chosen.split(",")), *ENTRY_POINTS])}
 
 
 def threads(config: EngineConfig) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""A folder that makes our plug-in known to a vLLM without Rondo in its environment: a package as if installed."""
+"""A folder that makes our plug-ins known to a vLLM without Rondo in its environment: a package as if installed."""
 
 from __future__ import annotations
 
@@ -7,18 +7,27 @@ from pathlib import Path
 
 from rondo import __version__
 
-MODULE = "rondo_vllm_plugin"
+PACKAGE = "rondo_vllm"
+COPIES = {"rondo_vllm_plugin": "rondo.weights.vllm_plugin", "rondo_vllm_parent": "rondo.engine.vllm.parent"}
+ENTRY_POINTS = {"rondo_folder": "rondo_vllm_plugin:register", "rondo_parent": "rondo_vllm_parent:watch"}
 
 
 def write_plugins(folder: Path) -> Path:
-    """Fills `folder` with a copy of the plug-in and what an installer would have written about it."""
-    spec = find_spec("rondo.weights")
-    assert spec is not None
-    assert spec.origin is not None
-    source = Path(spec.origin).with_name("vllm_plugin.py")
-    (folder / f"{MODULE}.py").write_text(source.read_text())
-    about = folder / f"{MODULE}-{__version__}.dist-info"
+    """Fills `folder` with copies of the plug-ins and what an installer would have written about them."""
+    for name, module in COPIES.items():
+        (folder / f"{name}.py").write_text(_source(module))
+    about = folder / f"{PACKAGE}-{__version__}.dist-info"
     about.mkdir()
-    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {MODULE}\nVersion: {__version__}\n")
-    (about / "entry_points.txt").write_text(f"[vllm.general_plugins]\nrondo_folder = {MODULE}:register\n")
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {PACKAGE}\nVersion: {__version__}\n")
+    lines = [f"{name} = {place}" for name, place in ENTRY_POINTS.items()]
+    (about / "entry_points.txt").write_text("\n".join(["[vllm.general_plugins]", *lines, ""]))
     return folder
+
+
+def _source(module: str) -> str:
+    """Read, not imported: what it imports may be in vLLM's environment alone."""
+    room, _, name = module.rpartition(".")
+    found = find_spec(room)
+    assert found is not None
+    assert found.origin is not None
+    return Path(found.origin).with_name(f"{name}.py").read_text()

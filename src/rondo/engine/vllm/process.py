@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -19,14 +17,17 @@ import httpx
 
 from rondo.base.errors import ConfigError, Unavailable
 from rondo.base.log import get_logger
-from rondo.engine.vllm.plugins import write_plugins
+from rondo.engine.vllm.folder import RunFolder
+from rondo.engine.vllm.parent import SAYS_VERSION
+from rondo.engine.vllm.versions import check_version
 
 log = get_logger("rondo.engine.vllm")
 
 URL = "http://vllm"
-SERVER = ("-m", "vllm.entrypoints.openai.api_server")
+PROGRAM = ("-m", "rondo_vllm_parent")
 PROGRESS_SECONDS = 15
 STOP_SECONDS = 10
+NO_ERROR = re.compile(r"\b(?:DEBUG|INFO|WARNING) \d\d-\d\d ")
 NO_MODULE = re.compile(r"No module named '?vllm(\.|'|$)", re.MULTILINE)
 
 
@@ -34,21 +35,21 @@ class VllmProcess:
     """Started, waited for, and ended with all of its children; it may be started again."""
 
     def __init__(
-        self, python: str | None, environment: Callable[[Path], dict[str, str]], seconds: float
+        self, python: str | None, environment: Callable[[RunFolder], dict[str, str]], seconds: float
     ) -> None:
         self.python = python or sys.executable
         self.seconds = seconds
-        self._folder = Path(tempfile.mkdtemp(prefix="rondo-vllm-"))
-        self._environment = environment(write_plugins(self._subfolder("plugins")))
-        self._log = self._folder / "log"
+        self._folder = RunFolder()
+        self._environment = environment(self._folder)
+        self._log = self._folder.path / "log"
         self._process: subprocess.Popen[bytes] | None = None
-        self.socket = str(self._folder / "socket")
+        self.socket = str(self._folder.path / "socket")
 
     def start(self, arguments: Sequence[str], stopped: threading.Event) -> None:
         """Returns when it answers. Ends early where `stopped` is set."""
         self.kill()
         Path(self.socket).unlink(missing_ok=True)
-        command = [self.python, *SERVER, "--uds", self.socket, *arguments]
+        command = [self.python, *PROGRAM, "--uds", self.socket, *arguments]
         try:
             with self._log.open("wb") as out:
                 self._process = subprocess.Popen(
@@ -57,7 +58,7 @@ class VllmProcess:
                     stdout=out,
                     stderr=out,
                     env=self._environment,
-                    cwd=self._folder,
+                    cwd=self._folder.path,
                     start_new_session=True,
                 )
         except OSError as error:
@@ -90,7 +91,7 @@ class VllmProcess:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(STOP_SECONDS)
         self.kill()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.remove()
 
     def kill(self) -> None:
         """It and its children, those that outlived it too."""
@@ -105,9 +106,12 @@ class VllmProcess:
     def _wait_until_it_answers(self, stopped: threading.Event) -> None:
         assert self._process is not None
         begun = said = time.monotonic()
+        version = ""
         with self.client() as client:
             while not _answers(client):
                 now = time.monotonic()
+                if not version and (version := self._version()):
+                    check_version(version)
                 if self._process.poll() is not None:
                     raise self._failed(self.wait())
                 if stopped.is_set():
@@ -125,7 +129,11 @@ class VllmProcess:
                 stopped.wait(0.2)
         log.info(
             "vLLM has started",
-            extra={"seconds": round(time.monotonic() - begun), "pid": self._process.pid},
+            extra={
+                "seconds": round(time.monotonic() - begun),
+                "version": version or "unknown",
+                "pid": self._process.pid,
+            },
         )
 
     def _failed(self, how: str) -> ConfigError:
@@ -143,16 +151,16 @@ class VllmProcess:
         lines = self._log.read_text("utf-8", "replace").splitlines()
         return lines[-1][-200:] if lines else ""
 
-    def _subfolder(self, name: str) -> Path:
-        folder = self._folder / name
-        folder.mkdir()
-        return folder
+    def _version(self) -> str:
+        """Said before vLLM is imported."""
+        said = re.search(f"^{SAYS_VERSION}(.+)$", self._log.read_text("utf-8", "replace"), re.MULTILINE)
+        return said[1] if said else ""
 
 
 def first_error(text: str) -> str:
     """The first that it names; what follows is what came of it."""
-    named = re.search(r"\b\w*(?:Error|Exception): .+|.*\berror: .+", text)
-    lines = text.strip().splitlines()
+    lines = [line for line in text.strip().splitlines() if not NO_ERROR.search(line)]
+    named = re.search(r"\b\w*(?:Error|Exception): .+|.*\berror: .+", "\n".join(lines))
     return (named.group() if named else lines[-1] if lines else "it said nothing").strip()
 
 

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 import time
-from collections import deque
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import httpx
+import numpy as np
+from prometheus_client.core import Metric
+from prometheus_client.parser import text_string_to_metric_families
 
-from rondo.base.errors import ModelError, RondoError, Unavailable
+from rondo.base.errors import RondoError, Unavailable
 from rondo.base.log import get_logger
-from rondo.client.answers import Events, error_of
+from rondo.client.answers import Events
 from rondo.client.engine import PauseMode
-from rondo.engine.vllm.backend import Adapter, Asked, Piece, likeliest, spread
+from rondo.engine.sleep import TAGS
+from rondo.engine.vllm.backend import Adapter, Asked, Piece
 from rondo.engine.vllm.process import URL, VllmProcess
+from rondo.engine.vllm.restarts import Restarts
+from rondo.engine.vllm.wire import generation, pieces, prompt_logprobs, refusal
 
 log = get_logger("rondo.engine.vllm")
 
-WITHIN_SECONDS = 600
-"""Of starts again: more than some in this time mean that it will not do."""
+GENERATE = "/inference/v1/generate"
+FIGURES_SECONDS = 2
+"""For which vLLM's figures are waited for; ours are shown without them."""
 NO_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=64)
 
 
@@ -33,6 +38,7 @@ class Remote:
         arguments: Sequence[str],
         model: str,
         version: int,
+        adapters: Sequence[Adapter],
         restarts: int,
         on_failure: Callable[[RondoError], None],
     ) -> None:
@@ -41,8 +47,11 @@ class Remote:
         self.up = False
         self._arguments = list(arguments)
         self._weights = model, version
-        self._adapters: dict[str, Adapter] = {}
-        self._restarts = restarts
+        self._adapters = {adapter.inner_name: adapter for adapter in adapters}
+        self._paused = False
+        self._sleep: tuple[int, frozenset[str]] | None = None
+        """Its level, and what is still asleep."""
+        self._restarts = Restarts(restarts)
         self._on_failure = on_failure
         self._stopped = threading.Event()
         self._why = "is starting"
@@ -54,19 +63,17 @@ class Remote:
         self._watcher.start()
 
     async def stream(self, asked: Asked) -> AsyncGenerator[Piece, None]:
-        body = {
-            "token_ids": list(asked.request.prompt_ids),
-            "sampling_params": asked.sampling(),
-            "model": asked.adapter.inner_name if asked.adapter else "base",
-            "cache_salt": asked.salt,
-            "priority": asked.request.priority,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
         self._check_up()
-        events = Events()
         try:
-            async with self._http().stream("POST", "/inference/v1/generate", json=body) as answer:
+            if asked.request.pooling is not None:
+                yield await self._vector(asked)
+                return
+            if asked.request.sampling.prompt_logprobs is not None:
+                yield await self._prompt(asked)
+            body = generation(asked, asked.sampling())
+            body |= {"stream": True, "stream_options": {"include_usage": True}}
+            events = Events()
+            async with self._http().stream("POST", GENERATE, json=body) as answer:
                 if not answer.is_success:
                     raise refusal(answer.status_code, await answer.aread())
                 async for data in answer.aiter_bytes():
@@ -78,20 +85,28 @@ class Remote:
 
     async def pause(self, mode: PauseMode) -> None:
         await self._verb("/pause", params={"mode": mode, "clear_cache": "false"})
+        self._paused = True
 
     async def resume(self) -> None:
+        self._paused = False
         await self._verb("/resume")
 
     async def sleep(self, level: int, mode: PauseMode) -> None:
         await self._verb("/sleep", params={"level": level, "mode": mode})
+        self._sleep = level, frozenset(TAGS)
 
     async def wake(self, tags: Sequence[str] | None) -> None:
-        await self._verb("/wake_up", params={"tags": list(tags or ())})
+        woken = list(tags or TAGS)
+        await self._verb("/wake_up", params={"tags": woken})
+        if self._sleep is not None:
+            level, asleep = self._sleep
+            self._sleep = (level, left) if (left := asleep.difference(woken)) else None
 
     async def reset_prefix_cache(self) -> None:
         await self._verb("/reset_prefix_cache")
 
     async def load_adapter(self, adapter: Adapter) -> None:
+        self._check_up()
         await asyncio.to_thread(self._load_adapter, adapter)
         self._adapters[adapter.inner_name] = adapter
 
@@ -101,14 +116,46 @@ class Remote:
 
     async def transfer(self, path: str, version: int) -> None:
         """If vLLM itself ends meanwhile, it is started again with the weights it had."""
+        self._check_up()
         await asyncio.to_thread(self._transfer, path, version)
         self._weights = path, version
+
+    def figures(self) -> Iterable[Metric]:
+        if not self.up:
+            return ()
+        try:
+            answer = self._control.get("/metrics", timeout=FIGURES_SECONDS)
+        except httpx.HTTPError:
+            return ()
+        return text_string_to_metric_families(answer.text) if answer.is_success else ()
 
     def stop(self) -> None:
         self._stopped.set()
         self.process.stop()
         self._watcher.join(timeout=30)
         self._control.close()
+
+    async def _vector(self, asked: Asked) -> Piece:
+        body = asked.common() | {
+            "input": list(asked.request.prompt_ids),
+            "task": "embed",
+            "use_activation": False,
+            "encoding_format": "bytes_only",
+        }
+        answer = await self._http().post("/pooling", json=body)
+        if not answer.is_success:
+            raise refusal(answer.status_code, answer.content)
+        return Piece(0, (), vector=np.frombuffer(answer.content, dtype="<f4"), finish_reason="stop")
+
+    async def _prompt(self, asked: Asked) -> Piece:
+        """vLLM tells a prompt's log-probabilities in whole answers only: one of a token, asked for first. What it
+        computes for that stays cached."""
+        params = {"max_tokens": 1, "temperature": 0, "detokenize": False}
+        wanted = {"prompt_logprobs": asked.request.sampling.prompt_logprobs}
+        answer = await self._http().post(GENERATE, json=generation(asked, params | wanted))
+        if not answer.is_success:
+            raise refusal(answer.status_code, answer.content)
+        return Piece(0, (), prompt_logprobs=prompt_logprobs(answer.json()["prompt_logprobs"], asked))
 
     def _transfer(self, path: str, version: int) -> None:
         self._ask("/start_weight_update")
@@ -119,45 +166,53 @@ class Remote:
         self._ask("/v1/load_lora_adapter", {"lora_name": adapter.inner_name, "lora_path": adapter.path})
 
     def _start(self) -> None:
+        """With all that vLLM had before: the weights, adapters, and whether it computes."""
         folder, version = self._weights
         self.process.start(
             ["--model", folder, "--served-model-name", "base", *self._arguments], self._stopped
         )
-        self.up = True
         self._ask("/update_weight_version", {"new_version": str(version)})
-        for adapter in self._adapters.values():
+        for adapter in list(self._adapters.values()):
             self._load_adapter(adapter)
+        if self._paused:
+            self._ask("/pause", params={"mode": "keep", "clear_cache": "false"})
+        if self._sleep is not None:
+            level, asleep = self._sleep
+            self._ask("/sleep", params={"level": level, "mode": "keep"})
+            if awake := sorted(set(TAGS) - asleep):
+                self._ask("/wake_up", params={"tags": awake})
+        self.up = True
 
     def _watch(self) -> None:
         """In a thread of its own: whoever asks meanwhile is told so."""
-        starts: deque[float] = deque()
-        while True:
+        going = True
+        while going:
             how = self.process.wait()
             self.up = False
-            if self._stopped.is_set():
-                return
+            going = not self._stopped.is_set() and self._start_again(how)
+
+    def _start_again(self, how: str) -> bool:
+        """Until it has started, or has ended too often."""
+        while True:
             self._why = f"{how}, and is being started again"
             log.error("vLLM ended", extra={"how": how})
-            now = time.monotonic()
-            while starts and now - starts[0] > WITHIN_SECONDS:
-                starts.popleft()
-            if len(starts) >= self._restarts:
-                self._on_failure(
-                    Unavailable(
-                        f"vLLM {how}, for the last time (engine.vllm.restarts).", code="engine_failed"
-                    )
-                )
-                return
-            starts.append(now)
+            seconds = self._restarts.next(time.monotonic())
+            if seconds is None:
+                last = f"vLLM {how}, for the last time (engine.vllm.restarts)."
+                self._on_failure(Unavailable(last, code="engine_failed"))
+                return False
+            if self._stopped.wait(seconds):
+                return False
             try:
                 self._start()
-            except Exception as error:
-                if not self._stopped.is_set():
-                    log.exception("vLLM could not be started again")
-                    self._on_failure(
-                        Unavailable(f"vLLM could not be started again: {error}", code="engine_failed")
-                    )
-                return
+                return True
+            except RondoError as error:
+                how = f"could not be started again: {error.message.removeprefix('vLLM ').rstrip('.')}"
+            except Exception:
+                log.exception("vLLM could not be started again")
+                how = "could not be started again, as the log says"
+            if self._stopped.is_set():
+                return False
 
     def _check_up(self) -> None:
         if not self.up:
@@ -187,63 +242,9 @@ class Remote:
     def _ask(
         self, path: str, body: Mapping[str, Any] | None = None, params: Mapping[str, Any] | None = None
     ) -> None:
-        self._check_up()
         try:
             answer = self._control.post(path, json=body, params=params)
         except httpx.HTTPError as error:
             raise self._lost() from error
         if not answer.is_success:
             raise refusal(answer.status_code, answer.content)
-
-
-def refusal(status: int, data: bytes) -> RondoError:
-    """What vLLM refuses is said in its words. Its own failures (5xx) are not the client's, but it serves on."""
-    try:
-        said = json.loads(data)
-        details = said.get("error", said)
-    except (ValueError, AttributeError):
-        details = data.decode("utf-8", "replace")[:500]
-    if status >= 500:
-        message = details.get("message", "") if isinstance(details, dict) else details
-        return ModelError(f"vLLM could not do it: {worker_error(str(message))}", code="vllm_error")
-    return error_of(status, details)
-
-
-def worker_error(message: str) -> str:
-    """What a worker said, without what the processes between added to it."""
-    _, _, rest = message.partition("Worker failed with error '")
-    return rest.rpartition("', please check")[0] or message
-
-
-def pieces(event: Mapping[str, Any], asked: Asked) -> list[Piece]:
-    """Of one event of a stream."""
-    params = asked.request.sampling
-    usage = event.get("usage") or {}
-    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
-    found = []
-    for choice in event["choices"]:
-        logprobs = top = None
-        if params.logprobs is not None:
-            content = (choice.get("logprobs") or {}).get("content") or []
-            logprobs = [entry["logprob"] for entry in content]
-            top = [
-                likeliest(
-                    [(each["token_id"], each["logprob"], each["rank"]) for each in entry["top_logprobs"]],
-                    params.logprobs,
-                )
-                for entry in content
-            ]
-        found.append(
-            Piece(
-                index=choice["index"],
-                tokens=choice["token_ids"] or (),
-                logprobs=logprobs,
-                top=top,
-                finish_reason=choice["finish_reason"],
-                stop_reason=choice["stop_reason"],
-                versions=spread(choice["weight_versions"]),
-            )
-        )
-    if cached is not None and not found:
-        found.append(Piece(index=0, tokens=(), cached=cached))
-    return found

@@ -1,0 +1,87 @@
+"""A folder for as long as its process lives. What a process left that was killed goes with the next start."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from rondo.base.errors import StorageError
+from rondo.base.files import storage_error
+from rondo.base.home import home
+from rondo.engine.vllm.plugins import write_plugins
+
+PREFIX = "vllm-"
+LONGEST = 80
+"""Of the place, in bytes: the address of a socket file has 107."""
+
+
+class RunFolder:
+    """Under `RONDO_HOME`, for this user alone; `plugins` in it is what vLLM's Python must find."""
+
+    def __init__(self) -> None:
+        place = _place()
+        try:
+            place.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _check_owner(place)
+            with _locked(place):
+                _sweep(place)
+                self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
+                self._lock = os.open(self.path, os.O_RDONLY)
+                with suppress(OSError):  # without locks nothing is ever swept
+                    fcntl.flock(self._lock, fcntl.LOCK_EX)
+            self.plugins = self.path / "plugins"
+            self.plugins.mkdir()
+            write_plugins(self.plugins)
+        except OSError as error:
+            raise storage_error(place, error) from error
+
+    def variables(self) -> dict[str, str]:
+        """By which vLLM's processes know with whom they end, and what is to go then."""
+        return {"RONDO_VLLM_PARENT": str(os.getpid()), "RONDO_VLLM_FOLDER": str(self.path)}
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        with suppress(OSError):
+            os.close(self._lock)
+
+
+def _place() -> Path:
+    own = home() / "run"
+    if len(os.fsencode(own)) <= LONGEST:
+        return own
+    return Path(tempfile.gettempdir()) / f"rondo-{os.getuid()}"
+
+
+def _check_owner(place: Path) -> None:
+    if place.stat().st_uid != os.getuid():
+        raise StorageError(
+            f"{place} belongs to another user. Remove it, or set RONDO_HOME to a shorter path."
+        )
+
+
+@contextmanager
+def _locked(place: Path) -> Iterator[None]:
+    """So that nobody sweeps a folder that was just made."""
+    handle = os.open(place, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _sweep(place: Path) -> None:
+    for left in place.glob(f"{PREFIX}*"):
+        with suppress(OSError):  # somebody has it, or it has just gone
+            handle = os.open(left, os.O_RDONLY)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(left, ignore_errors=True)
+            finally:
+                os.close(handle)

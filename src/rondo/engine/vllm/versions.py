@@ -1,0 +1,31 @@
+"""Which vLLM it is. Much of what is asked of it is younger than its OpenAI routes, and not promised to stay."""
+
+from __future__ import annotations
+
+import re
+
+from rondo.base.errors import ConfigError
+from rondo.base.log import get_logger
+
+log = get_logger("rondo.engine.vllm")
+
+KNOWN = (0, 32)
+NAME = ".".join(map(str, KNOWN))
+
+
+def check_version(version: str) -> None:
+    """An older one lacks what is asked of it; of a younger one, or a build without a number, nobody knows."""
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    found = (int(numbers[1]), int(numbers[2])) if numbers else None
+    if found == KNOWN:
+        return
+    if found is not None and "dev" not in version and found < KNOWN:
+        raise ConfigError(
+            f"this is vLLM {version}, and Rondo works with {NAME}: install that one, or name the Python of another "
+            "environment with vllm.python.",
+            param="vllm.python",
+        )
+    log.warning(
+        f"this vLLM is not one that Rondo was tested with ({NAME}): what fails may be for that reason",
+        extra={"version": version},
+    )

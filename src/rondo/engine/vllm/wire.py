@@ -1,0 +1,78 @@
+"""What vLLM's server is told and what it answers, in its own words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rondo.base.errors import ModelError, RondoError
+from rondo.client.answers import error_of
+from rondo.client.types import PromptLogprobs
+from rondo.engine.vllm.backend import Asked, Piece, likeliest, scores_of, spread
+
+
+def generation(asked: Asked, params: Mapping[str, Any]) -> dict[str, Any]:
+    return asked.common() | {"token_ids": list(asked.request.prompt_ids), "sampling_params": params}
+
+
+def prompt_logprobs(said: Sequence[Mapping[str, Any] | None], asked: Asked) -> PromptLogprobs:
+    """vLLM's, by token, in the order of ours."""
+    entries = [
+        [(int(token), each["logprob"], each["rank"]) for token, each in (entry or {}).items()]
+        for entry in said
+    ]
+    return scores_of(asked, entries)
+
+
+def refusal(status: int, data: bytes) -> RondoError:
+    """What vLLM refuses is said in its words. Its own failures (5xx) are not the client's, but it serves on."""
+    try:
+        said = json.loads(data)
+        details = said.get("error", said)
+    except (ValueError, AttributeError):
+        details = data.decode("utf-8", "replace")[:500]
+    if status >= 500:
+        message = details.get("message", "") if isinstance(details, dict) else details
+        return ModelError(f"vLLM could not do it: {worker_error(str(message))}", code="vllm_error")
+    return error_of(status, details)
+
+
+def worker_error(message: str) -> str:
+    """What a worker said, without what the processes between added to it."""
+    _, _, rest = message.partition("Worker failed with error '")
+    return rest.rpartition("', please check")[0] or message
+
+
+def pieces(event: Mapping[str, Any], asked: Asked) -> list[Piece]:
+    """Of one event of a stream."""
+    params = asked.request.sampling
+    usage = event.get("usage") or {}
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+    found = []
+    for choice in event["choices"]:
+        logprobs = top = None
+        if params.logprobs is not None:
+            content = (choice.get("logprobs") or {}).get("content") or []
+            logprobs = [entry["logprob"] for entry in content]
+            top = [
+                likeliest(
+                    [(each["token_id"], each["logprob"], each["rank"]) for each in entry["top_logprobs"]],
+                    params.logprobs,
+                )
+                for entry in content
+            ]
+        found.append(
+            Piece(
+                index=choice["index"],
+                tokens=choice["token_ids"] or (),
+                logprobs=logprobs,
+                top=top,
+                finish_reason=choice["finish_reason"],
+                stop_reason=choice["stop_reason"],
+                versions=spread(choice["weight_versions"]),
+            )
+        )
+    if cached is not None and not found:
+        found.append(Piece(index=0, tokens=(), cached=cached))
+    return found
