@@ -6,17 +6,18 @@ import math
 import statistics
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from rondo.base.errors import ConfigError, MissingExtra, Unavailable
-from rondo.client.bench.arrivals import arrival_times
+from rondo.client.bench.arrivals import Ramp, arrival_times, ramped_times
 from rondo.client.bench.figures import figures
-from rondo.client.bench.load import Outcome, Server, first_model, run_load
-from rondo.client.bench.plot import save_plot
-from rondo.client.bench.prompts import Ask, Dataset, Lengths, Repeated, make_prompts
+from rondo.client.bench.load import Outcome, Server, first_model, run_load, wait_until_ready
+from rondo.client.bench.plot import save_plot, save_sweeps
+from rondo.client.bench.prompts import Ask, Dataset, Lengths, Lines, Repeated, make_prompts
 from rondo.client.bench.report import Run, failures, lines
 from rondo.client.bench.wire import Address
 
@@ -69,12 +70,24 @@ def test_files(tmp_path: Path) -> None:
     assert make_prompts(Dataset("custom", custom, output=9), 1, True, 0) == [Ask("a", 9)]
 
 
+def test_lines_of_a_text_share_their_beginning(tmp_path: Path) -> None:
+    text = tmp_path / "sonnets.txt"
+    text.write_text("\n\n".join(f"line {i} of a long poem" for i in range(50)))
+    lengths = Lines(input=60, output=7, prefix=20)
+    asked = make_prompts(Dataset("sonnet", text, lines=lengths), 6, False, seed=0)
+    assert {ask.max_tokens for ask in asked} == {7}
+    assert len({str(ask.prompt)[:80] for ask in asked}) == 1
+    assert len({ask.prompt for ask in asked}) == 6
+    assert all(60 * 4 <= len(ask.prompt) < 60 * 4 + 50 for ask in asked)
+
+
 @pytest.mark.parametrize(
     ("kind", "text", "says"),
     [
         ("custom", '{"text": "a"}', "line 1: it must be"),
         ("custom", '{"messages": []}', "line 1: messages need --endpoint chat"),
         ("custom", "\n", "has no prompts"),
+        ("sonnet", "\n", "has no lines"),
         ("sharegpt", "[1]", "is not ShareGPT's JSON"),
         ("sharegpt", "{", "is not ShareGPT's JSON"),
         ("custom", None, "needs a file: --dataset-path FILE"),
@@ -98,6 +111,15 @@ def test_arrivals_have_their_rate_and_burstiness(burstiness: float, spread: floa
     assert gaps.std() / gaps.mean() == pytest.approx(spread, abs=0.1)
     assert (gaps >= 0).all()
     assert arrival_times(3, math.inf, burstiness, seed=0) == [0, 0, 0]
+
+
+@pytest.mark.parametrize(("exponential", "middle"), [(False, 5.5), (True, math.sqrt(10))])
+def test_a_ramp_goes_from_one_rate_to_the_other(exponential: bool, middle: float) -> None:
+    ramp = Ramp(exponential, 1.0, 10.0)
+    gaps = np.diff([0.0, *ramped_times(101, ramp, math.inf, seed=0)])
+    assert [1 / gaps[i] for i in (0, 50, 100)] == pytest.approx([1.0, middle, 10.0])
+    drawn = ramped_times(101, ramp, 1.0, seed=0)
+    assert drawn == sorted(drawn) == ramped_times(101, ramp, 1.0, seed=0)
 
 
 def outcome(started: float, first: float, gaps: list[float], tokens: int, prompt: int = 5) -> Outcome:
@@ -251,6 +273,36 @@ def test_no_server() -> None:
     assert "no answer from" in each.error
 
 
+def test_a_server_that_comes_up_later_is_waited_for() -> None:
+    """Its socket is there first, then its model."""
+    looked = 0
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal looked
+        head = await reader.readuntil(b"\r\n\r\n")
+        looked += 1
+        if head.startswith(b"GET"):
+            models = b'{"data": [{"id": "m"}]}' if looked > 1 else b"{}"
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(models), models))
+        elif looked < 5:
+            writer.write(b"HTTP/1.1 503 Loading\r\nContent-Length: 0\r\n\r\n")
+        else:
+            writer.write(HEAD + chunked(TOKEN, USAGE, END))
+        writer.close()
+
+    async def wait(seconds: float) -> Server:
+        listener = await asyncio.start_server(answer, "127.0.0.1", 0)
+        port = listener.sockets[0].getsockname()[1]
+        with closing(listener):
+            server = Server(Address.of(f"http://127.0.0.1:{port}"), "completions", "")
+            return await wait_until_ready(server, Ask([10], 1), seconds)
+
+    with pytest.raises(Unavailable, match=r"was not ready within 0.1 s: .*names no model"):
+        asyncio.run(wait(0.1))
+    assert asyncio.run(wait(30)).model == "m"
+    assert looked >= 5
+
+
 @pytest.mark.parametrize("url", ["ftp://x", "http://", "http://x:port"])
 def test_addresses_that_are_none(url: str) -> None:
     with pytest.raises(ConfigError, match="is not a"):
@@ -269,6 +321,8 @@ def test_plots(tmp_path: Path) -> None:
     for runs in ([run], [run, run]):
         save_plot(runs, tmp_path / "plot.png")
         assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+    save_sweeps({"one": [run, run], "other": [run, run]}, tmp_path / "sweeps.png")
+    assert (tmp_path / "sweeps.png").read_bytes() != (tmp_path / "plot.png").read_bytes()
 
 
 def test_a_plot_without_its_extra_is_refused_before_the_load(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,11 +69,27 @@ def test_the_clients_counts_are_the_servers(
 
 def test_a_sweep_is_a_table(running: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "sweep.json"
-    assert serve(running, f"{SMALL} --sweep 40,inf --save-result {file} --num-warmups 1") == 0
+    before = counted(running, "prompt_tokens_cached_total")
+    line = f"{SMALL} --random-input-len 40 --seed 70 --sweep 40,inf --save-result {file} --num-warmups 1"
+    assert serve(running, line) == 0
     assert [each["request_rate"] for each in json.loads(file.read_text())] == [40, "inf"]
+    assert counted(running, "prompt_tokens_cached_total") == before, "each rate asks what nobody asked before"
     *_, head, first, second = capsys.readouterr().out.splitlines()
     assert head.split()[:2] == ["rate", "req/s"]
     assert (first.split()[0], second.split()[0]) == ("40", "inf")
+
+
+def test_a_ramp_and_a_text(running: Running, tmp_path: Path) -> None:
+    file, text = tmp_path / "result.json", tmp_path / "poem.txt"
+    text.write_text("a line of it\nand another\n")
+    line = f"--dataset sonnet --dataset-path {text} --input-len 20 --sonnet-prefix-len 8 --output-len 4 --num-prompts 6"
+    ramp = (
+        "--ramp-up-strategy linear --ramp-up-start-rps 20 --ramp-up-end-rps 80 --ready-check-timeout-sec 30"
+    )
+    assert serve(running, f"{line} {ramp} --ignore-eos --save-result {file}") == 0
+    result = json.loads(file.read_text())
+    assert (result["completed"], result["total_output_tokens"]) == (6, 24)
+    assert result["ramp_up"] == {"strategy": "linear", "start_rps": 20, "end_rps": 80}
 
 
 def test_all_failed_is_no_success(running: Running, capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,6 +107,12 @@ def test_all_failed_is_no_success(running: Running, capsys: pytest.CaptureFixtur
         ("--extra-body [", "--extra-body is not valid JSON"),
         ("--random-range-ratio 1", "not between 0 and 1"),
         ("--num-prompts 0", "0 is not at least 1"),
+        ("--ramp-up-strategy linear", "A ramp needs"),
+        (
+            "--ramp-up-strategy linear --ramp-up-start-rps 1 --ramp-up-end-rps 2 --request-rate 3",
+            "A ramp sets the rate",
+        ),
+        ("--dataset prefix_repetition --input-len 9", "--input-len says nothing of the dataset"),
     ],
 )
 def test_wrong_options(running: Running, line: str, says: str) -> None:

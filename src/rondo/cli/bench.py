@@ -18,6 +18,7 @@ from rondo.cli.arguments import Parser
 from rondo.cli.verbs import run_verb
 
 if TYPE_CHECKING:
+    from rondo.client.bench.arrivals import Ramp
     from rondo.client.bench.load import Server
     from rondo.client.bench.prompts import Dataset
     from rondo.client.bench.report import Run
@@ -62,23 +63,43 @@ def _parser() -> argparse.ArgumentParser:
     add("--endpoint", default="completions", choices=["completions", "chat"], help="(completions)")
     add("--api-key", help="what it wants as Bearer token (RONDO_API_KEY, else OPENAI_API_KEY)")
     add("--ignore-eos", action="store_true", help="answers go on to their full length")
+    add(
+        "--ready-check-timeout-sec",
+        type=float,
+        default=0.0,
+        help="wait so long for a first answer (0: do not)",
+    )
     add("--extra-body", type=_object, default={}, metavar="JSON", help="more fields: '{\"temperature\": 0}'")
     add = parser.add_argument_group("load").add_argument
     add("--num-prompts", type=_positive, default=1000, help="how many requests (1000)")
     add("--request-rate", type=_rate, default=math.inf, help="requests a second; inf: all at once (inf)")
     add("--burstiness", type=_rate, default=1.0, help="1: Poisson arrivals; less: in bursts; inf: evenly (1)")
+    add("--ramp-up-strategy", choices=["linear", "exponential"], help="a rate that changes over the requests")
+    add("--ramp-up-start-rps", type=_rate, help="from this rate")
+    add("--ramp-up-end-rps", type=_rate, help="to this one")
     add("--max-concurrency", type=_positive, help="most requests under way at a time")
     add("--sweep", type=_rates, metavar="RATES", help="one run for each rate: 1,2,4,inf")
     add("--num-warmups", type=int, default=0, help="requests before the clock starts (0)")
-    add("--seed", type=int, default=0, help="equal seeds ask the same at the same times (0)")
+    add(
+        "--seed",
+        type=int,
+        default=0,
+        help="equal seeds ask the same at the same times; each rate of a sweep anew (0)",
+    )
     add = parser.add_argument_group("prompts").add_argument
     add(
         *("--dataset", "--dataset-name"),
         default="random",
-        choices=["random", "prefix_repetition", "sharegpt", "custom"],
+        choices=["random", "prefix_repetition", "sharegpt", "sonnet", "custom"],
         help="(random)",
     )
-    add("--dataset-path", type=Path, help="the file of sharegpt, or JSON lines of prompts for custom")
+    add(
+        "--dataset-path",
+        type=Path,
+        help="sharegpt's file, a text for sonnet, JSON lines of prompts for custom",
+    )
+    add("--input-len", type=_positive, help="tokens of a prompt, of any dataset that is made")
+    add("--output-len", type=_positive, help="tokens of an answer, of any dataset")
     add("--random-input-len", type=_positive, default=1024, help="tokens of a prompt (1024)")
     add("--random-output-len", type=_positive, default=128, help="tokens of an answer (128)")
     add("--random-range-ratio", type=_share, default=0.0, help="lengths vary by this share of them (0)")
@@ -87,7 +108,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--prefix-repetition-suffix-len", type=_positive, default=256, help="(256)")
     add("--prefix-repetition-num-prefixes", type=_positive, default=10, help="(10)")
     add("--prefix-repetition-output-len", type=_positive, default=128, help="(128)")
-    add("--output-len", type=_positive, help="tokens of an answer to a file's prompt")
+    add(
+        "--sonnet-input-len", type=_positive, default=550, help="about so many tokens of a text's lines (550)"
+    )
+    add("--sonnet-output-len", type=_positive, default=150, help="(150)")
+    add("--sonnet-prefix-len", type=int, default=200, help="of them the same in all prompts (200)")
     add = parser.add_argument_group("result").add_argument
     add("--percentile-metrics", type=_metrics, default="ttft,tpot,itl,e2el", help="(ttft,tpot,itl,e2el)")
     add("--metric-percentiles", type=_percentiles, default="99", help="(99)")
@@ -99,21 +124,27 @@ def _parser() -> argparse.ArgumentParser:
 
 
 async def _load(given: argparse.Namespace) -> tuple[list[Run], dict[str, Any]]:
-    from rondo.client.bench.arrivals import arrival_times
+    from rondo.client.bench.arrivals import arrival_times, ramped_times
     from rondo.client.bench.figures import figures
     from rondo.client.bench.load import run_load
     from rondo.client.bench.prompts import make_prompts
     from rondo.client.bench.report import Run, failures, lines
 
+    ramp = _ramp(given)
+    chat, dataset = given.endpoint == "chat", _dataset(given)
+    rates = given.sweep or [given.request_rate]
+    asked = [make_prompts(dataset, given.num_prompts, chat, given.seed + i) for i in range(len(rates))]
     server = await _server(given)
-    chat = given.endpoint == "chat"
-    asked = make_prompts(_dataset(given), given.num_prompts, chat, given.seed)
     if given.num_warmups:
-        await run_load(server, asked[: given.num_warmups], [0.0] * len(asked[: given.num_warmups]))
+        first = make_prompts(dataset, max(given.num_warmups, given.prefix_repetition_num_prefixes), chat, -1)
+        await run_load(server, first[: given.num_warmups], [0.0] * given.num_warmups, given.max_concurrency)
     runs = []
-    for rate in given.sweep or [given.request_rate]:
-        times = arrival_times(len(asked), rate, given.burstiness, given.seed)
-        outcomes, seconds = await run_load(server, asked, times, given.max_concurrency, _progress(len(asked)))
+    for rate, asks in zip(rates, asked, strict=True):
+        if ramp is None:
+            times = arrival_times(len(asks), rate, given.burstiness, given.seed)
+        else:
+            times = ramped_times(len(asks), ramp, given.burstiness, given.seed)
+        outcomes, seconds = await run_load(server, asks, times, given.max_concurrency, _progress(len(asks)))
         found = figures(outcomes, seconds, given.metric_percentiles, dict(given.goodput))
         runs.append(Run(rate, given.max_concurrency, outcomes, found))
         print("\n".join(lines(runs[-1], given.percentile_metrics)), flush=True)
@@ -129,35 +160,64 @@ async def _load(given: argparse.Namespace) -> tuple[list[Run], dict[str, Any]]:
         "burstiness": given.burstiness if math.isfinite(given.burstiness) else "inf",
         "seed": given.seed,
     }
+    if ramp is not None:
+        about["ramp_up"] = {"strategy": given.ramp_up_strategy, "start_rps": ramp.start, "end_rps": ramp.end}
     return runs, about
 
 
 async def _server(given: argparse.Namespace) -> Server:
     from dataclasses import replace
 
-    from rondo.client.bench.load import Server, first_model
+    from rondo.client.bench.load import Server, first_model, wait_until_ready
+    from rondo.client.bench.prompts import Ask
     from rondo.client.bench.wire import Address
 
     url = given.base_url or os.environ.get("RONDO_BASE_URL") or "http://127.0.0.1:8000"
     key = given.api_key or os.environ.get("RONDO_API_KEY") or os.environ.get("OPENAI_API_KEY")
     address = Address.of(url)
     server = Server(address, given.endpoint, given.model or "", key, given.ignore_eos, given.extra_body)
+    if given.ready_check_timeout_sec > 0:
+        words = Ask("a" if given.endpoint == "chat" else [10], 1)
+        return await wait_until_ready(server, words, given.ready_check_timeout_sec)
     return server if given.model else replace(server, model=await first_model(server))
 
 
 def _dataset(given: argparse.Namespace) -> Dataset:
-    from rondo.client.bench.prompts import Dataset, Lengths, Repeated
+    from rondo.client.bench.prompts import Dataset, Lengths, Lines, Repeated
 
+    size, output = given.input_len, given.output_len
+    if size is not None and given.dataset not in ("random", "sonnet"):
+        raise ConfigError(f"--input-len says nothing of the dataset {given.dataset}.", param="input_len")
     lengths = Lengths(
-        given.random_input_len, given.random_output_len, given.random_range_ratio, given.random_prefix_len
+        size or given.random_input_len,
+        output or given.random_output_len,
+        given.random_range_ratio,
+        given.random_prefix_len,
     )
     repeated = Repeated(
         given.prefix_repetition_prefix_len,
         given.prefix_repetition_suffix_len,
         given.prefix_repetition_num_prefixes,
-        given.prefix_repetition_output_len,
+        output or given.prefix_repetition_output_len,
     )
-    return Dataset(given.dataset, given.dataset_path, lengths, repeated, given.output_len)
+    text = Lines(size or given.sonnet_input_len, output or given.sonnet_output_len, given.sonnet_prefix_len)
+    return Dataset(given.dataset, given.dataset_path, lengths, repeated, text, output)
+
+
+def _ramp(given: argparse.Namespace) -> Ramp | None:
+    """The whole of it or nothing, and then no other rate."""
+    from rondo.client.bench.arrivals import Ramp
+
+    parts = (given.ramp_up_strategy, given.ramp_up_start_rps, given.ramp_up_end_rps)
+    if parts == (None, None, None):
+        return None
+    if None in parts:
+        raise ConfigError(
+            "A ramp needs --ramp-up-strategy, --ramp-up-start-rps and --ramp-up-end-rps.", param="ramp_up"
+        )
+    if given.sweep or math.isfinite(given.request_rate):
+        raise ConfigError("A ramp sets the rate: leave --request-rate and --sweep out.", param="ramp_up")
+    return Ramp(given.ramp_up_strategy == "exponential", *parts[1:])
 
 
 def _progress(count: int) -> Any:

@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rondo.base.errors import RondoError, Unavailable
@@ -17,6 +17,8 @@ from rondo.client.bench.wire import Address, Pool
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 SHOWN = 300
 """Characters of a server's error."""
+PAUSE = 0.5
+"""Seconds between two looks at a server that is not ready."""
 
 
 @dataclass(slots=True)
@@ -93,6 +95,23 @@ async def first_model(server: Server) -> str:
         raise RondoError(
             f"{server.address}/v1/models names no model (status {status}: {said}). Say --model NAME."
         ) from None
+
+
+async def wait_until_ready(server: Server, ask: Ask, seconds: float) -> Server:
+    """Until it has answered once, which also says that its model is there; with the model's name, where it had none."""
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            named = server if server.model else replace(server, model=await first_model(server))
+            [outcome], _ = await run_load(named, [ask], [0.0])
+            error = outcome.error
+            if not error:
+                return named
+        except RondoError as raised:
+            error = str(raised)
+        if time.monotonic() + PAUSE > until:
+            raise Unavailable(f"{server.address} was not ready within {seconds:g} s: {error}")
+        await asyncio.sleep(PAUSE)
 
 
 async def run_load(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rondo.base.errors import MissingExtra
 from rondo.client.bench.figures import METRICS, tpot
 from rondo.client.bench.report import Run
+
+DPI = 120
+STYLES = ("--", ":", "-.")
 
 
 def need_plots() -> None:
@@ -20,14 +23,25 @@ def need_plots() -> None:
 
 
 def save_plot(runs: Sequence[Run], file: Path) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 4), layout="constrained")
+    figure = _figure()
     if len(runs) == 1:
         _spreads(figure, runs[0])
     else:
-        _rates(figure, runs)
-    figure.savefig(file, dpi=120)
+        _rates(figure, {"": runs})
+    figure.savefig(file, dpi=DPI)
+
+
+def save_sweeps(servers: Mapping[str, Sequence[Run]], file: Path) -> None:
+    """Several servers at the same rates, each with its name."""
+    figure = _figure()
+    _rates(figure, servers)
+    figure.savefig(file, dpi=DPI)
+
+
+def _figure() -> Any:
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(10, 4), layout="constrained")
 
 
 def _spreads(figure: Any, run: Run) -> None:
@@ -46,17 +60,26 @@ def _spreads(figure: Any, run: Run) -> None:
         axes.grid(alpha=0.3)
 
 
-def _rates(figure: Any, runs: Sequence[Run]) -> None:
-    names = [f"{run.rate:g}" for run in runs]
+def _rates(figure: Any, servers: Mapping[str, Sequence[Run]]) -> None:
+    """Percentiles of a server are drawn in its colour, broken."""
     left, middle, right = figure.subplots(1, 3)
-    left.plot(names, [run.figures.output_throughput for run in runs], marker="o")
-    left.set(title="output tokens/s", xlabel="requests/s")
+    for number, (server, runs) in enumerate(servers.items()):
+        rates = [f"{run.rate:g}" for run in runs]
+        colour = f"C{number}"
+        left.plot(rates, [run.figures.output_throughput for run in runs], colour, marker="o", label=server)
+        for axes, name in ((middle, "ttft"), (right, "tpot")):
+            spreads = [run.figures.spreads[name] for run in runs]
+            label = f"{server} median".strip()
+            axes.plot(rates, [spread.median for spread in spreads], colour, marker="o", label=label)
+            for at, style in zip(spreads[0].percentiles, STYLES, strict=False):
+                label = f"{server} p{at:g}".strip()
+                values = [spread.percentiles[at] for spread in spreads]
+                axes.plot(rates, values, colour, linestyle=style, marker=".", label=label)
+    left.set(title="output tokens/s", xlabel="requests/s", ylim=(0, None))
     for axes, name in ((middle, "ttft"), (right, "tpot")):
-        spreads = [run.figures.spreads[name] for run in runs]
-        axes.plot(names, [spread.median for spread in spreads], marker="o", label="median")
-        for at in spreads[0].percentiles:
-            axes.plot(names, [spread.percentiles[at] for spread in spreads], marker="o", label=f"p{at:g}")
-        axes.set(title=f"{METRICS[name][0]}, ms", xlabel="requests/s")
-        axes.legend()
+        axes.set(title=f"{METRICS[name][0]}, ms", xlabel="requests/s", yscale="log")
+        axes.legend(fontsize="small")
+    if len(servers) > 1:
+        left.legend(fontsize="small")
     for axes in (left, middle, right):
         axes.grid(alpha=0.3)

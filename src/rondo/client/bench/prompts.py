@@ -1,5 +1,5 @@
-"""What to ask: random tokens, conversations of a file, or prompts that share their beginnings. No tokenizer is needed:
-how many tokens a prompt had is what the server says."""
+"""What to ask: random tokens, conversations or lines of a file, or prompts that share their beginnings.
+No tokenizer is needed: how many tokens a prompt had is what the server says."""
 
 from __future__ import annotations
 
@@ -55,11 +55,21 @@ class Repeated:
 
 
 @dataclass(frozen=True)
+class Lines:
+    """Prompts of a text's lines, the first ones the same in all: about as many tokens as this, by their characters."""
+
+    input: int = 550
+    output: int = 150
+    prefix: int = 200
+
+
+@dataclass(frozen=True)
 class Dataset:
     kind: str
     path: Path | None = None
     lengths: Lengths = field(default_factory=Lengths)
     repeated: Repeated = field(default_factory=Repeated)
+    lines: Lines = field(default_factory=Lines)
     output: int | None = None
     """How many tokens a file's prompts ask for; None: what the file says."""
 
@@ -69,6 +79,7 @@ def make_prompts(dataset: Dataset, count: int, chat: bool, seed: int) -> list[As
     makers: dict[str, Callable[[], list[Ask]]] = {
         "random": lambda: _random(dataset.lengths, count, chat, rng),
         "prefix_repetition": lambda: _repeated(dataset.repeated, count, chat, rng),
+        "sonnet": lambda: _sonnet(_file(dataset), dataset.lines, count, rng),
         "sharegpt": lambda: _sharegpt(_file(dataset), dataset.output, count, rng),
         "custom": lambda: _custom(_file(dataset), dataset.output, count, chat),
     }
@@ -164,6 +175,23 @@ def _custom(path: Path, output: int | None, count: int, chat: bool) -> list[Ask]
             raise ConfigError(f"{path}, line {number}: messages need --endpoint chat.", param="endpoint")
         asked.append(Ask(prompt, length))
     return _enough(asked, count, path)
+
+
+def _sonnet(path: Path, lengths: Lines, count: int, rng: random.Random) -> list[Ask]:
+    """Lines of any text, drawn anew for each prompt after those that all begin with."""
+    known = [line for line in _read(path).splitlines() if line.strip()]
+    if not known:
+        raise ConfigError(f"{path} has no lines.", param="dataset_path")
+    common = _text(known, lengths.prefix, rng)
+    own = max(0, lengths.input - lengths.prefix)
+    return [Ask(common + _text(known, own, rng), lengths.output) for _ in range(count)]
+
+
+def _text(known: Sequence[str], tokens: int, rng: random.Random) -> str:
+    text = ""
+    while len(text) < tokens * CHARACTERS_A_TOKEN:
+        text += rng.choice(known) + "\n"
+    return text
 
 
 def _enough(asked: Sequence[Ask], count: int, path: Path) -> list[Ask]:

@@ -1,0 +1,157 @@
+"""OpenAI servers of one model on loopback, ours and the peers', each a process group that is stopped between its turns:
+threads that wait by spinning would take a core from whoever is asked next."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import peers
+from common import THREADS
+
+MODEL = "model"
+"""Its name on every server."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all sides are given alike."""
+
+    folder: Path
+    context: int
+    requests: int
+    dtype: str
+    """Of the weights, where the processor multiplies in it; peers that would emulate it take fp32."""
+
+
+@dataclass(frozen=True)
+class Command:
+    line: list[object]
+    environment: dict[str, str] = field(default_factory=lambda: peers.environment({}))
+
+
+def rondo(given: Setting) -> Command:
+    flags = ["--dtype", given.dtype, "--max-num-seqs", given.requests, "--max-model-len", given.context]
+    flags += ["--served-model-name", MODEL, "--threads", THREADS, "--no-enable-prefix-caching"]
+    line = [sys.executable, "-m", "rondo.cli", "serve", given.folder, *flags, "--log.level=error"]
+    return Command(line, dict(os.environ))
+
+
+def vllm(given: Setting) -> Command:
+    """Compiled, as is its default."""
+    flags = ["--dtype", given.dtype, "--max-num-seqs", given.requests, "--max-model-len", given.context]
+    flags += ["--served-model-name", MODEL, "--host", "127.0.0.1", "--no-enable-prefix-caching"]
+    line = [
+        peers.python_of("vllm"),
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--model",
+        given.folder,
+        *flags,
+    ]
+    space = {"VLLM_CPU_KVCACHE_SPACE": "4"}
+    return Command(line, peers.environment(peers.vllm_environment() | space))
+
+
+def transformers(given: Setting) -> Command:
+    try:
+        import transformers  # noqa: F401
+    except ImportError:
+        raise peers.Absent("transformers is not installed: make lint") from None
+    script = Path(__file__).with_name("_transformers_server.py")
+    flags = ["--dtype", given.dtype, "--batch", given.requests, "--threads", THREADS]
+    return Command([sys.executable, script, given.folder, *flags])
+
+
+SIDES = {"rondo": rondo, "vllm": vllm, "transformers": transformers}
+
+
+class Served:
+    """One side's server, from its start until it is left; it runs only while it is `awake`."""
+
+    def __init__(self, name: str, command: Command) -> None:
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            port = listener.getsockname()[1]
+        self.name = name
+        self.url = f"http://127.0.0.1:{port}"
+        self._output = tempfile.TemporaryFile("w+")  # noqa: SIM115  (closed in close)
+        shown = sys.stderr if os.environ.get("RONDO_DEBUG") else self._output
+        self._process = subprocess.Popen(
+            [str(part) for part in [*command.line, "--port", port]],
+            stdin=subprocess.DEVNULL,
+            stdout=shown,
+            stderr=shown,
+            env=command.environment,
+            start_new_session=True,
+        )
+
+    def __enter__(self) -> Self:
+        try:
+            self._wait()
+        except BaseException:
+            self.close()
+            raise
+        self._signal(signal.SIGSTOP)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _wait(self) -> None:
+        """Until it has answered, which also compiles what is compiled at first use."""
+        until = time.monotonic() + peers.SECONDS
+        while time.monotonic() < until:
+            if self._process.poll() is not None:
+                self._output.seek(0)
+                raise peers.Absent(f"{self.name} ended: {peers.reason(self._output.read())}")
+            with suppress(OSError):
+                self.greedy([65, 66, 67], 2)
+                return
+            time.sleep(0.2)
+        raise peers.Absent(f"{self.name} did not answer within {peers.SECONDS} s")
+
+    @contextmanager
+    def awake(self) -> Iterator[None]:
+        self._signal(signal.SIGCONT)
+        try:
+            yield
+        finally:
+            self._signal(signal.SIGSTOP)
+
+    def greedy(self, prompt: list[int], count: int) -> list[int]:
+        """The likeliest tokens, in vLLM's field."""
+        body: dict[str, Any] = {"model": MODEL, "prompt": prompt, "max_tokens": count, "temperature": 0}
+        body |= {"ignore_eos": True, "return_token_ids": True}
+        request = urllib.request.Request(
+            self.url + "/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=peers.SECONDS) as answer:
+                [choice] = json.load(answer)["choices"]
+        except urllib.error.HTTPError as error:
+            if error.code == 503:
+                raise  # it still loads
+            raise peers.Absent(f"{self.name} answers {error.code}: {error.read().decode()[:300]}") from None
+        return list(choice["token_ids"])
+
+    def _signal(self, number: int) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
+    def close(self) -> None:
+        """It and what it started."""
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+        self._output.close()
