@@ -61,8 +61,10 @@ class CompiledDecoder:
 
     def _follow(self) -> bool:
         """Weights may move, and become others: then the model is looked at anew."""
-        parameters = (parameters[name] for parameters, name in self._parameters)
-        places = [0 if parameter is None else parameter.data_ptr() for parameter in parameters]
+        places = [
+            0 if (parameter := parameters[name]) is None else parameter.data_ptr()
+            for parameters, name in self._parameters
+        ]
         if places != self._places:
             self._decoder = _dense_decoder(self.model, self.cache.group_of, self.sites)
             self._places = places

@@ -33,6 +33,8 @@ class BlockTables:
         self._tables = np.zeros((rows, pages), dtype=np.int64)
         self._base = np.zeros(rows, dtype=np.int64)
         """The position where a row's table begins: blocks before it have passed out of the window."""
+        self.shifted = False
+        """Whether any table ever began elsewhere than at 0."""
         self._filled = [0] * rows
         """How many blocks a row's table was made for, plus how many had passed: it changes when either does."""
 
@@ -58,6 +60,7 @@ class BlockTables:
         done = self._filled[row] - passed if self._base[row] == base else passed
         self._tables[row, done - passed : len(blocks) - passed] = blocks[done:]
         self._base[row] = base
+        self.shifted = self.shifted or base > 0
         self._filled[row] = len(blocks) + passed
 
     def bases(self, rows: Ints) -> Ints:
@@ -126,8 +129,10 @@ def flatten(plan: Plan, chunks: Sequence[Request], groups: Sequence[BlockTables]
         tokens += request.tokens[request.computed : request.computed + request.planned]
     firsts = np.array([request.computed for request in requests], dtype=np.int64)
     rows = np.array([request.row for request in requests], dtype=np.int64)
+    starts = np.zeros(len(requests) + 1, dtype=np.int64)
+    counts.cumsum(out=starts[1:])
     owners = np.arange(len(requests)).repeat(counts)
-    positions = firsts[owners] + offsets(counts)
+    positions = np.arange(len(tokens)) + (firsts - starts[:-1])[owners]
     pasts = [_past(tables, requests, rows, owners, positions) for tables in groups]
     for request in plan.ahead:
         for tables in groups:
@@ -136,7 +141,7 @@ def flatten(plan: Plan, chunks: Sequence[Request], groups: Sequence[BlockTables]
         requests,
         decodes,
         rows,
-        np.concatenate(([0], counts.cumsum())),
+        starts,
         np.array(tokens, dtype=np.int64),
         positions,
         owners,
@@ -148,7 +153,7 @@ def _past(
     tables: BlockTables, requests: Sequence[Request], rows: Ints, owners: Ints, positions: Ints
 ) -> Past:
     tables.update(requests)
-    seen = positions - tables.bases(rows)[owners]
+    seen = positions - tables.bases(rows)[owners] if tables.shifted else positions
     return Past(tables, seen, tables.slots(rows[owners], seen))
 
 
@@ -158,9 +163,11 @@ def compiled_step(
     """All tokens alike: each with its request's tables, and its adapter's. What a token sees is counted from where the
     tables of the first group begin, which sees the most. `tokens` is read when the step runs."""
     first, *others = flat.pasts
-    longest, bases = int(first.seen.max()) + 1, first.tables.bases(flat.rows)
+    longest = int(first.seen.max()) + 1
     tables = [first.tables.read(flat.rows, longest)]
-    tables += [past.tables.read_from(bases, flat.rows, longest) for past in others]
+    if others:
+        bases = first.tables.bases(flat.rows)
+        tables += [past.tables.read_from(bases, flat.rows, longest) for past in others]
     rows = TokenRows(
         tokens,
         positions,

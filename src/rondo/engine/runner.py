@@ -118,7 +118,9 @@ class Runner:
         )
         every = len(rows) == len(flat.tokens)
         read = None if every else to_device(np.array(rows, dtype=np.int64), self.device)
-        requests = [each for leader in leaders for each in (leader, *leader.riders)]
+        requests = leaders
+        if any(leader.riders for leader in leaders):
+            requests = [each for leader in leaders for each in (leader, *leader.riders)]
         ahead = offsets(rows_of(dict.fromkeys(leaders))) if plan.ahead and leaders else None
         counts = None
         if len(requests) > len(leaders):
@@ -174,7 +176,7 @@ class Runner:
     def _layout(
         self, flat: Flat, tokens: Tensor, positions: Tensor, readers: list[Request]
     ) -> tuple[Sequence[StepLayout] | CompiledStep, Mixture | None]:
-        served = [] if self.mixer is None else [_served(request) for request in flat.requests]
+        served = [] if self.mixer is None else _served_of(flat.requests)
         if self.compiled is not None and self.compiled.can(served):
             self._forget()
             return compiled_step(flat, tokens, positions, served, self.compiled.by_length), None
@@ -182,38 +184,41 @@ class Runner:
 
     def _mixture(self, flat: Flat, served: list[Served | None], readers: list[Request]) -> Mixture | None:
         """What the adapters of this step's requests add, in the order of the flat row; `readers` have the rows read."""
-        if self.mixer is None or not any(served):
+        if self.mixer is None or not served:
             self._forget()
             return None
         counts = np.diff(flat.starts).tolist()
         spans = [Span(*each) for each in zip(served, flat.starts.tolist(), counts, strict=False)]
-        return self.mixer.mix(len(flat.tokens), spans, [_served(request) for request in readers])
+        of_readers = _served_of(readers) or [None] * len(readers)
+        return self.mixer.mix(len(flat.tokens), spans, of_readers)
 
     def _forget(self) -> None:
         if self.mixer is not None:
             self.mixer.forget()
 
 
-def _served(request: Request) -> Served | None:
-    return None if request.adapter is None else request.adapter.served
-
-
-def _samples(request: Request, planned: int) -> bool:
-    """Whether a token follows on what the step computes of it."""
-    return request.computed + planned == len(request.tokens) and request.pooling is None
+def _served_of(requests: Sequence[Request]) -> list[Served | None]:
+    """The adapter of each; nothing where nobody has one."""
+    adapters = [request.adapter for request in requests]
+    return [None if each is None else each.served for each in adapters] if any(adapters) else []
 
 
 def _caught_up(plan: Plan, chunks: list[Request]) -> tuple[list[Request], list[int]]:
-    """The requests whose last token is computed in this step, and the row it is in; then those of its proposals."""
+    """The requests whose last token is computed in this step, so that one follows, and the row it is in; then those of
+    its proposals."""
     decodes = plan.decodes
     if plan.ahead:
         decodes = [each for request in decodes for each in (request, *(request for _ in request.proposed))]
-    rows = [i for i, request in enumerate(decodes) if _samples(request, 1)]
+    rows = [
+        i
+        for i, request in enumerate(decodes)
+        if request.computed + 1 == len(request.tokens) and request.pooling is None
+    ]
     requests = decodes.copy() if len(rows) == len(decodes) else [decodes[i] for i in rows]
     end = len(decodes)
     for request in chunks:
         end += request.planned
-        if _samples(request, request.planned):
+        if request.remaining == request.planned and request.pooling is None:
             requests.append(request)
             rows.append(end - 1)
     return requests, rows

@@ -152,11 +152,13 @@ class Scheduler:
 
     def move(self, plan: Plan) -> None:
         """Some may have finished since they were planned."""
+        moved = 0
         for request in (*plan.decodes, *plan.chunks):
             if request.state == "running":
+                moved += request.planned
                 request.computed += request.planned
-                self.counters.moved += request.planned
                 request.planned = 0
+        self.counters.moved += moved
 
     def publish(self, plan: Plan) -> None:
         size = self.pool.block_size
