@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 PORT ?= 8000
 PYTEST_ARGS ?=
+# A worker a core, and not so many that their memory counts. One test file by hand needs none: pytest tests/ops.
+WORKERS ?= logical --maxprocesses 8
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
@@ -29,7 +31,7 @@ up: $(CORE)
 	@$(BIN)/rondo up --port $(PORT)
 
 test: lint
-	$(BIN)/python -m pytest -m "not real and not gpu" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not real and not gpu" $(PYTEST_ARGS)
 
 test-real: $(DEV)
 	bash tests/real/setup.sh "$(abspath $(BIN))/python"

@@ -1,4 +1,8 @@
-"""For all tests: threads that wait do not starve the servers and processes the tests start."""
+"""For all tests and the processes they start: one thread each, since there is a worker a core, and none that spins."""
+
+import os
+
+os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported
 
 from rondo.base.threads import yield_soon
 

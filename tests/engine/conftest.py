@@ -1,5 +1,4 @@
 import pytest
-import torch
 
 from rondo.models import Decoder, new
 
@@ -23,11 +22,6 @@ TINY = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _threads():
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

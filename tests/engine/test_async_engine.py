@@ -7,16 +7,26 @@ from rondo.client.types import GenerateRequest, SamplingParams
 from rondo.engine.config import EngineConfig
 from rondo.engine.core import EngineCore
 from rondo.engine.llm import LLM
-from support.engines import PARAMS, collect, slowly, threaded
+from support.engines import PARAMS, Pace, at_work, collect, threaded
 from support.waiting import run, until
 
 
 @pytest.fixture
-def engine(tiny):
-    core = EngineCore(tiny, EngineConfig(max_num_seqs=4, block_size=4))
-    core.runner.run = slowly(core.runner.run)
+def core(tiny):
+    return EngineCore(tiny, EngineConfig(max_num_seqs=4, block_size=4))
+
+
+@pytest.fixture
+def pace(core):
+    core.runner.run = Pace(core.runner.run)
+    return core.runner.run
+
+
+@pytest.fixture
+def engine(core, pace):
     with threaded(core) as engine:
         yield engine
+        pace.hurry()
 
 
 async def idle(engine):
@@ -28,7 +38,9 @@ async def idle(engine):
     assert engine.core.pool.used == 0
 
 
-def test_streams_are_what_the_synchronous_engine_says(engine, tiny):
+def test_streams_are_what_the_synchronous_engine_says(engine, pace, tiny):
+    pace.hurry()
+
     async def main():
         params = [PARAMS.with_(seed=i, n=2) for i in range(6)]
         got = await asyncio.gather(*(collect(engine, f"r{i}", p) for i, p in enumerate(params)))
@@ -40,12 +52,12 @@ def test_streams_are_what_the_synchronous_engine_says(engine, tiny):
 
 def test_leaving_and_cancelling_abort(engine):
     async def main():
-        long = PARAMS.with_(max_tokens=200)
+        long = PARAMS.with_(max_tokens=250)
         stream = engine.generate(GenerateRequest("left", [5], long))
         await anext(stream)
         await stream.aclose()
         task = asyncio.create_task(collect(engine, "cancelled", long))
-        await asyncio.sleep(0.02)
+        await until(at_work(engine.core, "cancelled"))
         task.cancel()
         early = asyncio.create_task(collect(engine, "early", long))
         await asyncio.sleep(0)
@@ -60,7 +72,7 @@ def test_leaving_and_cancelling_abort(engine):
 def test_abort_from_elsewhere_ends_the_stream(engine):
     async def main():
         task = asyncio.create_task(collect(engine, "a", PARAMS.with_(max_tokens=250)))
-        await asyncio.sleep(0.02)
+        await until(at_work(engine.core))
         await engine.abort("a")
         assert (await task).reason == "abort"
         await engine.abort("unknown")
@@ -68,26 +80,29 @@ def test_abort_from_elsewhere_ends_the_stream(engine):
     run(main())
 
 
-def test_refusals_leave_others_alone(engine):
+def test_refusals_leave_others_alone(engine, pace):
     async def main():
         task = asyncio.create_task(collect(engine, "a", PARAMS.with_(max_tokens=100)))
-        await asyncio.sleep(0.005)
+        await until(at_work(engine.core))
         with pytest.raises(InvalidRequest):
             await collect(engine, "b", prompt=[])
         with pytest.raises(InvalidRequest):
             await collect(engine, "c", SamplingParams(stop="x"))
         with pytest.raises(Conflict):
             await collect(engine, "a")
+        pace.hurry()
         assert len((await task).tokens[0]) == 100
 
     run(main())
 
 
 @pytest.mark.parametrize("mode", ["keep", "wait", "abort"])
-def test_pause_and_resume(engine, mode):
+def test_pause_and_resume(engine, pace, mode):
     async def main():
         running = asyncio.create_task(collect(engine, "a", PARAMS.with_(max_tokens=200)))
-        await asyncio.sleep(0.01)
+        await until(at_work(engine.core))
+        if mode == "wait":
+            pace.hurry()
         await engine.pause(mode)
         assert not engine.ready
         later = asyncio.create_task(collect(engine, "b"))
@@ -95,21 +110,23 @@ def test_pause_and_resume(engine, mode):
         assert not later.done()
         assert running.done() == (mode != "keep")
         await engine.resume()
+        pace.hurry()
         assert (await running).reason == ("abort" if mode == "abort" else "length")
         assert len((await later).tokens[0]) == 60
 
     run(main())
 
 
-def test_weights_change_between_two_steps(engine):
+def test_weights_change_between_two_steps(engine, pace):
     async def main():
         task = asyncio.create_task(collect(engine, "a", PARAMS.with_(max_tokens=200)))
-        await asyncio.sleep(0.03)
+        await until(at_work(engine.core))
         await engine.start_weight_update()
         with pytest.raises(Conflict):
             await engine.start_weight_update()
         await asyncio.sleep(0.02)
         await engine.finish_weight_update(1)
+        pace.hurry()
         versions = (await task).versions
         assert versions == sorted(versions)
         assert set(versions) == {0, 1}
@@ -120,7 +137,7 @@ def test_weights_change_between_two_steps(engine):
 def test_a_step_that_fails_fails_every_request_clearly(engine):
     async def main():
         task = asyncio.create_task(collect(engine, "a", PARAMS.with_(max_tokens=250)))
-        await asyncio.sleep(0.01)
+        await until(at_work(engine.core))
 
         def broken(plan):
             raise RuntimeError("out of order")
@@ -135,14 +152,15 @@ def test_a_step_that_fails_fails_every_request_clearly(engine):
     run(main())
 
 
-def test_drain_finishes_what_runs_and_refuses_the_rest(engine):
+def test_drain_finishes_what_runs_and_refuses_the_rest(engine, pace):
     async def main():
         task = asyncio.create_task(collect(engine, "a", PARAMS.with_(max_tokens=100)))
-        await asyncio.sleep(0.01)
-        drain = asyncio.create_task(engine.drain(10))
+        await until(at_work(engine.core))
+        drain = asyncio.create_task(engine.drain(30))
         await asyncio.sleep(0)
         with pytest.raises(Unavailable):
             await collect(engine, "b")
+        pace.hurry()
         assert len((await task).tokens[0]) == 100
         await drain
         with pytest.raises(Unavailable):
@@ -154,7 +172,7 @@ def test_drain_finishes_what_runs_and_refuses_the_rest(engine):
 def test_a_drain_that_takes_too_long_cuts_requests_off(engine):
     async def main():
         task = asyncio.create_task(collect(engine, "a", PARAMS.with_(max_tokens=250)))
-        await asyncio.sleep(0.01)
+        await until(at_work(engine.core))
         await engine.pause()
         await engine.drain(0.05)
         with pytest.raises(Unavailable):
@@ -163,26 +181,27 @@ def test_a_drain_that_takes_too_long_cuts_requests_off(engine):
     run(main())
 
 
-def test_a_slow_reader_gets_bigger_chunks(engine):
+def test_a_slow_reader_gets_bigger_chunks(engine, pace):
     async def main():
-        chunks = []
-        async for chunk in engine.generate(GenerateRequest("a", [5], PARAMS.with_(max_tokens=100))):
-            chunks.append(chunk)
-            await asyncio.sleep(0.02)
-        assert sum(len(chunk.token_ids) for chunk in chunks) == 100
-        assert len(chunks) < 60
+        stream = engine.generate(GenerateRequest("a", [5], PARAMS.with_(max_tokens=100)))
+        first = len((await anext(stream)).token_ids)
+        pace.hurry()
+        await until(lambda: not engine.core.has_work)
+        assert [len(chunk.token_ids) async for chunk in stream] == [100 - first]
 
     run(main())
 
 
-def test_a_request_of_a_paused_engine_is_queued_counted_and_abortable(engine):
-    engine.core.scheduler.max_queued = 2
+def test_a_request_of_a_paused_engine_is_queued_counted_and_abortable(engine, pace):
+    scheduler = engine.core.scheduler
+    scheduler.max_queued = 2
+    pace.hurry()
 
     async def main():
         for mode in ("keep", "wait"):
             await engine.pause(mode)
             waiting = [asyncio.create_task(collect(engine, name)) for name in ("a", "b")]
-            await asyncio.sleep(0.02)
+            await until(lambda: scheduler.num_waiting == 2)
             with pytest.raises(Overloaded):
                 await collect(engine, "c")
             await engine.abort("a")
@@ -194,7 +213,7 @@ def test_a_request_of_a_paused_engine_is_queued_counted_and_abortable(engine):
     run(main())
 
 
-def test_a_pause_that_waits_starts_nothing_new(engine):
+def test_a_pause_that_waits_starts_nothing_new(engine, pace):
     async def main():
         # Four run, the fifth is in the queue when the pause comes.
         params, scheduler = PARAMS.with_(max_tokens=200), engine.core.scheduler
@@ -203,9 +222,10 @@ def test_a_pause_that_waits_starts_nothing_new(engine):
         pause = asyncio.create_task(engine.pause("wait"))
         await until(lambda: scheduler.holding)
         assert not engine.ready
+        pace.hurry()
         await pause
-        assert not engine.core.scheduler.running
-        assert engine.core.scheduler.num_waiting == 1
+        assert not scheduler.running
+        assert scheduler.num_waiting == 1
         await asyncio.gather(*tasks[:4])
         await engine.resume()
         assert (await tasks[4]).reason == "length"
@@ -215,15 +235,17 @@ def test_a_pause_that_waits_starts_nothing_new(engine):
 
 
 def test_a_pause_that_waits_lets_preempted_requests_finish(tiny):
-    core = EngineCore(tiny, EngineConfig(max_num_seqs=4, block_size=4, num_blocks=64))
-    core.runner.run = slowly(core.runner.run)
+    core = EngineCore(tiny, EngineConfig(max_num_seqs=4, block_size=4, num_blocks=20, max_model_len=64))
+    pace = core.runner.run = Pace(core.runner.run)
 
     async def main(engine):
-        params = PARAMS.with_(max_tokens=120)
-        tasks = [asyncio.create_task(collect(engine, str(i), params)) for i in range(4)]
+        tasks = [asyncio.create_task(collect(engine, str(i))) for i in range(4)]
         await until(lambda: core.scheduler.counters.preemptions)
         assert core.has_work
-        await engine.pause("wait")
+        pause = asyncio.create_task(engine.pause("wait"))
+        await until(lambda: core.scheduler.holding)
+        pace.hurry()
+        await pause
         assert not core.has_work
         await asyncio.gather(*tasks)
 
@@ -231,35 +253,38 @@ def test_a_pause_that_waits_lets_preempted_requests_finish(tiny):
         run(main(engine))
 
 
-def test_a_pause_that_cannot_come_true_or_is_given_up_leaves_no_trace(engine):
+def test_a_pause_that_cannot_come_true_or_is_given_up_leaves_no_trace(engine, pace):
     async def main():
         task = asyncio.create_task(collect(engine, "a", PARAMS.with_(max_tokens=200)))
-        await asyncio.sleep(0.02)
+        await until(at_work(engine.core))
         await engine.pause("keep")
         with pytest.raises(Conflict, match="resume"):
             await engine.pause("wait")
         await engine.resume()
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(engine.pause("wait"), 0.01)
-        assert (await collect(engine, "b")).reason == "length"
+            await asyncio.wait_for(engine.pause("wait"), 0.05)
+        assert (await collect(engine, "b", PARAMS.with_(max_tokens=5))).reason == "length"
         assert engine.ready
         waits = asyncio.create_task(engine.pause("wait"))
-        await asyncio.sleep(0.005)
+        await until(lambda: engine.core.scheduler.holding)
         await engine.pause("keep")
         with pytest.raises(Conflict, match="another pause"):
             await waits
         await engine.resume()
         waits = asyncio.create_task(engine.pause("wait"))
-        await asyncio.sleep(0.005)
+        await until(lambda: engine.core.scheduler.holding)
         await engine.resume()
         with pytest.raises(Conflict, match="resumed"):
             await waits
+        pace.hurry()
         assert (await task).reason == "length"
 
     run(main())
 
 
-def test_a_bug_in_the_thread_fails_requests_instead_of_hanging_them(engine):
+def test_a_bug_in_the_thread_fails_requests_instead_of_hanging_them(engine, pace):
+    pace.hurry()
+
     async def main():
         await collect(engine, "fine")
 
@@ -270,7 +295,7 @@ def test_a_bug_in_the_thread_fails_requests_instead_of_hanging_them(engine):
         engine.core.abort_all = broken
         with pytest.raises(Unavailable, match="engine failed"):
             await collect(engine, "a")
-        engine._thread.join(5)
+        engine._thread.join(30)
         assert not engine.ready
         with pytest.raises(Unavailable):
             await collect(engine, "b")
@@ -282,7 +307,9 @@ def test_a_bug_in_the_thread_fails_requests_instead_of_hanging_them(engine):
     run(main())
 
 
-def test_weights_that_are_not_whole_compute_nothing(engine):
+def test_weights_that_are_not_whole_compute_nothing(engine, pace):
+    pace.hurry()
+
     async def main():
         await engine.start_weight_update()
         with pytest.raises(Conflict, match="not newer"):

@@ -10,6 +10,7 @@ from rondo.base.errors import InvalidRequest, NotFound
 from rondo.engine.config import EngineConfig
 from rondo.models import save
 from rondo.models.store import import_model
+from support.home import own_home
 from support.tiny import tiny_model, tiny_tokenizer
 
 GREEDY = rondo.SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
@@ -31,7 +32,7 @@ def llm(folder: Path) -> rondo.LLM:
 
 
 def test_a_model_by_its_name(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, llm: rondo.LLM):
-    monkeypatch.setenv("RONDO_HOME", str(tmp_path))
+    monkeypatch.setenv("RONDO_HOME", str(own_home(tmp_path)))
     import_model(folder, "tiny")
     [named] = rondo.LLM("tiny").chat(ASK, GREEDY)
     [placed] = llm.chat(ASK, GREEDY)

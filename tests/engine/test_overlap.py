@@ -11,8 +11,8 @@ from rondo.client.types import GenerateRequest, SamplingParams
 from rondo.engine.config import EngineConfig
 from rondo.engine.core import EngineCore
 from rondo.engine.llm import LLM
-from support.engines import collect, slowly, threaded
-from support.waiting import run
+from support.engines import Pace, at_work, collect, threaded
+from support.waiting import run, until
 
 PARAMS = SamplingParams(max_tokens=30, seed=1, ignore_eos=True, detokenize=False)
 
@@ -197,19 +197,30 @@ def test_a_step_that_fails_beside_the_caller_fails_the_engine(tiny):
 
 
 @pytest.fixture
-def engine(tiny):
-    core = make(tiny)
-    core.runner.execute = slowly(core.runner.execute)
+def core(tiny):
+    return make(tiny)
+
+
+@pytest.fixture
+def pace(core):
+    core.runner.execute = Pace(core.runner.execute)
+    return core.runner.execute
+
+
+@pytest.fixture
+def engine(core, pace):
     with threaded(core) as engine:
         yield engine
+        pace.hurry()
 
 
-def test_streams_pauses_and_verbs_of_a_server(engine, tiny):
+def test_streams_pauses_and_verbs_of_a_server(engine, pace, tiny):
     async def main():
         params = [PARAMS.with_(seed=i, n=2) for i in range(8)]
         tasks = [asyncio.create_task(collect(engine, str(i), p)) for i, p in enumerate(params)]
         for verb in (engine.pause, engine.sleep, engine.start_weight_update):
-            await asyncio.sleep(0.01)
+            told = engine.metrics.generated_tokens
+            await until(lambda told=told: engine.metrics.generated_tokens > told)
             await verb()
             assert engine.core._overlap._flight is None
             await asyncio.sleep(0.01)
@@ -220,6 +231,7 @@ def test_streams_pauses_and_verbs_of_a_server(engine, tiny):
             await engine.wake()
             if engine.core.updating:
                 await engine.finish_weight_update(1)
+        pace.hurry()
         got = [(await task).tokens for task in tasks]
         want = LLM(tiny).generate([[5, 6, 7]] * 8, params)
         assert got == [[sample.token_ids for sample in output.outputs] for output in want]
@@ -228,8 +240,9 @@ def test_streams_pauses_and_verbs_of_a_server(engine, tiny):
     run(main())
 
 
-def test_what_a_stop_brings_is_told_at_once_though_the_engine_is_paused(engine):
+def test_what_a_stop_brings_is_told_at_once_though_the_engine_is_paused(engine, pace):
     """The pause comes just when the last token is under way."""
+    pace.hurry()
     observe = engine.metrics.observe
 
     def pauses(step, now):
@@ -245,7 +258,7 @@ def test_what_a_stop_brings_is_told_at_once_though_the_engine_is_paused(engine):
 def test_a_step_that_fails_fails_every_request_clearly(engine):
     async def main():
         task = asyncio.create_task(collect(engine, "a", PARAMS.with_(max_tokens=200)))
-        await asyncio.sleep(0.02)
+        await until(at_work(engine.core))
 
         def broken(step):
             raise RuntimeError("out of order")

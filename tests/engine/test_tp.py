@@ -27,7 +27,8 @@ from rondo.engine.tp import Leader
 from rondo.models import new, save
 from rondo.parallel.load import load
 from server.running import make_model
-from server.test_serve import free_port, serve, wait_until_ready
+from server.test_serve import serve, wait_until_ready
+from support.ports import free_port
 from support.ranks import ThreadRanks
 
 LOGPROB_TOLERANCE = 2e-5

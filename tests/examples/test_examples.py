@@ -12,6 +12,7 @@ from rondo import models
 from rondo.cli.main import main as rondo
 from rondo.models.store import create_model
 from server.running import start
+from support.home import own_home
 from support.tiny import tiny_model, tiny_tokenizer
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -19,9 +20,8 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 @pytest.fixture(autouse=True)
 def home(tmp_path, monkeypatch) -> Path:
-    monkeypatch.setenv("RONDO_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("RONDO_HOME", str(own_home(tmp_path / "home")))
     monkeypatch.delenv("RONDO_CONFIG", raising=False)
-    torch.set_num_threads(1)
     return tmp_path / "home"
 
 

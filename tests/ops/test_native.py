@@ -1,6 +1,4 @@
-import os
-import subprocess
-import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -8,43 +6,83 @@ import pytest
 from rondo.ops.native import build
 from rondo.ops.native.ahead import KERNELS
 
-SCRIPT = """
-import logging, sys
-logging.basicConfig(level=logging.INFO, stream=sys.stdout)
-from rondo.ops.native.build import library
-print("got", library("paged_decode") is not None)
-"""
-
-
-def run(home, **env) -> str:
-    full = {**os.environ, "RONDO_HOME": str(home), **env}
-    return subprocess.run(
-        [sys.executable, "-c", SCRIPT], env=full, capture_output=True, text=True, check=True
-    ).stdout
-
-
-def test_without_a_compiler_the_slower_kernels_serve(tmp_path):
-    assert "got False" in run(tmp_path, CC="/nowhere/cc")
-    out = run(tmp_path, CC="false")
-    assert "got False" in out
-    assert "could not be compiled" in out
-    assert "got False" in run(tmp_path, RONDO_NATIVE="0")
-    assert not list((tmp_path).rglob("*.so"))
-    assert not list((tmp_path).rglob("*.partial"))
-
-
-def test_a_kernel_is_compiled_once(tmp_path):
-    if "got True" not in run(tmp_path):
-        pytest.skip("no C compiler here: install gcc to test the compiled kernel")
-    (built,) = tmp_path.rglob("*.so")
-    before = built.stat().st_mtime_ns
-    assert "got True" in run(tmp_path, CC=os.environ.get("CC", ""))
-    assert built.stat().st_mtime_ns == before
-
-
-@pytest.mark.skipif(
+needs_compiler = pytest.mark.skipif(
     not build.compiler(), reason="no C compiler here: install gcc to test the compiled kernels"
 )
+QUICKEST = "draw"
+"""To compile."""
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("RONDO_HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def warnings(monkeypatch):
+    said = []
+    monkeypatch.setattr(build.log, "warning", lambda text, extra: said.append((text, extra["why"])))
+    return said
+
+
+def library():
+    """As a process that has not asked for it yet."""
+    return build.library.__wrapped__(QUICKEST)
+
+
+@pytest.mark.parametrize("changes", [{"CC": "/nowhere/cc"}, {"CC": "false"}, {"RONDO_NATIVE": "0"}])
+def test_without_a_compiler_the_slower_kernels_serve_and_it_is_said(home, monkeypatch, warnings, changes):
+    for name, value in changes.items():
+        monkeypatch.setenv(name, value)
+    assert library() is None
+    assert len(warnings) == ("CC" in changes)
+    assert all("could not be compiled: the slower one serves" in text for text, _ in warnings)
+    assert not list(home.rglob("*.so"))
+    assert not list(home.rglob("*.partial"))
+
+
+@needs_compiler
+def test_the_compilers_first_error_is_told(home, monkeypatch, warnings):
+    monkeypatch.setattr(build, "FLAGS", ["-no-such-flag"])
+    assert library() is None
+    [(_, why)] = warnings
+    assert "non-zero exit status" in why
+    assert "no-such-flag" in why
+
+
+def test_a_compiler_that_never_ends_is_given_up(home, monkeypatch, warnings):
+    monkeypatch.setattr(build, "compiler", lambda: ["sh", "-c", "exec sleep 60"])
+    monkeypatch.setattr(build, "SECONDS", 0.2)
+    assert library() is None
+    assert "timed out" in warnings[0][1]
+
+
+@needs_compiler
+def test_who_start_together_compile_once(home, monkeypatch):
+    """Threads, to whom the lock is what it is to processes."""
+    compiler, compiled = home / "cc", home / "compiled"
+    real = " ".join(build.compiler())
+    compiler.write_text(f'#!/bin/sh\necho >> {compiled}\nsleep 0.2\nexec {real} "$@"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(lambda _: library(), range(4)))
+    assert library()
+    assert compiled.read_text() == "\n"
+    assert len(list(home.rglob("*.so"))) == 1
+
+
+@needs_compiler
+def test_who_cannot_have_the_lock_compiles_too(home, monkeypatch):
+    def refused(*args):
+        raise OSError("no locks on this file system")
+
+    monkeypatch.setattr(build.fcntl, "flock", refused)
+    assert library()
+
+
+@needs_compiler
 @pytest.mark.parametrize(
     "source", sorted(Path(build.__file__).parent.glob("*.c")), ids=lambda path: path.stem
 )

@@ -1,7 +1,6 @@
 """A real Prometheus scrapes a real engine server, and its queries find what dashboards ask for."""
 
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ import pytest
 
 from rondo.server.config import ServerConfig
 from server.running import Running, make_model, start
+from support.ports import free_port
 
 pytestmark = pytest.mark.real
 
@@ -53,12 +53,6 @@ def prometheus(running: Running, tmp_path_factory: pytest.TempPathFactory) -> It
     finally:
         process.terminate()
         process.wait(20)
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def wait_until_ready(client: httpx.Client, log: Path) -> None:

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -27,6 +26,8 @@ from rondo.engine.config import EngineConfig
 from rondo.server.config import ServerConfig
 from server.running import Running, start
 from support.adapters import write_lora
+from support.home import own_home
+from support.ports import free_port
 from support.tiny import VOCAB, tiny_model, tiny_tokenizer
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
@@ -100,11 +101,10 @@ def command(folder: Path, mode: str, port: int, *more: str) -> list[str]:
 def serving(folder: Path, mode: str, log: Path, *more: str) -> Iterator[Vllm]:
     if not PYTHON.exists():
         pytest.skip("vLLM's environment is not there: run `bash tests/real/setup.sh` first")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     own = {
         "PYTHONPATH": str(ROOT / "src"),
-        "RONDO_HOME": str(log.parent / "home"),
+        "RONDO_HOME": str(own_home(log.parent / "home")),
         "VLLM_CPU_KVCACHE_SPACE": "1",
     }
     with log.open("wb") as out:

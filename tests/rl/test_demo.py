@@ -16,6 +16,7 @@ from rondo.rl.demo import PHASES, Event, run_demo
 from rondo.rl.recipe import QUICK, tokenizer_for
 from rondo.rl.tasks import task
 from rondo.text.tokenizer import Tokenizer
+from support.home import own_home
 from support.tiny import tiny_tokenizer
 
 TINY = replace(
@@ -25,7 +26,7 @@ TINY = replace(
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("RONDO_HOME", str(tmp_path))
+    monkeypatch.setenv("RONDO_HOME", str(own_home(tmp_path)))
     return tmp_path
 
 

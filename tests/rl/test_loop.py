@@ -17,6 +17,7 @@ from rondo.rl.config import RlConfig
 from rondo.rl.loop import Grpo
 from rondo.rl.rollout import Group, rewards, score
 from rondo.rl.tasks import Problem, task
+from support.home import own_home
 from support.tiny import tiny_model, tiny_tokenizer
 
 CONFIG = RlConfig(
@@ -119,7 +120,7 @@ def test_a_grader_that_fails_is_counted_and_teaches_nothing() -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("RONDO_HOME", str(tmp_path))
+    monkeypatch.setenv("RONDO_HOME", str(own_home(tmp_path)))
     with atomic_dir(tmp_path / "models" / "tiny") as model:
         models.save_into(tiny_model(), model)
         tiny_tokenizer().save(model)

@@ -3,7 +3,6 @@ from pathlib import Path
 
 import openai
 import pytest
-import torch
 
 from rondo.server.config import ServerConfig
 from rondo.text.tokenizer import Tokenizer
@@ -14,7 +13,6 @@ from server.running import Running, make_model, start
 
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory) -> Path:
-    torch.set_num_threads(1)
     return make_model(tmp_path_factory.mktemp("served") / "tiny")
 
 

@@ -14,6 +14,9 @@ import time
 import httpx
 import pytest
 
+from support.home import own_home
+from support.ports import free_port
+
 
 def serve(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
@@ -21,14 +24,7 @@ def serve(*arguments: str) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 def wait_until_ready(process: subprocess.Popen[str], port: int) -> str:
@@ -220,7 +216,7 @@ def test_up_serves_the_demo_model_that_is_there_and_says_where(model_folder, tmp
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "RONDO_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "RONDO_HOME": str(own_home(tmp_path))},
     )
     try:
         printed: list[str] = []

@@ -1,5 +1,6 @@
 """An engine with its thread, as tests time it and read from it."""
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,37 @@ def slowly(compute: Callable[[Any], Any], seconds: float = 0.001) -> Callable[[A
         return compute(step)
 
     return slow
+
+
+class Pace:
+    """Steps take their time as long as a test looks at what runs; from `hurry` on, as little as they can.
+
+    What it looks at so cannot have ended before, however late a busy machine lets the test look.
+    """
+
+    def __init__(self, compute: Callable[[Any], Any]) -> None:
+        self._compute = compute
+        self._hurry = threading.Event()
+
+    def __call__(self, step: Any) -> Any:
+        self._hurry.wait(0.02)
+        return self._compute(step)
+
+    def hurry(self) -> None:
+        self._hurry.set()
+
+    def slow_down(self) -> None:
+        self._hurry.clear()
+
+
+def at_work(core: EngineCore, name: str | None = None, tokens: int = 2) -> Callable[[], bool]:
+    """Whether a request, or the one of that name, has so many tokens."""
+
+    def check() -> bool:
+        running = list(core.scheduler.running)
+        return any(r.generated >= tokens and name in (None, r.id) for r in running)
+
+    return check
 
 
 @contextmanager

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import fcntl
 import hashlib
 import os
 import platform
@@ -10,6 +12,8 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+import time
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -24,7 +28,8 @@ FLAGS = [
     *("-O3", "-march=native", "-fPIC", "-shared", "-fopenmp"),
     *("-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros"),
 ]
-SECONDS = 60
+SECONDS = 300
+"""One file takes 2 to 5 s of CPU, and many times that on a busy machine; a compiler that hangs takes for ever."""
 
 
 def compiler() -> list[str]:
@@ -47,9 +52,17 @@ def library(name: str) -> ctypes.CDLL | None:
         return ctypes.CDLL(str(_compiled(source, command)))
     except (OSError, subprocess.SubprocessError) as error:
         log.warning(
-            "a kernel could not be compiled: using the slower ones", extra={"kernel": name, "why": str(error)}
+            "a kernel could not be compiled: the slower one serves in its place until the next start",
+            extra={"kernel": name, "why": _why(error)},
         )
         return None
+
+
+def _why(error: Exception) -> str:
+    """With the compiler's own first error, where it gave one."""
+    said = getattr(error, "stderr", None) or b""
+    lines = [line for line in said.decode(errors="replace").splitlines() if "error" in line]
+    return ": ".join([str(error), *lines[:1]])
 
 
 def _compiled(source: Path, command: list[str]) -> Path:
@@ -59,7 +72,14 @@ def _compiled(source: Path, command: list[str]) -> Path:
     if target.is_file():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    # Several processes may compile at once: each writes a file of its own, and the last rename wins.
+    with _turn(target.with_name(f"{source.stem}.lock")):
+        if not target.is_file():
+            _compile(source, command, target)
+    return target
+
+
+def _compile(source: Path, command: list[str], target: Path) -> None:
+    """Into a file of its own, renamed when it is whole: nobody ever loads a part."""
     handle, partial = tempfile.mkstemp(dir=target.parent, suffix=".partial")
     os.close(handle)
     try:
@@ -72,7 +92,27 @@ def _compiled(source: Path, command: list[str]) -> Path:
         os.replace(partial, target)
     finally:
         Path(partial).unlink(missing_ok=True)
-    return target
+
+
+@contextlib.contextmanager
+def _turn(path: Path) -> Iterator[None]:
+    """One process compiles, others that start with it wait and find it done.
+
+    Who waits too long, or cannot lock here (some network folders), compiles too: it is slower, and as right.
+    """
+    end = time.monotonic() + SECONDS
+    with path.open("w") as lock:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > end:
+                    break
+                time.sleep(0.05)
+            except OSError:
+                break
+        yield
 
 
 def _cpu_flags() -> str:
