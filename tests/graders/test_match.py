@@ -107,10 +107,10 @@ NONSENSE = ["\\boxed{", "\\frac{ ", "\\frac{1}", "1,", "1,111", "9", "-", "1/", 
 @pytest.mark.parametrize("unit", NONSENSE)
 def test_long_nonsense_is_read_in_linear_time(unit: str) -> None:
     for text in (unit * 50_000, unit + " " * 200_000 + "!"):
-        start = time.perf_counter()
+        start = time.process_time()
         for read in (last_number, boxed, parse_number):
             read(text)
-        assert time.perf_counter() - start < 5
+        assert time.process_time() - start < 5
 
 
 def test_normalise() -> None:

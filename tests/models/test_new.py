@@ -21,8 +21,8 @@ def test_the_spread_of_the_weights_is_a_number_above_0(spread: Any):
 @pytest.mark.parametrize("layers", [4097, 2**31, 10**30])
 @pytest.mark.parametrize("family", ["qwen3", "llama", "gemma2", "deepseek_v3", "gpt_oss"])
 def test_an_absurd_number_of_layers_is_refused_at_once(family: str, layers: int):
-    begin = time.perf_counter()
+    begin = time.process_time()
     with pytest.raises(ModelError, match=f"num_hidden_layers is {layers}, more than") as caught:
         parse(tiny_config(model_type=family, num_hidden_layers=layers))
     assert caught.value.param == "num_hidden_layers"
-    assert time.perf_counter() - begin < 5
+    assert time.process_time() - begin < 5

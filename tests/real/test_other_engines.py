@@ -14,12 +14,12 @@ from rondo import models
 from rondo.client.types import SamplingParams
 from rondo.engine.config import EngineConfig
 from rondo.engine.llm import LLM
+from support.peers import peer_python
 from support.tiny import VOCAB, tiny_model, tiny_tokenizer
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
-PEERS = Path(os.environ.get("RONDO_PEERS") or "~/.cache/rondo/peers").expanduser()
 TEXT = "the assistant answers 123 times:\n\n  it's add, sort & countdown — ümläut"
 ANSWER = 24
 
@@ -61,17 +61,10 @@ def ours(folder: Path, questions: list[dict[str, Any]]) -> list[Any]:
     return [*answers, tiny_tokenizer().encode(TEXT)]
 
 
-def python_of(peer: str) -> Path:
-    python = PEERS / peer / "bin" / "python"
-    if not python.exists():
-        pytest.skip(f"{peer}'s environment is not there: run `bash tests/real/setup.sh` first")
-    return python
-
-
 def run(peer: str, *command: object, lines: list[dict[str, Any]], **changes: str) -> list[dict[str, Any]]:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | changes
     done = subprocess.run(
-        [python_of(peer), *map(str, command)],
+        [peer_python(peer), *map(str, command)],
         input="".join(json.dumps(line) + "\n" for line in lines),
         env=environment,
         capture_output=True,
@@ -101,7 +94,7 @@ def test_the_converter_names_what_it_does_not_know(folder: Path, tmp_path: Path)
     other.mkdir()
     config = json.loads((folder / "config.json").read_text()) | {"model_type": "llama"}
     (other / "config.json").write_text(json.dumps(config))
-    command = [python_of("llama"), BENCH / "_to_gguf.py", other, tmp_path / "other.gguf"]
+    command = [peer_python("llama"), BENCH / "_to_gguf.py", other, tmp_path / "other.gguf"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert "only Qwen3 checkpoints are converted" in done.stderr

@@ -13,11 +13,10 @@ import torch
 from rondo.data.packing import Document, Tree, pack
 from rondo.rl.advantages import Aggregate, token_weights
 from rondo.train.losses import PolicyLoss, Predictions
+from support.peers import peer_python
 
 pytestmark = pytest.mark.real
 
-PEERS = Path(os.environ.get("RONDO_PEERS") or "~/.cache/rondo/peers").expanduser()
-TRL = PEERS / "trl" / "bin" / "python"
 LONGEST = 12
 AGGREGATES: dict[str, Aggregate] = {"dapo": "token", "grpo": "sequence", "dr_grpo": "constant"}
 
@@ -58,12 +57,16 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def theirs() -> list[dict[str, Any]]:
-    if not TRL.exists():
-        pytest.skip("TRL's environment is not there: run `bash tests/real/setup.sh` first")
+    python = peer_python("trl")
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"HF_HUB_OFFLINE": "1"}
     script = Path(__file__).with_name("_trl_grpo_loss.py")
     done = subprocess.run(
-        [TRL, script], input=json.dumps(CASES), capture_output=True, text=True, env=environment, timeout=300
+        [python, script],
+        input=json.dumps(CASES),
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     answers: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])

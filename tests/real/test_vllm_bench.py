@@ -4,16 +4,15 @@ import json
 import os
 import random
 import subprocess
-from pathlib import Path
 
 import pytest
 
 from rondo.client.bench.figures import figures
 from rondo.client.bench.load import Outcome
+from support.peers import peer_python
 
 pytestmark = pytest.mark.real
 
-PEERS = Path(os.environ.get("RONDO_PEERS") or "~/.cache/rondo/peers").expanduser()
 THEIRS = """
 import dataclasses, json, sys
 from vllm.benchmarks.lib.endpoint_request_func import RequestFuncOutput
@@ -40,9 +39,6 @@ def random_outcomes(count: int) -> list[Outcome]:
 
 
 def test_figures_are_vllms() -> None:
-    python = PEERS / "vllm" / "bin" / "python"
-    if not python.exists():
-        pytest.skip("vLLM's environment is not there: run `bash tests/real/setup.sh` first")
     outcomes = random_outcomes(200)
     outputs = [
         {
@@ -59,7 +55,7 @@ def test_figures_are_vllms() -> None:
     outputs.append({"success": False, "error": "gone"})
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
-        [str(python), "-c", THEIRS],
+        [str(peer_python("vllm")), "-c", THEIRS],
         input=json.dumps({"outputs": outputs, "seconds": 12.5, "goodput": GOODPUT}),
         env=environment | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"},
         capture_output=True,

@@ -27,15 +27,14 @@ from rondo.server.config import ServerConfig
 from server.running import Running, start
 from support.adapters import write_lora
 from support.home import own_home
+from support.peers import PEERS, peer_python
 from support.ports import free_port
 from support.tiny import VOCAB, tiny_model, tiny_tokenizer
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).resolve().parents[2]
-PYTHON = (
-    Path(os.environ.get("RONDO_PEERS") or "~/.cache/rondo/peers").expanduser() / "vllm" / "bin" / "python"
-)
+PYTHON = PEERS / "vllm" / "bin" / "python"
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>"
 )
@@ -99,8 +98,7 @@ def command(folder: Path, mode: str, port: int, *more: str) -> list[str]:
 
 @contextmanager
 def serving(folder: Path, mode: str, log: Path, *more: str) -> Iterator[Vllm]:
-    if not PYTHON.exists():
-        pytest.skip("vLLM's environment is not there: run `bash tests/real/setup.sh` first")
+    peer_python("vllm")
     port = free_port()
     own = {
         "PYTHONPATH": str(ROOT / "src"),

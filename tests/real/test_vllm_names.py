@@ -1,7 +1,6 @@
 """vLLM's own source says what its metrics are called, and where their buckets lie: ours have the same."""
 
 import json
-import os
 import re
 import subprocess
 from pathlib import Path
@@ -11,11 +10,11 @@ import pytest
 from rondo.engine import distribution
 from rondo.engine.core import EngineCore
 from rondo.engine.metrics import EngineMetrics
+from support.peers import peer_python
 from support.tiny import tiny_model
 
 pytestmark = pytest.mark.real
 
-PEERS = Path(os.environ.get("RONDO_PEERS") or "~/.cache/rondo/peers").expanduser()
 ELSEWHERE = {
     "corrupted_requests": "counted as request_success{finished_reason=error}",
     "watermark_requests": "of a feature that is not here",
@@ -41,10 +40,8 @@ BUCKETS = {
 
 @pytest.fixture(scope="module")
 def source() -> Path:
-    found = list((PEERS / "vllm").glob("lib/python*/site-packages/vllm/v1/metrics"))
-    if not found:
-        pytest.skip("vLLM's environment is not there: run `bash tests/real/setup.sh` first")
-    return found[0]
+    vllm = peer_python("vllm").parents[1]
+    return next(vllm.glob("lib/python*/site-packages/vllm/v1/metrics"))
 
 
 def test_every_name_is_ours_too(source: Path) -> None:
@@ -59,7 +56,7 @@ def test_every_name_is_ours_too(source: Path) -> None:
 def test_their_bounds_are_among_ours(source: Path) -> None:
     code = "import json, runpy, sys; print(json.dumps({k: v for k, v in runpy.run_path(sys.argv[1]).items() if k in "
     code += f"{list(BUCKETS)}}}))"
-    command = [str(PEERS / "vllm/bin/python"), "-c", code, str(source / "buckets.py")]
+    command = [str(peer_python("vllm")), "-c", code, str(source / "buckets.py")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     for name, bounds in json.loads(done.stdout).items():
         assert set(bounds) <= set(BUCKETS[name]), name

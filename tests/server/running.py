@@ -72,10 +72,10 @@ def start(
     started = threading.Event()
     thread = threading.Thread(target=run_server, args=(server, listener, started.set), daemon=True)
     thread.start()
-    assert started.wait(10)
+    assert started.wait(60)
     yield Running(url_of(listener), running, server)
     server.should_exit = True
-    thread.join(10)
+    thread.join(60)
     running.stop()
     listener.close()
 
@@ -83,7 +83,7 @@ def start(
 def begun(running: Running, tokens: int = 3) -> None:
     """Waits for a request that has some tokens."""
     core = running.engine.core
-    for _ in range(5000):
+    for _ in range(30_000):
         if any(request.generated >= tokens for request in list(core.scheduler.running)):
             return
         time.sleep(0.002)

@@ -13,7 +13,7 @@ from rondo.engine.config import EngineConfig
 from rondo.server.config import ServerConfig
 from rondo.server.http import EventStream
 from server.running import begun, start
-from support.engines import slowly
+from support.engines import Pace
 from support.waiting import until
 
 KEY = {"X-Admin-Key": "operator"}
@@ -37,8 +37,18 @@ def operated(model_folder):
     config = ServerConfig(port=0, served_model_name="tiny", api_key="user", admin_key="operator")
     for running in start(model_folder, EngineConfig(max_num_seqs=8, block_size=4), config):
         runner = running.engine.core.runner
-        runner.run = slowly(runner.run, 0.002)
+        runner.run = Pace(runner.run)
+        runner.run.hurry()
         yield running
+
+
+@pytest.fixture
+def pace(operated):
+    """At first what runs is slow, so that it is still there when an operator comes."""
+    pace = operated.engine.core.runner.run
+    pace.slow_down()
+    yield pace
+    pace.hurry()
 
 
 @pytest.fixture
@@ -94,9 +104,11 @@ def test_the_admin_key_is_not_the_users(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("level", [1, 2])
-def test_sleep_and_wake_keep_what_runs_where_asked_to(operated, admin, level):
+def test_sleep_and_wake_keep_what_runs_where_asked_to(operated, admin, pace, level):
+    pace.hurry()
     plain = Asking(operated.url)
     plain.join(30)
+    pace.slow_down()
     asking = Asking(operated.url)
     begun(operated)
     answer = admin.post(f"/sleep?level={level}&mode=keep")
@@ -112,6 +124,7 @@ def test_sleep_and_wake_keep_what_runs_where_asked_to(operated, admin, level):
     assert (answer.status_code, answer.content) == (200, b"")
     assert admin.get("/weight_info").json() == info | {"whole": True, "asleep": False}
     assert admin.get("/is_sleeping").json() == {"is_sleeping": True}
+    pace.hurry()
     admin.post("/wake_up", params={"tags": ["kv_cache", "weights"]}).raise_for_status()
     assert admin.get("/is_sleeping").json() == {"is_sleeping": False}
     assert f"rondo:{sample} 0.0" in admin.get("/metrics").text
@@ -119,7 +132,7 @@ def test_sleep_and_wake_keep_what_runs_where_asked_to(operated, admin, level):
     assert asking.answer.json()["choices"][0]["text"] == plain.answer.json()["choices"][0]["text"]
 
 
-def test_sleep_and_pause_end_what_runs_by_default_as_vllm_does(operated, admin):
+def test_sleep_and_pause_end_what_runs_by_default_as_vllm_does(operated, admin, pace):
     for verb, back in (("/sleep", "/wake_up"), ("/pause", "/resume")):
         asking = Asking(operated.url)
         begun(operated)
@@ -128,7 +141,7 @@ def test_sleep_and_pause_end_what_runs_by_default_as_vllm_does(operated, admin):
         admin.post(back).raise_for_status()
 
 
-def test_pause_and_resume(operated, admin):
+def test_pause_and_resume(operated, admin, pace):
     asking = Asking(operated.url)
     begun(operated)
     assert admin.post("/pause?mode=keep&clear_cache=true").json() == {"status": "paused"}
@@ -136,15 +149,17 @@ def test_pause_and_resume(operated, admin):
     assert not asking.answer
     assert admin.post("/resume").json() == {"status": "resumed"}
     assert admin.get("/is_paused").json() == {"is_paused": False}
+    pace.hurry()
     assert admin.post("/pause?mode=wait").status_code == 200
     assert asking.reasons() == ["length"]
 
 
-def test_an_operator_who_leaves_does_not_pause(operated, admin):
+def test_an_operator_who_leaves_does_not_pause(operated, admin, pace):
     asking = Asking(operated.url)
     begun(operated)
     with pytest.raises(httpx.ReadTimeout):
-        admin.post("/pause?mode=wait", timeout=0.1)
+        admin.post("/pause?mode=wait", timeout=httpx.Timeout(30, read=0.2))
+    pace.hurry()
     assert asking.reasons() == ["length"]
     assert Asking(operated.url, max_tokens=1).reasons() == ["length"]
 
@@ -163,7 +178,7 @@ def test_reset_prefix_cache(operated, admin):
     assert hits() == 0
 
 
-def test_abort_requests_by_the_ids_of_their_answers(operated, admin):
+def test_abort_requests_by_the_ids_of_their_answers(operated, admin, pace):
     """One id is all the prompts and samples of an answer; the others go on."""
     other = Asking(operated.url)
     with httpx.stream(
@@ -176,6 +191,7 @@ def test_abort_requests_by_the_ids_of_their_answers(operated, admin):
         lines = (line[6:] for line in answer.iter_lines() if line)
         name = httpx.Response(200, content=next(lines)).json()["id"]
         assert admin.post("/abort_requests", json={"request_ids": ["unknown", name]}).status_code == 200
+        pace.hurry()
         events = [httpx.Response(200, content=line).json() for line in lines if line != "[DONE]"]
     ended = {c["index"]: c["finish_reason"] for e in events for c in e["choices"] if c["finish_reason"]}
     assert ended == dict.fromkeys(range(4), "abort")
@@ -213,7 +229,7 @@ def test_conflicts_are_409(operated, admin):
     assert admin.get("/weight_info").json()["weight_version"] == 1
 
 
-def test_what_a_slow_reader_has_not_taken_is_joined_and_not_queued(operated):
+def test_what_a_slow_reader_has_not_taken_is_joined_and_not_queued(operated, pace):
     """While the client takes nothing no event is made: then one chunk holds all that came meanwhile."""
     params = SamplingParams(max_tokens=200, ignore_eos=True, temperature=0)
     sent = []
@@ -225,6 +241,7 @@ def test_what_a_slow_reader_has_not_taken_is_joined_and_not_queued(operated):
     async def send(message):
         sent.append(message)
         if len(sent) == 2:
+            pace.hurry()
             await until(lambda: not operated.engine.core.has_work)
 
     async def receive():

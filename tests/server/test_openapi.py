@@ -76,6 +76,7 @@ def test_each_route_says_whose_key_it_needs(served):
                     assert (status == 401) == (needed is not None and needed != name), (path, name, status)
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", sorted({**OF_THE_MODEL, **OPEN, **OF_THE_OPERATOR}))
 def test_no_request_breaks_it(served: Running, api: Any, name: str) -> None:
     """Those that keep to what is described, and those that do not."""
@@ -91,7 +92,7 @@ def test_no_request_breaks_it(served: Running, api: Any, name: str) -> None:
     @from_seed(0)
     @given(case=cases)
     def ask(case: Any) -> None:
-        case.call_and_validate(base_url=served.url, headers=KEYS, checks=CHECKS, timeout=30)
+        case.call_and_validate(base_url=served.url, headers=KEYS, checks=CHECKS, timeout=120)
 
     ask()
-    assert httpx.get(served.url + "/health").status_code == 200
+    assert httpx.get(served.url + "/health", timeout=60).status_code == 200

@@ -15,7 +15,7 @@ from rondo.models import load, new, save
 from rondo.server.config import ServerConfig
 from server.running import begun, start
 from support.alone import greedy
-from support.engines import slowly
+from support.engines import Pace
 
 KEY = {"X-Admin-Key": "operator"}
 PROMPT = [70, 71, 72, 73, 74]
@@ -63,7 +63,8 @@ def test_the_steps_and_answers_are_vllms(client, operated, versions):
     """Requests that run in the middle of it go on, and say which version made each token."""
     before = version(client)
     runner = operated.engine.core.runner
-    fast, runner.run = runner.run, slowly(runner.run, 0.005)
+    fast = runner.run
+    pace = runner.run = Pace(fast)
     running = threading.Thread(target=lambda: answers.append(answer(client, 100)))
     answers = []
     try:
@@ -77,6 +78,7 @@ def test_the_steps_and_answers_are_vllms(client, operated, versions):
         assert client.update_weights(update) == {"message": "Weights updated"}
         assert version(client) == before
         assert client.finish_weight_update(str(before + 1)) == {"message": "Weight update finished"}
+        pace.hurry()
         assert client.resume() == {"status": "resumed"}
         running.join(30)
     finally:

@@ -16,7 +16,7 @@ class ThreadRanks:
         self._folder = folder
         self._names = count()
 
-    def run(self, size: int, work: Callable[[Group], Any], seconds: float = 30) -> list[Any]:
+    def run(self, size: int, work: Callable[[Group], Any], seconds: float = 60) -> list[Any]:
         meeting = self._folder / str(next(self._names))
 
         def rank(index: int) -> Any:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 
-def run(coroutine: Coroutine[Any, Any, Any], seconds: float = 30) -> Any:
+def run(coroutine: Coroutine[Any, Any, Any], seconds: float = 120) -> Any:
     return asyncio.run(asyncio.wait_for(coroutine, seconds))
 
 
-async def until(check: Callable[[], object], seconds: float = 20) -> None:
+async def until(check: Callable[[], object], seconds: float = 60) -> None:
     end = time.monotonic() + seconds
     while not check():
         assert time.monotonic() < end, "it did not come to pass"

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from rondo import models
+from rondo.base.errors import Conflict
 from rondo.base.files import atomic_dir
 from rondo.base.hashing import sha256_file
 from rondo.train import checkpoint, jobs
@@ -19,7 +20,7 @@ from rondo.train.config import TrainConfig
 from support.home import own_home
 from support.tiny import tiny_model, tiny_tokenizer
 
-STEPS = 40
+STEPS = 24
 
 
 @pytest.fixture(scope="module")
@@ -48,17 +49,30 @@ def config(ground: Path) -> TrainConfig:
 
 
 WORKER = """
-import sys
-from pathlib import Path
+import os, signal, sys, threading
 from rondo.train import jobs
 from rondo.train.config import TrainConfig
-jobs.run(jobs.plan("pretrain", TrainConfig.model_validate_json(sys.argv[1])))
+last = int(sys.argv[2])
+def end(step, metrics):
+    if step == last:
+        threading.Timer(0.003, os.kill, (os.getpid(), signal.SIGKILL)).start()
+jobs.run(jobs.plan("pretrain", TrainConfig.model_validate_json(sys.argv[1])), end)
 """
 
 
-def worker(ground: Path, home: Path) -> "subprocess.Popen[bytes]":
+def worker(config: TrainConfig, home: Path, last: int = 0) -> "subprocess.Popen[bytes]":
+    """A process that works on the job, and is killed a moment after the step `last`, whatever it is at then."""
     environment = {**os.environ, "RONDO_HOME": str(own_home(home))}
-    return subprocess.Popen([sys.executable, "-c", WORKER, config(ground).model_dump_json()], env=environment)
+    return subprocess.Popen(
+        [sys.executable, "-c", WORKER, config.model_dump_json(), str(last)], env=environment
+    )
+
+
+def here(config: TrainConfig, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same in this process."""
+    with monkeypatch.context() as patch:
+        patch.setenv("RONDO_HOME", str(own_home(home)))
+        jobs.run(jobs.plan("pretrain", config))
 
 
 def job_of(home: Path) -> Path:
@@ -66,22 +80,16 @@ def job_of(home: Path) -> Path:
     return job
 
 
-def test_killed_and_resumed_is_bit_equal(ground: Path, tmp_path: Path) -> None:
-    calm = worker(ground, tmp_path / "calm")
-    assert calm.wait(240) == 0
-    shaken = tmp_path / "shaken"
-    for steps in (5, 17):
-        process = worker(ground, shaken)
-        deadline = time.monotonic() + 120
-        while not (shaken / "jobs").exists() or _steps_done(shaken) < steps:
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
-        process.send_signal(signal.SIGKILL)
-        process.wait(30)
-        assert _steps_done(shaken) < STEPS
-    assert worker(ground, shaken).wait(240) == 0
-    one, other = job_of(tmp_path / "calm"), job_of(shaken)
+def test_killed_and_resumed_is_bit_equal(
+    ground: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calm, shaken = tmp_path / "calm", tmp_path / "shaken"
+    for last in (3, 11):
+        assert worker(config(ground), shaken, last).wait(120) == -signal.SIGKILL
+        assert last <= _steps_done(shaken) < STEPS
+    here(config(ground), shaken, monkeypatch)
+    here(config(ground), calm, monkeypatch)
+    one, other = job_of(calm), job_of(shaken)
     assert one.name == other.name
     for file in (f"checkpoints/step_{STEPS}/model.safetensors", "export/model.safetensors"):
         assert sha256_file(one / file) == sha256_file(other / file)
@@ -98,7 +106,7 @@ def test_a_second_process_on_a_job_is_told_so(
 ) -> None:
     monkeypatch.setenv("RONDO_HOME", str(own_home(tmp_path)))
     endless = config(ground).model_copy(update={"steps": 100_000})
-    first = subprocess.Popen([sys.executable, "-c", WORKER, endless.model_dump_json()])
+    first = worker(endless, tmp_path)
     try:
         deadline = time.monotonic() + 120
         while _steps_done(tmp_path) < 3:
@@ -107,15 +115,9 @@ def test_a_second_process_on_a_job_is_told_so(
             time.sleep(0.02)
         plan = jobs.plan("pretrain", endless)
         assert plan.job.held()
-        second = subprocess.run(
-            [sys.executable, "-c", WORKER, endless.model_dump_json()],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        assert second.returncode != 0
-        assert f"Conflict: Another process ({first.pid}) is working on job {plan.job.short}" in second.stderr
+        says = rf"Another process \({first.pid}\) is working on job {plan.job.short}"
+        with pytest.raises(Conflict, match=says):
+            jobs.run(plan)
         assert first.poll() is None
     finally:
         first.kill()

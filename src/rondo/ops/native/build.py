@@ -30,6 +30,8 @@ FLAGS = [
 ]
 SECONDS = 300
 """One file takes 2 to 5 s of CPU, and many times that on a busy machine; a compiler that hangs takes for ever."""
+PATIENCE = 60
+"""How long to wait for another process that compiles the same."""
 
 
 def compiler() -> list[str]:
@@ -100,7 +102,7 @@ def _turn(path: Path) -> Iterator[None]:
 
     Who waits too long, or cannot lock here (some network folders), compiles too: it is slower, and as right.
     """
-    end = time.monotonic() + SECONDS
+    end = time.monotonic() + PATIENCE
     with path.open("w") as lock:
         while True:
             try:
