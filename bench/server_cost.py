@@ -2,8 +2,9 @@
 
 The same small model answers the same prompts, token ids in both cases, once through a server in a process of its own
 and once through an `AsyncEngine` in this one, in alternation. A request asks for one token; a stream for 200, and its
-cost is shared among them. What the client spends on a chunk (`rondo.client.bench`, some tens of microseconds) is in the
-figures. The tokens of both sides are compared.
+cost is shared among them. The tokens of both sides are compared. In turn with them a request goes to a server of the
+same kind that has no model and answers at once: what HTTP itself costs, with the client's part (`rondo.client.bench`)
+and the way between two processes. The server logs a line a request, as it does by default.
 """
 
 import asyncio
@@ -55,8 +56,9 @@ def served(folder: Path, *options: str) -> Iterator[tuple[str, subprocess.Popen[
 
 
 class Sides:
-    def __init__(self, url: str, engine: AsyncEngine) -> None:
+    def __init__(self, url: str, bare: str, engine: AsyncEngine) -> None:
         self.pool = Pool(Address.of(url), {})
+        self.nothing = Pool(Address.of(bare), {})
         self.engine = engine
         self.number = 0
 
@@ -69,13 +71,13 @@ class Sides:
             tokens += chunk.token_ids
         return time.perf_counter() - start, tokens
 
-    async def http(self, prompt: list[int], count: int, stream: bool) -> tuple[float, list[int]]:
+    async def http(self, pool: Pool, prompt: list[int], count: int, stream: bool) -> tuple[float, list[int]]:
         body = {"model": "model", "prompt": prompt, "max_tokens": count, "temperature": 0, "ignore_eos": True}
         body |= {"stream": stream, "return_token_ids": True}
         pieces: list[bytes] = []
         start = time.perf_counter()
-        request = self.pool.request("POST", "/v1/completions", json.dumps(body).encode())
-        status = await self.pool.send(request, pieces.append)
+        request = pool.request("POST", "/v1/completions", json.dumps(body).encode())
+        status = await pool.send(request, pieces.append)
         seconds = time.perf_counter() - start
         whole = b"".join(pieces)
         if status != 200:
@@ -87,30 +89,34 @@ class Sides:
         return seconds, tokens
 
 
-async def compare(sides: Sides, rounds: int, count: int, stream: bool) -> tuple[float, float]:
-    """Median seconds, direct and over HTTP."""
+async def compare(sides: Sides, rounds: int, count: int, stream: bool) -> tuple[float, float, float]:
+    """Median seconds: direct, over HTTP, and of a server that does nothing."""
     rng = random.Random(count)
-    direct, http = [], []
+    direct, http, nothing = [], [], []
     for number in range(rounds + 3):
         prompt = [rng.randrange(10, 250) for _ in range(8)]
         one, tokens = await sides.direct(prompt, count)
-        other, same = await sides.http(prompt, count, stream)
+        other, same = await sides.http(sides.pool, prompt, count, stream)
+        floor, _ = await sides.http(sides.nothing, prompt, count, False)
         assert tokens == same, "the two sides gave other tokens"
         if number >= 3:
             direct.append(one)
             http.append(other)
-    return median(direct), median(http)
+            nothing.append(floor)
+    return median(direct), median(http), median(nothing)
 
 
 async def measure(sides: Sides, quick: bool) -> dict[str, float]:
-    engine, server = await compare(sides, 50 if quick else 500, 1, stream=False)
-    stream, streamed = await compare(sides, 10 if quick else 60, TOKENS, stream=True)
+    engine, server, nothing = await compare(sides, 50 if quick else 500, 1, stream=False)
+    stream, streamed, _ = await compare(sides, 10 if quick else 60, TOKENS, stream=True)
     return {
         "engine, one token, ms": engine * 1e3,
         "server, one token, ms": server * 1e3,
         "engine, one more token of a stream, ms": stream / TOKENS * 1e3,
         "server, one more token of a stream, ms": streamed / TOKENS * 1e3,
+        "server that does nothing, ms": nothing * 1e3,
         "cost of a request, ms": (server - engine) * 1e3,
+        "of which beside HTTP itself, ms": (server - engine - nothing) * 1e3,
         "cost of a streamed token, ms": (streamed - stream) / TOKENS * 1e3,
     }
 
@@ -125,14 +131,15 @@ def main() -> None:
         core = EngineCore(load(folder).eval(), EngineConfig(threads=1), tokenizer.eos_ids)
         engine = AsyncEngine(core, tokenizer)
         try:
-            with served(folder) as (url, _):
+            with served(folder) as (url, _), served(folder, "--bare") as (bare, _):
                 say(f"serving at {url}")
-                report.ours = asyncio.run(measure(Sides(url, engine), options.quick))
+                report.ours = asyncio.run(measure(Sides(url, bare, engine), options.quick))
         finally:
             engine.stop()
     report.limit = {
         "cost of a request, ms": 0.0,
         "cost of a streamed token, ms": 0.0,
+        "of which beside HTTP itself, ms": 0.0,
         "how": "no server at all",
     }
     report.notes.append(f"load average {os.getloadavg()[0]:.1f}")

@@ -50,6 +50,21 @@ def test_streams_are_what_the_synchronous_engine_says(engine, pace, tiny):
     run(main())
 
 
+def test_a_request_of_one_step_wakes_each_side_once(engine, monkeypatch):
+    async def main():
+        loop, calls = asyncio.get_running_loop(), []
+
+        def counted(name, call):
+            return lambda *args, **kwargs: (calls.append(name), call(*args, **kwargs))[1]
+
+        monkeypatch.setattr(loop, "call_soon_threadsafe", counted("reader", loop.call_soon_threadsafe))
+        monkeypatch.setattr(engine._inbox, "post", counted("engine", engine._inbox.post))
+        await collect(engine, "one", PARAMS.with_(max_tokens=1))
+        assert sorted(calls) == ["engine", "reader"]
+
+    run(main())
+
+
 def test_leaving_and_cancelling_abort(engine):
     async def main():
         long = PARAMS.with_(max_tokens=250)

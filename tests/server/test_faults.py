@@ -162,9 +162,12 @@ def test_a_body_that_stops_coming_is_given_up(served: Running, monkeypatch: pyte
     {
         "no HTTP": b"hello there\r\n\r\n",
         "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(200),
+        "a method that nobody knows": b"BREW /health HTTP/1.1\r\nHost: x\r\n\r\n",
         "a flood of headers": b"GET /health HTTP/1.1\r\nHost: x\r\n" + b"X-A: b\r\n" * 40_000,
         "one endless header": b"GET /health HTTP/1.1\r\nHost: x\r\nX-A: " + b"a" * 200_000,
         "an endless address": b"GET /" + b"a" * 200_000,
+        "endless trailers": request(COMPLETIONS, b"2\r\n{}\r\n0\r\n", "Transfer-Encoding: chunked")
+        + b"X-A: b\r\n" * 80_000,
         "two lengths": request(COMPLETIONS, b"{}", "Content-Length: 1", "Content-Length: 2"),
         "a length that is none": request(COMPLETIONS, b"{}", "Content-Length: -5"),
     }.items(),
@@ -195,7 +198,7 @@ def test_what_is_no_request_is_a_400_and_the_end(served: Running, sent: tuple[st
         ("DELETE", CHAT, 405),
         ("POST", "/health", 405),
         ("OPTIONS", "/v1/models", 405),
-        ("BREW", "/health", 405),
+        ("PROPFIND", "/health", 405),
     ],
 )
 def test_unknown_routes_and_methods_have_openais_shape(

@@ -9,6 +9,7 @@ Names bound with `bind(request_id=...)` are on every line logged inside, through
 import contextlib
 import json
 import logging
+import re
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -20,6 +21,7 @@ from pydantic import Field
 from rondo.base.config import Section
 
 _bound: ContextVar[Mapping[str, object] | None] = ContextVar("rondo_log_context", default=None)
+_NEEDS_QUOTES = re.compile(r'[\s"=]')
 _RECORD_FIELDS = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime"}
 
 
@@ -118,8 +120,4 @@ def _shown(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     text = str(value)
-    return (
-        json.dumps(text, ensure_ascii=False)
-        if not text or any(c.isspace() or c in '"=' for c in text)
-        else text
-    )
+    return json.dumps(text, ensure_ascii=False) if not text or _NEEDS_QUOTES.search(text) else text

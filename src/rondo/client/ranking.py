@@ -19,9 +19,10 @@ Sample = TypeVar("Sample", bound=Ranked)
 
 def spread(params: SamplingParams) -> SamplingParams:
     """What the engine is asked for: all the samples, with log-probabilities to compare them by."""
-    if params.best_of in (None, params.n):
+    if params.best_of is None:
+        return params
+    if params.best_of == params.n:
         return replace(params, best_of=None)
-    assert params.best_of is not None
     return replace(params, n=params.best_of, best_of=None, logprobs=params.logprobs or 0)
 
 

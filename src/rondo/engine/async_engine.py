@@ -92,17 +92,14 @@ class AsyncEngine:
         self._check_open(request)
         request = replace(request, sampling=with_bad_words(request.sampling, self.tokenizer))
         stream, account = Stream(asyncio.get_running_loop()), current()
-        samples: list[Request] = []
         await self.core.grammars.ready(request.sampling.structured_outputs)
         try:
             async with self._loader.holding(request.adapter) as adapter:
-                samples = await self._inbox.ask(lambda: self._open(request, stream, adapter))
-            readers = [SampleReader(sample, self.tokenizer) for sample in samples]
-            while readers:
-                await stream.event.wait()
-                stream.event.clear()
-                if stream.error is not None:
-                    raise stream.error
+                # It is not asked whether that went well: its reader is woken once, by the first step or by an error.
+                self._inbox.post(lambda: self._open(request, stream, adapter))
+                await stream.news()
+            readers = [SampleReader(sample, self.tokenizer) for sample in stream.samples]
+            while True:
                 for reader in readers:
                     chunk = reader.read()
                     if chunk is not None:
@@ -111,10 +108,15 @@ class AsyncEngine:
                         self._end_at_stop_string(reader, chunk)
                         yield chunk
                 readers = [reader for reader in readers if not reader.done]
+                if not readers:
+                    break
+                await stream.news()
         finally:
-            self._inbox.post(lambda: self._leave(request.id, stream))
+            # What the engine has ended itself has nothing left to close, for which its thread would be woken.
+            if not stream.samples or any(sample.finish_reason is None for sample in stream.samples):
+                self._inbox.post(lambda: self._leave(request.id, stream))
             if account is not None:
-                tell(account, request, samples, self.metrics.model_name)
+                tell(account, request, stream.samples, self.metrics.model_name)
 
     async def abort(self, request_id: str) -> None:
         await self._inbox.ask(lambda: self._close(request_id))
@@ -287,16 +289,16 @@ class AsyncEngine:
     def _waiters_are_due(self) -> bool:
         return self._lifecycle.hold_is_due or (bool(self._idle_waiters) and not self.core.has_work)
 
-    def _open(self, request: GenerateRequest, stream: Stream, adapter: LoadedAdapter | None) -> list[Request]:
-        if self._failure is not None:
-            raise self._failure
+    def _open(self, request: GenerateRequest, stream: Stream, adapter: LoadedAdapter | None) -> None:
         try:
-            samples = self.core.add(request, adapter)
-        except Overloaded:
-            self.metrics.rejected += 1
-            raise
-        self._streams[request.id] = stream
-        return samples
+            if self._failure is not None:
+                raise self._failure
+            stream.samples = self.core.add(request, adapter)
+        except Exception as error:
+            self.metrics.rejected += isinstance(error, Overloaded)
+            stream.fail(error)
+        else:
+            self._streams[request.id] = stream
 
     def _leave(self, request_id: str, stream: Stream) -> None:
         """The reader is gone; whatever the engine still holds for it ends."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
 
 from rondo.base.errors import RondoError
 from rondo.base.log import get_logger
+from rondo.engine.request import Request
 
 log = get_logger("rondo.engine")
 T = TypeVar("T")
@@ -18,36 +19,51 @@ T = TypeVar("T")
 class Stream:
     """Wakes the one coroutine that reads a request."""
 
-    __slots__ = ("error", "event", "loop")
+    __slots__ = ("error", "event", "loop", "samples")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.event = asyncio.Event()
-        self.error: RondoError | None = None
+        self.samples: Sequence[Request] = ()
+        self.error: Exception | None = None
+
+    async def news(self) -> None:
+        """Waits until there may be something to read."""
+        await self.event.wait()
+        self.event.clear()
+        if self.error is not None:
+            raise self.error
+
+    def fail(self, error: Exception) -> None:
+        """From the engine's thread: its reader gets the error."""
+        self.error = error
+        _wake([self])
 
 
 class Streams(dict[str, Stream]):
     """By the request's id."""
 
     def wake(self, ids: Iterable[str]) -> None:
-        """One call into each event loop, whatever the number of requests."""
-        events: dict[asyncio.AbstractEventLoop, list[asyncio.Event]] = defaultdict(list)
-        for request_id in ids:
-            stream = self.get(request_id)
-            if stream is not None:
-                events[stream.loop].append(stream.event)
-        for loop, ready in events.items():
-            try:
-                loop.call_soon_threadsafe(_set_all, ready)
-            except RuntimeError:
-                log.debug("an event loop closed while requests of it were running")
+        _wake([self[request_id] for request_id in ids if request_id in self])
 
     def fail(self, error: RondoError) -> None:
         """Every reader gets the error, and there are none any more."""
         for stream in self.values():
             stream.error = error
-        self.wake(list(self))
+        _wake(self.values())
         self.clear()
+
+
+def _wake(streams: Iterable[Stream]) -> None:
+    """One call into each event loop, whatever the number of requests."""
+    events: dict[asyncio.AbstractEventLoop, list[asyncio.Event]] = defaultdict(list)
+    for stream in streams:
+        events[stream.loop].append(stream.event)
+    for loop, ready in events.items():
+        try:
+            loop.call_soon_threadsafe(_set_all, ready)
+        except RuntimeError:
+            log.debug("an event loop closed while requests of it were running")
 
 
 def _set_all(events: list[asyncio.Event]) -> None:

@@ -89,7 +89,7 @@ async def answer(served: Served, request: Request, job: Job) -> ASGIApp:
         raise InvalidRequest("stream_options needs stream: true.", param="stream_options")
     if job.body.stream:
         return EventStream(_events(served, job))
-    return await unless_gone(request, _whole(served, job))
+    return await unless_gone(request.receive, _whole(served, job))
 
 
 async def _whole(served: Served, job: Job) -> Response:
@@ -98,7 +98,8 @@ async def _whole(served: Served, job: Job) -> Response:
 
     async def finish(asked: GenerateRequest) -> list[TokenChunk]:
         chunks = []
-        generate = replace(asked, sampling=spread(asked.sampling))
+        sampling = spread(asked.sampling)
+        generate = asked if sampling is asked.sampling else replace(asked, sampling=sampling)
         async with aclosing(source(generate)) as stream:
             async for chunk in stream:
                 job.hush(chunk)

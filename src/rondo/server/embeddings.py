@@ -120,7 +120,7 @@ class Embedder:
         inputs = body.inputs()
         adapter = self.check(body, len(inputs), "input")
         dimensions = self.dimensions.check(body.dimensions)
-        vectors = await unless_gone(request, self.vectors(body, inputs, adapter, "input"))
+        vectors = await unless_gone(request.receive, self.vectors(body, inputs, adapter, "input"))
         rows = vectors.rows[:, :dimensions]
         if body.use_activation is not False:
             rows = vectors.of_length_one(dimensions)

@@ -56,7 +56,7 @@ async def generative_scoring(served: Served, request: Request) -> Response:
         for label in labels
     ]
     with blaming("items"), served.under_way(name, requests):
-        logprobs = await unless_gone(request, gather([_logprob(served, one) for one in requests]))
+        logprobs = await unless_gone(request.receive, gather([_logprob(served, one) for one in requests]))
     size = len(labels)
     data = [
         {

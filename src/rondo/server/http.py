@@ -27,15 +27,20 @@ async def read_body(request: Request, limit: int) -> bytes:
     too_large = BodyTooLarge(f"the request body is larger than {limit} bytes.", code="body_too_large")
     if declared.isdigit() and int(declared) > limit:
         raise too_large
-    parts, size = [], 0
+    parts, size, more = [], 0, True
     try:
         async with asyncio.timeout(BODY_SECONDS) as patience:
-            async for part in request.stream():
+            while more:
+                message = await request.receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientDisconnect
+                part, more = message.get("body", b""), message.get("more_body", False)
                 size += len(part)
                 if size > limit:
                     raise too_large
                 parts.append(part)
-                patience.reschedule(asyncio.get_running_loop().time() + BODY_SECONDS)
+                if more:
+                    patience.reschedule(asyncio.get_running_loop().time() + BODY_SECONDS)
     except TimeoutError:
         raise BodyTimeout(
             f"nothing more of the request body came for {BODY_SECONDS:g} s.", code="body_timeout"
@@ -53,22 +58,40 @@ def check_json(request: Request) -> None:
         )
 
 
-async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`; if the client hangs up first, `work` is cancelled."""
-    task = asyncio.create_task(work)
-    gone = asyncio.create_task(_gone(request.receive))
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`; if the client hangs up first, `work` is cancelled.
+
+    It is done in the task that asks, since each task more is two turns of the event loop in the way of the answer.
+    """
+    asker = asyncio.current_task()
+    assert asker is not None
+    left = False
+
+    async def watch() -> None:
+        nonlocal left
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        left = True
+        asker.cancel()
+
+    watcher = asyncio.create_task(watch())
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientDisconnect
-        return task.result()
+        return await work
+    except asyncio.CancelledError:
+        # Whoever else cancelled it is still to be heard.
+        if left and asker.cancelling() == 1:
+            raise ClientDisconnect from None
+        raise
     finally:
-        await _cancel(task)
-        await _cancel(gone)
+        watcher.cancel()
+        if left:
+            asker.uncancel()
 
 
 async def gather(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     """All results; the first error cancels the rest."""
+    if len(work) == 1:
+        return [await work[0]]
     tasks = [asyncio.ensure_future(one) for one in work]
     try:
         return list(await asyncio.gather(*tasks))
@@ -88,15 +111,8 @@ class EventStream:
         self.events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sender = asyncio.create_task(self._send(send))
-        gone = asyncio.create_task(_gone(receive))
-        try:
-            await asyncio.wait({sender, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if sender.done():
-                sender.result()
-        finally:
-            await _cancel(sender)
-            await _cancel(gone)
+        with suppress(ClientDisconnect):
+            await unless_gone(receive, self._send(send))
 
     async def _send(self, send: Send) -> None:
         async with aclosing(self.events) as events:
@@ -131,24 +147,11 @@ START = {
     ],
 }
 DONE = b"data: [DONE]\n\n"
+_compact = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def event_of(body: object, kind: str | None = None) -> bytes:
     """`kind` names the event, for clients that look at its name."""
     # ASCII, because some clients take other Unicode separators for the end of a line.
-    data = b"data: " + json.dumps(body, separators=(",", ":")).encode() + b"\n\n"
+    data = b"data: " + _compact(body).encode() + b"\n\n"
     return data if kind is None else f"event: {kind}\n".encode() + data
-
-
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _cancel(task: asyncio.Task[Any]) -> None:
-    if not task.done():
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
-    elif not task.cancelled():
-        task.exception()

@@ -28,7 +28,7 @@ def lifecycle_routes(
     async def sleep(request: Request) -> Response:
         options = await query(request, {"level": _level, "mode": _mode})
         level, mode = _last(options, "level", 1), _last(options, "mode", "abort")
-        await unless_gone(request, engine.sleep(level, mode))
+        await unless_gone(request.receive, engine.sleep(level, mode))
         return Response()
 
     async def wake_up(request: Request) -> Response:
@@ -41,7 +41,7 @@ def lifecycle_routes(
 
     async def pause(request: Request) -> Response:
         options = await query(request, {"mode": _mode, "clear_cache": _bool})
-        await unless_gone(request, engine.pause(_last(options, "mode", "abort")))
+        await unless_gone(request.receive, engine.pause(_last(options, "mode", "abort")))
         if _last(options, "clear_cache", False):
             await engine.reset_prefix_cache()
         return JSONResponse({"status": "paused"})

@@ -41,7 +41,7 @@ async def responses(served: Served, request: Request) -> ASGIApp:
         )
     if body.stream:
         return EventStream(answering.events())
-    return await unless_gone(request, answering.whole())
+    return await unless_gone(request.receive, answering.whole())
 
 
 def stored_routes() -> list[Route]:

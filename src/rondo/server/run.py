@@ -17,6 +17,7 @@ from rondo.base.errors import ConfigError
 from rondo.base.log import get_logger
 from rondo.client.engine import ServedEngine, fault_of
 from rondo.server.config import ServerConfig
+from rondo.server.protocol import Protocol
 
 log = get_logger("rondo.server")
 
@@ -115,6 +116,8 @@ def make_server(app: ASGIApp, config: ServerConfig, engine: ServedEngine | None 
             ws="none",
             lifespan="off",
             loop="asyncio",
+            http=Protocol,
+            proxy_headers=False,
             server_header=False,
             timeout_keep_alive=75,
             timeout_graceful_shutdown=LAST_BYTES_SECONDS,

@@ -106,7 +106,7 @@ class Scorer:
             (left, count), (right, more) = sides
             return left, right, count + more
 
-        left, right, tokens = await unless_gone(request, work())
+        left, right, tokens = await unless_gone(request.receive, work())
         scores: Floats = np.sum(left * right, axis=1)
         return scores.tolist(), tokens
 
