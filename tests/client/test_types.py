@@ -15,6 +15,8 @@ from rondo.client.types import SamplingParams, TokenChunk
         ("top_p", 1.5),
         ("min_p", 2),
         ("max_tokens", 0),
+        ("max_tokens", 10**400),
+        ("bad_words", ["a" * 70_000]),
         ("n", 0),
         ("logprobs", 1000),
         ("stop", ("",)),

@@ -173,6 +173,7 @@ def test_special_tokens_stay_at_their_ends(ids, own, right, left):
         ({"dimensions": 0}, "dimensions", "0"),
         ({"truncate_prompt_tokens": 33}, "truncate_prompt_tokens", "32"),
         ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens", "-2"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "1 to 32"),
         ({"encoding_format": "hex"}, "encoding_format", "hex"),
         ({"priority": 1}, "priority", "allow_priority"),
         ({"inputs": "a"}, "inputs", "Did you mean input"),

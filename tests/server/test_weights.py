@@ -153,6 +153,14 @@ def test_out_of_order_is_a_conflict(client, versions):
         client.update_weights({"path": here, "version": version(client)})
 
 
+@pytest.mark.parametrize("version", [2**63, "9" * 5000, -1, 1.5, True, "new"])
+def test_a_version_is_a_number_that_can_be_counted(client, versions, version):
+    client.start_weight_update()
+    with pytest.raises(InvalidRequest, match="a version is a whole number"):
+        client.update_weights({"path": str(versions / "1"), "version": version})
+    client.abort_weight_update()
+
+
 def test_the_two_places_of_a_version_agree(client, versions):
     next_one = version(client) + 1
     client.start_weight_update()

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from rondo.base.errors import InvalidRequest
 from rondo.client.structured import StructuredOutputsParams
-from rondo.client.wire import Wire
+from rondo.client.wire import Many, Wire
 
 
 class JsonSchema(Wire):
@@ -21,8 +21,8 @@ class JsonSchema(Wire):
 class ResponseFormat(Wire):
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchema | None = None
-    structures: list[dict[str, Any]] | None = None
-    triggers: list[str] | None = None
+    structures: Many[dict[str, Any]] | None = None
+    triggers: Many[str] | None = None
 
     def form(self) -> StructuredOutputsParams | None:
         self._check()
@@ -60,7 +60,7 @@ class StructuredBody(Wire):
     json_: dict[str, Any] | str | None = Field(None, alias="json")
     json_object: bool | None = None
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: Many[str] | None = None
     grammar: str | None = None
     structural_tag: dict[str, Any] | str | None = None
     disable_any_whitespace: bool = False
@@ -86,7 +86,7 @@ class FormBody(Wire):
     structured_outputs: StructuredBody | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: Many[str] | None = None
     guided_grammar: str | None = None
     guided_whitespace_pattern: str | None = None
 

@@ -17,11 +17,12 @@ from rondo.client.beam_fields import check_beams, excluded
 from rondo.client.forms import FormBody, ResponseFormat, StructuredBody
 from rondo.client.tools import Tool, ToolChoice, chosen, demanded
 from rondo.client.types import SamplingParams
+from rondo.client.wire import Many, shown
 from rondo.client.wire import Wire as Wire
 
 Body = TypeVar("Body", bound=Wire)
 
-TokenIds = list[Annotated[int, Field(ge=0)]]
+TokenIds = Many[Annotated[int, Field(ge=0)]]
 
 
 class StreamOptions(Wire):
@@ -40,7 +41,7 @@ class SamplingBody(FormBody):
     n: int | None = None
     best_of: int | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
+    stop: str | Many[str] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     presence_penalty: float | None = None
@@ -52,9 +53,9 @@ class SamplingBody(FormBody):
     min_p: float | None = None
     min_tokens: int | None = None
     repetition_penalty: float | None = None
-    stop_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
-    allowed_token_ids: list[int] | None = None
+    stop_token_ids: Many[int] | None = None
+    bad_words: Many[str] | None = None
+    allowed_token_ids: Many[int] | None = None
     truncate_prompt_tokens: int | None = None
     prompt_logprobs: int | None = None
     include_stop_str_in_output: bool = False
@@ -121,8 +122,8 @@ class Message(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     role: str
-    content: str | list[TextPart] | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    content: str | Many[TextPart] | None = None
+    tool_calls: Many[dict[str, Any]] | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
 
@@ -134,14 +135,14 @@ class Message(BaseModel):
 
 
 class ChatRequest(SamplingBody):
-    messages: list[Message] = Field(min_length=1)
+    messages: Many[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     metadata: dict[str, str] | None = None
     store: Literal[False] | None = None
     service_tier: Literal["auto", "default"] | None = None
-    tools: list[Tool] | None = None
+    tools: Many[Tool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool = True
@@ -151,6 +152,9 @@ class ChatRequest(SamplingBody):
     continue_final_message: bool = False
 
     def to_sampling(self) -> SamplingParams:
+        begins = self.add_generation_prompt and "add_generation_prompt" in self.model_fields_set
+        if self.continue_final_message and begins:
+            raise InvalidRequest(BOTH_ENDS, param="continue_final_message")
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs: true.", param="top_logprobs")
         if self.use_beam_search and self.required_tools():
@@ -168,7 +172,7 @@ class ChatRequest(SamplingBody):
 
 
 class CompletionRequest(SamplingBody):
-    prompt: str | list[str] | TokenIds | list[TokenIds]
+    prompt: str | Many[str] | TokenIds | Many[TokenIds]
     logprobs: int | None = Field(None, ge=0, le=20)
     echo: bool | None = None
     max_tokens: int | None = Field(None, ge=0)
@@ -256,6 +260,14 @@ SHAPES = {
 }
 """Said in place of pydantic's message, where a field has several forms."""
 
+BOTH_ENDS = (
+    "continue_final_message and add_generation_prompt exclude each other: continue the last message, or begin a "
+    "new one."
+)
+
+MOST_ERRORS = 1000
+"""Who looks at the first error has all of them made: not of a body of nothing but mistakes."""
+
 
 def parse(kind: type[Body], raw: bytes) -> Body:
     """The checked request, or an `InvalidRequest` that names the field."""
@@ -274,6 +286,11 @@ def checked(kind: type[Body], given: Mapping[str, Any]) -> Body:
 
 
 def _explain(kind: type[Wire], error: ValidationError) -> InvalidRequest:
+    if error.error_count() > MOST_ERRORS:
+        return InvalidRequest(
+            f"{error.error_count()} fields are unknown or wrong: /openapi.json has those that there are.",
+            code="invalid_value",
+        )
     first = error.errors(include_url=False)[0]
     location = [str(part) for part in first["loc"]]
     if not location:
@@ -284,10 +301,8 @@ def _explain(kind: type[Wire], error: ValidationError) -> InvalidRequest:
         return _unknown(kind, location)
     if first["type"] == "missing" and len(location) == 1:
         return InvalidRequest(f"{where} is required.", param=name, code="missing_required_parameter")
-    shown = repr(first["input"])
-    shown = shown if len(shown) <= 80 else shown[:77] + "..."
     message = kind.shapes.get(name) or SHAPES.get(name, f"is wrong ({first['msg']})")
-    return InvalidRequest(f"{name} {message}; got {shown}.", param=name, code="invalid_value")
+    return InvalidRequest(f"{name} {message}; got {shown(first['input'])}.", param=name, code="invalid_value")
 
 
 def _unknown(kind: type[Wire], location: list[str]) -> InvalidRequest:

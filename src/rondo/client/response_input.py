@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rondo.base.errors import InvalidRequest
+from rondo.client.wire import Many, shown
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
@@ -39,7 +40,7 @@ class ReasoningPart(BaseModel):
 class MessageItem(_Item):
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[TextPart]
+    content: str | Many[TextPart]
     phase: str | None = None
 
 
@@ -53,13 +54,13 @@ class CallItem(_Item):
 class OutputItem(_Item):
     type: Literal["function_call_output"]
     call_id: str
-    output: str | list[TextPart]
+    output: str | Many[TextPart]
 
 
 class ReasoningItem(_Item):
     type: Literal["reasoning"]
-    summary: list[ReasoningPart] = Field(default_factory=list)
-    content: list[ReasoningPart] | None = None
+    summary: Many[ReasoningPart] = Field(default_factory=list)
+    content: Many[ReasoningPart] | None = None
     encrypted_content: None = None
 
 
@@ -141,9 +142,8 @@ def _read(index: int, raw: dict[str, Any]) -> MessageItem | CallItem | OutputIte
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in ("input", index, *first["loc"]))
-        shown = repr(first["input"])
-        shown = shown if len(shown) <= 80 else shown[:77] + "..."
-        raise InvalidRequest(f"{where} is wrong ({first['msg']}); got {shown}.", param="input") from None
+        message = f"{where} is wrong ({first['msg']}); got {shown(first['input'])}."
+        raise InvalidRequest(message, param="input") from None
 
 
 def _text(content: str | list[TextPart]) -> str:

@@ -17,8 +17,9 @@ from rondo.base.errors import InvalidRequest
 from rondo.client.openai import ChatRequest, Wire, checked
 from rondo.client.response_input import messages_of
 from rondo.client.tools import FunctionName
+from rondo.client.wire import Many
 
-NOT_STORED = "This server keeps no responses; the gateway does. Send the whole conversation as input."
+NOT_STORED = "This server keeps no responses. Send the whole conversation as input."
 ENCRYPTED = "reasoning.encrypted_content"
 LOGPROBS = "message.output_text.logprobs"
 
@@ -91,14 +92,14 @@ class ResponsesRequest(Wire):
     }
 
     model: str
-    input: str | list[dict[str, Any]]
+    input: str | Many[dict[str, Any]]
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1)
     temperature: float | None = None
     top_p: float | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
-    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
-    tools: list[FunctionTool] | None = None
+    include: Many[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
+    tools: Many[FunctionTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedFunction | AllowedFunctions | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
@@ -119,7 +120,7 @@ class ResponsesRequest(Wire):
     top_k: int | None = None
     min_p: float | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
+    stop: str | Many[str] | None = None
     repetition_penalty: float | None = None
     priority: int = 0
     chat_template_kwargs: dict[str, Any] | None = None

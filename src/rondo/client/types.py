@@ -18,6 +18,10 @@ Pooling = Literal["last", "mean"]
 MAX_LOGPROBS = 100
 MAX_STOP = 16
 MAX_BAD_WORDS = 1024
+MAX_BAD_CHARACTERS = 64 * 1024
+"""Of all of them together: whoever takes the request tokenizes them at once."""
+MOST_TOKENS = 2**63 - 1
+"""Far more than fit; but a number of hundreds of digits could not be counted, which is done in floats."""
 COLDEST = 1e-5
 """A temperature below this is 0: logits divided by less are not finite any more."""
 
@@ -80,6 +84,11 @@ class SamplingParams:
             _require(bool(self.allowed_token_ids), "allowed_token_ids", "must not be empty")
         _require(len(self.bad_words) <= MAX_BAD_WORDS, "bad_words", f"takes at most {MAX_BAD_WORDS} words")
         _require(all(map(str.strip, self.bad_words)), "bad_words", "must not hold an empty word")
+        _require(
+            sum(map(len, self.bad_words)) <= MAX_BAD_CHARACTERS,
+            "bad_words",
+            f"takes at most {MAX_BAD_CHARACTERS} characters in all",
+        )
         _require(self.top_k >= -1, "top_k", "must be at least 1; 0 and -1 mean all")
         object.__setattr__(self, "top_k", max(self.top_k, 0))
         _require(
@@ -92,7 +101,11 @@ class SamplingParams:
             "truncate_prompt_tokens",
             "must be at least 1, or -1 for as many as fit",
         )
-        _require(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", "must be at least 1")
+        _require(
+            self.max_tokens is None or 1 <= self.max_tokens <= MOST_TOKENS,
+            "max_tokens",
+            f"must be between 1 and {MOST_TOKENS}",
+        )
         _require(self.min_tokens >= 0, "min_tokens", "must not be negative")
         _require(
             self.max_tokens is None or self.min_tokens <= self.max_tokens,

@@ -20,6 +20,7 @@ from rondo.base.errors import InvalidRequest, Unavailable
 from rondo.base.ids import new_id
 from rondo.client.openai import TokenIds, Wire, parse
 from rondo.client.types import GenerateRequest, Pooling, SamplingParams
+from rondo.client.wire import Many, shown
 from rondo.models.architecture import ModelConfig
 from rondo.server.http import gather, read_body, unless_gone
 from rondo.server.served import Served
@@ -45,7 +46,7 @@ class PoolingBody(Wire):
 
 
 class EmbeddingRequest(PoolingBody):
-    input: str | list[str] | TokenIds | list[TokenIds]
+    input: str | Many[str] | TokenIds | Many[TokenIds]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = Field(None, ge=1)
     use_activation: bool | None = None
@@ -146,13 +147,11 @@ class Embedder:
         most = min(MAX_INPUTS, self.served.max_queued)
         if not 1 <= count <= most:
             raise InvalidRequest(f"{field} has {count} texts: give 1 to {most} in one request.", param=field)
-        if (
-            body.truncate_prompt_tokens is not None
-            and body.truncate_prompt_tokens > self.served.max_model_len
-        ):
+        keep = body.truncate_prompt_tokens
+        if keep == 0 or (keep is not None and keep > self.served.max_model_len):
             raise InvalidRequest(
-                f"truncate_prompt_tokens is {body.truncate_prompt_tokens}, but the context has "
-                f"{self.served.max_model_len} tokens.",
+                f"truncate_prompt_tokens is {shown(keep)}: it may be 1 to {self.served.max_model_len}, the tokens of "
+                "the context, or -1 for all of them.",
                 param="truncate_prompt_tokens",
             )
         return adapter

@@ -15,6 +15,7 @@ from rondo.base.errors import InvalidRequest, Unavailable
 from rondo.base.ids import new_id
 from rondo.client.openai import TokenIds, Wire, parse
 from rondo.client.types import GenerateRequest, SamplingParams
+from rondo.client.wire import Many
 from rondo.server.embeddings import MAX_INPUTS, blaming
 from rondo.server.http import gather, read_body, unless_gone
 from rondo.server.served import Served
@@ -23,7 +24,7 @@ from rondo.server.served import Served
 class GenerativeScoringRequest(Wire):
     model: str | None = None
     query: str | TokenIds
-    items: list[str] | list[TokenIds]
+    items: Many[str] | Many[TokenIds]
     label_token_ids: TokenIds = Field(min_length=1)
     apply_softmax: bool = True
     item_first: bool = False

@@ -11,10 +11,11 @@ from starlette.responses import JSONResponse, Response
 
 from rondo.base.errors import InvalidRequest
 from rondo.client.openai import parse
+from rondo.client.wire import Many
 from rondo.server.embeddings import Embedder, Floats, PoolingBody, usage_of
 from rondo.server.http import read_body, unless_gone
 
-Texts = str | list[str]
+Texts = str | Many[str]
 NAMES = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
 """What vLLM lets the two sides be called."""
 

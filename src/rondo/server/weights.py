@@ -11,11 +11,14 @@ from starlette.routing import Route
 
 from rondo.base.errors import InvalidRequest
 from rondo.client.openai import Wire, parse
+from rondo.client.wire import shown
 from rondo.engine.weight_session import WeightSession
 from rondo.server.admin import LARGEST_BODY, admin_route, query
 from rondo.server.http import read_body
 
 LARGEST_PATH = 16 * 1024
+LONGEST_VERSION = 20
+"""Digits: more are no number of 63 bits."""
 ONLY_FOLDERS = (
     'weights come here as a folder of safetensors on the server\'s disk, {"path": "/a/folder", "version": 7}, which '
     "every worker reads for itself."
@@ -46,12 +49,18 @@ def folder_of(update_info: dict[str, Any] | list[Any]) -> tuple[str, int | None]
 
 def version_of(version: object, field: str = "weight_version") -> int | None:
     """vLLM's versions are texts; here they are numbers that grow."""
-    if isinstance(version, str) and version.isascii() and version.isdigit():
+    if (
+        isinstance(version, str)
+        and version.isascii()
+        and version.isdigit()
+        and len(version) <= LONGEST_VERSION
+    ):
         version = int(version)
-    if version is None or (type(version) is int and version >= 0):
+    if version is None or (type(version) is int and 0 <= version < 2**63):
         return version
     raise InvalidRequest(
-        f"{field}: a version is a whole number that grows with each update; got {version!r}.", param=field
+        f"{field}: a version is a whole number of at most 63 bits that grows with each update; got {shown(version)}.",
+        param=field,
     )
 
 
