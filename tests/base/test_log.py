@@ -11,10 +11,12 @@ from rondo.base.log import bind, get_logger, setup
 
 @pytest.fixture(autouse=True)
 def restore_logging():
-    root = logging.getLogger("rondo")
-    before = root.handlers[:], root.level, root.propagate
+    ours, root = logging.getLogger("rondo"), logging.getLogger()
+    before = ours.handlers[:], ours.level, ours.propagate
+    others = root.handlers[:]
     yield
-    root.handlers[:], root.level, root.propagate = before
+    ours.handlers[:], ours.level, ours.propagate = before
+    root.handlers[:] = others
 
 
 def test_human_line():
@@ -55,6 +57,20 @@ def test_level():
     get_logger("x").warning("loud")
     assert "quiet" not in out.getvalue()
     assert "loud" in out.getvalue()
+
+
+def test_warnings_of_libraries_have_the_same_form():
+    out = io.StringIO()
+    setup("json", "info", io.StringIO())
+    setup("json", "info", out)
+    logging.getLogger("uvicorn.error").warning("Invalid HTTP request received.")
+    logging.getLogger("uvicorn.error").info("not ours to tell")
+    get_logger("x").info("ours")
+    lines = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert [(line["logger"], line["message"]) for line in lines] == [
+        ("uvicorn.error", "Invalid HTTP request received."),
+        ("rondo.x", "ours"),
+    ]
 
 
 def test_setup_again_replaces():

@@ -135,6 +135,27 @@ def test_what_is_not_here_says_what_to_do(flag: str) -> None:
     assert REFUSED[flag] in caught.value.message
 
 
+@pytest.mark.parametrize("flag", ["--disable-uvicorn-access-log", "--no-enable-prefix-caching"])
+def test_what_turns_something_off_stands_alone(flag: str) -> None:
+    """`=true` would read as if the setting itself were true."""
+    with pytest.raises(ConfigError, match=f"{flag} stands alone"):
+        read(f"model {flag}=true")
+
+
+def test_a_flag_that_does_not_exist_names_the_nearest() -> None:
+    for line, right in (
+        ("--max-model-length 9", "--max-model-len"),
+        ("--prot=80", "--port"),
+        ("--zzz", None),
+    ):
+        with pytest.raises(
+            ConfigError, match=f"There is no flag {line.split()[0].partition('=')[0]}"
+        ) as caught:
+            read(f"model {line}")
+        assert ("Did you mean" in caught.value.message) == (right is not None)
+        assert right is None or f"Did you mean {right}?" in caught.value.message
+
+
 def test_no_flag_is_in_two_tables() -> None:
     assert not FLAGS.keys() & (REFUSED.keys() | AS_IT_IS.keys())
 

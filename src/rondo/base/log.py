@@ -41,15 +41,17 @@ def get_logger(name: str) -> logging.Logger:
 def setup(
     format: Literal["human", "json"] = "human", level: str = "info", stream: TextIO | None = None
 ) -> logging.Handler:
-    """Sends Rondo's logs to `stream` (standard error); calling it again replaces the earlier choice."""
-    root = logging.getLogger("rondo")
-    for old in [handler for handler in root.handlers if isinstance(handler, _Handler)]:
-        root.removeHandler(old)
+    """Sends logs to `stream` (standard error), Rondo's own from `level` on and the warnings of libraries (uvicorn's,
+    asyncio's) in the same form; calling it again replaces the earlier choice."""
+    ours = logging.getLogger("rondo")
     handler = _Handler(stream)
     handler.setFormatter(JsonFormatter() if format == "json" else HumanFormatter())
-    root.addHandler(handler)
-    root.setLevel(level.upper())
-    root.propagate = False
+    for logger in (ours, logging.getLogger()):
+        for old in [handler for handler in logger.handlers if isinstance(handler, _Handler)]:
+            logger.removeHandler(old)
+        logger.addHandler(handler)
+    ours.setLevel(level.upper())
+    ours.propagate = False
     return handler
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -81,6 +82,8 @@ def spell_out(flags: Sequence[str], argv: Sequence[str]) -> Spelled:
         )
         if name in flags:
             flag = FLAGS[name]
+            if equals and flag.alone == "false":
+                raise ConfigError(f"The flag {name} stands alone, without ={value}.", param=name)
             values = given.setdefault(name, [])
             values += [value] if equals else _values(name, flag, left, spelled.has_argument)
             spelled.set(name, flag, values if flag.several else values[-1:])
@@ -88,11 +91,19 @@ def spell_out(flags: Sequence[str], argv: Sequence[str]) -> Spelled:
             follows = left and not left[0].startswith("-") and AS_IT_IS.get(name) != frozenset()
             refuse(name, [value] if equals else [left.pop(0)] if follows else [])
         else:
+            if known_here and name.startswith("--") and "." not in name and name != "--config":
+                raise _unknown(name)
             spelled.long.append(token)
             spelled.written.pop(name.removeprefix("--").replace("-", "_"), None)
             if name == "--config" and not equals and left:
                 spelled.long.append(left.pop(0))
     return spelled
+
+
+def _unknown(name: str) -> ConfigError:
+    close = difflib.get_close_matches(name, [*FLAGS, *AS_IT_IS, *REFUSED], n=1)
+    hint = f" Did you mean {close[0]}?" if close else ""
+    return ConfigError(f"There is no flag {name}.{hint} See rondo serve --help.", param=name)
 
 
 def _values(name: str, flag: Flag, left: list[str], last: bool) -> list[str]:
