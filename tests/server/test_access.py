@@ -18,20 +18,35 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from rondo.base.errors import ConfigError
 from rondo.base.log import setup
 from rondo.base.tracing import Tracer
+from rondo.server.access import operation
 from rondo.server.config import ServerConfig
 from server.running import Running, start
 
 BODY = {"model": "tiny", "prompt": "abc secret words", "max_tokens": 5, "ignore_eos": True}
 
 
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/v1/chat/completions", "chat"),
+        ("/v1/responses", "chat"),
+        ("/v1/completions", "text_completion"),
+        ("/v1/embeddings", "embeddings"),
+    ],
+)
+def test_what_a_span_calls_each_route(path: str, name: str) -> None:
+    assert operation(path) == name
+
+
 @pytest.fixture
 def lines() -> Iterator[io.StringIO]:
-    root = logging.getLogger("rondo")
-    before = root.handlers[:], root.level, root.propagate
+    ours, root = logging.getLogger("rondo"), logging.getLogger()
+    before, others = (ours.handlers[:], ours.level, ours.propagate), root.handlers[:]
     out = io.StringIO()
     setup("json", "debug", out)
     yield out
-    root.handlers[:], root.level, root.propagate = before
+    ours.handlers[:], ours.level, ours.propagate = before
+    root.handlers[:] = others
 
 
 def access(out: io.StringIO, count: int = 1) -> list[dict[str, Any]]:

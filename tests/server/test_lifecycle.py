@@ -93,8 +93,12 @@ def test_every_verb_needs_the_admin_key(operated, running, method, verb):
 
 
 def test_the_key_may_come_as_bearer_token(operated):
-    answer = httpx.get(operated.url + "/is_paused", headers={"Authorization": "Bearer operator"})
-    assert (answer.status_code, answer.json()) == (200, {"is_paused": False})
+    for scheme in ("Bearer", "bearer"):
+        answer = httpx.get(operated.url + "/is_paused", headers={"Authorization": f"{scheme} operator"})
+        assert (answer.status_code, answer.json()) == (200, {"is_paused": False})
+    for given in ("operator", "Basic operator", "Bearer", "Bearer operator2"):
+        answer = httpx.get(operated.url + "/is_paused", headers={"Authorization": given})
+        assert answer.status_code == 401
 
 
 def test_the_admin_key_is_not_the_users(monkeypatch, tmp_path):
@@ -112,7 +116,7 @@ def test_sleep_and_wake_keep_what_runs_where_asked_to(operated, admin, pace, lev
     asking = Asking(operated.url)
     begun(operated)
     answer = admin.post(f"/sleep?level={level}&mode=keep")
-    assert (answer.status_code, answer.content) == (200, b"")
+    assert (answer.status_code, answer.json()) == (200, {"status": "sleeping", "level": level})
     assert admin.get("/is_sleeping").json() == {"is_sleeping": True}
     state = "weights_offloaded" if level == 1 else "discard_all"
     sample = f'engine_sleep_state{{engine="0",model_name="tiny",sleep_state="{state}"}}'
@@ -121,7 +125,7 @@ def test_sleep_and_wake_keep_what_runs_where_asked_to(operated, admin, pace, lev
     info = {"model": "tiny", "weight_version": 0, "updating": False, "whole": level == 1, "asleep": True}
     assert admin.get("/weight_info").json() == info
     answer = admin.post("/wake_up?tags=weights")
-    assert (answer.status_code, answer.content) == (200, b"")
+    assert (answer.status_code, answer.json()) == (200, {"status": "sleeping", "tags": ["weights"]})
     assert admin.get("/weight_info").json() == info | {"whole": True, "asleep": False}
     assert admin.get("/is_sleeping").json() == {"is_sleeping": True}
     pace.hurry()
@@ -174,7 +178,7 @@ def test_reset_prefix_cache(operated, admin):
 
     hits()
     assert hits() > 0
-    assert admin.post("/reset_prefix_cache").status_code == 200
+    assert admin.post("/reset_prefix_cache").json() == {"success": True}
     assert hits() == 0
 
 
@@ -190,12 +194,23 @@ def test_abort_requests_by_the_ids_of_their_answers(operated, admin, pace):
     ) as answer:
         lines = (line[6:] for line in answer.iter_lines() if line)
         name = httpx.Response(200, content=next(lines)).json()["id"]
-        assert admin.post("/abort_requests", json={"request_ids": ["unknown", name]}).status_code == 200
+        aborted = admin.post("/abort_requests", json={"request_ids": ["unknown", name]})
+        assert aborted.json() == {"status": "aborted", "aborted": 1}
         pace.hurry()
         events = [httpx.Response(200, content=line).json() for line in lines if line != "[DONE]"]
     ended = {c["index"]: c["finish_reason"] for e in events for c in e["choices"] if c["finish_reason"]}
     assert ended == dict.fromkeys(range(4), "abort")
     assert other.reasons() == ["length"]
+
+
+def test_no_ids_are_those_of_all_requests(operated, admin):
+    running = [Asking(operated.url) for _ in range(2)]
+    asyncio.run(until(lambda: sum(operated.engine.load()) == 2))
+    assert admin.post("/abort_requests", json={"request_ids": []}).json() == {
+        "status": "aborted",
+        "aborted": 2,
+    }
+    assert [one.reasons() for one in running] == [["abort"], ["abort"]]
 
 
 @pytest.mark.parametrize(

@@ -373,3 +373,29 @@ def test_prompt_logprobs_have_vllm_s_shape(running):
             assert len(entry) in (3, 4)
             assert {1, 2, 3} <= {each["rank"] for each in entry.values()}
             assert set(next(iter(entry.values()))) == {"logprob", "rank", "decoded_token"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_of_several_prompts_the_one_that_is_too_long_is_named_before_any_begins(running, stream):
+    for wrong, says in (([70] * 600, "prompt 1 has 600 tokens"), ([], "prompt 1 is empty")):
+        body = {"model": "tiny", "prompt": [[70], wrong], "max_tokens": 4, "stream": stream}
+        answer = httpx.post(running.url + "/v1/completions", json=body)
+        assert answer.status_code == 400
+        assert says in answer.json()["error"]["message"]
+
+
+def test_a_message_cannot_be_continued_and_another_begun(running):
+    said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    body = {"model": "tiny", "messages": said, "continue_final_message": True, "max_tokens": 1}
+    both = httpx.post(running.url + "/v1/chat/completions", json=body | {"add_generation_prompt": True})
+    assert (both.status_code, both.json()["error"]["param"]) == (400, "continue_final_message")
+    assert httpx.post(running.url + "/v1/chat/completions", json=body).status_code == 200
+
+
+def test_a_number_of_hundreds_of_digits_leaves_the_engine_alone(running):
+    raw = b'{"model": "tiny", "prompt": "abc", "max_tokens": 1' + b"0" * 400 + b"}"
+    headers = {"Content-Type": "application/json"}
+    answer = httpx.post(running.url + "/v1/completions", content=raw, headers=headers)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "max_tokens")
+    assert httpx.get(running.url + "/ping").status_code == 200
+    assert httpx.post(running.url + "/ping").status_code == 200

@@ -49,6 +49,20 @@ def test_there_and_back(client):
     assert client.post("/detokenize", json={"tokens": []}).json() == {"prompt": ""}
 
 
+def test_a_great_many_tokens_are_written_beside_the_loop(client, monkeypatch):
+    sizes = []
+
+    async def noted(size, work):
+        sizes.append(size)
+        return work()
+
+    monkeypatch.setattr("rondo.server.tokenize.beside", noted)
+    client.post("/tokenize", json={"prompt": "abc " * 5000}).raise_for_status()
+    client.post("/detokenize", json={"tokens": [70] * 9000}).raise_for_status()
+    assert min(sizes) > 5000
+    assert sizes[1] == 9000
+
+
 def test_a_text_longer_than_the_context_is_counted_all_the_same(client):
     answer = client.post("/tokenize", json={"prompt": "abc " * 5000}).json()
     assert answer["count"] > 5000 > answer["max_model_len"]

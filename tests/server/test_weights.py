@@ -204,11 +204,13 @@ def test_what_is_not_known_is_refused_by_name(operated, client, verb, body, para
 
 def test_every_verb_of_the_client_reaches_its_route(client):
     assert client.is_paused() == {"is_paused": False}
-    assert client.sleep() == {}
+    assert client.sleep() == {"status": "sleeping", "level": 1}
     assert client.is_sleeping() == {"is_sleeping": True}
-    assert client.wake_up(["weights"]) == client.wake_up() == {}
+    assert client.wake_up(["weights"]) == {"status": "sleeping", "tags": ["weights"]}
+    assert client.wake_up() == {"status": "awake", "tags": ["weights", "kv_cache"]}
     assert client.is_sleeping() == {"is_sleeping": False}
-    assert client.reset_prefix_cache() == client.abort_requests(["none"]) == {}
+    assert client.reset_prefix_cache() == {"success": True}
+    assert client.abort_requests(["none"]) == {"status": "aborted", "aborted": 0}
     with pytest.raises(RondoError, match="nowhere"):
         client.load_lora_adapter("x", "/nowhere")
     with pytest.raises(RondoError, match="cannot be found"):

@@ -84,17 +84,7 @@ class Intake:
             )
 
     def _check_prompt(self, prompt: list[int], answer: int) -> None:
-        """`answer` is how many tokens must be left for it."""
-        if not prompt:
-            raise InvalidRequest("the prompt is empty: it needs at least one token.", param="prompt")
-        if len(prompt) + answer > self._max_model_len:
-            left = ", of which at least one must be left for the answer" if answer else ""
-            raise InvalidRequest(
-                f"the prompt has {len(prompt)} tokens, but the context is {self._max_model_len} tokens{left}. "
-                "Shorten the prompt.",
-                param="prompt",
-                code="context_length_exceeded",
-            )
+        check_length(len(prompt), self._max_model_len, answer)
         if min(prompt) < 0 or max(prompt) >= self._vocab:
             raise InvalidRequest(
                 f"the prompt has a token id outside the vocabulary of {self._vocab}.", param="prompt"
@@ -105,6 +95,19 @@ class Intake:
             raise InvalidRequest(
                 f"{field} names a token id outside the vocabulary of {self._vocab}.", param=field
             )
+
+
+def check_length(tokens: int, max_model_len: int, answer: int, name: str = "the prompt") -> None:
+    """`answer` is how many tokens must be left for it."""
+    if not tokens:
+        raise InvalidRequest(f"{name} is empty: it needs at least one token.", param="prompt")
+    if tokens + answer > max_model_len:
+        left = ", of which at least one must be left for the answer" if answer else ""
+        raise InvalidRequest(
+            f"{name} has {tokens} tokens, but the context is {max_model_len} tokens{left}. Shorten the prompt.",
+            param="prompt",
+            code="context_length_exceeded",
+        )
 
 
 def nothing_left(request: Request) -> InvalidRequest:

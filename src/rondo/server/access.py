@@ -22,7 +22,7 @@ log = get_logger("rondo.access")
 
 HEADER = b"x-request-id"
 GOOD_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
-QUIET = frozenset(["/health", "/ready", "/load", "/metrics", "/version"])
+QUIET = frozenset(["/health", "/ping", "/ready", "/load", "/metrics", "/version"])
 """What machines ask every few seconds is logged at debug."""
 LONGEST_PATH = 200
 
@@ -62,7 +62,7 @@ class Access:
                 "http.request.method": scope["method"],
                 "url.path": scope["path"],
                 "http.response.status_code": answer.status,
-                "gen_ai.operation.name": _operation(scope["path"]),
+                "gen_ai.operation.name": operation(scope["path"]),
             }
             self.tracer.record(account, headers, ended, attributes)
 
@@ -119,7 +119,7 @@ def _of_samples(samples: list[Sample]) -> dict[str, Any]:
     }
 
 
-def _operation(path: str) -> str:
-    if "chat" in path:
+def operation(path: str) -> str:
+    if "chat" in path or "responses" in path:
         return "chat"
     return "text_completion" if "completions" in path else "embeddings"

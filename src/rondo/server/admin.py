@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from rondo.base.errors import InvalidRequest
 from rondo.server.errors import error_body
-from rondo.server.http import read_body
+from rondo.server.http import bearer_of, read_body
 
 Handler = Callable[[Request], Awaitable[Response]]
 Reader = Callable[[str], object]
@@ -43,9 +43,9 @@ def refuse(request: Request, key: str | None) -> Response | None:
     """The answer to who may not; None for who may."""
     if key is None:
         return _refusal(403, NOT_CONFIGURED, "permission_error", "admin_key_not_configured")
-    bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
-    given = request.headers.get("x-admin-key", bearer)
-    if not hmac.compare_digest(given.encode("latin-1"), key.encode()):
+    bearer = bearer_of(request.headers.raw)
+    given = request.headers["x-admin-key"].encode("latin-1") if "x-admin-key" in request.headers else bearer
+    if not hmac.compare_digest(given, key.encode()):
         return _refusal(401, WRONG, "authentication_error", "invalid_admin_key")
     return None
 

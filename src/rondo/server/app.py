@@ -31,7 +31,7 @@ from rondo.server.config import ServerConfig
 from rondo.server.embeddings import Dimensions, Embedder
 from rondo.server.errors import error_body, log_bugs, of_rondo, on_bug, on_http_error, on_rondo_error
 from rondo.server.generative_scoring import generative_scoring
-from rondo.server.http import check_json
+from rondo.server.http import bearer_of, check_json
 from rondo.server.lifecycle import lifecycle_routes
 from rondo.server.openapi import openapi_route
 from rondo.server.prompts import Prompts
@@ -159,6 +159,7 @@ def _health_routes(engine: ServedEngine, config: ServerConfig) -> list[Route]:
 
     return [
         Route("/health", health),
+        Route("/ping", health, methods=["GET", "POST"]),
         Route("/ready", ready),
         Route("/version", version),
         Route("/load", load),
@@ -173,11 +174,11 @@ def _needs_key(path: str) -> bool:
 def require_key(app: ASGIApp, keys: Sequence[str]) -> ASGIApp:
     """What asks the model needs `Authorization: Bearer <key>`; health and metrics stay open. What only the operator may
     ask for has a key of its own."""
-    expected = [f"Bearer {key}".encode() for key in keys]
+    expected = [key.encode() for key in keys]
 
     async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and _needs_key(scope["path"]):
-            given = dict(scope["headers"]).get(b"authorization", b"")
+            given = bearer_of(scope["headers"])
             # Each is compared, so that the time taken does not tell which one was nearly right.
             right = [hmac.compare_digest(given, one) for one in expected]
             if not any(right):

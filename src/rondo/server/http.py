@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
 from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
@@ -46,6 +46,12 @@ async def read_body(request: Request, limit: int) -> bytes:
             f"nothing more of the request body came for {BODY_SECONDS:g} s.", code="body_timeout"
         ) from None
     return b"".join(parts)
+
+
+def bearer_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """The key in `Authorization: Bearer <key>`; the scheme has no case. Empty where there is none."""
+    scheme, _, key = dict(headers).get(b"authorization", b"").partition(b" ")
+    return key.strip() if scheme.lower() == b"bearer" else b""
 
 
 def check_json(request: Request) -> None:

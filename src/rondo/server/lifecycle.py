@@ -10,6 +10,8 @@ from starlette.routing import Route
 
 from rondo.client.engine import PauseMode, ServedEngine
 from rondo.client.openai import Wire, parse
+from rondo.client.wire import Many
+from rondo.engine.sleep import TAGS
 from rondo.engine.weight_session import WeightSession
 from rondo.server.admin import admin_route, query
 from rondo.server.http import read_body, unless_gone
@@ -19,7 +21,9 @@ MODES = get_args(PauseMode)
 
 
 class AbortRequests(Wire):
-    request_ids: list[str]
+    """No ids at all are those of all answers that are under way."""
+
+    request_ids: Many[str]
 
 
 def lifecycle_routes(
@@ -29,12 +33,13 @@ def lifecycle_routes(
         options = await query(request, {"level": _level, "mode": _mode})
         level, mode = _last(options, "level", 1), _last(options, "mode", "abort")
         await unless_gone(request.receive, engine.sleep(level, mode))
-        return Response()
+        return JSONResponse({"status": "sleeping", "level": level})
 
     async def wake_up(request: Request) -> Response:
-        options = await query(request, {"tags": str})
-        await engine.wake(cast("list[str] | None", options.get("tags")))
-        return Response()
+        tags = cast("list[str] | None", (await query(request, {"tags": str})).get("tags"))
+        await engine.wake(tags)
+        status = "sleeping" if engine.is_sleeping else "awake"
+        return JSONResponse({"status": status, "tags": tags or list(TAGS)})
 
     async def is_sleeping(request: Request) -> Response:
         return JSONResponse({"is_sleeping": engine.is_sleeping})
@@ -57,13 +62,14 @@ def lifecycle_routes(
     async def reset_prefix_cache(request: Request) -> Response:
         await query(request, {})
         await engine.reset_prefix_cache()
-        return Response()
+        return JSONResponse({"success": True})
 
     async def abort_requests(request: Request) -> Response:
         body = parse(AbortRequests, await read_body(request, served.max_body_bytes))
-        for name in body.request_ids:
+        running = [name for name in body.request_ids or served.parts if served.knows(name)]
+        for name in running:
             await served.abort(name)
-        return Response()
+        return JSONResponse({"status": "aborted", "aborted": len(running)})
 
     async def weight_info(request: Request) -> Response:
         state = engine.weight_state()

@@ -53,13 +53,15 @@ class Described:
     media: tuple[str, ...] = (JSON,)
     bodyless: bool = False
     """The body may also be left out."""
+    never: bool = False
+    """It is always refused."""
 
 
 _MODE = {"mode": {"enum": list(MODES)}}
 _BOOL = {"type": "boolean"}
 _SCORE = Described("How near texts are: the cosine of their vectors", ScoreRequest)
 _RERANK = Described("The documents nearest to a query", RerankRequest)
-_FORGOTTEN = Described("Nothing: answers are not kept here")
+_FORGOTTEN = Described("Nothing: answers are not kept here", never=True)
 
 OF_THE_MODEL: dict[str, Described] = {
     "POST /v1/chat/completions": Described("Answer a conversation", ChatRequest, media=(JSON, EVENTS)),
@@ -85,6 +87,8 @@ OF_THE_MODEL: dict[str, Described] = {
 }
 OPEN: dict[str, Described] = {
     "GET /health": Described("Whether the engine works"),
+    "GET /ping": Described("The same"),
+    "POST /ping": Described("The same"),
     "GET /ready": Described("Whether requests are taken"),
     "GET /version": Described("The versions of the program and of the weights"),
     "GET /load": Described("How many requests there are"),
@@ -92,14 +96,14 @@ OPEN: dict[str, Described] = {
     f"GET {PATH}": Described("This description"),
 }
 OF_THE_OPERATOR: dict[str, Described] = {
-    "POST /sleep": Described("Give memory back", query={"level": {"enum": ["1", "2"]}} | _MODE, answer=None),
-    "POST /wake_up": Described("Take memory again", query={"tags": {"type": "string"}}, answer=None),
+    "POST /sleep": Described("Give memory back", query={"level": {"enum": ["1", "2"]}} | _MODE),
+    "POST /wake_up": Described("Take memory again", query={"tags": {"type": "string"}}),
     "GET /is_sleeping": Described("Whether any part sleeps"),
     "POST /pause": Described("Stop between two steps", query=_MODE | {"clear_cache": _BOOL}),
     "POST /resume": Described("Go on"),
     "GET /is_paused": Described("Whether it is paused"),
-    "POST /reset_prefix_cache": Described("Forget the prefixes of prompts", answer=None),
-    "POST /abort_requests": Described("End requests by the ids of their answers", AbortRequests, answer=None),
+    "POST /reset_prefix_cache": Described("Forget the prefixes of prompts"),
+    "POST /abort_requests": Described("End requests by the ids of their answers", AbortRequests),
     "GET /weight_info": Described("The version and the state of the weights"),
     "POST /init_weight_transfer_engine": Described("Before the first update", InitTransfer, bodyless=True),
     "POST /start_weight_update": Described("Begin an update of the weights"),
@@ -172,7 +176,8 @@ def _operation(path: str, described: Described, key: str | None) -> Schema:
     ]
     operation: Schema = {
         "summary": described.summary,
-        "responses": {"200": _answer(described)} | dict.fromkeys(("4XX", "5XX"), _ERROR),
+        "responses": ({} if described.never else {"200": _answer(described)})
+        | dict.fromkeys(("4XX", "5XX"), _ERROR),
     }
     if parameters:
         operation["parameters"] = parameters

@@ -42,7 +42,7 @@ class Prompts:
         self, texts: Sequence[str], add_special: bool = True, bounded: bool = True
     ) -> list[list[int]]:
         """`bounded` refuses what cannot fit into the context without looking at it."""
-        return await _beside(sum(map(len, texts)), lambda: self._encode(texts, add_special, bounded))
+        return await beside(sum(map(len, texts)), lambda: self._encode(texts, add_special, bounded))
 
     async def of_chat(
         self, body: ChatRequest, tools: Sequence[Tool], size: int, add_special: bool = False
@@ -68,7 +68,7 @@ class Prompts:
             (ids,) = self._encode([text], add_special, bounded=body.truncate_prompt_tokens is None)
             return ChatPrompt(ids, ending, continued)
 
-        return await _beside(size, work)
+        return await beside(size, work)
 
     def _encode(self, texts: Sequence[str], add_special: bool, bounded: bool = True) -> list[list[int]]:
         for text in texts if bounded else ():
@@ -99,5 +99,6 @@ def _effort(effort: str, template: str) -> str:
     return effort
 
 
-async def _beside(size: int, work: Callable[[], T]) -> T:
+async def beside(size: int, work: Callable[[], T]) -> T:
+    """Beside the event loop, if `size` characters or tokens are worth waking a thread for."""
     return work() if size <= SHORT else await asyncio.to_thread(work)

@@ -54,6 +54,10 @@ class Served:
         for part in self.parts.get(id, (id,)):
             await self.engine.abort(part)
 
+    def knows(self, id: str) -> bool:
+        """Whether an answer, or a request of the engine's, goes by it just now."""
+        return id in self.parts or any(id in ids for ids in self.parts.values())
+
     @property
     def adapters(self) -> Sequence[str]:
         """Their names, but for those that the model itself goes by."""

@@ -8,9 +8,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from rondo.base.errors import InvalidRequest
-from rondo.client.openai import ChatRequest, Message, TokenIds, Wire, parse
+from rondo.client.openai import BOTH_ENDS, ChatRequest, Message, TokenIds, Wire, parse
 from rondo.client.tools import Tool
+from rondo.client.wire import Many
 from rondo.server.http import read_body
+from rondo.server.prompts import beside
 from rondo.server.served import Served
 
 
@@ -20,12 +22,12 @@ class TokenizeRequest(Wire):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = None
+    messages: Many[Message] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[Tool] | None = None
+    tools: Many[Tool] | None = None
     return_token_strs: bool | None = None
 
     def checked(self) -> TokenizeRequest:
@@ -37,10 +39,7 @@ class TokenizeRequest(Wire):
             if wrong:
                 raise InvalidRequest(f"{wrong} is for messages: a prompt has none.", param=wrong)
         elif self.continue_final_message and self.add_generation_prompt:
-            raise InvalidRequest(
-                "continue_final_message and add_generation_prompt exclude each other.",
-                param="continue_final_message",
-            )
+            raise InvalidRequest(BOTH_ENDS, param="continue_final_message")
         return self
 
 
@@ -54,11 +53,15 @@ async def tokenize(served: Served, request: Request) -> Response:
     body = parse(TokenizeRequest, raw).checked()
     served.adapter(body.model or served.name)
     tokens = await _tokens(served, body, len(raw))
-    strings = None
-    if body.return_token_strs:
-        strings = [served.prompts.tokenizer.token(token) for token in tokens]
-    answer = {"count": len(tokens), "max_model_len": served.max_model_len, "tokens": tokens}
-    return JSONResponse(answer | {"token_strs": strings})
+
+    def render() -> Response:
+        strings = None
+        if body.return_token_strs:
+            strings = [served.prompts.tokenizer.token(token) for token in tokens]
+        answer = {"count": len(tokens), "max_model_len": served.max_model_len, "tokens": tokens}
+        return JSONResponse(answer | {"token_strs": strings})
+
+    return await beside(len(tokens), render)
 
 
 async def _tokens(served: Served, body: TokenizeRequest, size: int) -> list[int]:
@@ -88,4 +91,8 @@ async def detokenize(served: Served, request: Request) -> Response:
             f"tokens has {max(body.tokens)}, but the vocabulary has only {tokenizer.vocab_size} tokens.",
             param="tokens",
         )
-    return JSONResponse({"prompt": tokenizer.decode(body.tokens, skip_special=False)})
+
+    def render() -> Response:
+        return JSONResponse({"prompt": tokenizer.decode(body.tokens, skip_special=False)})
+
+    return await beside(len(body.tokens), render)
