@@ -45,7 +45,7 @@ class NamedFunction(FunctionName):
 class AllowedFunctions(Wire):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: list[NamedFunction] = Field(min_length=1)
+    tools: Many[NamedFunction] = Field(min_length=1)
 
     def for_chat(self) -> dict[str, Any]:
         tools = [tool.for_chat() for tool in self.tools]

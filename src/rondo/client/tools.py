@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from rondo.base.errors import InvalidRequest
-from rondo.client.wire import Wire
+from rondo.client.wire import Many, Wire
 
 
 class Function(Wire):
@@ -36,7 +36,7 @@ class NamedTool(Wire):
 
 class AllowedTools(Wire):
     mode: Literal["auto", "required"]
-    tools: list[NamedTool] = Field(min_length=1)
+    tools: Many[NamedTool] = Field(min_length=1)
 
 
 class AllowedChoice(Wire):
