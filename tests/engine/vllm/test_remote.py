@@ -3,6 +3,7 @@
 import asyncio
 import subprocess
 import sys
+import tempfile
 import threading
 from contextlib import contextmanager
 from functools import partial
@@ -32,9 +33,11 @@ LONG = PARAMS.with_(max_tokens=4000)
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path, monkeypatch):
-    monkeypatch.setenv("RONDO_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
+def home(monkeypatch):
+    """Its path is short: a socket's address has to fit."""
+    with tempfile.TemporaryDirectory() as folder:
+        monkeypatch.setenv("RONDO_HOME", folder)
+        yield Path(folder)
 
 
 @pytest.fixture(scope="module")

@@ -108,10 +108,12 @@ class VllmProcess:
         begun = said = time.monotonic()
         version = ""
         with self.client() as client:
-            while not _answers(client):
-                now = time.monotonic()
+            while True:
+                now, answers = time.monotonic(), _answers(client)
                 if not version and (version := self._version()):
                     check_version(version)
+                if answers:
+                    break
                 if self._process.poll() is not None:
                     raise self._failed(self.wait())
                 if stopped.is_set():
