@@ -1,8 +1,9 @@
-"""Writes a Qwen3 checkpoint as an fp32 GGUF file: run with the interpreter of llama.cpp's environment.
+"""Writes a Qwen3 checkpoint as a GGUF file, in fp32 or bf16: run with the interpreter of llama.cpp's environment.
 
-    python _to_gguf.py MODEL_FOLDER FILE.gguf
+    python _to_gguf.py MODEL_FOLDER FILE.gguf [float32 | bfloat16]
 
-The tokenizer goes with it. Its way of splitting text must be Qwen2's, as that of tokenizers made by Rondo is.
+Vectors are in fp32 in both, as llama.cpp wants them. The tokenizer goes with it. Its way of splitting text must be
+Qwen2's, as that of tokenizers made by Rondo is.
 """
 
 import json
@@ -13,14 +14,20 @@ from typing import Any
 
 import gguf
 import numpy as np
-from safetensors import safe_open
+
+TYPES = {
+    "float32": (gguf.GGMLQuantizationType.F32, gguf.LlamaFileType.ALL_F32),
+    "bfloat16": (gguf.GGMLQuantizationType.BF16, gguf.LlamaFileType.MOSTLY_BF16),
+}
 
 
-def convert(folder: Path, file: Path) -> None:
+def convert(folder: Path, file: Path, dtype: str) -> None:
     config = json.loads((folder / "config.json").read_text())
     if config["model_type"] != "qwen3":
         sys.exit(f"only Qwen3 checkpoints are converted; {folder} is {config['model_type']!r}")
     writer = gguf.GGUFWriter(file, "qwen3")
+    kind, file_type = TYPES[dtype]
+    writer.add_file_type(file_type)
     add_shape(writer, config)
     add_tokenizer(writer, folder, config)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, config["num_hidden_layers"])
@@ -28,7 +35,10 @@ def convert(folder: Path, file: Path) -> None:
         known = names.get_name(name, try_suffixes=(".weight",))
         if known is None:
             sys.exit(f"GGUF has no name for {name}")
-        writer.add_tensor(known, np.ascontiguousarray(tensor, dtype=np.float32))
+        if tensor.ndim > 1 and kind != gguf.GGMLQuantizationType.F32:
+            writer.add_tensor(known, gguf.quants.quantize(tensor, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(known, tensor)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -46,7 +56,6 @@ def add_shape(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_value_length(config["head_dim"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(config["rope_theta"])
-    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
 
 
 def add_tokenizer(writer: gguf.GGUFWriter, folder: Path, config: dict[str, Any]) -> None:
@@ -69,11 +78,25 @@ def add_tokenizer(writer: gguf.GGUFWriter, folder: Path, config: dict[str, Any])
 
 
 def tensors(folder: Path) -> Iterator[tuple[str, np.ndarray]]:
+    """In fp32. Read by hand: NumPy, and so its reader of safetensors, knows no bf16."""
     for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(file, "numpy") as stored:
-            for name in stored.keys():  # noqa: SIM118  (the file is no dictionary)
-                yield name, stored.get_tensor(name)
+        with file.open("rb") as stored:
+            size = int.from_bytes(stored.read(8), "little")
+            header = json.loads(stored.read(size))
+        data = np.memmap(file, np.uint8, "r", 8 + size)
+        for name, entry in header.items():
+            if name != "__metadata__":
+                begin, end = entry["data_offsets"]
+                yield name, widened(data[begin:end], entry["dtype"]).reshape(entry["shape"])
+
+
+def widened(raw: np.ndarray, dtype: str) -> np.ndarray:
+    if dtype == "BF16":
+        return (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    if dtype == "F32":
+        return np.array(raw.view(np.float32))
+    sys.exit(f"only F32 and BF16 tensors are converted, not {dtype}")
 
 
 if __name__ == "__main__":
-    convert(Path(sys.argv[1]), Path(sys.argv[2]))
+    convert(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else "float32")

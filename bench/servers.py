@@ -74,7 +74,18 @@ def transformers(given: Setting) -> Command:
     return Command([sys.executable, script, given.folder, *flags])
 
 
-SIDES = {"rondo": rondo, "vllm": vllm, "transformers": transformers}
+def llama_cpp(given: Setting) -> Command:
+    """Its own server, a place for each request; keys and values in 16 bits, as is its default."""
+    server = peers.python_of("llama_server").with_name("llama-server")
+    file = given.folder.with_name(f"{given.folder.name}-{given.dtype}.gguf")
+    if not file.exists():
+        peers.run("llama", "_to_gguf.py", given.folder, file, given.dtype)
+    flags = ["--alias", MODEL, "--parallel", given.requests, "--ctx-size", given.requests * given.context]
+    flags += ["--threads", THREADS, "--host", "127.0.0.1", "--no-webui"]
+    return Command([server, "--model", file, *flags])
+
+
+SIDES = {"rondo": rondo, "vllm": vllm, "transformers": transformers, "llama.cpp": llama_cpp}
 
 
 class Served:
@@ -131,20 +142,24 @@ class Served:
             self._signal(signal.SIGSTOP)
 
     def greedy(self, prompt: list[int], count: int) -> list[int]:
-        """The likeliest tokens, in vLLM's field."""
-        body: dict[str, Any] = {"model": MODEL, "prompt": prompt, "max_tokens": count, "temperature": 0}
-        body |= {"ignore_eos": True, "return_token_ids": True}
-        request = urllib.request.Request(
-            self.url + "/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
+        """The likeliest tokens, in a field of vLLM's; llama.cpp names them on a route of its own alone."""
+        llama = self.name == "llama.cpp"
+        body: dict[str, Any] = {"model": MODEL, "prompt": prompt, "temperature": 0, "ignore_eos": True}
+        body |= {"n_predict": count, "return_tokens": True} if llama else {}
+        body |= {} if llama else {"max_tokens": count, "return_token_ids": True}
+        answer = self._ask("/completion" if llama else "/v1/completions", body)
+        return list(answer["tokens"] if llama else answer["choices"][0]["token_ids"])
+
+    def _ask(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        data = json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
         try:
             with urllib.request.urlopen(request, timeout=peers.SECONDS) as answer:
-                [choice] = json.load(answer)["choices"]
+                return dict(json.load(answer))
         except urllib.error.HTTPError as error:
             if error.code == 503:
                 raise  # it still loads
             raise peers.Absent(f"{self.name} answers {error.code}: {error.read().decode()[:300]}") from None
-        return list(choice["token_ids"])
 
     def _signal(self, number: int) -> None:
         with suppress(ProcessLookupError):

@@ -1,10 +1,10 @@
 """Serving over HTTP beside the peers: output tokens a second and latencies of 16 requests at a time, 128 tokens in and
 128 out, on a model of 4M parameters in fp32 or (`--model-size 0.6b`) of Qwen3 0.6B's shape in bf16.
 
-Each side is an OpenAI server on loopback with the same weights and threads: `rondo serve`; vLLM's, compiled;
-transformers' `generate` in batches of 16 behind a minimal server of our own. One client, that of `rondo bench serve`,
-asks all of them for greedy answers of full length to the same random prompts, new ones each round, with the prefix
-caches off. Sides take turns; those that wait are stopped.
+Each side is an OpenAI server on loopback with the same weights and threads: `rondo serve`; `vllm serve`, compiled;
+llama.cpp's `llama-server` with a place for each request; transformers' `generate` in batches of 16 behind a minimal
+server of our own. One client, that of `rondo bench serve`, asks all of them for greedy answers of full length to the
+same random prompts, new ones each round, with the prefix caches off. Sides take turns; those that wait are stopped.
 Where weights are in bf16 but the processor has no instructions for it, vLLM and transformers, which would emulate
 them at a hundredth of the speed, take the same weights in fp32.
 
@@ -48,6 +48,8 @@ TINY = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "nu
 TINY |= {"num_key_value_heads": 1, "head_dim": 32}
 EMULATE = ("vllm", "transformers")
 """Who computes in bf16 where the weights are, with instructions or without."""
+FORGIVEN = 20
+"""A peer may lose one answer in so many: llama.cpp's server drops the connection where random weights write no UTF-8."""
 HIGHER = "output tokens/s"
 METRICS = ("ttft", "tpot", "itl")
 
@@ -105,9 +107,12 @@ def load(server: Served, requests: int, length: int, seed: int, rate: float = fl
     with server.awake():
         outcomes, seconds = asyncio.run(run_load(target, asked, times, limit))
     found = figures(outcomes, seconds)
-    if found.completed < requests or found.total_output != requests * length:
+    lost = requests - found.completed
+    if lost > (0 if server.name == "rondo" else max(1, requests // FORGIVEN)):
         errors = {outcome.error for outcome in outcomes if outcome.error}
         raise SystemExit(f"{server.name}: {found.completed} of {requests} answers are whole: {errors}")
+    if lost:
+        say(f"{server.name}: {lost} of {requests} answers broke off, and are not counted")
     return Run(rate, limit, outcomes, found)
 
 

@@ -2,7 +2,8 @@
 
 A server in a process of its own computes a small model, with steps that take at least a tenth of a second, so that all
 streams go at that pace. Each has a prompt and an answer of its own; the same model in this process says beforehand what
-it must be, token by token. Beside that: gaps between two tokens as the client sees them, and the server's memory.
+it must be, token by token. Beside that: gaps between two tokens as the client sees them, and the server's memory, of
+which the keys and values of the tokens so far are told apart: their place is taken as they come.
 """
 
 import asyncio
@@ -26,6 +27,8 @@ from server_cost import TINY, served
 from small_model import write_small_model
 
 PACE = 0.1
+KEPT = 2 * TINY["num_hidden_layers"] * TINY["num_key_value_heads"] * TINY["head_dim"] * 4
+"""Bytes of a token's keys and values."""
 
 
 @dataclass
@@ -62,8 +65,8 @@ def make_streams(folder: Path, count: int, length: int) -> list[Stream]:
     return [Stream(*pair) for pair in zip(prompts, answers, strict=True)]
 
 
-async def read_all(url: str, streams: list[Stream], pid: int) -> list[float]:
-    """The server's memory, MiB, once a second."""
+async def read_all(url: str, streams: list[Stream], pid: int) -> list[tuple[float, float]]:
+    """The server's memory, MiB, once a second; and without keys and values."""
     pool = Pool(Address.of(url), {})
 
     async def read(number: int, stream: Stream) -> None:
@@ -75,10 +78,11 @@ async def read_all(url: str, streams: list[Stream], pid: int) -> list[float]:
 
     async def watch() -> None:
         while True:
-            memory.append(own_mib(pid))
+            held, tokens = own_mib(pid), sum(len(stream.prompt) + len(stream.tokens) for stream in streams)
+            memory.append((held, held - tokens * KEPT / 2**20))
             await asyncio.sleep(1)
 
-    memory: list[float] = []
+    memory: list[tuple[float, float]] = []
     watcher = asyncio.create_task(watch())
     await asyncio.gather(*(read(number, stream) for number, stream in enumerate(streams)))
     watcher.cancel()
@@ -122,8 +126,9 @@ def main() -> None:
         "gap between tokens, longest, ms": gaps[-1] * 1e3,
         "server's CPU, model included, a token, ms": server / chunks * 1e3,
         "client's CPU a token, ms": client / chunks * 1e3,
-        "server's memory, MiB": settled[0],
-        "its growth in the last four fifths, MiB": settled[-1] - settled[0],
+        "server's memory at the end, MiB": settled[-1][0],
+        "its growth in the last four fifths, MiB": settled[-1][0] - settled[0][0],
+        "the same without keys and values, MiB": settled[-1][1] - settled[0][1],
     }
     report.limit = {"streams lost, cut or mixed up": 0, "gap between tokens, median, ms": PACE * 1e3}
     report.limit["how"] = "the pace of the steps"

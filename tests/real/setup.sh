@@ -24,6 +24,22 @@ install_llama() {
   pip gguf==0.19.0 safetensors==0.8.0
 }
 
+# llama.cpp's own server, from the sources that llama-cpp-python carries. For benchmarks, and only by name.
+install_llama_server() {
+  local work
+  work=$(mktemp -d)
+  pip cmake==4.1.2
+  nice -n 10 "$folder/bin/python" -m pip --disable-pip-version-check download --quiet --no-input --no-deps \
+    --no-binary llama-cpp-python --dest "$work" llama-cpp-python==0.3.36
+  tar -xzf "$work"/llama_cpp_python-*.tar.gz -C "$work"
+  nice -n 10 "$folder/bin/cmake" -S "$work"/llama_cpp_python-*/vendor/llama.cpp -B "$work/build" \
+    -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DBUILD_SHARED_LIBS=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_UI=OFF \
+    -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF -DLLAMA_USE_PREBUILT_UI=OFF > /dev/null
+  nice -n 10 "$folder/bin/cmake" --build "$work/build" --target llama-server --parallel "$(nproc)" > /dev/null
+  cp "$work/build/bin/llama-server" "$folder/bin/"
+  rm -rf "$work"
+}
+
 install_vllm() {
   pip torch==2.13.0
   pip -r "$here/vllm.txt"
