@@ -49,7 +49,7 @@ TINY |= {"num_key_value_heads": 1, "head_dim": 32}
 EMULATE = ("vllm", "transformers")
 """Who computes in bf16 where the weights are, with instructions or without."""
 FORGIVEN = 20
-"""A peer may lose one answer in so many: llama.cpp's server drops the connection where random weights write no UTF-8."""
+"""A peer may lose one answer in so many: llama.cpp's server drops a connection where random weights write no UTF-8."""
 HIGHER = "output tokens/s"
 METRICS = ("ttft", "tpot", "itl")
 
