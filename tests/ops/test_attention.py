@@ -122,6 +122,30 @@ def test_gradients_of_fast_equal_references(name: str) -> None:
         assert torch.allclose(ours, expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("cu", [[0, 0, 12], [0, 5, 5, 12], [0, 12, 12], [0, 0, 0, 12]], ids=str)
+def test_documents_of_no_tokens(cu: list[int]) -> None:
+    spec = FAST["grouped"]
+    inputs = [tensor.requires_grad_() for tensor in example(spec, 12)]
+    found = packed_attention(spec, *inputs, cu)
+    whole = packed_attention(spec, *inputs, list(dict.fromkeys(cu)))
+    assert torch.equal(found, whole)
+    upstream = torch.randn_like(found)
+    for mine, theirs in zip(*(torch.autograd.grad(x, inputs, upstream) for x in (found, whole)), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("cu", [[0, 5], [0, 11], [0, 13]], ids=str)
+def test_documents_that_are_not_all_of_the_tokens_are_not_read_beyond_them(cu: list[int]) -> None:
+    spec = FAST["grouped"]
+    q, k, v = example(spec, 12)
+    try:
+        found = packed_attention(spec, q, k, v, cu)
+    except (IndexError, RuntimeError):
+        return
+    alone = packed_attention(spec, *(x[: cu[-1]] for x in (q, k, v)), [0, cu[-1]])
+    torch.testing.assert_close(found[: cu[-1]], alone, rtol=1e-4, atol=1e-5)
+
+
 def test_many_documents() -> None:
     spec = spec_of()
     lengths = torch.randint(1, 50, (300,), generator=torch.Generator().manual_seed(0)).tolist()
@@ -145,7 +169,7 @@ def test_half_precision() -> None:
 @given(lengths=st.lists(st.integers(0, 3000), min_size=1, max_size=200))
 def test_groups_hold_every_document_once_and_pad_little(lengths: list[int]) -> None:
     cu = starts(lengths)
-    groups = attention._groups(cu)
+    groups = attention.group_documents(cu)
     documents = sorted(zip(cu[:-1], lengths, strict=True))
     assert (
         sorted((start, n) for group in groups for start, n in zip(group.starts, group.lengths, strict=True))

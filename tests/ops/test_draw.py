@@ -81,3 +81,29 @@ def test_log_probabilities_are_those_of_the_function_the_learner_uses():
     scales = torch.where(temperatures == 0, 1.0, temperatures).reciprocal()
     tokens, logprobs = choose_tokens(logits, temperatures, draws, scales)
     assert torch.equal(logprobs, token_logprobs(logits, tokens, temperatures))
+
+
+@pytest.mark.parametrize("width", [1, 31, 32, 33, 300, 5003])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_what_a_mask_leaves_out_is_not_chosen_and_changes_no_log_probability(width, temperature):
+    generator = torch.Generator().manual_seed(width)
+    rows, words = 60, -(-width // 32)
+    logits = 3 * torch.randn(rows, width, generator=generator)
+    masks = torch.randint(-(2**31), 2**31, (rows, words), generator=generator).to(torch.int32)
+    masks[0], masks[1] = -1, 0
+    logits[2, -1] = math.nan if width > 1 else 0.0
+    masks[2, -1] = 0
+    temperatures, draws = torch.full((rows,), temperature), torch.rand(rows, generator=generator)
+    places = torch.arange(width)
+    allowed = (masks[:, places // 32] >> places % 32 & 1).bool()
+    tokens, logprobs = choose_tokens(logits, temperatures, draws, torch.ones(rows), masks)
+    want, _ = choose_tokens(logits.masked_fill(~allowed, -math.inf), temperatures, draws)
+    assert torch.equal(tokens, want)
+    assert tokens[1] == NO_TOKEN
+    chosen = [row for row in range(rows) if tokens[row] != NO_TOKEN and row != 2]
+    assert all(allowed[row, tokens[row]] for row in chosen)
+    free = token_logprobs(logits[chosen], tokens[chosen], torch.ones(len(chosen)))
+    assert torch.allclose(logprobs[chosen], free, atol=1e-6)
+    with use_reference():
+        again, _ = choose_tokens(logits, temperatures, draws, None, masks)
+    assert (again != tokens).sum() <= 1

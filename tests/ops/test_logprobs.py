@@ -1,15 +1,12 @@
 """token_logprobs against PyTorch's log_softmax, and how much memory it takes."""
 
-import re
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor
 
 from rondo.ops import logprobs, token_logprobs
 from rondo.ops.dispatch import use_reference
+from support.memory import peak_of
 
 ROWS, VOCAB = 13, 37
 
@@ -128,32 +125,14 @@ def test_no_rows() -> None:
     assert values.shape == (0,)
 
 
-def peak_above_now() -> tuple[int, int]:
-    """(most, current) resident memory of this process in bytes."""
-    status = Path("/proc/self/status").read_text()
-    most, current = (re.search(rf"{key}:\s+(\d+) kB", status) for key in ("VmHWM", "VmRSS"))
-    assert most is not None
-    assert current is not None
-    return int(most[1]) << 10, int(current[1]) << 10
-
-
 def test_no_second_copy_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory above the logits: some chunks forward, the gradient and some chunks backward."""
-    reset = Path("/proc/self/clear_refs")
-    if not reset.exists():
-        pytest.skip("the peak is read from Linux's /proc")
     monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", 1 << 19)
     chunk_bytes = 4 << 19
     logits, tokens = example(torch.bfloat16, rows=512, vocab=65_536)
     logits.requires_grad_()
     token_logprobs(logits[:2], tokens[:2]).sum().backward()
     logits.grad = None
-
-    def peak_of(step: Callable[[], object]) -> int:
-        reset.write_text("5")
-        before = peak_above_now()[1]
-        step()
-        return peak_above_now()[0] - before
 
     values: list[Tensor] = []
     assert peak_of(lambda: values.append(token_logprobs(logits, tokens, 0.7))) < 12 * chunk_bytes

@@ -16,6 +16,7 @@ QUICKEST = "draw"
 @pytest.fixture
 def home(tmp_path, monkeypatch):
     monkeypatch.setenv("RONDO_HOME", str(tmp_path))
+    monkeypatch.delenv("RONDO_NATIVE", raising=False)
     return tmp_path
 
 

@@ -99,5 +99,10 @@ def test_shapes_and_gradients(shape: tuple[int, ...]) -> None:
     assert torch.allclose(x.grad, weight.detach().sum(0).expand_as(x), atol=1e-4)
 
 
-def test_whether_this_cpu_multiplies_bf16_is_a_plain_answer() -> None:
-    assert linear_module.cpu_multiplies_bf16() in (True, False)
+@pytest.mark.parametrize(
+    ("flags", "does"),
+    [("avx2 avx512f", False), ("avx512_bf16", True), ("amx_bf16", True), ("asimd bf16", True), ("", True)],
+)
+def test_whether_a_cpu_multiplies_bf16(monkeypatch: pytest.MonkeyPatch, flags: str, does: bool) -> None:
+    monkeypatch.setattr(linear_module, "cpu_flags", lambda: frozenset(flags.split()))
+    assert linear_module.cpu_multiplies_bf16() == does

@@ -6,9 +6,11 @@ import pytest
 import torch
 
 from rondo.ops import AttentionSpec, DecodeStep, Pages, paged_decode
+from rondo.ops.native.attend import Pasts, attend
 from rondo.ops.native.build import library
 from rondo.ops.native.paged_decode import WORK_FOR_THREADS, paged_decode_native
 from rondo.ops.pages import encode
+from support.threads import threads
 
 pytestmark = pytest.mark.skipif(
     library("paged_decode") is None, reason="no C compiler here: install gcc to test the compiled kernel"
@@ -116,12 +118,47 @@ def test_neighbours_and_threads_change_no_bit(spec, kept):
     whole = case(spec, kept)
     assert len(LENGTHS) * spec.num_heads * max(LENGTHS) * spec.head_dim > WORK_FOR_THREADS
     want = whole.copy().run(paged_decode_native)
-    before = torch.get_num_threads()
-    try:
-        for threads in (2, 3):
-            torch.set_num_threads(threads)
+    for count in (2, 3):
+        with threads(count):
             assert torch.equal(whole.copy().run(paged_decode_native), want)
             for row in range(len(LENGTHS)):
                 assert torch.equal(whole.only(row).run(paged_decode_native)[0], want[row])
-    finally:
-        torch.set_num_threads(before)
+
+
+MANY = SPECS | {
+    "five queries, window": AttentionSpec(0, 5, 1, 24, 40, 0.2, window=270),
+    "one query": AttentionSpec(0, 2, 2, 64, 64, 0.2, sinks=True),
+}
+
+
+@pytest.mark.parametrize("kept", TYPES, ids=str)
+@pytest.mark.parametrize("spec", MANY.values(), ids=MANY)
+def test_tokens_of_one_past_together_have_the_bits_of_each_alone(spec, kept):
+    """Over pasts of one slice and of several, with what is behind a token, which it does not see, not finite."""
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.tensor([*range(1, 40), *range(230, 300), *range(508, 530)])
+    pages_each = -(-int(lengths.max()) // SIZE)
+    sizes = (spec.head_dim, spec.value_dim)
+    shapes = [(2 * pages_each, SIZE, spec.num_kv_heads, n) for n in sizes]
+    keys, values = (Pages(kept, *encode(torch.randn(*shape, generator=generator), kept)) for shape in shapes)
+    tables = torch.randperm(2 * pages_each, generator=generator).view(2, -1)
+    owners = torch.tensor([0, 1]).repeat_interleave(len(lengths))
+    lengths = lengths.repeat(2)
+    slots = tables[owners, (lengths - 1) // SIZE] * SIZE + (lengths - 1) % SIZE
+    q, k, v = (
+        torch.randn(len(lengths), *shape, generator=generator)
+        for shape in ((spec.num_heads, sizes[0]), *((spec.num_kv_heads, n) for n in sizes))
+    )
+    sinks = torch.randn(spec.num_heads, generator=generator) if spec.sinks else None
+    step = DecodeStep(tables[owners].contiguous(), lengths, slots, int(lengths.max()))
+    for _ in range(2):  # once to write what the others read
+        alone = paged_decode_native(spec, keys, values, q, k, v, step, sinks)
+    pasts = Pasts(tables, owners, lengths, int(lengths.sum()))
+    assert torch.equal(attend(spec, q, keys, values, pasts, sinks), alone)
+    numbers = values.data if values.scales is None else values.scales
+    for at in (514, 250, 12):
+        numbers.flatten(0, 1)[tables[:, at // SIZE] * SIZE + at % SIZE] = torch.nan
+        together = attend(spec, q, keys, values, pasts, sinks)
+        assert torch.equal(together[lengths <= at], alone[lengths <= at])
+        beyond = (lengths > at) & (lengths - (spec.window or step.longest) <= at)
+        assert together[beyond].isnan().any(-1).all()

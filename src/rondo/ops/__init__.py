@@ -8,13 +8,17 @@ from rondo.ops.logprobs import token_logprobs
 from rondo.ops.low_rank import RANK_MULTIPLE, Pair, Pairs, RowGroups, add_low_rank, add_low_rank_to
 from rondo.ops.moe import ExpertWeights, RouterSpec, grouped_experts, route
 from rondo.ops.native import draw as _native_draw  # noqa: F401 registers itself
+from rondo.ops.native import linear as _native_linear  # noqa: F401 registers itself
 from rondo.ops.native import logprobs as _native_logprobs  # noqa: F401 registers itself
 from rondo.ops.native import low_rank as _native_low_rank  # noqa: F401 registers itself
+from rondo.ops.native import packed as _native_packed  # noqa: F401 registers itself
 from rondo.ops.native import paged_decode as _native_paged_decode  # noqa: F401 registers itself
 from rondo.ops.native import pointwise as _native_pointwise  # noqa: F401 registers itself
+from rondo.ops.native import quantized as _native_quantized  # noqa: F401 registers itself
 from rondo.ops.norm import rms_norm
 from rondo.ops.paged_attention import DecodeStep, paged_decode
 from rondo.ops.pages import Pages
+from rondo.ops.quantized import Quantized, quantized_linear
 from rondo.ops.rope import RopeSpec, rope_tables, rotate
 
 __all__ = [
@@ -26,6 +30,7 @@ __all__ = [
     "Pages",
     "Pair",
     "Pairs",
+    "Quantized",
     "RopeSpec",
     "RouterSpec",
     "RowGroups",
@@ -38,6 +43,7 @@ __all__ = [
     "linear",
     "packed_attention",
     "paged_decode",
+    "quantized_linear",
     "rms_norm",
     "rope_tables",
     "rotate",

@@ -78,7 +78,12 @@ def causal_mask(queries: int, keys: int, window: int | None, device: torch.devic
     return mask
 
 
-def _sdpa_can(
+def window_mask(length: int, window: int | None, device: torch.device) -> Tensor | None:
+    """That of a whole document, [L, L]; None where plain causal attention sees the same."""
+    return None if window is None or length <= window else causal_mask(length, length, window, device)
+
+
+def fused_can(
     spec: AttentionSpec,
     q: Tensor,
     k: Tensor,
@@ -89,8 +94,8 @@ def _sdpa_can(
     return spec.softcap is None and sinks is None
 
 
-@packed_attention.fast(_sdpa_can)
-def _packed_sdpa(
+@packed_attention.fast(fused_can)
+def fused(
     spec: AttentionSpec,
     q: Tensor,
     k: Tensor,
@@ -99,7 +104,7 @@ def _packed_sdpa(
     sinks: Tensor | None = None,
 ) -> Tensor:
     """PyTorch's fused attention, once for each group of documents of about one length."""
-    groups = _groups(cu_seqlens)
+    groups = group_documents(cu_seqlens)
     if len(groups) == 1 and len(groups[0].starts) == 1:
         return _sdpa(spec, q[None], k[None], v[None])[0]
     out = q.new_empty(q.shape[0], spec.num_heads, spec.value_dim)
@@ -115,19 +120,21 @@ def _packed_sdpa(
 
 def _sdpa(spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """q [B, L, H, D] ... -> [B, L, H, Dv]. Padding comes last, where the causal mask hides it from real rows."""
-    length = q.shape[1]
-    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-    grouped = spec.num_heads != spec.num_kv_heads
-    if spec.window is None or length <= spec.window:
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=spec.scale, enable_gqa=grouped)
-    else:
-        mask = causal_mask(length, length, spec.window, q.device)
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=spec.scale, enable_gqa=grouped)
+    mask = window_mask(q.shape[1], spec.window, q.device)
+    out = F.scaled_dot_product_attention(
+        q.transpose(1, 2),
+        k.transpose(1, 2),
+        v.transpose(1, 2),
+        attn_mask=mask,
+        is_causal=mask is None,
+        scale=spec.scale,
+        enable_gqa=spec.num_heads != spec.num_kv_heads,
+    )
     return out.transpose(1, 2)
 
 
 @dataclass(frozen=True)
-class _Group:
+class DocumentGroup:
     """Documents that are padded to one length."""
 
     starts: tuple[int, ...]
@@ -150,7 +157,7 @@ MAX_PADDING = 1.3
 """A group is closed when its padded size would pass this many times its real one."""
 
 
-def _groups(cu_seqlens: Sequence[int]) -> list[_Group]:
+def group_documents(cu_seqlens: Sequence[int]) -> list[DocumentGroup]:
     """Sort documents by length and cut where padding would cost more than another call."""
     documents = sorted((stop - start, start) for start, stop in itertools.pairwise(cu_seqlens))
     groups: list[list[tuple[int, int]]] = []
@@ -162,4 +169,4 @@ def _groups(cu_seqlens: Sequence[int]) -> list[_Group]:
         else:
             groups.append([(length, start)])
             real = length
-    return [_Group(tuple(s for _, s in group), tuple(n for n, _ in group)) for group in groups]
+    return [DocumentGroup(tuple(s for _, s in group), tuple(n for n, _ in group)) for group in groups]

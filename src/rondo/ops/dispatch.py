@@ -24,21 +24,27 @@ class Op(Generic[P, R]):
         self.__doc__ = reference.__doc__
         self._fast: list[tuple[Callable[P, bool], Callable[P, R]]] = []
 
-    def fast(self, supports: Callable[P, bool]) -> Callable[[Callable[P, R]], Callable[P, R]]:
-        """Register a fast version; the one registered first is asked first."""
+    def fast(
+        self, supports: Callable[P, bool], *, first: bool = False
+    ) -> Callable[[Callable[P, R]], Callable[P, R]]:
+        """Register a fast version; the one registered first is asked first, or one that says it is."""
 
         def register(version: Callable[P, R]) -> Callable[P, R]:
-            self._fast.append((supports, version))
+            self._fast.insert(0 if first else len(self._fast), (supports, version))
             return version
 
         return register
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.version(*args, **kwargs)(*args, **kwargs)
+
+    def version(self, *args: P.args, **kwargs: P.kwargs) -> Callable[P, R]:
+        """The one that runs."""
         if not _reference_only:
             for supports, version in self._fast:
                 if supports(*args, **kwargs):
-                    return version(*args, **kwargs)
-        return self.reference(*args, **kwargs)
+                    return version
+        return self.reference
 
 
 def references_only() -> bool:

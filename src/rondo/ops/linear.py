@@ -1,7 +1,6 @@
 """x @ weight.T + bias."""
 
-from functools import cache
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,9 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rondo.ops.dispatch import Op
+from rondo.ops.native.level import cpu_flags
 
 WIDE_ROWS = 32
 """From this many rows on, converting the weight costs less than multiplying without bf16 instructions."""
+BF16_INSTRUCTIONS = {"avx512_bf16", "amx_bf16", "bf16"}
 
 
 @Op
@@ -50,25 +51,35 @@ class _ThroughFp32(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
-        grad = grads[0].float()
-        rows, inputs = grad.flatten(0, -2), x.flatten(0, -2)
-        for_x, for_weight, for_bias = ctx.needs_input_grad
-        return (
-            (grad @ weight.float()).to(x.dtype) if for_x else None,
-            (rows.T @ inputs.float()).to(weight.dtype) if for_weight else None,
-            rows.sum(0).to(weight.dtype) if for_bias else None,
-        )
+        return linear_gradients(grads[0], x, weight, ctx.needs_input_grad)
 
 
-@cache
-def cpu_multiplies_bf16() -> bool:
-    """Whether it has instructions for it."""
-    try:
-        flags = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return True
+def linear_gradients(
+    grad: Tensor, x: Tensor, weight: Tensor, needed: Sequence[bool]
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Those of x, weight and bias that are needed, summed in fp32: by the CPU's own bf16 products where it has them,
+    else through fp32."""
+    for_x, for_weight, for_bias = needed
+    grad = grad.to(_multiplied(x.dtype))
+    rows, inputs = grad.reshape(-1, grad.shape[-1]), x.reshape(-1, x.shape[-1])
     return (
-        "avx512_bf16" in flags
-        or "amx_bf16" in flags
-        or "bf16" in flags.split("Features", 1)[-1].split("\n", 1)[0]
+        gradient_of_x(grad, weight) if for_x else None,
+        (rows.T @ inputs.to(grad.dtype)).to(weight.dtype) if for_weight else None,
+        rows.sum(0, dtype=torch.float32).to(weight.dtype) if for_bias else None,
     )
+
+
+def gradient_of_x(grad: Tensor, weight: Tensor) -> Tensor:
+    """[..., N] x [N, K] -> [..., K], of the weight's type."""
+    through = _multiplied(weight.dtype)
+    return (grad.to(through) @ weight.to(through)).to(weight.dtype)
+
+
+def _multiplied(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype == torch.bfloat16 and not cpu_multiplies_bf16() else dtype
+
+
+def cpu_multiplies_bf16() -> bool:
+    """Whether it has instructions for it. Where the system does not say it is taken to have them."""
+    flags = cpu_flags()
+    return not flags or not flags.isdisjoint(BF16_INSTRUCTIONS)

@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from rondo.ops.activation import gated
+from rondo.ops.linear import linear
+from rondo.ops.quantized import Quantized, grouped_quantized_linear
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ def route(spec: RouterSpec, logits: Tensor, correction: Tensor | None = None) ->
     if spec.score == "softmax_of_chosen":
         chosen, experts = logits.topk(spec.top_k, dim=-1)
         return chosen.softmax(-1), experts
-    scores = logits.sigmoid() if spec.score == "sigmoid" else logits.softmax(-1)
+    scores = _sigmoid(logits) if spec.score == "sigmoid" else logits.softmax(-1)
     choice = scores if correction is None else scores + correction
     if spec.groups > 1:
         choice = _keep_best_groups(spec, choice)
@@ -42,6 +43,11 @@ def route(spec: RouterSpec, logits: Tensor, correction: Tensor | None = None) ->
     if spec.normalize:
         weights = weights / (weights.sum(-1, keepdim=True) + (1e-20 if spec.score == "sigmoid" else 0.0))
     return weights * spec.scale, experts
+
+
+def _sigmoid(x: Tensor) -> Tensor:
+    """By torch's own the last few numbers of a tensor round otherwise: it would matter how many rows there are."""
+    return 1 / (1 + (-x.clamp(min=-80)).exp())
 
 
 def _keep_best_groups(spec: RouterSpec, choice: Tensor) -> Tensor:
@@ -56,9 +62,9 @@ def _keep_best_groups(spec: RouterSpec, choice: Tensor) -> Tensor:
 class ExpertWeights:
     """All experts of a layer, stacked: gate and up [E, I, H], down [E, H, I], biases [E, I], [E, I], [E, H]."""
 
-    gate: Tensor
-    up: Tensor
-    down: Tensor
+    gate: Tensor | Quantized
+    up: Tensor | Quantized
+    down: Tensor | Quantized
     gate_bias: Tensor | None = None
     up_bias: Tensor | None = None
     down_bias: Tensor | None = None
@@ -74,6 +80,9 @@ def grouped_experts(
     rows = order // experts.shape[1]
     counts = torch.bincount(experts.flatten(), minlength=parts.gate.shape[0]).tolist()
     scaled = weights.flatten()[order, None]
+    if isinstance(parts.gate, Quantized):
+        made = _quantized_experts(x[rows], experts.flatten()[order], counts, parts, activation)
+        return torch.zeros_like(x).index_add(0, rows, made * scaled.to(x.dtype))
     outputs = []
     start = 0
     for expert, count in enumerate(counts):
@@ -85,9 +94,24 @@ def grouped_experts(
     return torch.zeros_like(x).index_add(0, rows, torch.cat(outputs))
 
 
-def _expert(x: Tensor, expert: int, parts: ExpertWeights, activation: str) -> Tensor:
-    def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return F.linear(inputs, weight[expert], None if bias is None else bias[expert])
+def _quantized_experts(
+    x: Tensor, experts: Tensor, counts: list[int], parts: ExpertWeights, activation: str
+) -> Tensor:
+    """Rows in the order of their experts: one product for all of them."""
 
-    hidden = gated(activation, linear(x, parts.gate, parts.gate_bias), linear(x, parts.up, parts.up_bias))
-    return linear(hidden, parts.down, parts.down_bias)
+    def project(inputs: Tensor, weight: Tensor | Quantized, bias: Tensor | None) -> Tensor:
+        assert isinstance(weight, Quantized)
+        out = grouped_quantized_linear(inputs, weight, counts)
+        return out if bias is None else out + bias[experts]
+
+    hidden = gated(activation, project(x, parts.gate, parts.gate_bias), project(x, parts.up, parts.up_bias))
+    return project(hidden, parts.down, parts.down_bias)
+
+
+def _expert(x: Tensor, expert: int, parts: ExpertWeights, activation: str) -> Tensor:
+    def project(inputs: Tensor, weight: Tensor | Quantized, bias: Tensor | None) -> Tensor:
+        assert isinstance(weight, Tensor)
+        return linear(inputs, weight[expert], None if bias is None else bias[expert])
+
+    hidden = gated(activation, project(x, parts.gate, parts.gate_bias), project(x, parts.up, parts.up_bias))
+    return project(hidden, parts.down, parts.down_bias)

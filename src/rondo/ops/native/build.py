@@ -19,14 +19,15 @@ from pathlib import Path
 
 from rondo.base.home import cache_dir
 from rondo.base.log import get_logger
+from rondo.ops.native.level import cpu_flags, level, level_flags
 
 log = get_logger(__name__)
 
 # Not -ffast-math: at link time it would switch the whole process to flush denormals to zero. Nor may sums be put in
-# another order: a row's bits would depend on the loop that had it.
+# another order: a row's bits would depend on the loop that had it. Numbers in bf16 are moved as floats, two at a time.
 FLAGS = [
-    *("-O3", "-march=native", "-fPIC", "-shared", "-fopenmp"),
-    *("-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros"),
+    *("-O3", "-fPIC", "-shared", "-fopenmp"),
+    *("-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fno-strict-aliasing"),
 ]
 SECONDS = 300
 """One file takes 2 to 5 s of CPU, and many times that on a busy machine; a compiler that hangs takes for ever."""
@@ -44,10 +45,9 @@ def compiler() -> list[str]:
 
 @cache
 def library(name: str) -> ctypes.CDLL | None:
-    """The compiled library; None where there is no C compiler, or it fails."""
+    """The compiled library; None where there is no C compiler, or it fails. The start says which (`ahead.py`)."""
     command = compiler()
     if not command:
-        log.info("no C compiler is used: the kernels are the slower ones. Install gcc for the fast ones.")
         return None
     source = Path(__file__).with_name(f"{name}.c")
     try:
@@ -69,8 +69,11 @@ def _why(error: Exception) -> str:
 
 def _compiled(source: Path, command: list[str]) -> Path:
     texts = [file.read_text() for file in (source, *sorted(source.parent.glob("*.h")))]
-    identity = "\0".join([*texts, *command, *FLAGS, platform.machine(), _cpu_flags()])
-    target = cache_dir() / "native" / f"{source.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.so"
+    # A home folder may be shared by machines with different CPUs.
+    cpu = cpu_flags() or {platform.processor()}
+    identity = "\0".join([*texts, *command, *FLAGS, *level_flags(), platform.machine(), *sorted(cpu)])
+    digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
+    target = cache_dir() / "native" / f"{source.stem}-{level()}-{digest}.so"
     if target.is_file():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -86,7 +89,7 @@ def _compile(source: Path, command: list[str], target: Path) -> None:
     os.close(handle)
     try:
         subprocess.run(
-            [*command, *FLAGS, str(source), "-o", partial, "-lm"],
+            [*command, *FLAGS, *level_flags(), str(source), "-o", partial, "-lm"],
             check=True,
             capture_output=True,
             timeout=SECONDS,
@@ -115,12 +118,3 @@ def _turn(path: Path) -> Iterator[None]:
             except OSError:
                 break
         yield
-
-
-def _cpu_flags() -> str:
-    """A home folder may be shared by machines with different CPUs."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line for line in lines if line.startswith(("flags", "Features"))), "")

@@ -2,19 +2,30 @@
  * likeliest, the first of several.
  *
  *   logits [R, V]   temperatures [R]   draws [R] in [0, 1)   tokens [R], -1 where the logits are not finite
+ *   masks [R, ceil(V / 32)], or NULL: who has no bit there is not drawn
  *   logprobs [R] of softmax(logits * scales [R]), of token 0 where there is none; or both are NULL
- *   room [threads, V]
+ *   room [threads, 2, V]
  *
  * A row's token depends on that row alone. Sums are of whole pieces first, in fp64: what is drawn is looked for in one piece.
  */
 #include "logprobs.h"
 
+enum { WORD = 32 };
+
 typedef struct {
     const float *logits, *temperatures, *draws, *scales;
+    const uint32_t *masks;
     int64_t *tokens;
     float *logprobs, *room;
     int64_t rows, width, threads;
 } Args;
+
+/* The logits of those that have a bit; the others have no chance. */
+static const float *left_by(const uint32_t *restrict mask, const float *restrict logits, int64_t n, float *restrict left) {
+    for (int64_t i = 0; i < n; i += WORD)
+        for (int64_t j = i; j < least(i + WORD, n); j++) left[j] = mask[i / WORD] >> (j - i) & 1 ? logits[j] : -INFINITY;
+    return left;
+}
 
 static int64_t draw_row(const float *restrict logits, float temperature, float draw, int64_t n, float *restrict weights) {
     const float top = largest(logits, n), scale = 1 / temperature;
@@ -53,7 +64,8 @@ static int64_t likeliest(const float *logits, int64_t n) {
 static void choose(const Args *a, int64_t r, float *room) {
     const int64_t n = a->width;
     const float *logits = a->logits + r * n, temperature = a->temperatures[r];
-    const int64_t token = temperature > 0 ? draw_row(logits, temperature, a->draws[r], n, room) : likeliest(logits, n);
+    const float *left = a->masks ? left_by(a->masks + r * ((n + WORD - 1) / WORD), logits, n, room + n) : logits;
+    const int64_t token = temperature > 0 ? draw_row(left, temperature, a->draws[r], n, room) : likeliest(left, n);
     a->tokens[r] = token;
     if (!a->logprobs) return;
     memcpy(room, logits, n * sizeof(float));
@@ -64,5 +76,5 @@ static void choose(const Args *a, int64_t r, float *room) {
 void choose_rows(const Args *a) {
 #pragma omp parallel for schedule(static) num_threads(a->threads) if (a->threads > 1)
     for (int64_t part = 0; part < a->threads; part++)
-        for (int64_t r = a->rows * part / a->threads; r < a->rows * (part + 1) / a->threads; r++) choose(a, r, a->room + part * a->width);
+        for (int64_t r = a->rows * part / a->threads; r < a->rows * (part + 1) / a->threads; r++) choose(a, r, a->room + part * 2 * a->width);
 }

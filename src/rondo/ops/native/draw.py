@@ -9,6 +9,8 @@ from torch import Tensor
 
 from rondo.ops.draw import choose_tokens
 from rondo.ops.native.build import library
+from rondo.ops.native.readable import address, readable
+from rondo.ops.native.room import room
 
 NUMBERS_FOR_THREADS = 1 << 17
 """Below so many logits, waking another thread costs more than it saves."""
@@ -16,21 +18,31 @@ NUMBERS_FOR_THREADS = 1 << 17
 
 class _Args(ctypes.Structure):
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("logits", "temperatures", "draws", "scales")),
+        *((name, ctypes.c_void_p) for name in ("logits", "temperatures", "draws", "scales", "masks")),
         *((name, ctypes.c_void_p) for name in ("tokens", "logprobs", "room")),
         *((name, ctypes.c_int64) for name in ("rows", "width", "threads")),
     )
 
 
-def _can(logits: Tensor, temperatures: Tensor, draws: Tensor, scales: Tensor | None = None) -> bool:
+def _can(
+    logits: Tensor,
+    temperatures: Tensor,
+    draws: Tensor,
+    scales: Tensor | None = None,
+    masks: Tensor | None = None,
+) -> bool:
     given = [logits, temperatures, draws] if scales is None else [logits, temperatures, draws, scales]
-    alike = all(x.device.type == "cpu" and x.dtype == torch.float32 for x in given)
-    return alike and library("draw") is not None
+    fits = masks is None or (masks.dtype == torch.int32 and readable(masks))
+    return logits.dtype == torch.float32 and readable(*given) and fits and library("draw") is not None
 
 
 @choose_tokens.fast(_can)
 def choose_native(
-    logits: Tensor, temperatures: Tensor, draws: Tensor, scales: Tensor | None = None
+    logits: Tensor,
+    temperatures: Tensor,
+    draws: Tensor,
+    scales: Tensor | None = None,
+    masks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     compiled = library("draw")
     assert compiled is not None
@@ -38,11 +50,11 @@ def choose_native(
     rows, width = logits.shape
     threads = min(torch.get_num_threads(), rows) if logits.numel() > NUMBERS_FOR_THREADS else 1
     tokens = torch.empty(rows, dtype=torch.int64, device="cpu")
-    room = torch.empty(threads, width, dtype=torch.float32, device="cpu")
+    memory = room(threads * 2 * width)
+    masks = None if masks is None else masks.contiguous()
     logprobs = None
     if scales is not None:
         scales, logprobs = scales.contiguous(), torch.empty(rows, dtype=torch.float32, device="cpu")
-    tensors = (logits, temperatures, draws, scales, tokens, logprobs, room)
-    places = (None if x is None else x.data_ptr() for x in tensors)
-    compiled.choose_rows(ctypes.byref(_Args(*places, rows, width, threads)))
+    tensors = (logits, temperatures, draws, scales, masks, tokens, logprobs, memory)
+    compiled.choose_rows(ctypes.byref(_Args(*map(address, tensors), rows, width, threads)))
     return tokens, logprobs

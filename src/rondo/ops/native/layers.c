@@ -9,7 +9,7 @@
  * Numbers between operations are fp32, rounded where the model's type would round them.
  *
  *   ids [T], rows of embedding [.., hidden]   read [reads], each above the one before, unless they are all
- *   logits [reads, width] in fp32 by head [width, hidden], or out [reads, hidden], what the head would be given; without
+ *   logits [reads, width] in fp32 by the head [width, hidden], or out [reads, hidden], what the head would be given; without
  *   layers that is what the embedding gives
  *   tables [groups, requests, pages]   owners, lengths (the token counted) [T]   slots [groups, T]
  *   for each kind of rotation: cosines, sines [.., half] floats, turns [T] which row is a token's
@@ -61,7 +61,8 @@ static void rotate(const Args *a, const Layer *l, int64_t token, float *x) {
 
 /* A projection of a layer: which it is, its weight [.., in] and its bias. */
 typedef struct {
-    const void *weight, *bias;
+    const Weight *weight;
+    const void *bias;
     int64_t site, in, width;
 } Projection;
 
@@ -82,11 +83,16 @@ static void adapt(const Step *s, Projection p, const float *x, int64_t first, in
     }
 }
 
-/* Columns `from` to `to` for tokens `first` on, whose x are packed too; out is where column `from` goes. */
+/* Makes x ready for a projection, unless it is so from the one before. */
+static void ready(Own own, Projection p, const float *x, int64_t rows, const Projection *before) {
+    if (!before || !as_ready(before->weight, p.weight)) make_ready(p.weight, x, rows, p.in, own.packed);
+}
+
+/* Columns `from` to `to` for tokens `first` on, whose x are ready too; out is where column `from` goes. */
 static void project(const Step *s, Own own, Projection p, const float *x, int64_t first, int64_t rows, int64_t from,
                     int64_t to, float *out, int64_t apart) {
     const int64_t type = s->args->given;
-    product(type, own.packed, rows, p.in, p.weight, from, to, out, apart, own.room);
+    weight_product(p.weight, x, own.packed, rows, p.in, from, to, out, apart, own.room);
     for (int64_t r = 0; r < rows; r++) {
         float *restrict row = out + r * apart;
         if (p.bias)
@@ -128,13 +134,15 @@ static void ask(const Step *s, const Layer *l, Own own, int64_t first, int64_t r
     const Args *a = s->args;
     const int64_t D = l->dim, width = l->heads * D, narrow = l->kv * D;
     int64_t from = share(l->heads, 1, own.part, s->parts), to = share(l->heads, 1, own.part + 1, s->parts);
-    pack(own.normed, rows, a->hidden, own.packed);
-    const Projection q = {l->q, l->q_bias, l->sites[Q], a->hidden, width}, k = {l->k, l->k_bias, l->sites[K], a->hidden, narrow},
-                     v = {l->v, l->v_bias, l->sites[V], a->hidden, narrow};
+    const Projection q = {&l->q, l->q_bias, l->sites[Q], a->hidden, width}, k = {&l->k, l->k_bias, l->sites[K], a->hidden, narrow},
+                     v = {&l->v, l->v_bias, l->sites[V], a->hidden, narrow};
+    ready(own, q, own.normed, rows, NULL);
     project_heads(s, l, own, q, first, rows, l->q_norm, 1, from, to, s->q + first * width + from * D);
     from = share(l->kv, 1, own.part, s->parts), to = share(l->kv, 1, own.part + 1, s->parts);
     float *keys = own.kv, *values = own.kv + rows * narrow;
+    ready(own, k, own.normed, rows, &q);
     project_heads(s, l, own, k, first, rows, l->k_norm, 1, from, to, keys + from * D);
+    ready(own, v, own.normed, rows, &k);
     project_heads(s, l, own, v, first, rows, NULL, 0, from, to, values + from * D);
     for (int64_t r = 0; r < rows; r++)
         for (int64_t h = from; h < to; h++) {
@@ -150,9 +158,19 @@ static void attend(const Step *s, const Layer *l, Own own, int64_t first, int64_
     attention.q = s->q + first * width, attention.out = own.mixed;
     attention.owners = s->owners + first, attention.lengths = s->lengths + first;
     const Scratch scratch = scratch_in(&attention, own.attention);
-    const int64_t tasks = rows * l->kv, last = share(tasks, 1, own.part + 1, s->parts);
+    const int64_t group = l->heads / l->kv * l->dim;
+    if (s->parts == 1)
+        for (int64_t r = 0, n; r < rows; r += n) {
+            n = run_at(&attention, r, rows);
+            for (int64_t head = 0; head < l->kv; head++) {
+                if (n > 1) attend_run(&attention, r, n, head, scratch, own.partials);
+                else attend_token(&attention, r, head, rows, scratch, own.partials);
+            }
+            settle(s->args->given, own.mixed + r * width, n * width);
+        }
+    const int64_t tasks = s->parts == 1 ? 0 : rows * l->kv, last = share(tasks, 1, own.part + 1, s->parts);
     for (int64_t task = share(tasks, 1, own.part, s->parts); task < last; task++) {
-        const int64_t r = task / l->kv, head = task % l->kv, group = l->heads / l->kv * l->dim;
+        const int64_t r = task / l->kv, head = task % l->kv;
         attend_token(&attention, r, head, rows, scratch, own.partials);
         settle(s->args->given, own.mixed + r * width + head * group, group);
     }
@@ -161,8 +179,8 @@ static void attend(const Step *s, const Layer *l, Own own, int64_t first, int64_
 static void output(const Step *s, const Layer *l, Own own, int64_t first, int64_t rows) {
     const Args *a = s->args;
     const int64_t from = share(a->hidden, UNIT, own.part, s->parts), to = share(a->hidden, UNIT, own.part + 1, s->parts);
-    const Projection o = {l->o, l->o_bias, l->sites[O], l->heads * l->dim, a->hidden};
-    pack(own.mixed, rows, o.in, own.packed);
+    const Projection o = {&l->o, l->o_bias, l->sites[O], l->heads * l->dim, a->hidden};
+    ready(own, o, own.mixed, rows, NULL);
     project(s, own, o, own.mixed, first, rows, from, to, own.normed + from, a->hidden);
     add_rows_to(a, s->x + first * a->hidden, own.normed + from, rows, from, to, a->hidden);
 }
@@ -170,9 +188,10 @@ static void output(const Step *s, const Layer *l, Own own, int64_t first, int64_
 static void feed(const Step *s, const Layer *l, Own own, int64_t first, int64_t rows) {
     const Args *a = s->args;
     const int64_t from = share(l->inner, UNIT, own.part, s->parts), to = share(l->inner, UNIT, own.part + 1, s->parts);
-    const Projection gate = {l->gate, NULL, l->sites[GATE], a->hidden, l->inner}, up = {l->up, NULL, l->sites[UP], a->hidden, l->inner};
-    pack(own.normed, rows, a->hidden, own.packed);
+    const Projection gate = {&l->gate, NULL, l->sites[GATE], a->hidden, l->inner}, up = {&l->up, NULL, l->sites[UP], a->hidden, l->inner};
+    ready(own, gate, own.normed, rows, NULL);
     project(s, own, gate, own.normed, first, rows, from, to, own.act + from, l->inner);
+    ready(own, up, own.normed, rows, &gate);
     project(s, own, up, own.normed, first, rows, from, to, own.up + from, l->inner);
     for (int64_t r = 0; r < rows; r++) {
         float *restrict row = own.act + r * l->inner + from;
@@ -185,8 +204,8 @@ static void feed(const Step *s, const Layer *l, Own own, int64_t first, int64_t 
 static void bring(const Step *s, const Layer *l, Own own, int64_t first, int64_t rows) {
     const Args *a = s->args;
     const int64_t from = share(a->hidden, UNIT, own.part, s->parts), to = share(a->hidden, UNIT, own.part + 1, s->parts);
-    const Projection down = {l->down, NULL, l->sites[DOWN], l->inner, a->hidden};
-    pack(own.act, rows, l->inner, own.packed);
+    const Projection down = {&l->down, NULL, l->sites[DOWN], l->inner, a->hidden};
+    ready(own, down, own.act, rows, NULL);
     project(s, own, down, own.act, first, rows, from, to, own.normed + from, a->hidden);
     add_rows_to(a, s->x + first * a->hidden, own.normed + from, rows, from, to, a->hidden);
 }
@@ -227,11 +246,10 @@ static void take_in(const Step *s, int64_t first, int64_t end) {
 /* The head over rows whose norm is made; `index` is how many are read before them. */
 static void tell(const Step *s, Own own, int64_t rows, int64_t index) {
     const Args *a = s->args;
-    const int64_t from = share(a->width, UNIT, own.part, s->parts);
-    const int64_t to = own.part + 1 == s->parts ? a->width : share(a->width, UNIT, own.part + 1, s->parts);
+    const int64_t from = share(a->width, UNIT, own.part, s->parts), to = share(a->width, UNIT, own.part + 1, s->parts);
     float *out = a->logits + index * a->width + from;
-    pack(own.normed, rows, a->hidden, own.packed);
-    product(a->given, own.packed, rows, a->hidden, a->head, from, to, out, a->width, own.room);
+    make_ready(&a->head, own.normed, rows, a->hidden, own.packed);
+    weight_product(&a->head, own.normed, own.packed, rows, a->hidden, from, to, out, a->width, own.room);
     for (int64_t r = 0; r < rows; r++) settle(a->given, out + r * a->width, to - from);
 }
 
@@ -320,6 +338,9 @@ static void by_columns(const Step *s, Own own) {
     tell(s, own, rows, 0);
 }
 
+/* How weights of a type are multiplied: a `Way`. */
+int64_t product_way(int64_t type) { return way_of(type); }
+
 int64_t layers_memory(const Args *a) { return memory_size(a); }
 
 void layers(const Args *a) {
@@ -328,7 +349,7 @@ void layers(const Args *a) {
     int64_t *owners = (int64_t *)(q + a->tokens * sizes.q);
 #pragma omp parallel num_threads(a->threads)
     {
-        const int columns = shares_columns(a);
+        const int columns = has_one_block(a);
         const int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads();
         const Step step = {a, a->memory, q, owners, owners + a->tokens, threads, columns ? threads : 1};
         const Own own = own_in(a, &sizes, rest, thread, columns ? thread : 0);

@@ -2,11 +2,12 @@
 #ifndef RONDO_LAYERS_H
 #define RONDO_LAYERS_H
 #include "attention.h"
-#include "product.h"
+#include "quantized.h"
+#include "shares.h"
 
 typedef struct {
-    const void *attention_norm, *q, *k, *v, *q_bias, *k_bias, *v_bias, *q_norm, *k_norm, *o, *o_bias;
-    const void *mlp_norm, *gate, *up, *down;
+    Weight q, k, v, o, gate, up, down;
+    const void *attention_norm, *q_bias, *k_bias, *v_bias, *q_norm, *k_norm, *o_bias, *mlp_norm;
     void *keys, *values;
     float *key_scales, *value_scales;
     int64_t heads, kv, dim, rope, half, inner, window, group; /* rope is below 0 where nothing is rotated */
@@ -17,8 +18,9 @@ typedef struct {
 enum { Q, K, V, O, GATE, UP, DOWN };
 
 typedef struct {
+    Weight head;
     const Layer *layers;
-    const void *embedding, *head_norm, *head;
+    const void *embedding, *head_norm;
     void *out;
     float *logits; /* this or `out` is NULL */
     const int64_t *ids, *tables, *owners, *lengths, *slots, *read;
@@ -30,8 +32,13 @@ typedef struct {
     double eps, offset, scale;
 } Args;
 
-/* Tokens that are taken together; so few a thread that columns are shared instead; columns that are never parted. */
-enum { BLOCK = 32, FEW = 12, UNIT = 16 };
+/* Tokens that are taken together: as many as it takes for weights to come as fast as they are used, of which bf16 instructions
+ * make more. */
+#if defined HAS_TILES || defined HAS_DOTS
+enum { BLOCK = 128 };
+#else
+enum { BLOCK = 32 };
+#endif
 
 /* The sizes of the widest layer. */
 typedef struct {
@@ -59,12 +66,9 @@ static Attention attention_of(const Args *a, const Layer *l) {
                        .scale = (float)l->scale};
 }
 
-/* So that whatever comes next begins a cache line. */
-static inline int64_t rounded(int64_t floats) { return (floats + 15) / 16 * 16; }
+static inline int has_one_block(const Args *a) { return shares_columns(a->tokens, a->threads); }
 
-static inline int shares_columns(const Args *a) { return a->threads > 1 && a->tokens < FEW * a->threads; }
-
-static inline int64_t block_of(const Args *a) { return shares_columns(a) ? a->tokens : least(a->tokens, BLOCK); }
+static inline int64_t block_of(const Args *a) { return has_one_block(a) ? a->tokens : least(a->tokens, BLOCK); }
 
 static Sizes sizes_of(const Args *a) {
     Sizes s = {.in = a->hidden};
@@ -78,12 +82,12 @@ static Sizes sizes_of(const Args *a) {
         s.attention = most(s.attention, scratch_size(&attention));
         s.partials = most(s.partials, partials_size(&attention, a->longest));
     }
-    s.room = rounded(product_room(block_of(a), s.in)), s.attention = rounded(s.attention), s.partials = rounded(s.partials);
+    s.room = rounded(weight_room(block_of(a), s.in)), s.attention = rounded(s.attention), s.partials = rounded(s.partials);
     return s;
 }
 
 static inline int64_t own_size(const Args *a, const Sizes *s) {
-    return rounded(packed_rows(block_of(a)) * s->in) + s->room + s->attention + s->partials;
+    return rounded(ready_size(block_of(a), s->in)) + s->room + s->attention + s->partials;
 }
 
 static inline int64_t block_size(const Args *a, const Sizes *s) {
@@ -95,21 +99,15 @@ static inline int64_t shared_size(const Args *a, const Sizes *s) { return rounde
 /* How many floats `memory` must have: what all see, what is a thread's, and blocks. */
 static inline int64_t memory_size(const Args *a) {
     const Sizes s = sizes_of(a);
-    return shared_size(a, &s) + a->threads * own_size(a, &s) + (shares_columns(a) ? 1 : a->threads) * block_size(a, &s);
+    return shared_size(a, &s) + a->threads * own_size(a, &s) + (has_one_block(a) ? 1 : a->threads) * block_size(a, &s);
 }
 
 static Own own_in(const Args *a, const Sizes *s, float *memory, int64_t thread, int64_t part) {
     float *room = memory + thread * own_size(a, s), *attention = room + s->room, *partials = attention + s->attention;
     float *packed = partials + s->partials;
-    float *normed = memory + a->threads * own_size(a, s) + (shares_columns(a) ? 0 : thread * block_size(a, s));
+    float *normed = memory + a->threads * own_size(a, s) + (has_one_block(a) ? 0 : thread * block_size(a, s));
     const int64_t block = block_of(a);
     float *kv = normed + block * a->hidden, *mixed = kv + block * 2 * s->kv, *act = mixed + block * s->q, *up = act + block * s->inner;
     return (Own){normed, kv, mixed, act, up, packed, room, attention, partials, part};
-}
-
-/* Where a part's share of `count` things in groups of `unit` begins. Columns come in groups of the longest vector: so no
- * loop ends where another thread's would go on. */
-static inline int64_t share(int64_t count, int64_t unit, int64_t part, int64_t parts) {
-    return count / unit * part / parts * unit;
 }
 #endif

@@ -11,22 +11,23 @@ from torch import Tensor
 
 from rondo.ops.attention import AttentionSpec
 from rondo.ops.native.build import library
-from rondo.ops.native.paged_decode import GIVEN, KEPT
+from rondo.ops.native.numbers import GIVEN, KEPT
+from rondo.ops.native.quantized import CWeight, fits
+from rondo.ops.native.readable import address, readable
 from rondo.ops.pages import Pages
+from rondo.ops.quantized import Quantized
 from rondo.ops.rope import RopeSpec, rope_tables
 
 HEAD_MULTIPLE, WIDTH_MULTIPLE = 8, 16
 """So that no head's numbers need padding, and no loop of a product has a rest."""
 TYPES = (torch.float32, torch.bfloat16)
-WEIGHTS = (
-    *("attention_norm", "q", "k", "v", "q_bias", "k_bias", "v_bias", "q_norm", "k_norm", "o", "o_bias"),
-    *("mlp_norm", "gate", "up", "down"),
-)
 PROJECTIONS = ("q", "k", "v", "o", "gate", "up", "down")
+"""Of them each may be a quantized weight."""
+VECTORS = ("attention_norm", "q_bias", "k_bias", "v_bias", "q_norm", "k_norm", "o_bias", "mlp_norm")
 _PAGES = ("keys", "values", "key_scales", "value_scales")
 _SHAPE = ("heads", "kv", "dim", "rope", "half", "inner", "window", "group")
 _POINTERS = (
-    *("layers", "embedding", "head_norm", "head", "out", "logits"),
+    *("layers", "embedding", "head_norm", "out", "logits"),
     *("ids", "tables", "owners", "lengths", "slots", "read"),
     *("cosines", "sines", "turns", "adapters", "memory"),
 )
@@ -40,7 +41,8 @@ POSITIONS = 1024
 
 class _Layer(ctypes.Structure):
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in (*WEIGHTS, *_PAGES)),
+        *((name, CWeight) for name in PROJECTIONS),
+        *((name, ctypes.c_void_p) for name in (*VECTORS, *_PAGES)),
         *((name, ctypes.c_int64) for name in _SHAPE),
         ("sites", ctypes.c_int64 * len(PROJECTIONS)),
         ("scale", ctypes.c_double),
@@ -49,6 +51,7 @@ class _Layer(ctypes.Structure):
 
 class _Args(ctypes.Structure):
     _fields_ = (
+        ("head", CWeight),
         *((name, ctypes.c_void_p) for name in _POINTERS),
         *((name, ctypes.c_int64) for name in _NUMBERS),
         *((name, ctypes.c_double) for name in ("eps", "offset", "scale")),
@@ -57,14 +60,14 @@ class _Args(ctypes.Structure):
 
 @dataclass(frozen=True)
 class DenseLayer:
-    """Norms before its two halves, grouped queries, SwiGLU. `weights` are by the names of `WEIGHTS`; those of a bias or
-    of a head's norm may be missing. `sites` are the numbers of its projections in an adapter's table; layers of one
-    `group` have their keys and values in the same pages."""
+    """Norms before its two halves, grouped queries, SwiGLU. `weights` are by the names of `PROJECTIONS` and `VECTORS`;
+    a bias or a head's norm may be missing. `sites` are the numbers of its projections in an adapter's table; layers of
+    one `group` have their keys and values in the same pages."""
 
     spec: AttentionSpec
     rope: RopeSpec | None
     inner: int
-    weights: Mapping[str, Tensor]
+    weights: Mapping[str, Tensor | Quantized]
     sites: tuple[int, ...] = (0,) * len(PROJECTIONS)
     group: int = 0
 
@@ -92,7 +95,7 @@ class Ends:
     embedding: Tensor
     scale: float | None
     norm: Tensor
-    head: Tensor
+    head: Tensor | Quantized
 
 
 @dataclass(frozen=True)
@@ -151,7 +154,7 @@ class DenseDecoder:
         self.eps = eps
         self.offset = offset
         self.width, self.hidden = ends.head.shape
-        self.dtype = ends.head.dtype
+        self.dtype = ends.embedding.dtype
         # As the model multiplies: with the number in its own type.
         self.scale = 1.0 if ends.scale is None else torch.tensor(ends.scale, dtype=self.dtype).item()
         kinds = dict.fromkeys(layer.rope for layer in layers if layer.rope is not None)
@@ -162,15 +165,11 @@ class DenseDecoder:
 
     @staticmethod
     def fits(layers: Sequence[DenseLayer], ends: Ends) -> bool:
-        tensors = [tensor for layer in layers for tensor in layer.weights.values()]
-        tensors += [ends.embedding, ends.norm, ends.head]
-        alike = all(
-            tensor.device.type == "cpu"
-            and tensor.dtype == tensors[0].dtype
-            and tensor.is_contiguous()
-            and type(tensor) in (Tensor, torch.nn.Parameter)
-            for tensor in tensors
-        )
+        weights = [weight for layer in layers for weight in layer.weights.values()]
+        weights += [ends.embedding, ends.norm, ends.head]
+        tensors = [weight for weight in weights if isinstance(weight, Tensor)]
+        alike = readable(*tensors) and all(tensor.is_contiguous() for tensor in tensors)
+        alike = alike and all(fits(weight) for weight in weights if isinstance(weight, Quantized))
         known = tensors[0].dtype in TYPES and ends.head.shape[1] % WIDTH_MULTIPLE == 0
         # Threads may be in different layers, each at its own rows of the queries.
         known = known and len({layer.weights["q"].shape[0] for layer in layers}) == 1
@@ -228,7 +227,7 @@ class DenseDecoder:
         assert compiled is not None
         arguments = _Args(
             head_norm=self.ends.norm.data_ptr(),
-            head=self.ends.head.data_ptr(),
+            head=CWeight.of(self.ends.head),
             hidden=self.hidden,
             width=self.width,
             given=GIVEN[self.dtype],
@@ -252,7 +251,9 @@ class DenseDecoder:
             return
         for entry, layer, (keys, values) in zip(self._table, self.layers, pages, strict=True):
             spec, rope = layer.spec, layer.rope
-            for name in WEIGHTS:
+            for name in PROJECTIONS:
+                setattr(entry, name, CWeight.of(layer.weights[name]))
+            for name in VECTORS:
                 setattr(entry, name, _address(layer.weights.get(name)))
             parts = (keys.data, values.data, keys.scales, values.scales)
             for name, part in zip(_PAGES, parts, strict=True):
@@ -275,5 +276,6 @@ def _count(rows: TokenRows, read: Tensor | None) -> int:
     return rows.ids.shape[0] if read is None else read.shape[0]
 
 
-def _address(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
+def _address(tensor: Tensor | Quantized | None) -> int | None:
+    assert not isinstance(tensor, Quantized)
+    return address(tensor)

@@ -9,7 +9,9 @@ from torch import Tensor
 
 from rondo.ops.logprobs import row_logprobs
 from rondo.ops.native.build import library
-from rondo.ops.native.paged_decode import GIVEN
+from rondo.ops.native.numbers import GIVEN
+from rondo.ops.native.readable import address, readable
+from rondo.ops.native.room import room
 
 NUMBERS_FOR_THREADS = 1 << 17
 """Below so many logits, waking another thread costs more than it saves."""
@@ -24,11 +26,9 @@ class _Args(ctypes.Structure):
 
 def _can(logits: Tensor, tokens: Tensor, scale: Tensor | None) -> bool:
     return (
-        logits.device.type == "cpu"
-        and logits.dtype in GIVEN
+        logits.dtype in GIVEN
         and tokens.dtype == torch.int64
-        and not torch.compiler.is_compiling()
-        and not torch._C._are_functorch_transforms_active()
+        and readable(logits)
         and library("logprobs") is not None
     )
 
@@ -42,13 +42,13 @@ def row_logprobs_native(logits: Tensor, tokens: Tensor, scale: Tensor | None) ->
     scales = None if scale is None else scale.expand(rows, 1).contiguous()
     threads = max(1, min(torch.get_num_threads(), rows)) if logits.numel() > NUMBERS_FOR_THREADS else 1
     out = torch.empty(rows, dtype=torch.float32, device="cpu")
-    room = torch.empty(threads, width, dtype=torch.float32, device="cpu")
+    memory = room(threads * width)
     arguments = _Args(
         logits.data_ptr(),
         tokens.data_ptr(),
-        None if scales is None else scales.data_ptr(),
+        address(scales),
         out.data_ptr(),
-        room.data_ptr(),
+        memory.data_ptr(),
         rows,
         width,
         GIVEN[logits.dtype],

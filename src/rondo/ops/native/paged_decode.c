@@ -20,7 +20,7 @@ static void run_task(const Attention *a, const Work *work, Scratch x, int64_t ta
     const Slice *slice = work->slices + index;
     const int64_t b = slice->request, first = work->firsts[b], slices = work->firsts[b + 1] - first;
     const Slice *next = task + 1 < tasks ? work->slices + (task + 1) / KV : NULL;
-    attend_slice(a, slice, head, next, (task + 1) % KV, x, work->partials + (index * a->heads + head * G) * work->stride, work->stride);
+    attend_slice(a, slice, head, next, (task + 1) % KV, x, work->partials + (index * a->heads + head * G) * work->stride);
     if (__atomic_sub_fetch(work->pending + b * KV + head, 1, __ATOMIC_ACQ_REL)) return;
     for (int64_t g = 0; g < G; g++) {
         float *partial = work->partials + (first * a->heads + head * G + g) * work->stride;
@@ -62,16 +62,17 @@ static int run_all(const Attention *a, const Work *work, int64_t tasks) {
 
 int paged_decode(const Attention *a) {
     const int64_t count = count_slices(a);
-    Work work = {.stride = padded(a->value_dim) + 2};
+    Work work = {.stride = part_size(a)};
     work.slices = malloc(count * sizeof(Slice));
     work.firsts = malloc((a->batch + 1) * sizeof(int64_t));
     work.pending = malloc(a->batch * a->kv * sizeof(int32_t));
-    work.partials = malloc(count * a->heads * work.stride * sizeof(float));
-    int failed = !work.slices || !work.firsts || !work.pending || !work.partials;
+    float *partials = malloc((count * a->heads * work.stride + LINE) * sizeof(float));
+    int failed = !work.slices || !work.firsts || !work.pending || !partials;
     if (!failed) {
+        work.partials = at_line(partials);
         cut(a, &work);
         failed = run_all(a, &work, count * a->kv);
     }
-    free(work.slices), free(work.firsts), free(work.pending), free(work.partials);
+    free(work.slices), free(work.firsts), free(work.pending), free(partials);
     return failed;
 }

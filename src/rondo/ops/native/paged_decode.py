@@ -9,19 +9,19 @@ from torch import Tensor
 
 from rondo.ops.attention import AttentionSpec
 from rondo.ops.native.build import library
+from rondo.ops.native.numbers import GIVEN, KEPT
+from rondo.ops.native.readable import address, readable
 from rondo.ops.paged_attention import DecodeStep, paged_decode
 from rondo.ops.pages import Pages
 
 _PAGES = ("keys", "values", "key_scales", "value_scales")
-_POINTERS = (*_PAGES, "q", "k", "v", "out", "tables", "owners", "lengths", "slots", "sinks")
+_POINTERS = (*_PAGES, "q", "k", "v", "out", "tables", "owners", "lengths", "slots", "sinks", "lse")
 _NUMBERS = ("kept", "given", "batch", "heads", "kv", "dim", "value_dim", "size", "pages", "window", "threads")
-GIVEN = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-KEPT = GIVEN | {torch.int8: 3, torch.float8_e4m3fn: 4}
 WORK_FOR_THREADS = 1 << 16
 """Multiplications below which waking another thread costs more than it saves."""
 
 
-class _Args(ctypes.Structure):
+class AttentionArguments(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in _POINTERS),
         *((name, ctypes.c_int64) for name in _NUMBERS),
@@ -41,8 +41,8 @@ def _can(
     sinks: Tensor | None = None,
 ) -> bool:
     return (
-        q.device.type == "cpu"
-        and q.dtype in GIVEN
+        q.dtype in GIVEN
+        and readable(q, k, v)
         and keys.dtype in KEPT
         and keys.dtype == values.dtype
         and library("paged_decode") is not None
@@ -65,41 +65,39 @@ def paged_decode_native(
     q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
     batch = q.shape[0]
     out = torch.empty(batch, spec.num_heads, spec.value_dim, dtype=q.dtype)
-    if sinks is not None:
-        sinks = sinks.float().contiguous()
+    sinks = None if sinks is None else sinks.float().contiguous()
     work = batch * spec.num_heads * step.longest * (spec.head_dim + spec.value_dim)
-    arguments = _Args(
-        keys.data.data_ptr(),
-        values.data.data_ptr(),
-        _address(keys.scales),
-        _address(values.scales),
-        q.data_ptr(),
-        k.data_ptr(),
-        v.data_ptr(),
-        out.data_ptr(),
-        step.tables.data_ptr(),
-        None,
-        step.lengths.data_ptr(),
-        step.slots.data_ptr(),
-        _address(sinks),
-        KEPT[keys.dtype],
-        GIVEN[q.dtype],
-        batch,
-        spec.num_heads,
-        spec.num_kv_heads,
-        spec.head_dim,
-        spec.value_dim,
-        keys.data.shape[1],
-        step.tables.shape[1],
-        spec.window or 0,
-        torch.get_num_threads() if work > WORK_FOR_THREADS else 1,
-        spec.scale,
-        spec.softcap or 0.0,
-    )
+    arguments = attention_arguments(spec, keys, values, q, out, sinks)
+    arguments.k, arguments.v, arguments.slots = k.data_ptr(), v.data_ptr(), step.slots.data_ptr()
+    arguments.tables, arguments.pages = step.tables.data_ptr(), step.tables.shape[1]
+    arguments.lengths = step.lengths.data_ptr()
+    arguments.threads = torch.get_num_threads() if work > WORK_FOR_THREADS else 1
     if compiled.paged_decode(ctypes.byref(arguments)):
         raise MemoryError("no memory for the scratch of attention")
     return out
 
 
-def _address(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
+def attention_arguments(
+    spec: AttentionSpec, keys: Pages, values: Pages, q: Tensor, out: Tensor, sinks: Tensor | None
+) -> AttentionArguments:
+    """What does not hang on whose past is where. `q` and the fp32 `sinks` must outlive the call."""
+    return AttentionArguments(
+        keys=keys.data.data_ptr(),
+        values=values.data.data_ptr(),
+        key_scales=address(keys.scales),
+        value_scales=address(values.scales),
+        q=q.data_ptr(),
+        out=out.data_ptr(),
+        sinks=address(sinks),
+        kept=KEPT[keys.dtype],
+        given=GIVEN[q.dtype],
+        batch=q.shape[0],
+        heads=spec.num_heads,
+        kv=spec.num_kv_heads,
+        dim=spec.head_dim,
+        value_dim=spec.value_dim,
+        size=keys.data.shape[1],
+        window=spec.window or 0,
+        scale=spec.scale,
+        softcap=spec.softcap or 0.0,
+    )

@@ -12,39 +12,33 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from rondo.ops.activation import gated
 from rondo.ops.native.build import library
+from rondo.ops.native.readable import address, readable
 from rondo.ops.norm import rms_norm
 from rondo.ops.rope import RopeSpec, rotate
 
 _SUFFIX = {torch.float32: "f32", torch.bfloat16: "bf16"}
-_PLAIN = (Tensor, nn.Parameter)
 NUMBERS_FOR_THREADS = 1 << 15
 """Below so many numbers, waking another thread costs more than it saves."""
 ROWS_OF_A_SUM = 64
 
 
 def _ours(*tensors: Tensor) -> bool:
-    first = tensors[0]
-    return (
-        first.device.type == "cpu"
-        and first.dtype in _SUFFIX
-        and all(type(x) in _PLAIN and x.dtype == first.dtype for x in tensors)
-        and not torch.compiler.is_compiling()
-        and not torch._C._are_functorch_transforms_active()
-        and library("pointwise") is not None
-    )
+    return tensors[0].dtype in _SUFFIX and readable(*tensors) and library("pointwise") is not None
 
+
+KINDS = ("silu", "gelu_tanh", "gelu", "clamped_swiglu")
 
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _ARGUMENTS: dict[str, list[Any]] = {
     "rms_norm": [*[_POINTER] * 4, _INT, _INT, _FLOAT, _FLOAT],
     "rms_norm_backward": [*[_POINTER] * 6, _INT, _INT, _INT, _FLOAT],
-    "swiglu": [*[_POINTER] * 3, _INT],
-    "swiglu_backward": [*[_POINTER] * 5, _INT],
+    **{kind: [*[_POINTER] * 3, _INT] for kind in KINDS},
+    **{f"{kind}_backward": [*[_POINTER] * 5, _INT] for kind in KINDS},
     "rotate": [*[_POINTER] * 4, *[_INT] * 4, _FLOAT],
 }
 
@@ -84,8 +78,7 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Ten
 
 def _normed(x: Tensor, weight: Tensor, inverse: Tensor | None, eps: float, offset: float) -> Tensor:
     out, size, weight = torch.empty_like(x), x.shape[-1], weight.contiguous()
-    into = None if inverse is None else inverse.data_ptr()
-    pointers = x.data_ptr(), weight.data_ptr(), out.data_ptr(), into
+    pointers = x.data_ptr(), weight.data_ptr(), out.data_ptr(), address(inverse)
     _call("rms_norm", x, *pointers, x.numel() // size, size, eps, offset)
     return out
 
@@ -112,38 +105,39 @@ class _RmsNorm(torch.autograd.Function):
 
 
 def _gated_can(kind: str, gate: Tensor, up: Tensor) -> bool:
-    return kind == "silu" and gate.shape == up.shape and _ours(gate, up)
+    return kind in KINDS and gate.shape == up.shape and _ours(gate, up)
 
 
 @gated.fast(_gated_can)
 def _gated(kind: str, gate: Tensor, up: Tensor) -> Tensor:
     if _wants_grad(gate, up):
-        result: Tensor = _SwiGlu.apply(gate, up)  # type: ignore[no-untyped-call]
+        result: Tensor = _Gated.apply(kind, gate, up)  # type: ignore[no-untyped-call]
         return result
-    return _swiglu(gate.contiguous(), up.contiguous())
+    return _activated(kind, gate.contiguous(), up.contiguous())
 
 
-def _swiglu(gate: Tensor, up: Tensor) -> Tensor:
+def _activated(kind: str, gate: Tensor, up: Tensor) -> Tensor:
     out = torch.empty_like(gate)
-    _call("swiglu", gate, gate.data_ptr(), up.data_ptr(), out.data_ptr(), gate.numel())
+    _call(kind, gate, gate.data_ptr(), up.data_ptr(), out.data_ptr(), gate.numel())
     return out
 
 
-class _SwiGlu(torch.autograd.Function):
+class _Gated(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+    def forward(ctx: Any, kind: str, gate: Tensor, up: Tensor) -> Tensor:
         gate, up = gate.contiguous(), up.contiguous()
         ctx.save_for_backward(gate, up)
-        return _swiglu(gate, up)
+        ctx.kind = kind
+        return _activated(kind, gate, up)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor, Tensor]:
         gate, up = ctx.saved_tensors
         grad_gate, grad_up = torch.empty_like(gate), torch.empty_like(up)
         tensors = (grads[0].contiguous(), gate, up, grad_gate, grad_up)
-        _call("swiglu_backward", gate, *_addresses(tensors), gate.numel())
-        return grad_gate, grad_up
+        _call(f"{ctx.kind}_backward", gate, *_addresses(tensors), gate.numel())
+        return None, grad_gate, grad_up
 
 
 def _rotate_can(spec: RopeSpec, x: Tensor, cos: Tensor, sin: Tensor) -> bool:

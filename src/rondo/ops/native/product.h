@@ -7,12 +7,24 @@
  */
 #ifndef RONDO_PRODUCT_H
 #define RONDO_PRODUCT_H
-#include "slim.h"
+#include "dots.h"
+#include "tiles.h"
 
-#ifdef __AVX512F__
+/* Long is the longest vector a register holds, and BROAD what as many registers as there are have room for. */
+#if defined __AVX512F__
 enum { LONG = 16, BROAD = 12 };
-#else
+#elif defined __AVX__
 enum { LONG = 8, BROAD = 6 };
+#elif defined __ARM_NEON
+#include <arm_neon.h>
+enum { LONG = 4, BROAD = 12 };
+#else
+enum { LONG = 4, BROAD = 6 };
+#endif
+#if defined HAS_TILES || defined HAS_DOTS
+enum { ROWS = SIDE };
+#else
+enum { ROWS = LONG };
 #endif
 /* A tile is of two vectors of rows and BROAD columns, or of one and PANEL. A panel of columns is used while it is near. */
 enum { PANEL = 12, STEP = 16 };
@@ -27,6 +39,12 @@ typedef float Long __attribute__((vector_size(4 * LONG), aligned(4), may_alias))
 #elif defined __AVX__ && defined __FMA__
 #define HOLD(x) __asm__("" : "+x"(x))
 #define MULTIPLY_ADD(a, b, c) ((Long)_mm256_fmadd_ps((__m256)(a), (__m256)(b), (__m256)(c)))
+#elif defined __ARM_NEON && defined __aarch64__
+#define HOLD(x) __asm__("" : "+w"(x))
+#define MULTIPLY_ADD(a, b, c) ((Long)vfmaq_f32((float32x4_t)(c), (float32x4_t)(a), (float32x4_t)(b)))
+#elif defined __SSE2__ /* where nothing multiplies and adds at once, all results are rounded twice */
+#define HOLD(x) __asm__("" : "+x"(x))
+#define MULTIPLY_ADD(a, b, c) ((c) + (a) * (b))
 #else
 #define HOLD(x) ((void)0)
 #define MULTIPLY_ADD(a, b, c) ((c) + (a) * (b))
@@ -41,33 +59,12 @@ typedef struct {
 /* Vectors of rows in the tile that begins at row m. */
 static inline int vectors_at(int64_t m, int64_t M) { return M - m > LONG ? 2 : 1; }
 
-static inline int64_t packed_rows(int64_t M) { return (M + LONG - 1) / LONG * LONG; }
-
-ALWAYS_INLINE void turn(const float *from, int64_t apart, float *to, int64_t wide) {
-    const Half a = *(const Half *)from, b = *(const Half *)(from + apart), c = *(const Half *)(from + 2 * apart),
-               d = *(const Half *)(from + 3 * apart);
-    const Half ab = SHUFFLE(a, b, 0, 4, 1, 5), cd = SHUFFLE(c, d, 0, 4, 1, 5), AB = SHUFFLE(a, b, 2, 6, 3, 7),
-               CD = SHUFFLE(c, d, 2, 6, 3, 7);
-    *(Half *)to = SHUFFLE(ab, cd, 0, 1, 4, 5), *(Half *)(to + wide) = SHUFFLE(ab, cd, 2, 3, 6, 7);
-    *(Half *)(to + 2 * wide) = SHUFFLE(AB, CD, 0, 1, 4, 5), *(Half *)(to + 3 * wide) = SHUFFLE(AB, CD, 2, 3, 6, 7);
-}
-
-/* to [columns, wide] = the transpose of from [rows, apart]. */
-static void transpose(const float *from, int64_t rows, int64_t columns, int64_t apart, float *to, int64_t wide) {
-    int64_t r = 0;
-    for (; r + 4 <= rows; r += 4) {
-        int64_t c = 0;
-        for (; c + 4 <= columns; c += 4) turn(from + r * apart + c, apart, to + c * wide + r, wide);
-        for (; c < columns; c++)
-            for (int64_t i = r; i < r + 4; i++) to[c * wide + i] = from[i * apart + c];
-    }
-    for (; r < rows; r++)
-        for (int64_t c = 0; c < columns; c++) to[c * wide + r] = from[r * apart + c];
-}
+/* How many rows `packed` must have room for. */
+static inline int64_t packed_rows(int64_t M) { return (M + ROWS - 1) / ROWS * ROWS; }
 
 /* Rows side by side, a tile after another, with zeros where a vector has more places than there are rows; or as they are,
  * where they are few. */
-static void pack(const float *x, int64_t M, int64_t K, float *packed) {
+static void pack_floats(const float *x, int64_t M, int64_t K, float *packed) {
     if (is_slim(M)) {
         memcpy(packed, x, M * K * sizeof(float));
         return;
@@ -77,6 +74,14 @@ static void pack(const float *x, int64_t M, int64_t K, float *packed) {
         if (M - m < wide) memset(packed, 0, wide * K * sizeof(float));
         transpose(x + m * K, least(wide, M - m), K, K, packed, wide);
     }
+}
+
+/* Rows for a product with weights of a type. */
+static void pack(int64_t type, const float *x, int64_t M, int64_t K, float *packed) {
+    const Way way = way_of(type);
+    if (way == BY_TILES) pack_pairs(x, M, K, packed);
+    else if (way == BY_DOTS) pack_dots(x, M, K, packed);
+    else pack_floats(x, M, K, packed);
 }
 
 /* Adds to sums [C, V vectors], or begins them. V and C are known to the compiler: what is summed is registers. */
@@ -131,11 +136,10 @@ static void tile_product(const float *x, const float *w, int64_t K, int64_t dept
 #undef COLUMNS
 }
 
-/* How many floats `product` needs to work with: sums, and a panel of weights in fp32. */
-static inline int64_t product_room(int64_t M, int64_t K) { return PANEL * (packed_rows(M) + K); }
+/* How many floats `product` needs to work with: sums, and a panel of weights in fp32; or four tiles. */
+static inline int64_t product_room(int64_t M, int64_t K) { return most(PANEL * (packed_rows(M) + K), 4 * SIDE * SIDE); }
 
-/* Columns `from` to `to` of x w^T into out [M, apart] from its first column on, where x is packed. */
-static void product(int64_t type, const float *packed, int64_t M, int64_t K, const void *w, int64_t from, int64_t to,
+static void floats_product(int64_t type, const float *packed, int64_t M, int64_t K, const void *w, int64_t from, int64_t to,
                     float *out, int64_t apart, float *room) {
     if (is_slim(M)) {
         slim_product(type, packed, M, K, w, from, to, out, apart);
@@ -162,5 +166,14 @@ static void product(int64_t type, const float *packed, int64_t M, int64_t K, con
         for (int64_t m = 0; m < M; m += 2 * LONG)
             transpose(sums + m * count, count, least(2 * LONG, M - m), vectors_at(m, M) * LONG, out + m * apart + n - from, apart);
     }
+}
+
+/* Columns `from` to `to` of x w^T into out [M, apart] from its first column on, where x is packed. */
+static void product(int64_t type, const float *packed, int64_t M, int64_t K, const void *w, int64_t from, int64_t to,
+                    float *out, int64_t apart, float *room) {
+    const Way way = way_of(type);
+    if (way == BY_TILES) tiles_product(packed, M, K, w, from, to, out, apart, room);
+    else if (way == BY_DOTS) dots_product(packed, M, K, w, from, to, out, apart, room);
+    else floats_product(type, packed, M, K, w, from, to, out, apart, room);
 }
 #endif

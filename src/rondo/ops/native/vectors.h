@@ -15,7 +15,6 @@ typedef int32_t HalfIndex __attribute__((vector_size(2 * LANES)));
 #define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (HalfIndex){__VA_ARGS__})
 #endif
 
-static inline int64_t padded(int64_t dim) { return (dim + LANES - 1) / LANES * LANES; }
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 
@@ -29,13 +28,31 @@ ALWAYS_INLINE float total(Vec x) {
     return (h[0] + h[1]) + (h[2] + h[3]);
 }
 
+/* c + a b, rounded once where the CPU can. Left to themselves, compilers part the two in one loop and not in another. */
+ALWAYS_INLINE float fused(float a, float b, float c) {
+#if defined __FMA__ || defined __aarch64__
+    return __builtin_fmaf(a, b, c);
+#else
+    return c + a * b;
+#endif
+}
+
+ALWAYS_INLINE Vec fused_all(Vec a, Vec b, Vec c) {
+#if defined __AVX__ && defined __FMA__
+    return (Vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+    for (int i = 0; i < LANES; i++) c[i] = fused(a[i], b[i], c[i]);
+    return c;
+#endif
+}
+
 /* Sums in lanes, in an order of their own: the compiler is not asked to find one. */
 static inline float squares(const float *x, int64_t n) {
     Vec lanes = {0};
     int64_t i = 0;
-    for (; i + LANES <= n; i += LANES) lanes += *(const Vec *)(x + i) * *(const Vec *)(x + i);
+    for (; i + LANES <= n; i += LANES) lanes = fused_all(*(const Vec *)(x + i), *(const Vec *)(x + i), lanes);
     float sum = total(lanes);
-    for (; i < n; i++) sum += x[i] * x[i];
+    for (; i < n; i++) sum = fused(x[i], x[i], sum);
     return sum;
 }
 
@@ -65,5 +82,27 @@ ALWAYS_INLINE Half sums(Half a, Half b, Half c, Half d) {
     const Half ab = SHUFFLE(a, b, 0, 4, 1, 5) + SHUFFLE(a, b, 2, 6, 3, 7);
     const Half cd = SHUFFLE(c, d, 0, 4, 1, 5) + SHUFFLE(c, d, 2, 6, 3, 7);
     return SHUFFLE(ab, cd, 0, 1, 4, 5) + SHUFFLE(ab, cd, 2, 3, 6, 7);
+}
+
+ALWAYS_INLINE void turn(const float *from, int64_t apart, float *to, int64_t wide) {
+    const Half a = *(const Half *)from, b = *(const Half *)(from + apart), c = *(const Half *)(from + 2 * apart),
+               d = *(const Half *)(from + 3 * apart);
+    const Half ab = SHUFFLE(a, b, 0, 4, 1, 5), cd = SHUFFLE(c, d, 0, 4, 1, 5), AB = SHUFFLE(a, b, 2, 6, 3, 7),
+               CD = SHUFFLE(c, d, 2, 6, 3, 7);
+    *(Half *)to = SHUFFLE(ab, cd, 0, 1, 4, 5), *(Half *)(to + wide) = SHUFFLE(ab, cd, 2, 3, 6, 7);
+    *(Half *)(to + 2 * wide) = SHUFFLE(AB, CD, 0, 1, 4, 5), *(Half *)(to + 3 * wide) = SHUFFLE(AB, CD, 2, 3, 6, 7);
+}
+
+/* to [columns, wide] = the transpose of from [rows, apart]. */
+static void transpose(const float *from, int64_t rows, int64_t columns, int64_t apart, float *to, int64_t wide) {
+    int64_t r = 0;
+    for (; r + 4 <= rows; r += 4) {
+        int64_t c = 0;
+        for (; c + 4 <= columns; c += 4) turn(from + r * apart + c, apart, to + c * wide + r, wide);
+        for (; c < columns; c++)
+            for (int64_t i = r; i < r + 4; i++) to[c * wide + i] = from[i * apart + c];
+    }
+    for (; r < rows; r++)
+        for (int64_t c = 0; c < columns; c++) to[c * wide + r] = from[r * apart + c];
 }
 #endif

@@ -1,0 +1,16 @@
+"""Compiles the kernels, and says which there are."""
+
+from rondo.base.errors import RondoError
+from rondo.ops.native.ahead import compile_all, lost, runs
+
+
+def main() -> None:
+    try:
+        compile_all()
+    except RondoError as error:
+        raise SystemExit(f"error: {error}") from None
+    print(f"kernels: {lost() or runs('fp32')}")
+
+
+if __name__ == "__main__":
+    main()

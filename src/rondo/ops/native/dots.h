@@ -1,0 +1,179 @@
+/* The product by a CPU's bf16 dot products (AVX-512 BF16). A result is one chain of them over K, a pair each, in pieces of
+ * DEEP: for few rows lanes are columns (as in `slim.h`), for many they are rows, and the chain is the same.
+ */
+#ifndef RONDO_DOTS_H
+#define RONDO_DOTS_H
+#include "pairs.h"
+#include "slim.h"
+
+#ifdef HAS_DOTS
+/* Columns of a tile; as many rows of x as have their sums in registers; how much of these stays near. */
+enum { DOT_COLUMNS = 12, DOT_FEW = 24, NEAR_PAIRS = 12 << 10 };
+
+static inline uint32_t two_at(const void *x, int64_t pair) {
+    uint32_t both;
+    memcpy(&both, (const char *)x + 4 * pair, 4);
+    return both;
+}
+
+/* Of few rows [pairs of K, M]. */
+static void pack_dots(const float *x, int64_t M, int64_t K, float *packed) {
+    if (M > DOT_FEW) {
+        pack_pairs(x, M, K, packed);
+        return;
+    }
+    uint16_t *to = (uint16_t *)packed;
+    for (int64_t m = 0; m < M; m++)
+        for (int64_t k = 0; k < K; k += 2)
+            to[k * M + 2 * m] = to_bf16(x[m * K + k]), to[k * M + 2 * m + 1] = to_bf16(x[m * K + k + 1]);
+}
+
+ALWAYS_INLINE Pairs side_by_side(__m256 a, __m256 b) {
+#ifdef __AVX512DQ__
+    return (Pairs)_mm512_insertf32x8(_mm512_castps256_ps512(a), b, 1);
+#else
+    union { __m256 halves[2]; Pairs both; } u = {{a, b}};
+    return u.both;
+#endif
+}
+
+/* turned[j] has pairs j of sixteen rows of w, each of four pairs, `apart` pairs from one to the next. */
+ALWAYS_INLINE void turn_sixteen(const uint16_t *w, int64_t apart, Pairs *turned) {
+    __m256 first[4], second[4];
+    turn_eight((const float *)w, apart, first);
+    turn_eight((const float *)(w + 16 * apart), apart, second);
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; j++) turned[j] = side_by_side(first[j], second[j]);
+}
+
+/* Adds to 16 columns of M rows what DEEP of K make of them: x, w and K are where that begins. Meanwhile as much is asked
+ * for from `next` on, in runs of DEEP that are `step` apart. Rows of w that are read side by side must not be many more: they
+ * often are a power of two apart, and then share few places in a cache. */
+ALWAYS_INLINE void few_dots(const uint16_t *x, int64_t K, int64_t depth, const uint16_t *w, const uint16_t *next, int64_t step,
+                            float *out, int64_t apart, const int M) {
+    Wide sum[DOT_FEW];
+#pragma GCC unroll 32
+    for (int m = 0; m < M; m++) sum[m] = (Wide){0};
+    for (int64_t k = 0; k < depth; k += 8) {
+        Pairs turned[4];
+#pragma GCC unroll 4
+        for (int line = 0; line < 4; line++) {
+            const uint64_t at = (uint64_t)k * SIDE + 32 * line;
+            __builtin_prefetch(next + at / DEEP * step + at % DEEP, 0, 3);
+        }
+        turn_sixteen(w + k, K / 2, turned);
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; j++)
+#pragma GCC unroll 32
+            for (int m = 0; m < M; m++)
+                sum[m] = DOT_PAIRS(sum[m], turned[j], two_at(x, (k / 2 + j) * M + m) - (Pairs){0});
+    }
+#pragma GCC unroll 32
+    for (int m = 0; m < M; m++) *(Wide *)(out + m * apart) += sum[m];
+}
+
+/* One number, by the instructions that make sixteen: so that it is the same. */
+static float one_dot(const uint16_t *x, int64_t M, const uint16_t *w, int64_t K) {
+    Wide sums = {0};
+    for (int64_t begin = 0; begin < K; begin += DEEP) {
+        Wide sum = {0};
+        for (int64_t k = begin; k < least(K, begin + DEEP); k += 2)
+            sum = DOT_PAIRS(sum, two_at(x, k / 2 * M) - (Pairs){0}, two_at(w + k, 0) - (Pairs){0});
+        sums += sum;
+    }
+    return sums[0];
+}
+
+/* Groups of 16 columns. Where rows of x are too many to stay near as a whole, a piece of them meets many groups before the
+ * next one does. */
+ALWAYS_INLINE void few_dot_groups(const uint16_t *x, int64_t K, const uint16_t *w, int64_t groups, float *out, int64_t apart,
+                                  const int M) {
+    const int64_t group = SIDE * K, together = M * K <= NEAR_PAIRS ? 1 : 8;
+    for (int64_t count; (count = least(together, groups)) > 0; groups -= count, w += count * group, out += count * SIDE) {
+        for (int m = 0; m < M; m++) memset(out + m * apart, 0, count * SIDE * sizeof(float));
+        for (int64_t k = 0; k < K; k += DEEP)
+            for (int64_t i = 0; i < count; i++) {
+                const uint16_t *own = w + i * group + k, *next = own + group;
+                if (together == 1) next = w + group + SIDE * k;
+                else if (i + 1 == count) next = k + DEEP < K ? w + k + DEEP : w + count * group;
+                few_dots(x + k * M, K, least(DEEP, K - k), own, next, together == 1 ? DEEP : K, out + i * SIDE, apart, M);
+            }
+    }
+}
+
+static void few_dot_rows(const uint16_t *x, int64_t M, int64_t K, const uint16_t *w, int64_t from, int64_t to, float *out,
+                         int64_t apart) {
+    const int64_t groups = (to - from) / SIDE;
+#define DOTS_OF(M)                                                                                                     \
+    case M: few_dot_groups(x, K, w + from * K, groups, out, apart, M); break;
+    switch (M) {
+        DOTS_OF(1) DOTS_OF(2) DOTS_OF(3) DOTS_OF(4) DOTS_OF(5) DOTS_OF(6) DOTS_OF(7) DOTS_OF(8)
+        DOTS_OF(9) DOTS_OF(10) DOTS_OF(11) DOTS_OF(12) DOTS_OF(13) DOTS_OF(14) DOTS_OF(15) DOTS_OF(16)
+        DOTS_OF(17) DOTS_OF(18) DOTS_OF(19) DOTS_OF(20) DOTS_OF(21) DOTS_OF(22) DOTS_OF(23) DOTS_OF(24)
+    }
+#undef DOTS_OF
+    for (int64_t n = from + groups * SIDE; n < to; n++)
+        for (int64_t m = 0; m < M; m++) out[m * apart + n - from] = one_dot(x + 2 * m, M, w + n * K, K);
+}
+
+/* Adds to sums [C, V vectors of rows] over pairs of K. */
+ALWAYS_INLINE void dots_tile(const float *x, int64_t tile, const uint16_t *w, int64_t K, int64_t depth, float *sums, const int V, const int C) {
+    Wide sum[DOT_COLUMNS][2];
+#pragma GCC unroll 16
+    for (int c = 0; c < C; c++)
+#pragma GCC unroll 2
+        for (int v = 0; v < V; v++) sum[c][v] = (Wide){0};
+    for (int64_t k = 0; k < depth; k += 2) {
+        Pairs rows[2];
+#pragma GCC unroll 2
+        for (int v = 0; v < V; v++) memcpy(rows + v, x + v * tile + k / 2 * SIDE, sizeof *rows);
+#pragma GCC unroll 16
+        for (int c = 0; c < C; c++) {
+            const Pairs all = two_at(w + c * K + k, 0) - (Pairs){0};
+#pragma GCC unroll 2
+            for (int v = 0; v < V; v++) sum[c][v] = DOT_PAIRS(sum[c][v], rows[v], all);
+        }
+    }
+#pragma GCC unroll 16
+    for (int c = 0; c < C; c++)
+#pragma GCC unroll 2
+        for (int v = 0; v < V; v++) *(Wide *)(sums + (c * V + v) * SIDE) += sum[c][v];
+}
+
+/* As `product`; `sums` has room for 12 columns of 32 rows. */
+static void dots_product(const float *packed, int64_t M, int64_t K, const uint16_t *w, int64_t from, int64_t to, float *out,
+                         int64_t apart, float *sums) {
+    if (M <= DOT_FEW) {
+        few_dot_rows((const uint16_t *)packed, M, K, w, from, to, out, apart);
+        return;
+    }
+    const int64_t tile = strips(K) * STRIP / 2 * SIDE;
+    for (int64_t n = from, count; n < to; n += count) {
+        count = least(DOT_COLUMNS, to - n);
+        for (int64_t i = 0; i < count * K; i += 32) __builtin_prefetch(w + (n + count) * K + i, 0, 2);
+        for (int64_t m = 0; m < M; m += 2 * SIDE) {
+            const int V = M - m > SIDE ? 2 : 1;
+            memset(sums, 0, count * V * SIDE * sizeof(float));
+            for (int64_t k = 0; k < K; k += DEEP) {
+                const float *x = packed + m / SIDE * tile + k / 2 * SIDE;
+                const int64_t depth = least(DEEP, K - k);
+                int64_t c = 0;
+#define COLUMNS(V, C)                                                                                                  \
+    for (; c + C <= count; c += C) dots_tile(x, tile, w + (n + c) * K + k, K, depth, sums + c * V * SIDE, V, C);
+                if (V == 2) { COLUMNS(2, 12) COLUMNS(2, 4) COLUMNS(2, 1) }
+                else { COLUMNS(1, 12) COLUMNS(1, 4) COLUMNS(1, 1) }
+#undef COLUMNS
+            }
+            transpose(sums, count, least(2 * SIDE, M - m), V * SIDE, out + m * apart + n - from, apart);
+        }
+    }
+}
+#else
+static void pack_dots(const float *x, int64_t M, int64_t K, float *packed) { (void)x, (void)M, (void)K, (void)packed; }
+
+static void dots_product(const float *packed, int64_t M, int64_t K, const uint16_t *w, int64_t from, int64_t to, float *out,
+                         int64_t apart, float *sums) {
+    (void)packed, (void)M, (void)K, (void)w, (void)from, (void)to, (void)out, (void)apart, (void)sums;
+}
+#endif
+#endif

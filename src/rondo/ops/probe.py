@@ -1,0 +1,224 @@
+"""What each operation reaches here, beside what the memory and the cores give: for `rondo doctor` and the benchmark.
+
+Tensors are those of Qwen3 0.6B, and as many as no cache holds, so that they come from memory as a model's do.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rondo.ops.activation import gated
+from rondo.ops.attention import AttentionSpec
+from rondo.ops.dispatch import Op, references_only
+from rondo.ops.draw import choose_tokens
+from rondo.ops.linear import linear
+from rondo.ops.native.ahead import lost, runs
+from rondo.ops.native.numbers import SHORT
+from rondo.ops.norm import rms_norm
+from rondo.ops.paged_attention import DecodeStep, paged_decode
+from rondo.ops.pages import Pages
+from rondo.ops.quantized import Kind, Quantized, quantized_linear
+from rondo.ops.rope import RopeSpec, rotate
+
+HIDDEN, INNER, VOCABULARY, HEADS, KV, DIM = 1024, 3072, 151936, 16, 8, 128
+CONTEXT, PAGE = 8192, 16
+TOKENS = 256
+"""Of a step, for the operations between products."""
+TYPES = (torch.float32, torch.bfloat16)
+QUANTIZED: tuple[Kind, ...] = ("int8", "int4", "fp8", "mxfp4")
+
+
+@dataclass(frozen=True)
+class Case:
+    """An operation on tensors of a kind; each call takes the next of `given`. `read` bytes come from memory in a call,
+    and `flops` are computed. `plain` is how torch alone does it, where it can."""
+
+    operation: str
+    dtype: str
+    sizes: str
+    op: Op[..., Any]
+    given: list[tuple[Any, ...]]
+    read: float
+    flops: float
+    plain: Callable[..., Any] | None = None
+
+    def seconds(self, budget: float, call: Callable[..., Any] | None = None) -> float:
+        """Of a call: the fastest round over all that is given, in about `budget` seconds."""
+        call, best, end = call or self.op, float("inf"), time.perf_counter() + budget
+        with torch.inference_mode():
+            call(*self.given[0])
+            while best == float("inf") or time.perf_counter() < end:
+                start = time.perf_counter()
+                for given in self.given:
+                    call(*given)
+                best = min(best, (time.perf_counter() - start) / len(self.given))
+        return best
+
+    def version(self) -> tuple[str, str]:
+        """Which one runs, and why."""
+        with torch.inference_mode():
+            chosen = self.op.version(*self.given[0])
+        if chosen.__module__.startswith("rondo.ops.native."):
+            instructions = runs(self.dtype) if self.flops and self.op is linear else runs("fp32")
+            return f"native, {instructions}", "compiled for this CPU"
+        if references_only():
+            return "reference", "RONDO_OPS=reference"
+        if chosen is self.op.reference:
+            return "reference", lost() or "no compiled version takes this"
+        return "torch", (chosen.__doc__ or "").partition("\n")[0]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What this machine gives the threads at hand: bytes a second read, operations a second of a product by type."""
+
+    read: float
+    flops: dict[str, float]
+
+    def seconds(self, case: Case) -> float:
+        fastest = max(rate for name, rate in self.flops.items() if name in ("fp32", case.dtype))
+        return max(case.read / self.read, case.flops / fastest)
+
+
+def measure_limits(budget: float) -> Limits:
+    """Within about `budget` seconds: sums over what no cache holds, and products of two large matrices."""
+    numbers = torch.ones(1 << 26)
+    read = numbers.numel() * 4 / _fastest(numbers.sum, budget / 3)
+    return Limits(read, {SHORT[dtype]: _product_rate(dtype, budget / 3) for dtype in TYPES})
+
+
+def _product_rate(dtype: torch.dtype, budget: float) -> float:
+    """Of as large a product as the budget has room for: some types are hundreds of times slower than others."""
+    size, seconds = 128, 0.0
+    while size < 2048 and seconds * 8 < budget / 10:
+        size *= 2
+        a = torch.ones(size, size, dtype=dtype)
+        seconds = _fastest(lambda a=a: F.linear(a, a), 0.0)  # type: ignore[misc]
+    return 2 * size**3 / _fastest(lambda: F.linear(a, a), budget / 2)
+
+
+def _fastest(action: Callable[[], Any], budget: float) -> float:
+    action()
+    best, end = float("inf"), time.perf_counter() + budget
+    while best == float("inf") or time.perf_counter() < end:
+        start = time.perf_counter()
+        action()
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def cases(
+    rows: Sequence[int], weights: Sequence[tuple[int, int]] = ((INNER, HIDDEN),), streamed: int = 96 << 20
+) -> Iterator[Case]:
+    """One at a time, since each has its tensors: `streamed` bytes of them. Products are of so many rows of x with
+    weights [N, K] of these shapes; where they are quantized, with the first alone."""
+    for dtype in TYPES:
+        for shape in weights:
+            yield from (_linear(dtype, count, shape, streamed) for count in rows)
+    for kind in QUANTIZED:
+        yield from (_quantized(kind, count, weights[0], streamed) for count in rows)
+    for dtype in TYPES:
+        yield _decode(dtype, 1 + streamed // (2 * CONTEXT * KV * DIM * dtype.itemsize))
+        yield from _between(dtype, streamed // (TOKENS * dtype.itemsize))
+    yield _drawing()
+
+
+def _linear(dtype: torch.dtype, rows: int, shape: tuple[int, int], streamed: int) -> Case:
+    width, inputs = shape
+    size = width * inputs * dtype.itemsize
+    x, weight = torch.randn(rows, inputs).to(dtype), torch.randn(width, inputs).to(dtype)
+    given = [(x, weight.clone()) for _ in range(1 + streamed // size)]
+    flops = 2.0 * rows * inputs * width
+    return Case("linear", SHORT[dtype], _sizes(rows, shape), linear, given, size, flops, F.linear)
+
+
+def _quantized(kind: Kind, rows: int, shape: tuple[int, int], streamed: int) -> Case:
+    """Bytes of any value are numbers of every kind, as long as no fp8 is NaN."""
+    width, inputs = shape
+    columns, group = inputs if kind in ("int8", "fp8") else inputs // 2, 128 if kind == "int4" else inputs
+    scales = torch.full((width, inputs // group), 0.01)
+    if kind == "mxfp4":
+        scales = torch.full((width, inputs // 32), 120, dtype=torch.uint8)
+    size = width * columns + scales.numel() * scales.element_size()
+    as_stored = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}.get(kind, torch.uint8)
+    data = torch.randint(0, 120, (width, columns), dtype=torch.uint8).view(as_stored)
+    x, many = torch.randn(rows, inputs), 1 + streamed // size
+    given = [(x, Quantized(kind, data.clone(), scales.clone())) for _ in range(many)]
+    flops = 2.0 * rows * inputs * width
+    return Case("quantized linear", kind, _sizes(rows, shape), quantized_linear, given, size, flops)
+
+
+def _sizes(rows: int, shape: tuple[int, int]) -> str:
+    return f"{rows} x {shape[1]} by {shape[0]}"
+
+
+def _decode(dtype: torch.dtype, count: int) -> Case:
+    """One token of one request at the end of its past."""
+    spec = AttentionSpec(0, HEADS, KV, DIM, DIM, DIM**-0.5)
+    blocks = CONTEXT // PAGE
+
+    past = torch.randn(blocks, PAGE, KV, DIM).to(dtype)
+
+    def pages() -> Pages:
+        return Pages(dtype, past.clone())
+
+    def row(heads: int) -> Tensor:
+        return torch.randn(1, heads, DIM).to(dtype)
+
+    given = [
+        (
+            spec,
+            pages(),
+            pages(),
+            row(HEADS),
+            row(KV),
+            row(KV),
+            DecodeStep(
+                torch.randperm(blocks)[None], torch.tensor([CONTEXT]), torch.tensor([CONTEXT - 1]), CONTEXT
+            ),
+        )
+        for _ in range(count)
+    ]
+    read, flops = 2.0 * CONTEXT * KV * DIM * dtype.itemsize, 4.0 * CONTEXT * HEADS * DIM
+    return Case("paged decode", SHORT[dtype], f"{CONTEXT} tokens", paged_decode, given, read, flops)
+
+
+def _between(dtype: torch.dtype, columns: int) -> Iterator[Case]:
+    """What is between products; of as many `columns` as are streamed."""
+    name, size = SHORT[dtype], dtype.itemsize
+    weight = torch.ones(HIDDEN, dtype=dtype)
+    norms = [(torch.randn(TOKENS, HIDDEN).to(dtype), weight, 1e-6) for _ in range(1 + columns // HIDDEN)]
+    plain = lambda x, weight, eps: F.rms_norm(x, weight.shape, weight, eps)  # noqa: E731
+    shape = f"{TOKENS} x {HIDDEN}"
+    yield Case("rms norm", name, shape, rms_norm, norms, 2.0 * TOKENS * HIDDEN * size, 0.0, plain)
+    pairs = [
+        ("silu", *(torch.randn(TOKENS, INNER).to(dtype) for _ in range(2)))
+        for _ in range(1 + columns // (2 * INNER))
+    ]
+    plain = lambda kind, gate, up: F.silu(gate) * up  # noqa: E731
+    yield Case("swiglu", name, f"{TOKENS} x {INNER}", gated, pairs, 3.0 * TOKENS * INNER * size, 0.0, plain)
+    rope = RopeSpec(DIM, 1e6)
+    tables = [torch.randn(TOKENS, 1, DIM // 2).to(dtype) for _ in range(2)]
+    heads = [
+        (rope, torch.randn(TOKENS, HEADS, DIM).to(dtype), *tables)
+        for _ in range(1 + columns // (HEADS * DIM))
+    ]
+    shape = f"{TOKENS} x {HEADS} x {DIM}"
+    yield Case("rotation", name, shape, rotate, heads, 2.0 * TOKENS * HEADS * DIM * size, 0.0)
+
+
+def _drawing() -> Case:
+    rows = 16
+    given = [
+        (torch.randn(rows, VOCABULARY), torch.full((rows,), 0.8), torch.rand(rows), torch.ones(rows))
+        for _ in range(6)
+    ]
+    read = rows * VOCABULARY * 4.0
+    return Case("draw a token", "fp32", f"{rows} x {VOCABULARY}", choose_tokens, given, read, 0.0)
