@@ -121,8 +121,18 @@ def test_existing_is_refused_before_any_work(folder: Path, monkeypatch: pytest.M
     monkeypatch.setattr(checkpoint, "check", lambda *_: pytest.fail("must not look"))
     with pytest.raises(Conflict):
         store.import_model(folder, "m")
-    with pytest.raises(InvalidRequest, match="already there"):
+    with pytest.raises(InvalidRequest, match="is the model itself"):
         store.import_model(store.resolve("m"), "m", replace=True)
+
+
+def test_only_a_model_is_replaced(folder: Path, tmp_path: Path):
+    store.import_model(folder, "m")
+    (tmp_path / "letters" / "old").mkdir(parents=True)
+    for place, why in ((store.resolve("m").parent, "has it within"), (tmp_path / "letters", "other things")):
+        before = sorted(place.iterdir())
+        with pytest.raises(InvalidRequest, match=why):
+            store.export_model("m", place, replace=True)
+        assert sorted(place.iterdir()) == before
 
 
 def test_progress_counts_every_byte(folder: Path):

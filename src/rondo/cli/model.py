@@ -1,10 +1,10 @@
-"""`rondo model new|import|export|inspect|list`: the models of this machine."""
+"""`rondo model new|import|export|quantize|inspect|list`: the models of this machine."""
 
 import json
-from pathlib import Path
 
 from rondo.base.errors import RondoError
 from rondo.base.home import models_dir
+from rondo.base.paths import path_of
 from rondo.base.units import human_bytes, human_count
 from rondo.cli.arguments import Parser
 from rondo.cli.progress import byte_progress
@@ -12,11 +12,12 @@ from rondo.cli.verbs import Verb, run_verb
 
 USAGE = """usage: rondo model VERB [options]
 
-  new      make a small model with random weights
-  import   take in a Hugging Face folder, checked as a whole
-  export   write a model where transformers loads it from
-  inspect  what a model is: family, size, layers, adapter targets
-  list     the models of this machine
+  new       make a small model with random weights
+  import    take in a Hugging Face folder, checked as a whole
+  export    write a model where transformers loads it from
+  quantize  make its weights take a half or a quarter of the memory
+  inspect   what a model is: family, size, layers, adapter targets
+  list      the models of this machine
 
   rondo model VERB --help   what a verb takes"""
 
@@ -33,7 +34,7 @@ def _import(argv: list[str]) -> int:
     )
     parser.add_argument("--replace", action="store_true", help="put it in the place of a model of that name")
     arguments = parser.parse_args(argv)
-    name = arguments.name or Path(arguments.source).expanduser().resolve().name
+    name = arguments.name or path_of(arguments.source, "FOLDER").resolve().name
     from rondo.models.store import import_model, place
 
     place(name)
@@ -80,6 +81,7 @@ def _inspect(argv: list[str]) -> int:
             "family": config.family,
             "parameters": found.parameters,
             "dtypes": list(found.dtypes),
+            "quantization": None if config.quantization is None else config.quantization.method,
             "weight_bytes": found.weight_bytes,
             "disk_bytes": found.disk_bytes,
             "layers": len(config.layers),
@@ -96,6 +98,7 @@ def _inspect(argv: list[str]) -> int:
         "family": config.family,
         "parameters": f"{human_count(found.parameters)} ({found.parameters:,})",
         "dtype": ", ".join(found.dtypes),
+        "quantization": "none" if config.quantization is None else config.quantization.method,
         "size on disk": f"{human_bytes(found.disk_bytes)} ({human_bytes(found.weight_bytes)} of weights)",
         "layers": f"{len(config.layers)} of width {config.hidden_size}",
         "vocabulary": f"{config.vocab_size:,}" + (", head tied to the embedding" if config.tied else ""),
@@ -158,10 +161,17 @@ def _new(argv: list[str]) -> int:
     return make(argv)
 
 
+def _quantize(argv: list[str]) -> int:
+    from rondo.cli.model_quantize import run as quantize
+
+    return quantize(argv)
+
+
 VERBS: dict[str, Verb] = {
     "new": _new,
     "import": _import,
     "export": _export,
+    "quantize": _quantize,
     "inspect": _inspect,
     "list": _list,
 }

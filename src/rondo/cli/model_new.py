@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rondo.base.errors import ConfigError
+from rondo.base.paths import path_of
 from rondo.base.units import human_bytes, human_count
 from rondo.cli.arguments import Parser
 from rondo.cli.progress import byte_progress
@@ -113,7 +114,7 @@ def hf_config(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.preset:
         config |= PRESETS[arguments.preset]
     if arguments.hf_config:
-        config |= _read(Path(arguments.hf_config))
+        config |= _read(path_of(arguments.hf_config, "--hf-config"))
     if arguments.family:
         config["model_type"] = arguments.family
     if arguments.tokenizer:
@@ -184,7 +185,7 @@ def _seed(text: str) -> int:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        config = json.loads(file.expanduser().read_text("utf-8"))
+        config = json.loads(file.read_text("utf-8"))
     except OSError as error:
         raise ConfigError(f"Cannot read {file}: {error.strerror}.") from None
     except (ValueError, RecursionError) as error:
@@ -197,7 +198,7 @@ def _read(file: Path) -> dict[str, Any]:
 def _from_tokenizer(folder: str) -> dict[str, Any]:
     from rondo.text.tokenizer import Tokenizer
 
-    tokenizer = Tokenizer.load(folder)
+    tokenizer = Tokenizer.load(path_of(folder, "--tokenizer"))
     eos = list(tokenizer.eos_ids)
     found = {
         "vocab_size": tokenizer.vocab_size,

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from rondo.models.quantized.scheme import Quantization
 from rondo.ops.moe import RouterSpec
 from rondo.ops.rope import RopeSpec
 
@@ -100,3 +101,5 @@ class ModelConfig:
     pad_id: int | None = None
     hf: Mapping[str, Any] | None = None
     """The `config.json` it came from, written back unchanged on export."""
+    quantization: Quantization | None = None
+    """How its checkpoint's weights are quantized."""

@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +15,12 @@ from rondo.base.files import atomic_dir
 from rondo.models import safetensors
 from rondo.models.architecture import ModelConfig
 from rondo.models.decoder import Decoder
+from rondo.models.devices import device_named
 from rondo.models.families import family_of, parse
 from rondo.models.headers import read_config
 from rondo.models.mapping import Slot, outgoing, slots
+from rondo.models.quantized.reading import check as check_quantized
+from rondo.models.quantized.reading import divide, put
 from rondo.models.safetensors import Stored
 from rondo.models.safetensors_write import write
 
@@ -63,29 +67,33 @@ def fill(
     """Gives a model that was built without memory its parameters. `table` has every stored tensor, but its pieces may
     be parts of them."""
     stored = safetensors.open_checkpoint(folder)
-    _check(model, table, stored, folder)
-    _fill(
-        model,
-        table,
-        stored,
-        dtype or _main_dtype(stored),
-        torch.device(device),
-        progress or (lambda count: None),
-    )
+    plain, weights = divide(model, table)
+    _check(model, plain, check_quantized(weights, plain, stored, folder), folder)
+    target, count = device_named(device), progress or (lambda count: None)
+    _fill(model, plain, stored, dtype or _own_dtype(model.config, plain, stored), target, count)
+    if weights:
+        put(model, weights, stored, target, count)
 
 
 def check(folder: Path) -> dict[str, Stored]:
     """Whether the folder is a whole model, from its config and headers alone. Returns what it holds."""
     model = build(parse(read_config(folder)))
     stored = safetensors.open_checkpoint(folder)
-    _check(model, slots(model), stored, folder)
+    plain, weights = divide(model, slots(model))
+    _check(model, plain, check_quantized(weights, plain, stored, folder), folder)
     return stored
 
 
-def _main_dtype(stored: dict[str, Stored]) -> torch.dtype:
-    """A step cannot mix dtypes, so tensors stored in another one are converted."""
+def _own_dtype(config: ModelConfig, plain: list[Slot], stored: dict[str, Stored]) -> torch.dtype:
+    """A step cannot mix dtypes, so tensors stored in another one are converted. Where weights are quantized few are
+    left to tell, and config.json does if it names one."""
+    hf = config.hf or {}
+    named = getattr(torch, str(hf.get("dtype") or hf.get("torch_dtype")), None)
+    if config.quantization is not None and named in safetensors.FLOATS:
+        return cast(torch.dtype, named)
     sizes: Counter[torch.dtype] = Counter()
-    for tensor in stored.values():
+    for slot in plain:
+        tensor = stored[slot.name]
         sizes[tensor.dtype] += tensor.stop - tensor.start
     return sizes.most_common(1)[0][0]
 
@@ -126,7 +134,8 @@ def _fill(
     device: torch.device,
     progress: Progress,
 ) -> None:
-    parameters = dict(model.named_parameters())
+    held = {piece.param for slot in table for piece in slot.pieces}
+    parameters = {name: each for name, each in model.named_parameters() if name in held}
     mapped = _mappable(table, stored, parameters, dtype) if device.type == "cpu" else {}
     tensors = dict(mapped)
     for name, parameter in parameters.items():

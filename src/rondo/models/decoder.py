@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from rondo.base.errors import ModelError
 from rondo.models.additions import added
 from rondo.models.architecture import Gqa, Layer, ModelConfig, Moe
 from rondo.models.attend import Attend, Lengths
@@ -120,7 +121,13 @@ class Decoder(nn.Module):
         return list(family_of(self.config.family).slots(self.config))
 
     def check_whole(self) -> None:
-        """Raises where this is only a part of a model, which cannot be exported."""
+        """Raises where this cannot be exported: it is only a part of a model, or its weights are quantized."""
+        if self.config.quantization is not None:
+            raise ModelError(
+                f"the weights are quantized ({self.config.quantization.method}), and are neither written nor pushed "
+                "from here; `rondo model export` copies the model's folder",
+                param="quantization_config",
+            )
 
     def to_hf(self) -> Iterator[tuple[str, Tensor]]:
         """Hugging Face names and tensors: views of the parameters where the layout allows, else copies."""

@@ -21,6 +21,7 @@ DTYPES = {
     "I16": ("int16", 2),
     "I8": ("int8", 1),
     "U8": ("uint8", 1),
+    "F8_E4M3": ("float8_e4m3fn", 1),
     "BOOL": ("bool", 1),
 }
 """The name in a header -> torch's name, and the bytes of one number."""

@@ -89,6 +89,10 @@ def outgoing(model: "Decoder") -> list[Outgoing]:
     parameters = {
         name: parameter.detach() for name, parameter in model.named_parameters(remove_duplicate=False)
     }
+    return plain_outgoing(slots(model), parameters)
+
+
+def plain_outgoing(table: Iterable[Slot], parameters: dict[str, Tensor]) -> list[Outgoing]:
     return [
         Outgoing(
             slot.name,
@@ -96,7 +100,7 @@ def outgoing(model: "Decoder") -> list[Outgoing]:
             parameters[slot.pieces[0].param].dtype,
             partial(_theirs, slot, parameters),
         )
-        for slot in slots(model)
+        for slot in table
     ]
 
 

@@ -18,6 +18,8 @@ from rondo.models import headers
 from rondo.models.headers import Header, some
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, known) for name, (known, _) in headers.DTYPES.items()}
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+"""What plain weights are stored in."""
 STAGING_BYTES = 32 << 20
 
 
@@ -116,7 +118,7 @@ def differences(expected: Mapping[str, tuple[int, ...]], stored: Mapping[str, St
             if stored[name].shape != tuple(expected[name])
         ],
         "of a dtype that is not floating-point": [
-            f"{name} is {stored[name].dtype}" for name in both if not stored[name].dtype.is_floating_point
+            f"{name} is {stored[name].dtype}" for name in both if stored[name].dtype not in FLOATS
         ],
     }
     return "; ".join(f"{len(names)} {label}: {some(names)}" for label, names in problems.items() if names)

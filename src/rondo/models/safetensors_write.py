@@ -15,7 +15,10 @@ from rondo.models.mapping import Outgoing
 from rondo.models.safetensors import DTYPES
 
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
-ORDER = [torch.int64, torch.float64, torch.float32, torch.int32, torch.bfloat16, torch.float16, torch.int16]
+ORDER = [
+    *(torch.int64, torch.float64, torch.float32, torch.int32, torch.bfloat16, torch.float16, torch.int16),
+    *(torch.float8_e4m3fn, torch.int8, torch.uint8),
+]
 PIECE_BYTES = 32 << 20
 
 

@@ -18,8 +18,10 @@ from rondo.base.files import atomic_dir, refuse_existing
 from rondo.base.hashing import sha256_file, sha256_json
 from rondo.base.home import jobs_dir, models_dir
 from rondo.base.jobs import EXPORT, HASH, SHORT, find_job
+from rondo.base.paths import path_of
 from rondo.models import families
 from rondo.models.headers import Header, read_config, read_headers
+from rondo.models.quantized.scheme import FIELD, numbers_of
 
 if TYPE_CHECKING:
     from rondo.models.architecture import ModelConfig
@@ -64,7 +66,7 @@ def resolve(name_or_path: str | Path) -> Path:
     text = str(name_or_path)
     if NAME.fullmatch(text) and _has_config(models_dir() / text):
         return models_dir() / text
-    path = Path(text).expanduser()
+    path = path_of(text, "model")
     if (path / "config.json").is_file():
         return path.absolute()
     left = _left_by_job(text) if HASH.fullmatch(text) else None
@@ -127,7 +129,7 @@ def import_model(
 ) -> Path:
     """Checks the folder `source` as a whole and takes it in as `name`, tokenizer and all."""
     target = place(name)
-    source = Path(source).expanduser()
+    source = path_of(source, "source")
     if not source.is_dir():
         raise NotFound(f"There is no folder {source} to import.", param="source")
     return _copy(source, target, replace, report)
@@ -137,7 +139,7 @@ def export_model(
     name: str | Path, destination: str | Path, *, replace: bool = False, report: Report | None = None
 ) -> Path:
     """Writes the model where `transformers` can load it from."""
-    return _copy(resolve(name), Path(destination).expanduser(), replace, report)
+    return _copy(resolve(name), path_of(destination, "destination"), replace, report)
 
 
 def create_model(
@@ -151,21 +153,21 @@ def create_model(
     """Keeps `model` as `name`, with the tokenizer's files from the folder `tokenizer`."""
     from rondo.text.tokenizer import Tokenizer
 
-    tokens = Tokenizer.load(Path(tokenizer).expanduser()) if tokenizer is not None else None
+    tokens = Tokenizer.load(path_of(tokenizer, "tokenizer")) if tokenizer is not None else None
     return _write(model, tokens.save if tokens else None, place(name), replace, report)
 
 
 def summary(folder: Path) -> Summary:
     config = read_config(folder)
     families.check(config)
-    return _summary(folder, str(config["model_type"]), read_headers(folder))
+    return _summary(folder, str(config["model_type"]), read_headers(folder), bool(config.get(FIELD)))
 
 
 def facts(folder: Path) -> Facts:
     config, headers = families.parse(read_config(folder)), read_headers(folder)
     shapes = {name: entry.shape for header in headers for name, entry in header.tensors.items()}
     return Facts(
-        **vars(_summary(folder, config.family, headers)),
+        **vars(_summary(folder, config.family, headers, config.quantization is not None)),
         config=config,
         adapter_targets=_adapter_targets(shapes),
         has_tokenizer=any(
@@ -174,16 +176,20 @@ def facts(folder: Path) -> Facts:
     )
 
 
-def _summary(folder: Path, family: str, headers: list[Header]) -> Summary:
-    entries = [entry for header in headers for entry in header.tensors.values()]
+def _summary(folder: Path, family: str, headers: list[Header], quantized: bool) -> Summary:
+    entries = [pair for header in headers for pair in header.tensors.items()]
     return Summary(
         path=folder,
         family=family,
-        parameters=sum(math.prod(entry.shape) for entry in entries),
-        dtypes=tuple(sorted({entry.dtype for entry in entries})),
-        weight_bytes=sum(entry.stop - entry.start for entry in entries),
+        parameters=sum(_numbers(name, entry.shape, quantized) for name, entry in entries),
+        dtypes=tuple(sorted({entry.dtype for _, entry in entries})),
+        weight_bytes=sum(entry.stop - entry.start for _, entry in entries),
         disk_bytes=_size_on_disk(folder),
     )
+
+
+def _numbers(name: str, shape: tuple[int, ...], quantized: bool) -> int:
+    return numbers_of(name, math.prod(shape)) if quantized else math.prod(shape)
 
 
 def fingerprint(folder: Path) -> str:
@@ -205,27 +211,36 @@ def place(name: str) -> Path:
 
 def _copy(source: Path, target: Path, replace: bool, report: Report | None) -> Path:
     """Checked as a whole, then copied as it is: nothing is converted, so every file keeps its bytes."""
-    if target.exists() and source.resolve() == target.resolve():
-        raise InvalidRequest(f"{source} is already there. Choose another place.")
-    refuse_existing(target, replace)
+    refuse_target(source, target, replace)
     from rondo.models import checkpoint
     from rondo.text.tokenizer import Tokenizer
 
     weights = {tensor.file.path for tensor in checkpoint.check(source).values()}
     if (source / "tokenizer.json").is_file():
         Tokenizer.load(source)  # a broken one is found now, not when it is served
-    files = [*sorted(weights), *_companions(source)]
+    files = [*sorted(weights), *companions(source)]
     total = sum(file.stat().st_size for file in files)
     count = _counting("copying", total, report)
     with atomic_dir(target, replace=replace, needed=total) as partial:
         for file in files:
-            _copy_file(file, partial / file.relative_to(source), count)
+            copy_file(file, partial / file.relative_to(source), count)
         if report is not None:
             report("flushing to disk", 0, 0)
     return target
 
 
-def _copy_file(file: Path, target: Path, count: Callable[[int], None]) -> None:
+def refuse_target(source: Path, target: Path, replace: bool) -> None:
+    """Where a model made from `source` may not be written: what is replaced is another model, and nothing else."""
+    if target.resolve() in (source.resolve(), *source.resolve().parents):
+        raise InvalidRequest(f"{target} is the model itself, or has it within. Choose another place.")
+    refuse_existing(target, replace)
+    if target.is_dir() and any(target.iterdir()) and not (target / "config.json").is_file():
+        raise InvalidRequest(
+            f"{target} has other things than a model, so it is not replaced. Choose another place."
+        )
+
+
+def copy_file(file: Path, target: Path, count: Callable[[int], None]) -> None:
     target.parent.mkdir(exist_ok=True)
     with open(file, "rb") as reader, open(target, "xb") as writer:
         while piece := reader.read(COPY_BYTES):
@@ -264,7 +279,7 @@ def _counting(stage: str, total: int, report: Report | None) -> Callable[[int], 
     return count
 
 
-def _companions(folder: Path) -> list[Path]:
+def companions(folder: Path) -> list[Path]:
     """What else belongs to a model: its config and index, tokenizer, chat templates, licence, ..."""
     files = [path for path in folder.iterdir() if path.is_file()]
     for inner in COMPANION_FOLDERS:
@@ -289,7 +304,7 @@ def _adapter_targets(shapes: dict[str, tuple[int, ...]]) -> tuple[str, ...]:
     """The layers' linear modules, as PEFT's `target_modules` names them, without routers and experts."""
     names: dict[str, None] = {}
     for name, shape in shapes.items():
-        inside = re.search(r"\.layers\.\d+\.(.+)\.weight$", name)
+        inside = re.search(r"\.layers\.\d+\.(.+)\.(?:weight|qweight|weight_packed)$", name)
         if inside and len(shape) == 2 and "experts" not in inside[1]:
             leaf = inside[1].rpartition(".")[2]
             if leaf not in ("gate", "router"):

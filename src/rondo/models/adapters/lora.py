@@ -20,6 +20,7 @@ from rondo.models.architecture import Moe
 from rondo.models.decoder import Decoder
 from rondo.models.mapping import Piece, slots
 from rondo.models.parts import Linear
+from rondo.models.quantized.parts import Held, QuantizedLinear
 from rondo.ops import linear
 
 
@@ -113,6 +114,8 @@ def save_lora(model: Decoder, folder: str | Path) -> None:
 def merge(model: Decoder) -> None:
     """Add the adapter to the base's weights and take it off."""
     _, parts = _lora_of(model)
+    if model.config.quantization is not None:
+        raise ModelError("an adapter cannot be merged into quantized weights; serve it beside them")
     parameters = dict(model.named_parameters())
     for path, part in parts.items():
         weight = parameters[f"{path}.weight"]
@@ -126,7 +129,7 @@ def linears(model: Decoder) -> dict[str, Target]:
     In a mixture of experts, attention's alone: PEFT takes a feed-forward name there to mean the experts too.
     """
     modules = dict(model.named_modules())
-    parameters: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
+    parameters = _shapes(model, modules)
     found = {}
     for slot in slots(model):
         target = Target(slot.pieces, slot.shape_for(parameters))
@@ -136,6 +139,17 @@ def linears(model: Decoder) -> dict[str, Target]:
     if _is_mixture(model):
         return {name: target for name, target in found.items() if ".mlp." not in target.paths[0]}
     return found
+
+
+def _shapes(model: Decoder, modules: dict[str, nn.Module]) -> dict[str, Tensor]:
+    """The parameters as the mapping knows them; of a quantized weight only the shape is there."""
+    parameters: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
+    for path, module in modules.items():
+        if isinstance(module, QuantizedLinear):
+            parameters[f"{path}.weight"] = torch.empty(module.quantized.shape, device="meta")
+        elif isinstance(module, Held):
+            parameters[path] = torch.empty(module.quantized.shape, device="meta")
+    return parameters
 
 
 def _is_mixture(model: Decoder) -> bool:

@@ -6,11 +6,12 @@ from __future__ import annotations
 import difflib
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from rondo.base.errors import ModelError
+from rondo.models.quantized import scheme
 
 if TYPE_CHECKING:
     from rondo.models.architecture import ModelConfig
@@ -67,14 +68,7 @@ def check(hf: Mapping[str, Any]) -> None:
         raise ModelError(
             "config.json has no 'model_type', so the architecture is unknown", param="model_type"
         )
-    if hf.get("quantization_config"):
-        settings = hf["quantization_config"]
-        method = settings.get("quant_method", "unknown") if isinstance(settings, dict) else settings
-        raise ModelError(
-            f"config.json asks for quantized weights ({method}), which cannot be loaded; "
-            "use the unquantized checkpoint",
-            param="quantization_config",
-        )
+    scheme.parse(hf)
     _module_of(hf["model_type"])
     _check_sizes(hf)
 
@@ -83,7 +77,7 @@ def parse(hf: Mapping[str, Any]) -> ModelConfig:
     """A Hugging Face `config.json` -> what the decoder is made of."""
     check(hf)
     try:
-        return family_of(hf["model_type"]).parse(hf)
+        return replace(family_of(hf["model_type"]).parse(hf), quantization=scheme.parse(hf))
     except KeyError as missing:
         raise ModelError(
             f"config.json of a {hf['model_type']} model lacks {missing}", param=str(missing.args[0])

@@ -1,0 +1,106 @@
+"""From a model's folder to the folder of the quantized model, with what the change does to its size and its sense."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rondo.base.errors import InvalidRequest
+from rondo.base.files import atomic_dir
+from rondo.models import safetensors
+from rondo.models.checkpoint import load
+from rondo.models.decoder import Decoder
+from rondo.models.headers import INDEX
+from rondo.models.quantized.making import Recipe, planned, quantize
+from rondo.models.quantized.methods import CALIBRATED
+from rondo.models.quantized.text import Text, built_in, perplexity, prepare
+from rondo.models.quantized.writing import write_into
+from rondo.models.store import Report, companions, copy_file, refuse_target
+from rondo.text.tokenizer import Tokenizer
+
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
+REPLACED = ("config.json", INDEX)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Sizes are of the weights in the files; perplexities, on held-out text, are there if there is a tokenizer."""
+
+    path: Path
+    bytes_before: int
+    bytes_after: int
+    perplexity_before: float | None
+    perplexity_after: float | None
+    held_out_tokens: int
+
+
+def quantize_folder(
+    source: Path,
+    target: Path,
+    recipe: Recipe,
+    texts: Sequence[str] | None = None,
+    *,
+    replace: bool = False,
+    report: Report | None = None,
+) -> Outcome:
+    """`texts` are the built-in ones by default. The target appears whole or not at all."""
+    refuse_target(source, target, replace)
+    model = load(source)
+    plain, weights, _ = planned(model, recipe)
+    text = _text(source, model, recipe, texts)
+    before = _measured(model, text, "measuring", report)
+    quantize(model, recipe, text.calibration if text else [], _counting(model, "quantizing", report))
+    stored_before = _stored(source)
+    with atomic_dir(target, replace=replace, needed=stored_before) as partial:
+        write_into(partial, model, plain, weights, _nothing)
+        for file in companions(source):
+            if file.name not in REPLACED:
+                copy_file(file, partial / file.relative_to(source), _nothing)
+        del model
+        after = _measured(load(partial), text, "measuring again", report)
+        stored_after = _stored(partial)
+    held_out = sum(len(row) - 1 for row in text.held_out) if text else 0
+    return Outcome(target, stored_before, stored_after, before, after, held_out)
+
+
+def _text(source: Path, model: Decoder, recipe: Recipe, texts: Sequence[str] | None) -> Text | None:
+    """None where nothing can be read for lack of a tokenizer, and nothing has to be."""
+    if any((source / name).is_file() for name in TOKENIZERS):
+        return prepare(built_in() if texts is None else texts, Tokenizer.load(source), model)
+    if recipe.method in CALIBRATED or texts is not None:
+        raise InvalidRequest(
+            f"{source} has no tokenizer, so no text can be read"
+            + (f", and {recipe.method} needs some to calibrate with: " if texts is None else ": ")
+            + "put the tokenizer's files there, or use int8 or fp8 without --data.",
+            param="model",
+        )
+    return None
+
+
+def _measured(model: Decoder, text: Text | None, stage: str, report: Report | None) -> float | None:
+    if text is None:
+        return None
+    if report is not None:
+        report(stage, 0, 0)
+    return perplexity(model, text.held_out)
+
+
+def _stored(folder: Path) -> int:
+    return sum(tensor.stop - tensor.start for tensor in safetensors.open_checkpoint(folder).values())
+
+
+def _counting(model: Decoder, stage: str, report: Report | None) -> Callable[[int], None]:
+    done, total = 0, sum(parameter.nbytes for parameter in model.layers.parameters() if parameter.dim() > 1)
+
+    def count(size: int) -> None:
+        nonlocal done
+        done += size
+        if report is not None:
+            report(stage, min(done, total), total)
+
+    return count
+
+
+def _nothing(count: int) -> None:
+    """Files are written faster than anybody reads how far they are."""

@@ -1,0 +1,262 @@
+"""The file formats: which tensors make up a weight [N, K] in each, reading them into the one form, and writing them.
+
+Where a format lays numbers out as the form does, what is read is the file's own pages.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rondo.models.quantized.scheme import Format, Scheme
+from rondo.ops import Quantized
+from rondo.ops.quantized import MX_GROUP, SYMMETRIC_ZERO, pack, unpack
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+INT32 = (torch.int32,)
+Tensors = Mapping[str, Tensor]
+Made = dict[str, Callable[[], Tensor]]
+"""Tensors to write, each made when it is asked for: a file has them in another order than weight by weight."""
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Want:
+    """What a tensor of the file must be; `ends` is what follows the module's name."""
+
+    ends: str
+    dtypes: tuple[torch.dtype, ...]
+    shapes: tuple[Shape, ...]
+    """Any of these, the usual one first; of a dimension of -1 nothing is asked."""
+    optional: bool = False
+    grouped: bool = False
+    """Whether the group size is what it hangs on."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    wants: Callable[[Scheme, Shape], list[Want]]
+    read: Callable[[Scheme, Shape, Tensors], Quantized]
+    write: Callable[[Scheme, Quantized, torch.dtype], Made] | None = None
+    """The type is that of scales."""
+
+
+def groups_of(scheme: Scheme, columns: int) -> int:
+    return 1 if scheme.group is None else columns // scheme.group
+
+
+# GPTQ: qweight [K/8, N], eight rows of the inputs in each number.
+
+
+def _gptq_wants(scheme: Scheme, shape: Shape) -> list[Want]:
+    rows, columns = shape
+    groups = groups_of(scheme, columns)
+    return [
+        Want(".qweight", INT32, ((columns // 8, rows),)),
+        Want(".qzeros", INT32, ((groups, rows // 8),), grouped=True),
+        Want(".scales", FLOATS, ((groups, rows),), grouped=True),
+        Want(".g_idx", INT32, ((columns,),), optional=not scheme.ordered),
+    ]
+
+
+def _gptq_read(scheme: Scheme, shape: Shape, tensors: Tensors) -> Quantized:
+    data = _bytes(tensors[".qweight"].T.contiguous())
+    zeros = (_numbers(tensors[".qzeros"]).T + scheme.zero_offset) & 15
+    groups = tensors.get(".g_idx")
+    order = None if groups is None else _order(groups, scheme, shape[1])
+    if order is not None:
+        data = pack(unpack(data)[:, order])
+    return _int4(data, tensors[".scales"].T, zeros, order)
+
+
+def _gptq_write(scheme: Scheme, weight: Quantized, dtype: torch.dtype) -> Made:
+    return {
+        ".qweight": lambda: weight.data.view(torch.int32).T.contiguous(),
+        ".qzeros": lambda: _joined((_zeros(weight) - scheme.zero_offset & 15).T.contiguous()),
+        ".scales": lambda: weight.scales.T.to(dtype).contiguous(),
+        ".g_idx": lambda: torch.arange(weight.shape[1], dtype=torch.int32) // weight.group,
+    }
+
+
+def _order(groups: Tensor, scheme: Scheme, columns: int) -> Tensor | None:
+    """The columns group by group, from the group of each; None where they lie so already."""
+    size = scheme.group or columns
+    known = bool(((groups >= 0) & (groups < columns // size)).all())
+    if not known or (torch.bincount(groups, minlength=columns // size) != size).any():
+        raise ValueError(f"g_idx does not put {size} columns in each group")
+    order = groups.argsort(stable=True)
+    return None if torch.equal(order, torch.arange(columns)) else order
+
+
+# AWQ (gemm): qweight [K, N/8], eight rows of the outputs in each number, in an order of their own.
+
+AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Where in a number each of the eight is."""
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+def _awq_wants(scheme: Scheme, shape: Shape) -> list[Want]:
+    rows, columns = shape
+    groups = groups_of(scheme, columns)
+    return [
+        Want(".qweight", INT32, ((columns, rows // 8),)),
+        Want(".qzeros", INT32, ((groups, rows // 8),), grouped=True),
+        Want(".scales", FLOATS, ((groups, rows),), grouped=True),
+    ]
+
+
+def _awq_read(scheme: Scheme, shape: Shape, tensors: Tensors) -> Quantized:
+    data, zeros = (
+        _reordered(_numbers(tensors[name]), AWQ_PLACES).T.contiguous() for name in (".qweight", ".qzeros")
+    )
+    return _int4(pack(data), tensors[".scales"].T, zeros)
+
+
+def _awq_write(scheme: Scheme, weight: Quantized, dtype: torch.dtype) -> Made:
+    return {
+        ".qweight": lambda: _joined(_reordered(unpack(weight.data).T, AWQ_ORDER)),
+        ".qzeros": lambda: _joined(_reordered(_zeros(weight).T, AWQ_ORDER)),
+        ".scales": lambda: weight.scales.T.to(dtype).contiguous(),
+    }
+
+
+def _reordered(codes: Tensor, order: tuple[int, ...]) -> Tensor:
+    return codes.unflatten(-1, (-1, 8))[..., list(order)].flatten(-2)  # type: ignore[no-untyped-call, no-any-return]
+
+
+# compressed-tensors, several numbers in an int32, the last of which is filled up: laid out as the form is.
+
+
+def _packed_wants(scheme: Scheme, shape: Shape) -> list[Want]:
+    rows, columns = shape
+    groups = groups_of(scheme, columns)
+    wants = [
+        Want(".weight_packed", INT32, ((rows, -(-columns * scheme.bits // 32)),)),
+        Want(".weight_scale", FLOATS, ((rows, groups),), grouped=True),
+        Want(".weight_shape", (torch.int64, torch.int32), ((2,),), optional=True),
+        Want(".weight_g_idx", INT32, ((columns,),), optional=not scheme.ordered),
+    ]
+    if not scheme.symmetric:
+        wants.append(Want(".weight_zero_point", INT32, ((-(-rows // 8), groups),), grouped=True))
+    return wants
+
+
+def _packed_read(scheme: Scheme, shape: Shape, tensors: Tensors) -> Quantized:
+    rows, columns = shape
+    data, scales = _bytes(tensors[".weight_packed"]), tensors[".weight_scale"].float()
+    if scheme.bits == 8:
+        return Quantized("int8", (data[:, :columns] ^ 128).contiguous().view(torch.int8), scales)
+    stored = tensors.get(".weight_zero_point")
+    zeros = None if stored is None else _numbers(stored.T.contiguous()).T[:rows]
+    groups = tensors.get(".weight_g_idx")
+    order = _order(groups, scheme, columns) if groups is not None and scheme.ordered else None
+    if order is not None:
+        data = pack(unpack(data)[:, order])
+    return _int4(data, scales, zeros, order)
+
+
+def _int4(data: Tensor, scales: Tensor, zeros: Tensor | None, order: Tensor | None = None) -> Quantized:
+    if zeros is not None and bool((zeros == SYMMETRIC_ZERO).all()):
+        zeros = None
+    held = None if zeros is None else zeros.contiguous()
+    return Quantized("int4", data, scales.float().contiguous(), held, order)
+
+
+# One number a place: compressed-tensors' int8 and fp8, and DeepSeek's fp8 in blocks.
+
+
+def _plain_wants(scheme: Scheme, shape: Shape) -> list[Want]:
+    rows, columns = shape
+    kind = torch.int8 if scheme.format == "int8" else torch.float8_e4m3fn
+    if scheme.block is not None:
+        shapes: tuple[Shape, ...] = ((-(-rows // scheme.block[0]), -(-columns // scheme.block[1])),)
+    elif scheme.group is not None:
+        shapes = ((rows, columns // scheme.group),)
+    else:
+        shapes = ((rows, 1), (rows,)) if scheme.per_row else ((1,), (), (1, 1))
+    scale = ".weight_scale_inv" if scheme.format == "block_fp8" else ".weight_scale"
+    return [
+        Want(".weight", (kind,), (shape,)),
+        Want(scale, FLOATS, shapes, grouped=True),
+        Want(".weight_zero_point", (torch.int8, kind), ((-1,), (-1, -1)), optional=True),
+        Want(".input_scale", FLOATS, ((), (1,)), optional=True),
+        Want(".input_zero_point", (torch.int8, kind), ((), (1,)), optional=True),
+    ]
+
+
+def _plain_read(scheme: Scheme, shape: Shape, tensors: Tensors) -> Quantized:
+    scales = next(tensors[name] for name in (".weight_scale_inv", ".weight_scale") if name in tensors)
+    scales = scales.float()
+    if scheme.block is not None:
+        scales = _even(scales, scheme.block, shape)
+    elif scheme.group is None:
+        scales = scales.reshape(-1, 1)
+    kind: Any = "int8" if scheme.format == "int8" else "fp8"
+    return Quantized(kind, tensors[".weight"], scales.contiguous(), activations=scheme.activations)
+
+
+def _even(scales: Tensor, block: tuple[int, int], shape: Shape) -> Tensor:
+    """Where the last blocks are cut off, scales of smaller blocks, which divide the weight evenly."""
+    for axis, (size, whole) in enumerate(zip(block, shape)):
+        if whole % size:
+            smaller = math.gcd(size, whole)
+            places = torch.arange(0, whole, smaller) // size
+            scales = scales.index_select(axis, places)
+    return scales
+
+
+def _plain_write(scheme: Scheme, weight: Quantized, dtype: torch.dtype) -> Made:
+    return {".weight": lambda: weight.data, ".weight_scale": lambda: weight.scales.to(dtype)}
+
+
+# MXFP4, as gpt-oss was released: all experts of a layer in one tensor, blocks of 16 bytes.
+
+
+def _mxfp4_wants(scheme: Scheme, shape: Shape) -> list[Want]:
+    experts, rows, columns = shape
+    blocks = columns // MX_GROUP
+    return [
+        Want("_blocks", (torch.uint8,), ((experts, rows, blocks, MX_GROUP // 2),)),
+        Want("_scales", (torch.uint8,), ((experts, rows, blocks),)),
+    ]
+
+
+def _mxfp4_read(scheme: Scheme, shape: Shape, tensors: Tensors) -> Quantized:
+    return Quantized("mxfp4", tensors["_blocks"].flatten(-2), tensors["_scales"])
+
+
+LAYOUTS: dict[Format, Layout] = {
+    "gptq": Layout(_gptq_wants, _gptq_read, _gptq_write),
+    "awq": Layout(_awq_wants, _awq_read, _awq_write),
+    "packed": Layout(_packed_wants, _packed_read),
+    "int8": Layout(_plain_wants, _plain_read, _plain_write),
+    "fp8": Layout(_plain_wants, _plain_read, _plain_write),
+    "block_fp8": Layout(_plain_wants, _plain_read),
+    "mxfp4": Layout(_mxfp4_wants, _mxfp4_read),
+}
+
+
+def _bytes(packed: Tensor) -> Tensor:
+    """int32 [.., C] -> uint8 [.., 4 C], the lowest first."""
+    return packed.view(torch.uint8)
+
+
+def _numbers(packed: Tensor) -> Tensor:
+    """int32 [.., C] -> its numbers of four bits, uint8 [.., 8 C]."""
+    return unpack(_bytes(packed.contiguous()))
+
+
+def _joined(codes: Tensor) -> Tensor:
+    """uint8 [.., 8 C] of four bits -> int32 [.., C]."""
+    return pack(codes).contiguous().view(torch.int32)
+
+
+def _zeros(weight: Quantized) -> Tensor:
+    zeros = weight.with_zeros().zeros
+    assert zeros is not None
+    return zeros

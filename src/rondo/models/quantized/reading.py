@@ -1,0 +1,293 @@
+"""Which tensors of a checkpoint are quantized weights, whether they are whole, and putting them in a model's parts."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rondo.base.errors import ModelError
+from rondo.models.decoder import Decoder
+from rondo.models.headers import some
+from rondo.models.mapping import Piece, Slot
+from rondo.models.parts import Experts, Linear
+from rondo.models.quantized.formats import LAYOUTS, Want
+from rondo.models.quantized.parts import QuantizedExperts, QuantizedLinear
+from rondo.models.quantized.scheme import FIELD, Scheme
+from rondo.models.safetensors import Stored
+from rondo.ops import Quantized
+
+Files = dict[str, Stored]
+CACHE_SCALES = re.compile(r"\.[kv]_scale$")
+"""Of a KV cache in fp8: the engine's own has scales of its own."""
+
+NAN = 0x7F
+"""The byte of e4m3, whatever its sign."""
+PIECE_BYTES = 16 << 20
+PACKS_ROWS = ("gptq", "awq")
+"""Formats that hold eight rows together, of the zeros or of the weight; others that do fill up the last ones."""
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A quantized weight of the checkpoint: `slot` is where it would lie if it were plain."""
+
+    slot: Slot
+    module: str
+    scheme: Scheme
+    shape: tuple[int, ...]
+    """[N, K], or of all experts [E, N, K]."""
+
+    @property
+    def wants(self) -> list[Want]:
+        return LAYOUTS[self.scheme.format].wants(self.scheme, self.shape)
+
+
+def divide(model: Decoder, table: list[Slot]) -> tuple[list[Slot], list[Weight]]:
+    """The slots of plain tensors, and the quantized weights. `model` is the plain one, of which only shapes matter."""
+    quantization = model.config.quantization
+    if quantization is None:
+        return table, []
+    modules = dict(model.named_modules())
+    parameters: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
+    plain, held = [], []
+    for slot in table:
+        name = slot.name.removesuffix(".weight")
+        scheme = quantization.scheme_of(name) if _may_be(slot, modules) else None
+        if scheme is None:
+            plain.append(slot)
+            continue
+        shape = slot.shape_for(parameters)
+        if slot.pieces[0].transposed:
+            shape = (*shape[:-2], shape[-1], shape[-2])
+        _check_form(name, scheme, shape, quantization.method)
+        held.append(Weight(slot, name, scheme, shape))
+    _check_whole_experts(held, modules)
+    if not held:
+        raise ModelError(
+            f"config.json: {FIELD} names no weight of a {model.config.family} model; "
+            "take it out if the weights are plain",
+            param=FIELD,
+        )
+    return plain, held
+
+
+def _check_form(name: str, scheme: Scheme, shape: tuple[int, ...], method: str) -> None:
+    """MXFP4 holds all experts of a layer in one tensor [E, N, K], and every other format one matrix."""
+    if (len(shape) == 3) != (scheme.format == "mxfp4"):
+        raise ModelError(
+            f"config.json: {FIELD}.quant_method is {method!r}, which has no form for {name} {list(shape)}: "
+            + (
+                "experts in one tensor are read plain or in mxfp4"
+                if len(shape) == 3
+                else "it is of experts alone"
+            ),
+            param=f"{FIELD}.quant_method",
+        )
+
+
+def _may_be(slot: Slot, modules: dict[str, nn.Module]) -> bool:
+    """Whether all its pieces are weights of linear modules or of experts."""
+    owners = [(modules[path], leaf) for path, _, leaf in (p.param.rpartition(".") for p in slot.pieces)]
+    return all(
+        (isinstance(owner, Linear) and leaf == "weight")
+        or (isinstance(owner, Experts) and leaf in ("gate", "up", "down"))
+        for owner, leaf in owners
+    )
+
+
+def _check_whole_experts(held: list[Weight], modules: dict[str, nn.Module]) -> None:
+    """Experts of a layer are one part here."""
+    seen: Counter[str] = Counter()
+    schemes: dict[str, set[Scheme]] = {}
+    for weight in held:
+        for piece in weight.slot.pieces:
+            owner = piece.param.rpartition(".")[0]
+            if isinstance(modules[owner], Experts):
+                seen[owner] += 1
+                schemes.setdefault(piece.param, set()).add(weight.scheme)
+    for owner, count in seen.items():
+        experts = modules[owner]
+        assert isinstance(experts, Experts)
+        if count not in (3, 3 * len(experts.gate)):
+            raise ModelError(
+                f"config.json: {FIELD} leaves some of {owner} unquantized: all or none", param=FIELD
+            )
+    for param, found in schemes.items():
+        if len(found) > 1:
+            raise ModelError(
+                f"config.json: {FIELD} quantizes experts of {param} in different ways", param=FIELD
+            )
+
+
+@dataclass
+class _Problems:
+    """Each kind of problem, with the tensors that have it."""
+
+    found: dict[str, list[str]] = field(default_factory=dict)
+
+    def add(self, kind: str, told: str) -> None:
+        self.found.setdefault(kind, []).append(told)
+
+    def __str__(self) -> str:
+        return "; ".join(f"{len(names)} {kind}: {some(names, 4)}" for kind, names in self.found.items())
+
+
+def check(weights: list[Weight], plain: list[Slot], stored: Files, where: object) -> Files:
+    """What is left of the checkpoint without the quantized weights, if those are whole. Some writers give every module
+    a bias, zeros where the model has none."""
+    problems, rest = _Problems(), dict(stored)
+    known = {slot.name for slot in plain}
+    for weight in weights:
+        if uneven := _uneven(weight):
+            problems.add(*uneven)
+            continue
+        for want in weight.wants:
+            tensor = rest.pop(weight.module + want.ends, None)
+            _check_tensor(weight, want, tensor, stored, problems)
+        bias = f"{weight.module}.bias"
+        if bias in rest and bias not in known and not bool(rest[bias].mapped().any()):
+            del rest[bias]
+    if problems.found:
+        raise ModelError(f"{where} is not quantized as its config.json says. {problems}", param=FIELD)
+    return {name: tensor for name, tensor in rest.items() if not CACHE_SCALES.search(name)}
+
+
+def _uneven(weight: Weight) -> tuple[str, str] | None:
+    """The problem with a shape that the format cannot hold."""
+    *_, rows, columns = weight.shape
+    scheme, told = weight.scheme, f"{weight.module} is {list(weight.shape)}"
+    if columns % (scheme.group or 1):
+        return f"of a shape that {FIELD}.group_size {scheme.group} does not divide", told
+    if scheme.bits == 4 and columns % 8:
+        return "of a number of columns that is no multiple of 8, which 4-bit formats hold together", told
+    if scheme.format in PACKS_ROWS and rows % 8:
+        return f"of a number of rows that is no multiple of 8, which {scheme.format} holds together", told
+    return None
+
+
+def _check_tensor(
+    weight: Weight, want: Want, tensor: Stored | None, stored: Files, problems: _Problems
+) -> None:
+    name = weight.module + want.ends
+    if tensor is None:
+        if not want.optional:
+            problems.add("missing", name + _instead(weight, stored))
+        return
+    if tensor.dtype not in want.dtypes:
+        known = " or ".join(str(dtype) for dtype in want.dtypes)
+        problems.add("of the wrong dtype", f"{name} is {tensor.dtype}, should be {known}")
+    elif not any(_fits(tensor.shape, shape) for shape in want.shapes):
+        said = (
+            f" for {FIELD}.group_size {weight.scheme.group}" if want.grouped and weight.scheme.group else ""
+        )
+        told = f"{name} is {list(tensor.shape)}, should be {list(want.shapes[0])}{said}"
+        problems.add("of the wrong shape", told)
+
+
+def _fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    return len(shape) == len(wanted) and all(size in (-1, own) for size, own in zip(wanted, shape))
+
+
+def _instead(weight: Weight, stored: Files) -> str:
+    return " (the file has it unquantized)" if weight.slot.name in stored else ""
+
+
+def put(
+    model: Decoder,
+    weights: Iterable[Weight],
+    stored: Files,
+    device: torch.device,
+    progress: Callable[[int], None],
+) -> None:
+    """Replaces the parts that `weights` are of. What is plain in them has been filled in before."""
+    parts: dict[str, Quantized] = {}
+    experts: dict[str, list[Quantized]] = {}
+    modules = dict(model.named_modules())
+    for weight in weights:
+        whole = _read(weight, stored)
+        for piece in weight.slot.pieces:
+            own = _part(whole, piece).mapped(lambda tensor: tensor.to(device))
+            if piece.at is None:
+                parts[piece.param] = own
+                continue
+            gathered = experts.setdefault(piece.param, [])
+            gathered.append(own)
+            if len(gathered) == _experts_of(modules, piece):
+                parts[piece.param] = stacked(experts.pop(piece.param))
+        progress(sum(_bytes(weight, want, stored) for want in weight.wants))
+    replace_parts(model, modules, parts)
+
+
+def _bytes(weight: Weight, want: Want, stored: Files) -> int:
+    tensor = stored.get(weight.module + want.ends)
+    return 0 if tensor is None else tensor.stop - tensor.start
+
+
+def _read(weight: Weight, stored: Files) -> Quantized:
+    tensors = {
+        want.ends: stored[weight.module + want.ends].mapped()
+        for want in weight.wants
+        if weight.module + want.ends in stored
+    }
+    for ends, tensor in tensors.items():
+        if tensor.dtype == torch.float8_e4m3fn and _has_nan(tensor):
+            raise ModelError(
+                f"{weight.module}{ends} holds NaN: fetch the file again, or take a checkpoint that is sound",
+                param=weight.module + ends,
+            )
+    try:
+        return LAYOUTS[weight.scheme.format].read(weight.scheme, weight.shape, tensors)
+    except ValueError as error:
+        raise ModelError(f"{weight.module} cannot be read: {error}", param=FIELD) from error
+
+
+def _has_nan(numbers: Tensor) -> bool:
+    """Of e4m3, whose NaN (0x7f and 0xff) kernels take for a number; a piece at a time, which takes little memory."""
+    pieces = numbers.view(torch.uint8).flatten().split(PIECE_BYTES)  # type: ignore[no-untyped-call]
+    return any(bool(((piece & NAN) == NAN).any()) for piece in pieces)
+
+
+def _part(whole: Quantized, piece: Piece) -> Quantized:
+    """The rows of a weight that one of our parameters is."""
+    if piece.into is None:
+        return whole
+    region = piece.into[-1] if piece.transposed else piece.into[0]
+    assert isinstance(region, slice)
+    return whole.rows(region)
+
+
+def _experts_of(modules: dict[str, nn.Module], piece: Piece) -> int:
+    path, _, leaf = piece.param.rpartition(".")
+    return len(getattr(modules[path], leaf))
+
+
+def stacked(weights: list[Quantized], join: Callable[..., Tensor] = torch.stack) -> Quantized:
+    """Experts one after another, as their slots come, or rows one below another. What some of them have all get."""
+    if any(weight.zeros is not None for weight in weights):
+        weights = [weight.with_zeros() for weight in weights]
+    if any(weight.order is not None for weight in weights):
+        weights = [weight.with_order() for weight in weights]
+    first = weights[0]
+    fields = {name: [weight.tensors[name] for weight in weights] for name in first.tensors}
+    joined: dict[str, Any] = {name: join(tensors) for name, tensors in fields.items()}
+    return replace(first, **joined)
+
+
+def replace_parts(model: Decoder, modules: dict[str, nn.Module], parts: dict[str, Quantized]) -> None:
+    for path, module in modules.items():
+        if isinstance(module, Linear) and f"{path}.weight" in parts:
+            _set(model, path, QuantizedLinear(parts[f"{path}.weight"], module.bias))
+        elif isinstance(module, Experts) and f"{path}.gate" in parts:
+            gate, up, down = (parts[f"{path}.{name}"] for name in ("gate", "up", "down"))
+            _set(model, path, QuantizedExperts(module, gate, up, down))
+
+
+def _set(model: nn.Module, path: str, part: nn.Module) -> None:
+    owner, _, leaf = path.rpartition(".")
+    setattr(model.get_submodule(owner), leaf, part)

@@ -1,0 +1,241 @@
+"""How a checkpoint's weights are quantized, from `quantization_config` in its config.json. No torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rondo.base.errors import ModelError
+
+FIELD = "quantization_config"
+Settings = Mapping[str, Any]
+Format = Literal["gptq", "awq", "packed", "int8", "fp8", "block_fp8", "mxfp4"]
+ANY = ".*"
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How one weight lies in the file."""
+
+    format: Format
+    bits: int
+    group: int | None = None
+    """Columns that share a scale; None where a row's do."""
+    symmetric: bool = True
+    per_row: bool = True
+    """Of 8 bits without groups: whether each row has a scale, or all have one."""
+    block: tuple[int, int] | None = None
+    """Rows and columns that share a scale."""
+    ordered: bool = False
+    """Whether the columns of a group may lie anywhere (GPTQ's act-order)."""
+    zero_offset: int = 0
+    """What the file has taken off its zeros: GPTQ's first format stores one less."""
+    activations: Literal["float", "int8"] = "float"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Modules whose names match one of the patterns have this scheme, or none."""
+
+    patterns: tuple[str, ...]
+    scheme: Scheme | None
+
+
+@dataclass(frozen=True)
+class Quantization:
+    method: str
+    rules: tuple[Rule, ...]
+    """The first that matches counts; a module that none matches is not quantized."""
+
+    def scheme_of(self, module: str) -> Scheme | None:
+        """`module` is Hugging Face's name of it."""
+        for rule in self.rules:
+            if any(re.search(pattern, module) for pattern in rule.patterns):
+                return rule.scheme
+        return None
+
+
+def parse(hf: Mapping[str, Any]) -> Quantization | None:
+    """None where the weights are not quantized."""
+    settings = hf.get(FIELD)
+    if not settings:
+        return None
+    method = settings.get("quant_method") if isinstance(settings, dict) else None
+    reader = READERS.get(method) if isinstance(method, str) else None
+    if reader is None:
+        said = method if isinstance(settings, dict) else settings
+        raise unsupported("quant_method", said, READERS)
+    return Quantization(str(method), reader(settings))
+
+
+def unsupported(field: str, value: object, supported: Iterable[object]) -> ModelError:
+    known = ", ".join(str(each) for each in supported)
+    return ModelError(
+        f"config.json: {FIELD}.{field} is {value!r}, which is not supported; supported: {known}",
+        param=f"{FIELD}.{field}",
+    )
+
+
+def check(settings: Settings, field: str, supported: Iterable[object], default: object = None) -> Any:
+    """The value of a field, which must be one of `supported`."""
+    value, known = settings.get(field, default), list(supported)
+    if not any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in known):
+        raise unsupported(field, value, known)
+    return value
+
+
+def group_size(settings: Settings, field: str = "group_size") -> int | None:
+    """-1 means that a whole row is one group."""
+    size = settings.get(field)
+    if size in (-1, None):
+        return None
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        raise ModelError(
+            f"config.json: {FIELD}.{field} is {size!r}, not a number of columns (or -1: a whole row)",
+            param=f"{FIELD}.{field}",
+        )
+    return size
+
+
+def names(settings: Settings, field: str) -> list[str]:
+    found = settings.get(field) or []
+    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+        raise ModelError(
+            f"config.json: {FIELD}.{field} is not a list of module names", param=f"{FIELD}.{field}"
+        )
+    return found
+
+
+def pattern(text: str, field: str) -> str:
+    """A regular expression of the file's, as it may be searched for from a name's beginning."""
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ModelError(
+            f"config.json: {FIELD}.{field} has {text!r}, which is no regular expression: {error}",
+            param=f"{FIELD}.{field}",
+        ) from error
+    return f"^(?:{text})"
+
+
+def _within(name: str) -> str:
+    """The module of that name, those inside it, and those whose names end so."""
+    return rf"(^|\.){re.escape(name).replace(re.escape('*'), '[^.]*')}(\.|$)"
+
+
+HEAD = Rule((r"^lm_head$",), None)
+
+
+def _gptq(settings: Settings) -> tuple[Rule, ...]:
+    check(settings, "bits", [4])
+    v2 = check(settings, "checkpoint_format", ["gptq", "gptq_v2"], "gptq") == "gptq_v2"
+    if settings.get("is_marlin_format"):
+        raise unsupported("is_marlin_format", True, [False])
+    common = Scheme(
+        "gptq",
+        4,
+        group_size(settings),
+        symmetric=bool(settings.get("sym", True)),
+        ordered=bool(settings.get("desc_act", False)),
+        zero_offset=0 if v2 else 1,
+    )
+    rules = list(_dynamic(settings, common))
+    if not settings.get("lm_head"):
+        rules.append(HEAD)
+    within = tuple(map(_within, _chosen(settings))) or (ANY,)
+    return (*rules, Rule(within, common))
+
+
+def _chosen(settings: Settings) -> list[str]:
+    """The modules of a block, one by one or in lists of those that are quantized together."""
+    field = "modules_in_block_to_quantize"
+    parts = settings.get(field) or []
+    if not isinstance(parts, list):
+        raise unsupported(field, parts, ["a list of module names, or of lists of them"])
+    flat = [name for part in parts for name in (part if isinstance(part, list) else [part])]
+    return names({field: flat}, field)
+
+
+def _dynamic(settings: Settings, common: Scheme) -> Iterable[Rule]:
+    """GPTQModel's: a pattern after `-:` is of modules left alone, other patterns have settings of their own."""
+    chosen = settings.get("dynamic") or {}
+    if not isinstance(chosen, dict) or not all(isinstance(own, dict) for own in chosen.values()):
+        raise unsupported("dynamic", chosen, ["an object of patterns, each with an object of settings"])
+    for text, own in chosen.items():
+        sign, _, rest = text.partition(":") if text[:2] in ("-:", "+:") else ("+", "", text)
+        if sign == "-":
+            yield Rule((pattern(rest, "dynamic"),), None)
+            continue
+        check(own, "bits", [4], 4)
+        group = group_size(own) if "group_size" in own else common.group
+        yield Rule((pattern(rest, "dynamic"),), Scheme(**{**vars(common), "group": group}))
+
+
+def _awq(settings: Settings) -> tuple[Rule, ...]:
+    check(settings, "bits", [4])
+    check({"version": str(settings.get("version", "gemm")).lower()}, "version", ["gemm"])
+    check(settings, "zero_point", [True], True)
+    kept = tuple(re.escape(name) for name in names(settings, "modules_to_not_convert"))
+    scheme = Scheme("awq", 4, group_size(settings), symmetric=False)
+    return HEAD, Rule(kept, None), Rule((ANY,), scheme)
+
+
+def _fp8(settings: Settings) -> tuple[Rule, ...]:
+    check(settings, "fmt", ["e4m3"], "e4m3")
+    check(settings, "activation_scheme", ["dynamic", "static"], "dynamic")
+    kept = [*names(settings, "modules_to_not_convert"), *names(settings, "ignored_layers")]
+    block = settings.get("weight_block_size")
+    if block is None:
+        scheme = Scheme("fp8", 8, per_row=False)
+    else:
+        scheme = Scheme("block_fp8", 8, block=block_of(block, "weight_block_size"))
+    return HEAD, Rule(tuple(map(_within, kept)), None), Rule((ANY,), scheme)
+
+
+def block_of(block: Any, field: str) -> tuple[int, int]:
+    if (
+        not isinstance(block, list | tuple)
+        or len(block) != 2
+        or not all(type(n) is int and n > 0 for n in block)
+    ):
+        raise ModelError(
+            f"config.json: {FIELD}.{field} is {block!r}, not [rows, columns]", param=f"{FIELD}.{field}"
+        )
+    return block[0], block[1]
+
+
+def _mxfp4(settings: Settings) -> tuple[Rule, ...]:
+    """Released gpt-oss: its experts, and nothing else."""
+    kept = tuple(map(_within, names(settings, "modules_to_not_convert")))
+    experts = r"\.experts\.(gate_up_proj|down_proj)$"
+    return Rule(kept, None), Rule((experts,), Scheme("mxfp4", 4, group=32))
+
+
+def _compressed(settings: Settings) -> tuple[Rule, ...]:
+    from rondo.models.quantized.compressed import rules
+
+    return rules(settings)
+
+
+READERS = {
+    "awq": _awq,
+    "compressed-tensors": _compressed,
+    "fp8": _fp8,
+    "gptq": _gptq,
+    "mxfp4": _mxfp4,
+}
+
+COUNTED = {
+    ".qweight": 8,
+    ".weight_packed": 8,
+    "_blocks": 2,
+    **dict.fromkeys((".qzeros", ".scales", ".g_idx", "_scales", ".weight_g_idx", ".weight_shape"), 0),
+    **dict.fromkeys((".weight_scale", ".weight_scale_inv", ".weight_zero_point", ".input_scale"), 0),
+}
+
+
+def numbers_of(name: str, numel: int) -> int:
+    """How many of a model's parameters a stored tensor stands for."""
+    return numel * next((factor for end, factor in COUNTED.items() if name.endswith(end)), 1)

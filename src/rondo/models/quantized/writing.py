@@ -1,0 +1,85 @@
+"""A model that was quantized here, as the files that vLLM and transformers read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from rondo.models.decoder import Decoder
+from rondo.models.mapping import Outgoing, Piece, Slot, plain_outgoing
+from rondo.models.quantized.formats import LAYOUTS
+from rondo.models.quantized.parts import Held, QuantizedLinear
+from rondo.models.quantized.reading import Weight, stacked
+from rondo.models.safetensors_write import write
+from rondo.ops import Quantized
+
+MAX_SHARD_BYTES = 5 * 10**9
+
+
+def write_into(
+    folder: Path, model: Decoder, plain: list[Slot], weights: list[Weight], progress: Callable[[int], None]
+) -> None:
+    """config.json and safetensors, into a folder that exists."""
+    (folder / "config.json").write_text(json.dumps(model.config.hf, indent=2) + "\n")
+    write(folder, outgoing(model, plain, weights), MAX_SHARD_BYTES, progress)
+
+
+def outgoing(model: Decoder, plain: list[Slot], weights: list[Weight]) -> list[Outgoing]:
+    parameters = {name: each.detach() for name, each in model.named_parameters(remove_duplicate=False)}
+    tensors = plain_outgoing(plain, parameters)
+    held = _held(model)
+    scale_type = model.dtype
+    for weight in weights:
+        if weight.scheme.bits == 4 and scale_type == torch.float32:
+            tensors += _of(weight, held, torch.float16)
+        else:
+            tensors += _of(weight, held, scale_type)
+    return tensors
+
+
+def _held(model: Decoder) -> dict[str, Quantized]:
+    found = {}
+    for path, module in model.named_modules():
+        if isinstance(module, QuantizedLinear):
+            found[f"{path}.weight"] = module.quantized
+        elif isinstance(module, Held):
+            found[path] = module.quantized
+    return found
+
+
+def _of(weight: Weight, held: dict[str, Quantized], scale_type: torch.dtype) -> list[Outgoing]:
+    def make(ends: str) -> Tensor:
+        layout = LAYOUTS[weight.scheme.format]
+        assert layout.write is not None
+        return layout.write(weight.scheme, _whole(weight.slot, held), scale_type)[ends]()
+
+    return [
+        Outgoing(
+            weight.module + want.ends,
+            want.shapes[0],
+            scale_type if want.ends in SCALES else want.dtypes[0],
+            partial(make, want.ends),
+        )
+        for want in weight.wants
+        if want.ends in WRITTEN
+    ]
+
+
+SCALES = (".scales", ".weight_scale")
+WRITTEN = (".qweight", ".qzeros", ".g_idx", ".weight", *SCALES)
+
+
+def _whole(slot: Slot, held: dict[str, Quantized]) -> Quantized:
+    """Their weight out of ours: several one below another are one of theirs."""
+    parts = [_piece(piece, held) for piece in slot.pieces]
+    return parts[0] if len(parts) == 1 else stacked(parts, torch.cat)
+
+
+def _piece(piece: Piece, held: dict[str, Quantized]) -> Quantized:
+    weight = held[piece.param]
+    return weight if piece.at is None else weight.expert(piece.at)
