@@ -1,6 +1,11 @@
+from collections.abc import Iterator
+
 import pytest
 
+from rondo.engine.async_engine import AsyncEngine
+from rondo.engine.core import EngineCore
 from rondo.models import Decoder, new
+from support.engines import Pace, threaded
 
 TINY = {
     "model_type": "qwen3",
@@ -27,3 +32,17 @@ TINY = {
 @pytest.fixture(scope="session")
 def tiny() -> Decoder:
     return new(TINY, seed=0).eval()
+
+
+@pytest.fixture
+def pace(core: EngineCore) -> Pace:
+    """Of the steps of a file's own `core`, in whichever loop."""
+    paced = core.runner.execute = Pace(core.runner.execute)  # type: ignore[method-assign]
+    return paced
+
+
+@pytest.fixture
+def engine(core: EngineCore, pace: Pace) -> Iterator[AsyncEngine]:
+    with threaded(core) as engine:
+        yield engine
+        pace.hurry()

@@ -16,19 +16,6 @@ def core(tiny):
     return EngineCore(tiny, EngineConfig(max_num_seqs=4, block_size=4))
 
 
-@pytest.fixture
-def pace(core):
-    core.runner.run = Pace(core.runner.run)
-    return core.runner.run
-
-
-@pytest.fixture
-def engine(core, pace):
-    with threaded(core) as engine:
-        yield engine
-        pace.hurry()
-
-
 async def idle(engine):
     for _ in range(2000):
         if not engine.core.has_work and not engine._streams:
@@ -342,5 +329,39 @@ def test_weights_that_are_not_whole_compute_nothing(engine, pace):
         await engine.start_weight_update()
         await engine.finish_weight_update(2)
         assert set((await task).versions) == {2}
+
+    run(main())
+
+
+def test_who_reads_samples_whole_is_woken_once_a_sample(engine, monkeypatch):
+    async def main():
+        loop, woken = asyncio.get_running_loop(), []
+        call = loop.call_soon_threadsafe
+        monkeypatch.setattr(loop, "call_soon_threadsafe", lambda *given: (woken.append(1), call(*given))[1])
+        params = PARAMS.with_(max_tokens=20, n=2)
+        chunks = [
+            chunk async for chunk in engine.generate(GenerateRequest("w", [5, 6, 7], params, whole=True))
+        ]
+        assert [(chunk.index, len(chunk.token_ids), chunk.finish_reason) for chunk in chunks] == [
+            (0, 20, "length"),
+            (1, 20, "length"),
+        ]
+        assert len(woken) <= 2
+        streamed = await collect(engine, "s", params)
+        assert [chunk.token_ids for chunk in chunks] == streamed.tokens
+
+    run(main())
+
+
+def test_who_reads_samples_whole_hears_of_aborts(engine):
+    async def main():
+        asked = GenerateRequest("w", [5], PARAMS.with_(max_tokens=250), whole=True)
+        reader = asyncio.create_task(anext(aiter(engine.generate(asked))))
+        await until(at_work(engine.core, "w"))
+        assert not reader.done()
+        await engine.abort("w")
+        chunk = await reader
+        assert chunk.finish_reason == "abort"
+        assert len(chunk.token_ids) >= 2
 
     run(main())

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from tests.support.families import CONFIGS, reference
-from tests.support.tiny import tiny_config, tiny_model
-from torch import Tensor
 
 from rondo import models
 from rondo.client.types import SamplingParams
@@ -20,18 +15,20 @@ from rondo.engine.cache import KVCache
 from rondo.engine.compiled import CompiledDecoder, CompiledStep
 from rondo.engine.config import EngineConfig
 from rondo.engine.llm import LLM
-from rondo.models import Decoder, Packed
 from rondo.models.adapters import LoraSpec, attach_lora, detach
 from rondo.ops import RopeSpec, rope_tables
 from rondo.ops.dispatch import use_reference
 from rondo.ops.native.build import compiler
 from rondo.ops.native.layers import DenseDecoder, Rotations, TokenRows
+from support.families import CONFIGS, reference
+from support.feeder import SIZE, WAYS, Feeder, check_bf16, model_of
+from support.threads import threads
+from support.tiny import tiny_model
 
 pytestmark = pytest.mark.skipif(
     not compiler(), reason="no C compiler here: install gcc to test the compiled layers"
 )
 
-SIZE, BLOCKS = 4, 64
 KINDS: dict[str, dict[str, Any]] = {
     "qwen3": {},
     "llama": {"model_type": "llama", "architectures": ["LlamaForCausalLM"]},
@@ -49,120 +46,25 @@ KINDS: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 16,
     },
 }
-LENGTHS = (13, 9, 40, 1)
-WAYS = {
-    "whole": [(13, 9, 40, 1)],
-    "in chunks": [(6, 0, 17, 0), (1, 4, 7, 1), (5, 1, 8, 0), (1, 4, 8, 0)],
-    "one by one": [tuple(int(at < n) for n in LENGTHS) for at in range(40)],
-    "one after another": [(13, 0, 0, 0), (0, 9, 0, 0), (0, 0, 40, 0), (0, 0, 0, 1)],
-}
-
-
-def model_of(**changes: Any) -> Decoder:
-    shape = {"hidden_size": 64, "intermediate_size": 80, "head_dim": 16, "vocab_size": 99} | changes
-    return models.new(tiny_config(**shape), seed=3).requires_grad_(False)
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-class Feeder:
-    """Four sequences and where their blocks are; feeds the next tokens of each, in a step for each tuple of `way`."""
-
-    def __init__(self, model: Decoder, kept: torch.dtype | None = None) -> None:
-        self.cache = KVCache(model.attention_specs(), [BLOCKS], SIZE, kept or model.dtype, model.device)
-        compiled = CompiledDecoder.of(model, self.cache)
-        assert compiled is not None
-        self.compiled = compiled
-        generator = torch.Generator().manual_seed(1)
-        self.tokens = [torch.randint(0, 99, (n,), generator=generator) for n in LENGTHS]
-        self.tables = torch.randperm(BLOCKS, generator=generator).view(len(LENGTHS), -1)
-
-    def feed(self, way: list[tuple[int, ...]]) -> list[Tensor]:
-        done = [0] * len(LENGTHS)
-        got: list[list[Tensor]] = [[] for _ in LENGTHS]
-        for counts in way:
-            owners = torch.tensor([i for i, n in enumerate(counts) for _ in range(n)])
-            positions = torch.cat([torch.arange(done[i], done[i] + n) for i, n in enumerate(counts)])
-            tokens = torch.cat(
-                [x[done[i] : done[i] + n] for i, (x, n) in enumerate(zip(self.tokens, counts, strict=True))]
-            )
-            slots = self.tables[owners, positions // SIZE] * SIZE + positions % SIZE
-            longest = int(positions.max()) + 1
-            related = sum(counts) > sum(n > 0 for n in counts)
-            # A whole sequence's from its first token on: frequencies by the length so far depend on how it is cut.
-            lengths = torch.tensor(LENGTHS)[owners]
-            rows = TokenRows(
-                tokens,
-                positions,
-                longest,
-                self.tables[None, :, : -(-longest // SIZE)].contiguous(),
-                owners,
-                positions + 1,
-                slots[None],
-                longest,
-                related,
-                lengths,
-            )
-            x = self.compiled.trunk(CompiledStep(rows), None)
-            for i, n in enumerate(counts):
-                got[i].append(x[:n])
-                x = x[n:]
-                done[i] += n
-        return [torch.cat(rows) for rows in got]
-
-    def want(self) -> list[Tensor]:
-        packed = Packed([0, *torch.tensor(LENGTHS).cumsum(0).tolist()])
-        with use_reference():
-            x = self.compiled.model.trunk(torch.cat(self.tokens), packed.positions, packed)
-        return list(x.split(LENGTHS))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_way_gives_the_models_own_rows_and_the_same_bits(kind: str) -> None:
     feeder = Feeder(model_of(**KINDS[kind]))
-    want = feeder.want()
-    first: list[Tensor] | None = None
-    for count in (1, 2, 3, 4):
-        for way in WAYS.values():
-            with threads(count), torch.inference_mode():
-                got = feeder.feed(way)
-            for ours, theirs in zip(got, want, strict=True):
-                assert (ours - theirs).abs().max() <= 1e-4 * theirs.abs().max()
-            first = first or got
-            for ours, before in zip(got, first, strict=True):
-                assert torch.equal(ours, before)
+    for ours, theirs in zip(feeder.same_in_every_way(1, 2, 3, 4), feeder.want(), strict=True):
+        assert (ours - theirs).abs().max() <= 1e-4 * theirs.abs().max()
 
 
 @pytest.mark.parametrize("kept", [torch.float16, torch.int8, torch.float8_e4m3fn], ids=str)
 def test_a_narrow_cache_is_read_as_it_was_written_in_every_way(kept: torch.dtype) -> None:
     feeder = Feeder(model_of(), kept)
-    with threads(2), torch.inference_mode():
-        whole, *others = (feeder.feed(way) for way in WAYS.values())
-    for got in others:
-        assert all(torch.equal(a, b) for a, b in zip(got, whole, strict=True))
-    for ours, theirs in zip(whole, feeder.want(), strict=True):
+    for ours, theirs in zip(feeder.same_in_every_way(2), feeder.want(), strict=True):
         assert (ours - theirs).abs().max() <= 0.2 * theirs.abs().max()
 
 
-def test_bf16_rounds_where_the_model_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rondo.engine.compiled.cpu_multiplies_bf16", lambda: False)
+def test_bf16_rounds_where_the_model_does() -> None:
     feeder = Feeder(model_of().to(torch.bfloat16))
-    with torch.inference_mode():
-        whole, chunks = feeder.feed(WAYS["whole"]), feeder.feed(WAYS["in chunks"])
-    for ours, other, theirs in zip(whole, chunks, feeder.want(), strict=True):
-        assert ours.dtype == torch.bfloat16
-        assert torch.equal(ours, other)
-        difference = (ours.float() - theirs.float()).abs()
-        assert difference.max() <= 0.06 * theirs.float().abs().max()
-        assert difference.mean() <= 0.01 * theirs.float().abs().max()
+    check_bf16(feeder.same_in_every_way(1), feeder.want())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -179,8 +81,7 @@ def test_a_row_is_the_same_beside_few_and_beside_many(dtype: torch.dtype) -> Non
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-@pytest.mark.parametrize("way", WAYS)
-def test_only_the_rows_that_are_read_come_back(way: str, count: int) -> None:
+def test_only_the_rows_that_are_read_come_back(count: int) -> None:
     feeder = Feeder(model_of())
     [counts] = WAYS["whole"]
     owners = torch.tensor([i for i, n in enumerate(counts) for _ in range(n)])

@@ -1,6 +1,7 @@
 """The KV cache in other types than the model's: near the model's own numbers, and the same however it is cut."""
 
 import random
+from copy import deepcopy
 
 import pytest
 import torch
@@ -39,18 +40,31 @@ def samples(llm: LLM, prompts, params=ALONE):
     return [sample for output in llm.generate(prompts, params) for sample in output.outputs]
 
 
-@pytest.mark.parametrize("kv_dtype", FARTHEST)
-def test_logprobs_are_near_the_models_own(model, prompts, kv_dtype):
-    got = samples(engine(model, kv_dtype=kv_dtype), prompts)
-    worst = 0.0
-    for prompt, sample in zip(prompts, got, strict=True):
+def farthest(llm: LLM, prompts) -> float:
+    """The largest difference of a log-probability from the model's own."""
+    worst, model = 0.0, llm.core.model
+    for prompt, sample in zip(prompts, samples(llm, prompts), strict=True):
         tokens = torch.tensor(prompt + sample.token_ids)
         with torch.no_grad():
             logits = model(tokens, torch.arange(len(tokens)), Packed([0, len(tokens)]))[len(prompt) - 1 : -1]
         want = token_logprobs(logits, torch.tensor(sample.token_ids), 1.0)
         worst = max(worst, (torch.tensor(sample.logprobs) - want).abs().max().item())
+    return worst
+
+
+@pytest.mark.parametrize("kv_dtype", FARTHEST)
+def test_logprobs_are_near_the_models_own(model, prompts, kv_dtype):
+    worst = farthest(engine(model, kv_dtype=kv_dtype), prompts)
     assert worst <= FARTHEST[kv_dtype]
     assert kv_dtype == "float32" or worst > FARTHEST[kv_dtype] / 20
+
+
+@pytest.mark.parametrize("kv_dtype", ["auto", "float32", "int8"])
+def test_a_model_in_a_type_that_no_kernel_has(model, prompts, kv_dtype):
+    """Of the model, of the cache or of both: the references take it, pieces of prompts included."""
+    wide = deepcopy(model).double()
+    worst = farthest(engine(wide, kv_dtype=kv_dtype, max_step_tokens=32), prompts)
+    assert worst <= FARTHEST.get(kv_dtype, 1e-5)
 
 
 @pytest.mark.parametrize("kv_dtype", ["bfloat16", *SMALL])

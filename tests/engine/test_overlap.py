@@ -11,7 +11,7 @@ from rondo.client.types import GenerateRequest, SamplingParams
 from rondo.engine.config import EngineConfig
 from rondo.engine.core import EngineCore
 from rondo.engine.llm import LLM
-from support.engines import Pace, at_work, collect, threaded
+from support.engines import at_work, collect
 from support.waiting import run, until
 
 PARAMS = SamplingParams(max_tokens=30, seed=1, ignore_eos=True, detokenize=False)
@@ -199,19 +199,6 @@ def test_a_step_that_fails_beside_the_caller_fails_the_engine(tiny):
 @pytest.fixture
 def core(tiny):
     return make(tiny)
-
-
-@pytest.fixture
-def pace(core):
-    core.runner.execute = Pace(core.runner.execute)
-    return core.runner.execute
-
-
-@pytest.fixture
-def engine(core, pace):
-    with threaded(core) as engine:
-        yield engine
-        pace.hurry()
 
 
 def test_streams_pauses_and_verbs_of_a_server(engine, pace, tiny):

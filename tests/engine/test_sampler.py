@@ -3,9 +3,10 @@ import pytest
 import torch
 
 from rondo.client.types import SamplingParams
+from rondo.engine import sampler as module
 from rondo.engine.randomness import derive, uniforms
 from rondo.engine.request import Request
-from rondo.engine.sampler import Sampler, draw_filtered, edit_row
+from rondo.engine.sampler import EDITS, LOGPROBS, MASKED, Batch, Sampler, draw_filtered, edit_row
 from rondo.ops import draw
 
 
@@ -96,3 +97,30 @@ def test_penalties_are_openais_and_the_repetition_penalty_is_hugging_faces():
     logits = torch.tensor([1.0, -1.0, 2.0, 2.0, 2.0, 2.0])
     edit_row(logits, request, eos_ids=(5,))
     assert logits.tolist() == [0.5, -2.0, 1.0 - 0.5 - 0.5, 1.0 - 0.5 - 0.25, 2.0, -float("inf")]
+
+
+@pytest.mark.parametrize("scored", [False, True])
+def test_only_rows_with_a_grammar_are_masked(monkeypatch, scored):
+    """Whoever else is in the batch costs nothing; log-probabilities are those of the logits as they were."""
+    rows, vocab = 6, 70
+    requests = [Request(str(i), 0, [1], SamplingParams(logit_bias={5: 50.0}), 10, i) for i in range(rows)]
+    needs = np.zeros(rows, dtype=np.int64)
+    needs[[1, 4]] |= MASKED
+    needs[3] |= EDITS
+    if scored:
+        needs[0] |= LOGPROBS
+    zeros = np.zeros(rows, dtype=np.uint64)
+    wanted = int(np.bitwise_or.reduce(needs))
+    batch = Batch(requests, None, needs, wanted, np.ones(rows, np.float32), (), zeros, zeros)
+    masks = torch.full((rows, 3), -1, dtype=torch.int32)
+    masks[1], masks[4] = 0b101, 0
+    logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(0))
+    before, seen = logits.clone(), []
+    masked = module.masked
+    monkeypatch.setattr(module, "masked", lambda some, bits: seen.append(len(some)) or masked(some, bits))
+    edited = Sampler(rows, (), vocab)._edit(logits, batch, masks)
+    assert seen == [1, 1]
+    want = masked(before, masks)
+    want[3, 5] += 50.0
+    assert torch.equal(edited, want)
+    assert torch.equal(logits, before) == scored

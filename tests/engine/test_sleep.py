@@ -14,7 +14,7 @@ from rondo.engine.core import EngineCore
 from rondo.engine.llm import LLM
 from rondo.models import load, save
 from rondo.train.memory import keep_freed_memory
-from support.engines import PARAMS, Pace, at_work, collect, threaded
+from support.engines import PARAMS, at_work, collect
 from support.waiting import run, until
 
 CONFIG = EngineConfig(max_num_seqs=4, block_size=4)
@@ -29,19 +29,6 @@ def folder(tiny, tmp_path) -> Path:
 @pytest.fixture
 def core(folder) -> EngineCore:
     return EngineCore(load(folder), CONFIG, reload=lambda: load(folder))
-
-
-@pytest.fixture
-def pace(core):
-    core.runner.run = Pace(core.runner.run)
-    return core.runner.run
-
-
-@pytest.fixture
-def engine(core, pace):
-    with threaded(core) as engine:
-        yield engine
-        pace.hurry()
 
 
 @pytest.mark.parametrize("level", [1, 2])

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import random
 import re
 
 import pytest
@@ -13,7 +14,11 @@ from rondo.engine.async_engine import AsyncEngine
 from rondo.engine.config import EngineConfig
 from rondo.engine.core import EngineCore
 from rondo.engine.llm import LLM
+from rondo.engine.request import Request
 from rondo.engine.structured import checker
+from rondo.engine.structured.grammars import Grammars
+from rondo.engine.structured.masks import Masker
+from rondo.engine.structured.matcher import Matcher
 from support.tiny import tiny_model, tiny_tokenizer
 
 SCHEMA = {
@@ -34,6 +39,10 @@ FORMS = {
     "lark": StructuredOutputsParams(grammar='start: "a" start "b" | "-"'),
     "gbnf": StructuredOutputsParams(grammar='root ::= xy xy? "."\nxy ::= "x" | "y"'),
 }
+
+
+HARD = [rf"/(.|\n)*a(.|\n){{{count}}}b(.|\n)*/" for count in range(1, 10)]
+"""Patterns that are small each, and large where all must be met."""
 
 
 def fits(kind: str, text: str) -> bool:
@@ -146,6 +155,36 @@ def test_two_ranks_obey_alike(model, tokenizer, tmp_path):
     assert [s.token_ids for o in got for s in o.outputs] == [s.token_ids for o in want for s in o.outputs]
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_what_may_come_next_is_every_token_that_some_answer_goes_on_with(model, tokenizer, count):
+    """Also where the form leaves but one text: which tokens it is made of is the model's to choose."""
+    choices = ["the user asks", "the answer is: no", "yes", "the user asks again"][:count]
+    llm = engine(model, tokenizer)
+    matcher = llm.core.grammars.matcher(StructuredOutputsParams(choice=choices))
+    spelled = [tokenizer.token_bytes(token) for token in range(model.config.vocab_size)]
+    texts = [choice.encode() for choice in choices]
+    rng = random.Random(count)
+    for _ in range(20):
+        request = Request("a", 0, [1], SamplingParams(), max_length=99, arrival=0)
+        request.matcher = Matcher(matcher.state.deep_copy(), matcher.ends, "")
+        said = b""
+        while True:
+            bits = Masker(model.config.vocab_size).start([request], [1]).bits.result()
+            got = {t for t in range(len(spelled)) if bits[0, t // 32] >> t % 32 & 1}
+            goes_on = {
+                t
+                for t, piece in enumerate(spelled)
+                if piece and t not in tokenizer.special_ids and any(x.startswith(said + piece) for x in texts)
+            }
+            assert got == goes_on | (set(matcher.ends) if said in texts else set())
+            if not goes_on:
+                break
+            token = rng.choice(sorted(goes_on))
+            request.tokens.append(token)
+            said += spelled[token]
+    llm.close()
+
+
 def test_logprobs_are_those_before_the_form(model, tokenizer):
     """What a learner computes again: the form is no part of the distribution."""
     llm = engine(model, tokenizer)
@@ -174,7 +213,7 @@ def test_logprobs_are_those_before_the_form(model, tokenizer):
         ({"grammar": 'start: start "a"'}, "enforced"),
         ({"regex": "a" * 300_000}, "longer"),
         ({"grammar": "root ::= " + "(" * 60_000 + '"a"' + ")" * 60_000}, "recursion"),
-        ({"regex": "a{1000000}"}, "large|too many"),
+        ({"grammar": f"start: A\nA: {' & '.join(HARD)}"}, "fuel"),
         ({"structural_tag": {"structures": []}}, "triggers"),
         ({"regex": "a", "choice": ["b"]}, "exactly one"),
         ({}, "exactly one"),
@@ -187,6 +226,25 @@ def test_what_cannot_be_enforced_is_refused_and_named(model, tokenizer, form, sa
     assert caught.value.param == "structured_outputs"
     assert not llm.core.has_work
     llm.close()
+
+
+def test_each_who_waits_for_a_grammar_is_told_by_his_own_field(tokenizer):
+    """All of them wait for the same compilation."""
+    grammars = Grammars(tokenizer.vocab_size, tokenizer.eos_ids, 8)
+    grammars.speak(tokenizer)
+    fields = ("structured_outputs", "guided_regex", "text.format", "response_format")
+
+    async def wait() -> list[object]:
+        forms = [StructuredOutputsParams(regex="[a-", param=field) for field in fields]
+        return await asyncio.gather(*map(grammars.ready, forms), return_exceptions=True)
+
+    for field, error in zip(fields, asyncio.run(wait()), strict=True):
+        assert isinstance(error, InvalidRequest)
+        assert (error.param, error.code) == (field, "invalid_value")
+        assert str(error).startswith(f"{field} cannot be enforced")
+    with pytest.raises(InvalidRequest, match=r"^text\.format cannot be enforced"):
+        grammars.matcher(StructuredOutputsParams(regex="[a-", param="text.format"))
+    grammars.close()
 
 
 def test_a_schema_that_is_not_strict_may_ask_for_more(model, tokenizer):

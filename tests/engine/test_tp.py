@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -30,6 +29,7 @@ from server.running import make_model
 from server.test_serve import serve, wait_until_ready
 from support.engines import Pace, at_work
 from support.ports import free_port
+from support.processes import alive, children_of, wait_until_gone
 from support.ranks import ThreadRanks
 from support.waiting import until
 
@@ -65,35 +65,13 @@ def processes_of(core: EngineCore) -> list[int]:
     return [other.process.pid for other in core.ranks.others]
 
 
-def is_there(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    # One whose parent has died and that nobody has waited for yet has ended all the same.
-    with open(f"/proc/{pid}/stat") as stat:
-        return stat.read().rpartition(")")[2].split()[0] != "Z"
-
-
-def wait_until_gone(pids: list[int], seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while any(map(is_there, pids)):
-        assert time.monotonic() < deadline, f"still there: {pids}"
-        time.sleep(0.02)
-
-
-def children_of(pid: int) -> list[int]:
-    with open(f"/proc/{pid}/task/{pid}/children") as children:
-        return list(map(int, children.read().split()))
-
-
 @pytest.fixture(scope="module")
 def two(folder):
     llm = LLM(folder, tokenizer=object(), config=CONFIG.model_copy(update={"tensor_parallel": 2}))
     yield llm
     pids = processes_of(llm.core)
     llm.close()
-    assert not any(map(is_there, pids))
+    assert not any(map(alive, pids))
 
 
 @pytest.fixture(scope="module")
@@ -334,7 +312,7 @@ time.sleep(60)
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
         pid, meeting, fork = process.stdout.readline().split()
         try:
-            assert is_there(int(pid))
+            assert alive(int(pid))
             process.kill()
             wait_until_gone([int(pid)])
             assert not Path(meeting).parent.exists()

@@ -170,8 +170,8 @@ def test_beside_an_engines_thread(core: EngineCore, folder: Path) -> None:
     async def main() -> None:
         assert await ask() == greedy(load(folder / "0"), PROMPT, 24)
         with pytest.raises(RondoError):
-            await engine.update_weights(str(folder / "nowhere"), version + 1)
-        await engine.update_weights(str(folder / "2"), version + 1)
+            await engine.update_weights(folder / "nowhere", version + 1)
+        await engine.update_weights(folder / "2", version + 1)
         assert engine.weight_version == version + 1
         assert await ask() == greedy(load(folder / "2"), PROMPT, 24)
 

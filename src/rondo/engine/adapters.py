@@ -16,6 +16,7 @@ from pathlib import Path
 
 from rondo.base.errors import ConfigError, InvalidRequest, NotFound, Overloaded
 from rondo.base.log import get_logger
+from rondo.base.paths import path_of
 from rondo.engine.adapter_reader import AdapterReader
 from rondo.engine.config import EngineConfig
 from rondo.engine.streams import settle
@@ -158,7 +159,7 @@ class Adapters:
         if not name:
             raise InvalidRequest("the adapter needs a name.", param="lora_name")
         self._check_free(name, replace)
-        folder = Path(folder).expanduser()
+        folder = path_of(folder, "lora_path")
         read, content = self.reader.read(folder)
         with self._lock:
             self._check_free(name, replace)
@@ -273,7 +274,7 @@ class Adapters:
 def folder_of_adapters(config: EngineConfig) -> Path | None:
     if config.adapters_dir is None:
         return None
-    folder = Path(config.adapters_dir).expanduser()
+    folder = path_of(config.adapters_dir, "engine.adapters_dir")
     if not folder.is_dir():
         raise ConfigError(
             f"adapters_dir is {folder}, which is not a folder. Make it, or name another.",

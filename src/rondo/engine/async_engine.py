@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from pathlib import Path
 
 from rondo.base.account import current
 from rondo.base.errors import InvalidRequest, Overloaded, RondoError, Unavailable
@@ -90,18 +91,20 @@ class AsyncEngine:
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         """Streams the request's samples. Leaving the iterator early aborts the request."""
         self._check_open(request)
-        request = replace(request, sampling=with_bad_words(request.sampling, self.tokenizer))
-        stream, account = Stream(asyncio.get_running_loop()), current()
+        sampling = with_bad_words(request.sampling, self.tokenizer)
+        if sampling is not request.sampling:
+            request = replace(request, sampling=sampling)
+        stream, account = Stream(asyncio.get_running_loop(), request.read_at_end), current()
         await self.core.grammars.ready(request.sampling.structured_outputs)
         try:
             async with self._loader.holding(request.adapter) as adapter:
-                # It is not asked whether that went well: its reader is woken once, by the first step or by an error.
+                # Not waited for: what wakes the reader is the step that gives it something, or an error.
                 self._inbox.post(lambda: self._open(request, stream, adapter))
                 await stream.news()
             readers = [SampleReader(sample, self.tokenizer) for sample in stream.samples]
             while True:
                 for reader in readers:
-                    chunk = reader.read()
+                    chunk = reader.read(stream.whole)
                     if chunk is not None:
                         if reader.request.error is not None:
                             raise reader.request.error
@@ -168,11 +171,11 @@ class AsyncEngine:
         """Requests that have begun with it finish; those that have not end with an error."""
         await self._inbox.ask(lambda: self._unload(name))
 
-    async def check_weights(self, path: str, version: int | None) -> None:
+    async def check_weights(self, path: Path, version: int | None) -> None:
         """Refuses what `update_weights` would, as far as it can be seen without reading the weights."""
         await asyncio.to_thread(self.core.check_weights, path, version)
 
-    async def update_weights(self, path: str, version: int) -> None:
+    async def update_weights(self, path: Path, version: int) -> None:
         """Between two steps goes over to the weights in the folder `path`. If anything is wrong with them, it goes on
         as it was."""
         with self.metrics.operation("update_weights"):
@@ -264,7 +267,9 @@ class AsyncEngine:
 
     def _tell(self, step: Step) -> None:
         self.metrics.observe(step, time.monotonic())
-        self._streams.wake({request.id for request in (*step.advanced, *step.finished)})
+        self._streams.wake(
+            {request.id for request in step.advanced}, {request.id for request in step.finished}
+        )
         for request in step.finished:
             self._forget(request)
 
@@ -315,7 +320,7 @@ class AsyncEngine:
         now = time.monotonic()
         for request in requests:
             self.metrics.observe_end(request, now)
-            self._streams.wake({request.id})
+            self._streams.wake(set(), {request.id})
             self._forget(request)
 
     def _forget(self, request: Request) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from rondo.engine.cache import KVCache, LayerCache
 from rondo.ops import AttentionSpec, DecodeStep, packed_attention, paged_decode
+from rondo.ops.native.attend import Pasts, attend
 from rondo.ops.paged_attention import additive, padded_attention, slots_at
 
 Ints = NDArray[np.int64]
@@ -103,10 +104,13 @@ class StepLayout:
     lengths: Tensor
     decodes: DecodeStep | None
     slots: Tensor
-    fresh: Sequence[int]
-    pieces: Sequence[Pieces]
+    fresh: Sequence[int] = ()
+    pieces: Sequence[Pieces] = ()
     related: bool = False
     """Whether some decodes are tokens of one request, and see each other."""
+    pasts: Pasts | None = None
+    """Of all tokens, where a compiled kernel takes them alike: nothing else than the decodes is laid out then, and
+    `slots` are those of all."""
 
 
 class Paged:
@@ -131,6 +135,10 @@ class Paged:
             layer.values.write(decodes.slots, v[: decodes.count])
         if decodes is not None and decodes.count == q.shape[0]:
             return paged_decode(spec, *pages, q, k, v, decodes, sinks)
+        if layout.pasts is not None:
+            layer.keys.write(layout.slots, k)
+            layer.values.write(layout.slots, v)
+            return attend(spec, q, *pages, layout.pasts, sinks)
         parts = []
         count = 0 if decodes is None else decodes.count
         if decodes is not None:

@@ -13,10 +13,12 @@ from rondo.models import Decoder
 from rondo.models.adapters.mixed import Served, Sites
 from rondo.models.decoder import DecoderLayer, Embed, Head
 from rondo.models.parts import DenseMlp, GqaAttention, Linear, Norm
+from rondo.models.quantized.parts import QuantizedLinear
 from rondo.ops.dispatch import references_only
-from rondo.ops.linear import cpu_multiplies_bf16
 from rondo.ops.native.layers import PROJECTIONS, DenseDecoder, DenseLayer, Ends, TokenRows
+from rondo.ops.native.linear import takes_bf16
 from rondo.ops.pages import Pages
+from rondo.ops.quantized import Quantized
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class CompiledDecoder:
     def logits(self, step: CompiledStep, read: Tensor | None) -> Tensor:
         """Of the tokens `read`, or of all."""
         assert self._decoder is not None
-        return self.model.head.cap(self._decoder.logits(step.rows, self._pages, read))
+        return self._cap(self._decoder.logits(step.rows, self._pages, read))
 
     def trunk(self, step: CompiledStep, read: Tensor | None) -> Tensor:
         """As the model's own."""
@@ -83,7 +85,12 @@ class CompiledDecoder:
     def head(self, x: Tensor) -> Tensor:
         """As the model's own."""
         assert self._decoder is not None
-        return self.model.head.cap(self._decoder.head(x))
+        return self._cap(self._decoder.head(x))
+
+    def _cap(self, logits: Tensor) -> Tensor:
+        """In the model's own type, as the model does it."""
+        head = self.model.head
+        return logits if head.softcap is None else head.cap(logits.to(self.model.dtype)).float()
 
     @property
     def _pages(self) -> list[tuple[Pages, Pages]]:
@@ -91,25 +98,28 @@ class CompiledDecoder:
 
 
 def _dense_decoder(model: Decoder, groups: Sequence[int], sites: Sites | None) -> DenseDecoder | None:
-    if type(model) is not Decoder or (model.dtype == torch.bfloat16 and cpu_multiplies_bf16()):
+    if type(model) is not Decoder or (model.dtype == torch.bfloat16 and not _takes_bf16(model)):
         return None
     embed, head = model.embed, model.head
-    if (
-        type(embed) is not Embed
-        or type(head) is not Head
-        or type(head.out) is not Linear
-        or type(head.norm) is not Norm
-    ):
+    if type(embed) is not Embed or type(head) is not Head or type(head.norm) is not Norm:
+        return None
+    out = _weights("head", head.out)
+    if list(out) != ["head"]:
         return None
     layers = [
         _dense(layer, f"layers.{i}", group, sites)
         for i, (layer, group) in enumerate(zip(model.layers, groups, strict=True))
     ]
     whole = [layer for layer in layers if layer is not None]
-    ends = Ends(embed.weight, embed.scale, head.norm.weight, head.out.weight)
+    ends = Ends(embed.weight, embed.scale, head.norm.weight, out["head"])
     if len(whole) < len(layers) or not DenseDecoder.fits(whole, ends):
         return None
     return DenseDecoder(whole, ends, model.config.norm_eps, model.config.norm_offset)
+
+
+def _takes_bf16(model: Decoder) -> bool:
+    """torch has no product with quantized weights that would be faster."""
+    return takes_bf16() or any(type(module) is QuantizedLinear for module in model.modules())
 
 
 def _dense(layer: nn.Module, path: str, group: int, sites: Sites | None) -> DenseLayer | None:
@@ -128,20 +138,27 @@ def _dense(layer: nn.Module, path: str, group: int, sites: Sites | None) -> Dens
     parts |= {name: getattr(layer, name) for name in ("attention_norm", "mlp_norm")}
     if attention.part.qk_norm is not None:
         parts |= {name: getattr(attention, name) for name in ("q_norm", "k_norm")}
-    if any(
-        type(part) not in (Linear, Norm) or part._parameters.get("weight") is None for part in parts.values()
-    ):
+    held = [_weights(name, part) for name, part in parts.items()]
+    weights = {name: weight for each in held for name, weight in each.items()}
+    if not all(held):
         return None
-    weights = {
-        name if kind == "weight" else f"{name}_bias": tensor
-        for name, part in parts.items()
-        for kind, tensor in part.named_parameters(recurse=False)
-    }
     dense = DenseLayer(attention.spec, attention.part.rope, mlp.gate.out_features, weights, group=group)
     if sites is None:
         return dense
     paths = [f"{path}.{'attention' if name in 'qkvo' else 'mlp'}.{name}" for name in PROJECTIONS]
     return replace(dense, sites=tuple(sites.paths[each] for each in paths))
+
+
+def _weights(name: str, part: nn.Module) -> dict[str, Tensor | Quantized]:
+    """Those of a plain part, under the names that compiled layers know; none where it is another part."""
+    found: dict[str, Tensor | Quantized] = {}
+    if type(part) is QuantizedLinear:
+        found[name] = part.quantized
+    elif type(part) in (Linear, Norm) and (weight := part._parameters.get("weight")) is not None:
+        found[name] = weight
+    if found and (bias := part._parameters.get("bias")) is not None:
+        found[f"{name}_bias"] = bias
+    return found
 
 
 def _is_common(layer: DecoderLayer, attention: GqaAttention, mlp: DenseMlp) -> bool:

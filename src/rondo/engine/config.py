@@ -83,7 +83,9 @@ class EngineConfig(Section):
         le=64,
         description="Processes, each with a slice of the model: a GPU each, or parts of one CPU.",
     )
-    threads: int | None = Field(None, ge=1, description="CPU threads of one step; all cores by default.")
+    threads: int | None = Field(
+        None, ge=1, le=4096, description="CPU threads of one step; all cores by default."
+    )
     speculation: Literal["off", "ngram", "draft"] = Field(
         "off", description="Guess next tokens: from the request's own text, or with draft_model."
     )
@@ -93,6 +95,10 @@ class EngineConfig(Section):
     ngram_max: int = Field(5, ge=1, description="Most last tokens that are compared.")
     draft_model: str | None = Field(
         None, description="A small model with the same vocabulary: its name or folder."
+    )
+    deterministic: bool = Field(
+        False,
+        description="Start only where a request's bits depend on nothing but itself, and are the learner's.",
     )
     seed: int = Field(0, description="Where requests without a seed of their own get theirs from.")
     adapters_dir: str | None = Field(

@@ -14,12 +14,14 @@ from rondo.base.errors import ConfigError, Conflict, RondoError
 from rondo.client.types import FinishReason, GenerateRequest
 from rondo.engine.adapter_reader import AdapterReader
 from rondo.engine.adapters import Adapters, LoadedAdapter, unloaded
+from rondo.engine.announce import announce
 from rondo.engine.blocks import BlockPool
 from rondo.engine.cache import KVCache, block_bytes, choose_num_blocks, kv_dtype
 from rondo.engine.config import EngineConfig
+from rondo.engine.deterministic import hold_bits, refusal
 from rondo.engine.groups import GroupedPool
 from rondo.engine.host import host_caches, swap_of
-from rondo.engine.intake import Intake, max_model_len, nothing_left
+from rondo.engine.intake import Intake, max_model_len, not_finite, nothing_left
 from rondo.engine.native import check_native
 from rondo.engine.overlap import Overlap, check_overlap
 from rondo.engine.plan import Plan
@@ -57,6 +59,7 @@ class EngineCore:
         self.model = model
         if model.device.type == "cpu":
             compile_all()
+        self._let_bits_go = hold_bits(model, config, self)
         given = model.config.eos_ids if eos_ids is None else eos_ids
         # A tokenizer may know more tokens than the model does.
         self.eos_ids = tuple(token for token in given if 0 <= token < model.config.vocab_size)
@@ -101,6 +104,7 @@ class EngineCore:
         self._requests: dict[str, list[Request]] = {}
         if config.threads is not None:
             torch.set_num_threads(config.threads)
+        announce(model, self.runner.compiled is not None)
 
     @property
     def weight_version(self) -> int:
@@ -145,6 +149,8 @@ class EngineCore:
     def load_adapter(self, name: str, folder: str | Path, replace: bool = False) -> None:
         """Serves the adapter in `folder` under `name`. With `replace` it may be a new version of one that is there:
         requests in progress end with the version they have."""
+        if self.config.deterministic:
+            raise refusal("adapters", "are not loaded: what they add rounds otherwise in a learner. Merge it")
         self.adapters.add(name, folder, replace)
 
     def unload_adapter(self, name: str) -> list[Request]:
@@ -232,21 +238,20 @@ class EngineCore:
         computed."""
         self.updating = False
 
-    def check_weights(self, folder: str | Path, version: int | None) -> None:
+    def check_weights(self, folder: Path, version: int | None) -> None:
         """Refuses what `update_weights` would, as far as it can be seen without reading the weights."""
         self._check_awake_for_update()
         if version is not None:
             self._check_newer(version)
         self._check_owns_weights()
-        check_version(Path(folder).absolute(), self.model.config)
+        check_version(folder, self.model.config)
 
-    def update_weights(self, folder: str | Path, version: int) -> None:
+    def update_weights(self, folder: Path, version: int) -> None:
         """A whole update from a model's folder: it is read beside the weights in use, and takes their place when all of
         it is there. If anything is wrong with it the engine goes on as it was."""
         self._check_update(version)
         self._check_owns_weights()
         self.stop()
-        folder = Path(folder).absolute()
         reload = self._reload_from(folder)
         put(self.model, self._all_have(partial(read_version, self.model, reload, folder)))
         self.torn = False
@@ -284,8 +289,9 @@ class EngineCore:
         """`fail` is called, from whatever thread, once the engine cannot go on for a reason outside its steps."""
 
     def close(self) -> None:
-        """Gives back what is not of this process."""
+        """Gives back what is not of this process, and what was asked of all of it."""
         self.grammars.close()
+        self._let_bits_go()
 
     def _check_update(self, version: int) -> None:
         self._check_awake_for_update()
@@ -442,11 +448,7 @@ class EngineCore:
         for request in requests:
             self.runner.cache.clean(request.tables)
             self.scheduler.finish(request)
-            request.error = RondoError(
-                "the model's output is not finite (NaN or infinity), so there is no next token. The weights are "
-                "damaged, or overflow in this dtype: try another checkpoint, or float32.",
-                code="not_finite",
-            )
+            request.error = not_finite()
             self._end(request, "abort")
         self.pool.forget()
 

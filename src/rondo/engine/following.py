@@ -83,7 +83,7 @@ class Follower(RankCore):
         for number in numbers:
             self._served.pop(number, None)
 
-    def update_weights(self, folder: str | Path, version: int) -> None:
+    def update_weights(self, folder: Path, version: int) -> None:
         # Where it is refused, it is on all ranks, and rank 0 says so.
         with contextlib.suppress(RondoError):
             super().update_weights(folder, version)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
-from rondo.base.errors import InvalidRequest
+from rondo.base.errors import InvalidRequest, RondoError
 from rondo.client.types import GenerateRequest
 from rondo.engine.adapters import LoadedAdapter
 from rondo.engine.config import EngineConfig
@@ -60,7 +60,7 @@ class Intake:
         return samples
 
     def check(self, request: GenerateRequest, prompt: list[int]) -> None:
-        self._check_prompt(prompt, 0 if request.pooling else 1)
+        check_prompt(prompt, self._max_model_len, self._vocab, 0 if request.pooling else 1)
         params = request.sampling
         if request.pooling and params.n > 1:
             raise InvalidRequest(f"n is {params.n}, but a prompt has one vector: n must be 1.", param="n")
@@ -83,13 +83,6 @@ class Intake:
                 param="n",
             )
 
-    def _check_prompt(self, prompt: list[int], answer: int) -> None:
-        check_length(len(prompt), self._max_model_len, answer)
-        if min(prompt) < 0 or max(prompt) >= self._vocab:
-            raise InvalidRequest(
-                f"the prompt has a token id outside the vocabulary of {self._vocab}.", param="prompt"
-            )
-
     def _check_known(self, field: str, ids: Collection[int]) -> None:
         if ids and (min(ids) < 0 or max(ids) >= self._vocab):
             raise InvalidRequest(
@@ -97,17 +90,28 @@ class Intake:
             )
 
 
-def check_length(tokens: int, max_model_len: int, answer: int, name: str = "the prompt") -> None:
-    """`answer` is how many tokens must be left for it."""
-    if not tokens:
-        raise InvalidRequest(f"{name} is empty: it needs at least one token.", param="prompt")
-    if tokens + answer > max_model_len:
+def check_prompt(
+    prompt: Sequence[int],
+    max_model_len: int,
+    vocab: int,
+    answer: int,
+    name: str = "the prompt",
+    param: str = "prompt",
+    common: int = 0,
+) -> None:
+    """`answer` is how many tokens must be left for it; `common` are further ones, of which only the number counts."""
+    length = len(prompt) + common
+    if not length:
+        raise InvalidRequest(f"{name} is empty: it needs at least one token.", param=param)
+    if length + answer > max_model_len:
         left = ", of which at least one must be left for the answer" if answer else ""
         raise InvalidRequest(
-            f"{name} has {tokens} tokens, but the context is {max_model_len} tokens{left}. Shorten the prompt.",
-            param="prompt",
+            f"{name} has {length} tokens, but the context is {max_model_len} tokens{left}. Shorten the prompt.",
+            param=param,
             code="context_length_exceeded",
         )
+    if prompt and (min(prompt) < 0 or max(prompt) >= vocab):
+        raise InvalidRequest(f"{name} has a token id outside the vocabulary of {vocab}.", param=param)
 
 
 def nothing_left(request: Request) -> InvalidRequest:
@@ -127,6 +131,14 @@ def nothing_left(request: Request) -> InvalidRequest:
         else "logit_bias"
     )
     return InvalidRequest(f"{field} and min_tokens leave no next token {at}.", param=field)
+
+
+def not_finite() -> RondoError:
+    return RondoError(
+        "the model's output is not finite (NaN or infinity), so there is no next token and no vector. The weights are "
+        "damaged, or overflow in this dtype: try another checkpoint, or float32.",
+        code="not_finite",
+    )
 
 
 def max_model_len(config: EngineConfig, max_positions: int) -> int:

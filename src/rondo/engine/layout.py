@@ -18,7 +18,11 @@ from rondo.engine.plan import Plan
 from rondo.engine.request import Request
 from rondo.models.adapters.mixed import Served
 from rondo.ops import DecodeStep
+from rondo.ops.dispatch import references_only
+from rondo.ops.native.attend import Pasts
+from rondo.ops.native.build import library
 from rondo.ops.native.layers import TokenRows
+from rondo.ops.native.numbers import GIVEN, KEPT
 
 Ints = NDArray[np.int64]
 
@@ -196,9 +200,19 @@ def _addresses(served: Sequence[Served | None]) -> Tensor | None:
     )
 
 
-def step_layouts(flat: Flat, device: torch.device) -> list[StepLayout]:
-    """For each group of layers: each kind of token by the operation made for it."""
+def step_layouts(flat: Flat, device: torch.device, given: torch.dtype, kept: torch.dtype) -> list[StepLayout]:
+    """For each group of layers: each kind of token by the operation made for it. The model's type is `given`, the
+    cache's `kept`."""
     lengths = to_device(flat.lengths, device)
+    compiled = (
+        device.type == "cpu"
+        and given in GIVEN
+        and kept in KEPT
+        and not references_only()
+        and library("attend") is not None
+    )
+    if compiled:
+        return [_alike(flat, past, lengths) for past in flat.pasts]
     return [_step_layout(flat, past, lengths, device) for past in flat.pasts]
 
 
@@ -222,6 +236,19 @@ def _step_layout(flat: Flat, past: Past, lengths: Tensor, device: torch.device) 
         together(pieces, tables.block_size, device),
         related=first < count,
     )
+
+
+def _alike(flat: Flat, past: Past, lengths: Tensor) -> StepLayout:
+    """All tokens over their request's pages. Decodes by themselves have a kernel that writes, too."""
+    only = flat.decodes == len(flat.tokens)
+    related = only and len(flat.requests) < flat.decodes
+    decodes = _decode_step(flat, past, lengths.device) if only else None
+    table = past.tables.read(flat.rows, int(past.seen.max()) + 1)
+    seen = past.seen + 1
+    pasts = Pasts(
+        torch.from_numpy(table), torch.from_numpy(flat.owners), torch.from_numpy(seen), int(seen.sum())
+    )
+    return StepLayout(lengths, decodes, torch.from_numpy(past.slots), related=related, pasts=pasts)
 
 
 def _decode_step(flat: Flat, past: Past, device: torch.device) -> DecodeStep:

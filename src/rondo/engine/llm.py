@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from rondo.base.errors import ConfigError, InvalidRequest
 from rondo.base.ids import new_id
+from rondo.base.paths import path_of
 from rondo.client.beam import Beam, BeamSearch, BeamSearchOutput, BeamSearchParams, Scored
 from rondo.client.openai import Message
 from rondo.client.ranking import best, spread
@@ -170,7 +171,8 @@ class LLM:
     def update_weights(self, path: str | Path, version: int) -> None:
         """Goes on with the weights in the folder `path`, of a model like this one. If anything is wrong with them, it
         goes on as it was."""
-        self.core.update_weights(path, version)
+        # Ranks may work in another folder.
+        self.core.update_weights(path_of(path, "path").absolute(), version)
 
     def start_weight_update(self) -> None:
         self.core.start_weight_update()

@@ -13,6 +13,7 @@ from rondo.engine.core import EngineCore
 from rondo.engine.native import check_native
 from rondo.engine.overlap import check_overlap
 from rondo.models import load
+from rondo.models.devices import device_named
 
 
 def load_core(
@@ -21,12 +22,11 @@ def load_core(
     """`eos_ids` are the model's own by default."""
     check_native(config)
     check_overlap(config)
-    device = pick_device(config.device)
     if config.tensor_parallel > 1:
         from rondo.engine.tp import lead
 
-        return lead(folder, config, device, eos_ids, weight_version)
-    read = partial(load, folder, torch_dtype(config.dtype), device)
+        return lead(folder, config, eos_ids, weight_version)
+    read = partial(load, folder, torch_dtype(config.dtype), pick_device(config.device))
     return EngineCore(read().eval(), config, eos_ids, weight_version, reload=read)
 
 
@@ -37,4 +37,4 @@ def torch_dtype(name: str) -> torch.dtype | None:
 def pick_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(name)
+    return device_named(name)

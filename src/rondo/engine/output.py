@@ -72,12 +72,13 @@ class SampleReader:
             )
         self._matcher = StopMatcher(params.stop, params.include_stop_str_in_output) if params.stop else None
 
-    def read(self) -> TokenChunk | None:
-        """What is new; None if nothing is. After a chunk with a finish reason there is no more."""
+    def read(self, at_end: bool = False) -> TokenChunk | None:
+        """What is new; None if nothing is, or it is not the end that is waited for. After a chunk with a finish reason
+        there is no more."""
         request = self.request
         reason = request.finish_reason
         end = len(request.weight_versions)
-        if self.done or (end == self._read and reason is None):
+        if self.done or (reason is None and (at_end or end == self._read)):
             return None
         stop_reason: int | str | None = request.stop_reason
         text = ""

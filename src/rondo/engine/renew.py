@@ -32,12 +32,24 @@ def check_version(folder: Path, served: ModelConfig) -> None:
 
 
 def _check_same(folder: Path, config: ModelConfig, served: ModelConfig) -> None:
+    if config.quantization != served.quantization:
+        raise ModelError(
+            f"{folder} has weights that are {_kind(config)}, and those that are served are {_kind(served)}: give a "
+            "folder that is quantized in the same way.",
+            param="path",
+        )
     if _shape(config) != _shape(served):
         raise ModelError(
             f"{folder} is another model than the one that is served: its config.json describes other layers or "
             "sizes. Start a server for it.",
             param="path",
         )
+
+
+def _kind(config: ModelConfig) -> str:
+    if config.quantization is None:
+        return "not quantized"
+    return f"quantized ({config.quantization.method})"
 
 
 def _shape(config: ModelConfig) -> ModelConfig:

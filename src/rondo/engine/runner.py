@@ -180,7 +180,8 @@ class Runner:
         if self.compiled is not None and self.compiled.can(served):
             self._forget()
             return compiled_step(flat, tokens, positions, served, self.compiled.by_length), None
-        return step_layouts(flat, self.device), self._mixture(flat, served, readers)
+        layouts = step_layouts(flat, self.device, self.model.dtype, self.cache.dtype)
+        return layouts, self._mixture(flat, served, readers)
 
     def _mixture(self, flat: Flat, served: list[Served | None], readers: list[Request]) -> Mixture | None:
         """What the adapters of this step's requests add, in the order of the flat row; `readers` have the rows read."""

@@ -18,6 +18,7 @@ from rondo.engine.randomness import uniforms
 from rondo.engine.request import Request
 from rondo.engine.structured.masks import Masker, Masks
 from rondo.ops import NO_TOKEN, choose_tokens, draw, token_logprobs
+from rondo.ops.draw import masked
 
 Ints = NDArray[np.int64]
 
@@ -89,8 +90,9 @@ class Drawn:
     tokens: Tensor
     logprobs: Tensor | None = None
     top: Top | None = None
-    edited: Tensor | None = None
-    """The logits that tokens were chosen from, where requests changed them."""
+    source: Tensor | None = None
+    """The logits that tokens were chosen from, where requests changed them or have `masks`."""
+    masks: Tensor | None = None
 
     def read(self) -> Sampled:
         """Waits for the device."""
@@ -99,18 +101,18 @@ class Drawn:
         return Sampled(tokens, logprobs, {} if self.top is None else self.top.read(), self._excluded(tokens))
 
     def _excluded(self, tokens: list[int]) -> frozenset[int]:
-        if self.edited is None or NO_TOKEN not in tokens:
+        if self.source is None or NO_TOKEN not in tokens:
             return frozenset()
-        return frozenset(torch.nonzero(self.edited.amax(-1) == -torch.inf).flatten().tolist())
+        left = self.source if self.masks is None else masked(self.source, self.masks)
+        return frozenset(torch.nonzero(left.amax(-1) == -torch.inf).flatten().tolist())
 
 
 class Sampler:
     """Holds each running request's parameters by its row, so that a step gathers them without a loop."""
 
     def __init__(self, max_num_seqs: int, stop_ids: tuple[int, ...] = (), vocab: int = 0) -> None:
-        self._vocab = vocab
         self.eos_ids = stop_ids
-        self._masker = Masker()
+        self._masker = Masker(vocab)
         self._temperature = np.zeros(max_num_seqs, dtype=np.float32)
         self._top_k = np.zeros(max_num_seqs, dtype=np.int64)
         self._top_p = np.ones(max_num_seqs, dtype=np.float32)
@@ -151,53 +153,59 @@ class Sampler:
             limits,
             self._seed[rows],
             (positions if ahead is None else positions + ahead).astype(np.uint64),
-            self._masks(requests, needs) if wanted & MASKED else None,
+            self._masker.start(requests, needs & MASKED) if wanted & MASKED else None,
         )
-
-    def _masks(self, requests: list[Request], needs: Ints) -> Masks | None:
-        rows = [i for i in np.flatnonzero(needs & MASKED).tolist() if requests[i].matcher is not None]
-        return self._masker.start(requests, rows, self._vocab) if rows else None
 
     def sample(self, logits: Tensor, batch: Batch) -> Drawn:
         """logits [R, V], one row a request."""
-        if not batch.wanted & (EDITS | MASKED | FILTERS):
-            return self._sample_plain(logits, batch)
-        edited = self._edit(logits, batch) if batch.wanted & (EDITS | MASKED) else None
-        tokens = _choose(logits if edited is None else edited, batch)
+        masks = _found(batch, logits)
+        if not batch.wanted & (EDITS | FILTERS):
+            return self._sample_plain(logits, batch, masks)
+        edited = self._edit(logits, batch, masks)
+        tokens = _choose(edited, batch)
+        source = edited if batch.wanted & (EDITS | MASKED) else None
         if not batch.wanted & LOGPROBS:
-            return Drawn(tokens, edited=edited)
+            return Drawn(tokens, source=source)
         logprobs = token_logprobs(logits, tokens.clamp(min=0), _on(logits, batch.scored_at))
-        return Drawn(tokens, logprobs, _top(logits, tokens, logprobs, batch), edited)
+        return Drawn(tokens, logprobs, _top(logits, tokens, logprobs, batch), source)
 
-    def _sample_plain(self, logits: Tensor, batch: Batch) -> Drawn:
-        """In one pass, where all tokens come from the very distributions that log-probabilities are of."""
+    def _sample_plain(self, logits: Tensor, batch: Batch, masks: Tensor | None) -> Drawn:
+        """In one pass, where all tokens come from the very distributions that log-probabilities are of, or from what
+        masks leave of them."""
         scales = None
         if batch.wanted & LOGPROBS:
             scales = _on(logits, 1 / np.where(batch.scored_at == 0, np.float32(1), batch.scored_at))
-        tokens, logprobs = choose_tokens(logits.float(), *_fate(logits, batch), scales)
-        if logprobs is None:
-            return Drawn(tokens)
-        return Drawn(tokens, logprobs, _top(logits, tokens, logprobs, batch))
+        logits = logits.float()
+        tokens, logprobs = choose_tokens(logits, *_fate(logits, batch), scales, masks)
+        top = None if logprobs is None else _top(logits, tokens, logprobs, batch)
+        return Drawn(tokens, logprobs, top, None if masks is None else logits, masks)
 
     @torch.inference_mode()
     def choose(self, logits: Tensor, batch: Batch) -> Tensor:
         """The tokens alone."""
-        return _choose(self._edit(logits, batch) if batch.wanted & (EDITS | MASKED) else logits, batch)
+        return _choose(self._edit(logits, batch, _found(batch, logits)), batch)
 
-    def _edit(self, logits: Tensor, batch: Batch) -> Tensor:
+    def _edit(self, logits: Tensor, batch: Batch, masks: Tensor | None) -> Tensor:
         """With the grammars, biases and penalties of the requests that have some; a copy, where log-probabilities are
         those of the logits as they were."""
-        logits = logits.float().clone() if batch.wanted & LOGPROBS else logits.float()
-        if batch.masks is not None:
-            batch.masks.apply(logits)
+        given, logits = logits, logits.float()
+        if batch.wanted & (EDITS | MASKED) and batch.wanted & LOGPROBS and logits is given:
+            logits = logits.clone()
+        if masks is not None:
+            # One by one: what a row needs stays in the cache, and is never gathered.
+            for i in np.flatnonzero(batch.needs & MASKED).tolist():
+                logits[i : i + 1] = masked(logits[i : i + 1], masks[i : i + 1])
         for i in np.flatnonzero(batch.needs & EDITS).tolist():
             ahead = 0 if batch.ahead is None else int(batch.ahead[i])
             edit_row(logits[i], batch.requests[i], self.eos_ids, ahead)
         return logits
 
 
+def _found(batch: Batch, logits: Tensor) -> Tensor | None:
+    return None if batch.masks is None else batch.masks.on(logits.device)
+
+
 def _choose(logits: Tensor, batch: Batch) -> Tensor:
-    logits = logits.float()
     temperatures, draws = _fate(logits, batch)
     tokens, _ = choose_tokens(logits, temperatures, draws)
     if batch.wanted & FILTERS:

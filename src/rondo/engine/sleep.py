@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from rondo.base.errors import InvalidRequest, Unavailable
 from rondo.engine.cache import KVCache
 from rondo.models import Decoder
-from rondo.models.mapping import slots
+from rondo.models.adapters.attached import adapter_of
 
 Tag = Literal["weights", "kv_cache"]
 TAGS: tuple[Tag, ...] = get_args(Tag)
@@ -94,8 +94,10 @@ class Sleeper:
         """The checkpoint's parameters; those of an adapter that hangs on the model are not in it, and stay."""
         if self._dropped:
             return
-        stored = {piece.param for slot in slots(self.model) for piece in slot.pieces}
-        own = {name: p.data for name, p in self.model.named_parameters() if name in stored}
+        adapter = adapter_of(self.model)
+        parts = () if adapter is None else adapter.parts.values()
+        added = {id(parameter) for part in parts for parameter in part.parameters()}
+        own = {name: p.data for name, p in self.model.named_parameters() if id(p) not in added}
         self._dropped = {name: _like(tensor, torch.device("meta")) for name, tensor in own.items()}
         put(self.model, {name: tensor.new_empty(0) for name, tensor in own.items()})
 

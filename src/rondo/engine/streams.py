@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from concurrent.futures import Future
 from typing import TypeVar
 
@@ -19,10 +19,11 @@ T = TypeVar("T")
 class Stream:
     """Wakes the one coroutine that reads a request."""
 
-    __slots__ = ("error", "event", "loop", "samples")
+    __slots__ = ("error", "event", "loop", "samples", "whole")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, whole: bool = False) -> None:
         self.loop = loop
+        self.whole = whole
         self.event = asyncio.Event()
         self.samples: Sequence[Request] = ()
         self.error: Exception | None = None
@@ -43,8 +44,10 @@ class Stream:
 class Streams(dict[str, Stream]):
     """By the request's id."""
 
-    def wake(self, ids: Iterable[str]) -> None:
-        _wake([self[request_id] for request_id in ids if request_id in self])
+    def wake(self, advanced: Set[str], ended: Set[str]) -> None:
+        """Who reads samples whole is woken by the end of one alone."""
+        asked = ((self.get(request_id), request_id in ended) for request_id in advanced | ended)
+        _wake([stream for stream, end in asked if stream is not None and (end or not stream.whole)])
 
     def fail(self, error: RondoError) -> None:
         """Every reader gets the error, and there are none any more."""

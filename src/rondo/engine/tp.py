@@ -21,6 +21,8 @@ from rondo.engine.adapter_reader import AdapterReader
 from rondo.engine.adapters import LoadedAdapter, folder_of_adapters
 from rondo.engine.config import EngineConfig
 from rondo.engine.core import EngineCore
+from rondo.engine.deterministic import check_settings
+from rondo.engine.load import pick_device
 from rondo.engine.outbox import Outbox, Together
 from rondo.engine.plan import Plan
 from rondo.engine.rank_core import RankCore, digest_of_plan, digest_of_tokens, load_shard
@@ -45,17 +47,24 @@ IMPORTED, LOADED = 1, 2
 def lead(
     folder: Path,
     config: EngineConfig,
-    device: torch.device,
     eos_ids: tuple[int, ...] | None,
     weight_version: int,
 ) -> EngineCore:
     """Starts the other ranks and returns rank 0. What is wrong with model or settings is said before that."""
     size = config.tensor_parallel
     folder_of_adapters(config)
+    check_settings(config)
     check(folder)
-    split(parse(read_config(folder)), 0, size)
-    devices = _devices(device, size)
-    if device.type == "cpu" and config.threads is None:
+    whole = parse(read_config(folder))
+    if whole.quantization is not None:
+        raise ConfigError(
+            f"tensor_parallel is {size}, but the weights are quantized ({whole.quantization.method}), which only one "
+            "rank can hold: set tensor_parallel to 1.",
+            param="tensor_parallel",
+        )
+    split(whole, 0, size)
+    devices = _devices(config.device, size)
+    if devices[0] == "cpu" and config.threads is None:
         config = config.model_copy(update={"threads": max(1, torch.get_num_threads() // size)})
     ranks = Ranks(size, STEP_SECONDS)
     setup = Setup(0, folder, config, devices[0], eos_ids, weight_version, ranks.meeting, ranks.seconds)
@@ -75,15 +84,16 @@ def lead(
         raise
 
 
-def _devices(device: torch.device, size: int) -> list[str]:
-    if device.type != "cuda":
-        return [str(device)] * size
-    if device.index is not None:
+def _devices(name: str, size: int) -> list[str]:
+    """Of each rank. GPUs are counted before one is looked at."""
+    if name.startswith("cuda:"):
         raise ConfigError(
-            f"device is {device}, but tensor_parallel is {size}: the ranks take the GPUs from 0 on. "
+            f"device is {name}, but tensor_parallel is {size}: the ranks take the GPUs from 0 on. "
             "Choose among them with CUDA_VISIBLE_DEVICES, and set device to cuda.",
             param="device",
         )
+    if name != "cuda" and (device := pick_device(name)).type != "cuda":
+        return [str(device)] * size
     count = torch.cuda.device_count()
     if count < size:
         raise ConfigError(
@@ -140,11 +150,10 @@ class Leader(RankCore):
         super().reset_prefix_cache()
         self.outbox.tell("reset_prefix_cache")
 
-    def update_weights(self, folder: str | Path, version: int) -> None:
+    def update_weights(self, folder: Path, version: int) -> None:
         self._check_update(version)
         self.ranks.check()
-        # One process may work elsewhere than another.
-        self.outbox.send(("update_weights", (Path(folder).absolute(), version)))
+        self.outbox.send(("update_weights", (folder, version)))
         try:
             super().update_weights(folder, version)
         except RondoError:

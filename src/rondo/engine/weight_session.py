@@ -3,6 +3,8 @@ until then, or if anything fails, the version before it serves."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from rondo.base.errors import Conflict, InvalidRequest
 from rondo.client.engine import Engine
 
@@ -14,7 +16,7 @@ class WeightSession:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._given: tuple[str, int | None] | None = None
+        self._given: tuple[Path, int | None] | None = None
         self._finishing = False
         self.open = False
 
@@ -25,7 +27,7 @@ class WeightSession:
             )
         self.open = True
 
-    async def update(self, path: str, version: int | None) -> None:
+    async def update(self, path: Path, version: int | None) -> None:
         """Like vLLM's, an update that fails ends the session."""
         self._check_open()
         try:

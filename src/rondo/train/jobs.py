@@ -10,6 +10,7 @@ import torch
 
 from rondo import models
 from rondo.base.errors import ConfigError
+from rondo.base.paths import path_of
 from rondo.data.sources import Record, dataset_hash, read_jsonl
 from rondo.models.store import fingerprint, resolve
 from rondo.text.tokenizer import Tokenizer
@@ -37,7 +38,7 @@ def plan(kind: Kind, config: TrainConfig) -> Plan:
         if not getattr(config, name):
             raise ConfigError(f"which {name}? Give --{name}.", param=f"train.{name}")
     model = resolve(config.model)
-    records = read_jsonl(Path(config.data).expanduser())
+    records = read_jsonl(path_of(config.data, "train.data"))
     spec = {
         "kind": kind,
         "model": fingerprint(model),

@@ -14,6 +14,7 @@ from torch import Tensor
 from rondo import models
 from rondo.base.errors import ModelError
 from rondo.data.packing import Row
+from rondo.models.adapters.attached import adapter_of
 from rondo.models.attend import Attend, Packed
 from rondo.models.decoder import Decoder
 from rondo.models.parts import take
@@ -29,6 +30,12 @@ Metrics = dict[str, float]
 
 class Learner:
     def __init__(self, model: Decoder, config: OptimConfig) -> None:
+        if model.config.quantization is not None and adapter_of(model) is None:
+            raise ModelError(
+                f"the model's weights are quantized ({model.config.quantization.method}), and cannot be trained: "
+                "train an adapter over them, or the checkpoint that is not quantized",
+                param="model",
+            )
         self.model = model
         self.config = config
         self.step = 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -17,6 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rondo.ops import AttentionSpec
+from rondo.ops.dispatch import references_only
+from rondo.ops.native.attend import Pasts, can_attend
+from rondo.ops.native.packed import attend_rows
 
 Ints = NDArray[np.int64]
 
@@ -54,6 +58,7 @@ class SharedPrefix:
         self._parts = [_Padded(alike, device) for alike in groups.values()]
         order = np.concatenate([part.order for part in self._parts])
         self._back = torch.from_numpy(np.argsort(order)).to(device)
+        self._pasts = tree.pasts() if torch.device(device).type == "cpu" else None
 
     @property
     def lengths(self) -> Tensor:
@@ -70,6 +75,11 @@ class SharedPrefix:
     ) -> Tensor:
         assert spec.softcap is None, "ask shares_prefixes() first"
         assert sinks is None, "ask shares_prefixes() first"
+        if self._pasts is not None and not references_only() and can_attend(q, k, v):
+            return attend_rows(spec, q, k, v, None, self._pasts, self._parts, partial(self._padded, spec))
+        return self._padded(spec, q, k, v, None)
+
+    def _padded(self, spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
         outputs = [part.attend(spec, q, k, v) for part in self._parts]
         return F.embedding(self._back, torch.cat(outputs).flatten(1)).view(*q.shape[:2], -1)
 
@@ -121,6 +131,18 @@ class _Tree:
             group_of.append(group)
         paths: dict[int, Ints] = {-1: np.empty(0, np.int64)}
         return [self._group(segments, paths) for segments in members]
+
+    def pasts(self) -> Pasts:
+        """Each segment's sequence is a table of rows, and they lie one after another."""
+        paths: dict[int, Ints] = {-1: np.empty(0, np.int64)}
+        own = [self._path(i, paths) for i in range(len(self.sizes))]
+        starts = np.cumsum([0, *(len(path) for path in own[:-1])])
+        seen = np.concatenate(
+            [at + np.arange(1, n + 1) for at, n in zip(self.positions, self.sizes, strict=True)]
+        )
+        owners = np.repeat(starts, self.sizes)
+        table = torch.from_numpy(np.concatenate(own))[:, None]
+        return Pasts(table, torch.from_numpy(owners), torch.from_numpy(seen), int(seen.sum()))
 
     def _path(self, segment: int, paths: dict[int, Ints]) -> Ints:
         """The rows of a segment's sequence: what it continues, and itself."""

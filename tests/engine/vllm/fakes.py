@@ -4,9 +4,10 @@ import json
 import os
 import signal
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
+
+from support.waiting import wait_until
 
 FAKE = Path(__file__).with_name("fake")
 
@@ -36,7 +37,7 @@ class Fake:
         os.kill(self.pids()[0], signal.SIGKILL)
 
     def wait_for(self, path: str, times: int = 1) -> None:
-        until(lambda: self.paths().count(path) >= times)
+        wait_until(lambda: self.paths().count(path) >= times)
 
 
 def make_fake(tmp_path: Path, version: str = "0.32.1") -> Fake:
@@ -51,17 +52,3 @@ def make_fake(tmp_path: Path, version: str = "0.32.1") -> Fake:
     )
     python.chmod(0o755)
     return Fake(folder, str(python))
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
-    except FileNotFoundError:
-        return False
-
-
-def until(check, seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not check():
-        assert time.monotonic() < end, "it did not come to pass"
-        time.sleep(0.01)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.vllm.fakes import alive, make_fake, until
+from engine.vllm.fakes import make_fake
 from rondo.base.errors import ConfigError, RondoError, Unavailable
 from rondo.client.types import GenerateRequest, SamplingParams
 from rondo.engine.config import EngineConfig, VllmConfig
@@ -26,7 +26,9 @@ from rondo.engine.vllm.versions import check_version
 from rondo.models import save
 from support import waiting
 from support.engines import collect
+from support.processes import alive, wait_until_gone
 from support.tiny import tiny_model
+from support.waiting import wait_until as until
 
 PARAMS = SamplingParams(max_tokens=3, temperature=0, detokenize=False)
 LONG = PARAMS.with_(max_tokens=4000)
@@ -104,7 +106,7 @@ def test_requests_are_told_and_later_ones_work(tmp_path, models):
         run(work(loaded))
         assert not any(map(alive, before)), "a worker outlived its server"
         pids = fake.pids()
-    assert not any(map(alive, pids))
+    wait_until_gone(pids)
 
 
 def test_it_comes_back_as_it_was(tmp_path):
@@ -136,7 +138,7 @@ def test_asleep_it_comes_back_asleep(tmp_path):
         await backend.wake(["weights"])
         fake.kill()
         until(lambda: fake.paths().count("start") == 2 and backend.up)
-        assert fake.paths()[-2:] == ["/sleep?level=2&mode=keep", "/wake_up?tags=weights"]
+        assert fake.paths()[-2:] == ["/sleep?level=1&mode=keep", "/wake_up?tags=weights"]
         await backend.wake(None)
         fake.kill()
         until(lambda: fake.paths().count("start") == 3 and backend.up)
@@ -151,7 +153,7 @@ def test_killed_in_a_weight_update_the_old_weights_serve(tmp_path, models):
 
     async def work(engine):
         fake.does("hangs")
-        update = asyncio.create_task(engine.update_weights(str(models / "1"), 1))
+        update = asyncio.create_task(engine.update_weights(models / "1", 1))
         await asyncio.to_thread(fake.wait_for, "/update_weights")
         fake.kill()
         with pytest.raises(Unavailable) as lost:
@@ -164,7 +166,7 @@ def test_killed_in_a_weight_update_the_old_weights_serve(tmp_path, models):
             ["/update_weight_version", {"new_version": "0"}],
         ]
         assert (engine.weight_version, engine.weight_state().whole, engine.ready) == (0, True, True)
-        await engine.update_weights(str(models / "1"), 1)
+        await engine.update_weights(models / "1", 1)
         assert (await collect(engine, "a", PARAMS)).versions == [1, 1, 1]
 
     with engine(fake, models) as loaded:
@@ -207,7 +209,7 @@ def test_stopped_while_it_starts_again(tmp_path):
         fake.kill()
         fake.wait_for("start", 2)
     assert not failures
-    assert not any(map(alive, fake.pids()))
+    wait_until_gone(fake.pids())
 
 
 def test_killed_in_its_first_start(tmp_path, home):
@@ -218,7 +220,7 @@ def test_killed_in_its_first_start(tmp_path, home):
     with pytest.raises(ConfigError, match="vLLM was killed by signal 9"), remote(fake):
         pass
     killer.join()
-    assert not any(map(alive, fake.pids()))
+    wait_until_gone(fake.pids())
     assert not list((home / "run").iterdir())
 
 
@@ -258,7 +260,7 @@ def test_nothing_of_it_is_left_where_its_owner_is_killed(tmp_path, home, startin
     finally:
         owner.kill()
         owner.wait()
-    until(lambda: not any(map(alive, fake.pids())), 20)
+    wait_until_gone(fake.pids())
     until(lambda: not list((home / "run").iterdir()), 20)
 
 

@@ -12,6 +12,8 @@ import sys
 from typing import Any
 
 MOST_BYTES = 4 << 30
+OPTIONS = '%llguidance {"no_forcing": true}\nstart: ""'
+"""Where a form leaves but one text, every token that goes on with it may come next: the model says which."""
 Task = dict[str, Any]
 
 
@@ -35,8 +37,14 @@ def try_out(task: Task) -> dict[str, str]:
 
     try:
         grammar = converted(task)
-    except Exception as error:  # of whatever kind: it is about what the client sent
-        return {"error": first_line(f"{type(error).__name__}: {error}")}
+    except ValueError as error:
+        return {"error": first_line(str(error))}
+    except RecursionError:
+        return {"error": "it is nested too deeply"}
+    except MemoryError:
+        return {"error": "it needs too much memory"}
+    except Exception:  # of whatever kind: it is about what the client sent
+        return {"error": f"it is not of the form that {task['kind']} takes"}
     refused = LLMatcher.validate_grammar(grammar)
     return {"error": first_line(refused)} if refused else {"grammar": grammar}
 
@@ -46,6 +54,14 @@ def first_line(message: str) -> str:
 
 
 def converted(task: Task) -> str:
+    """A list of grammars: the answer is of the first one. Options are of all of them, wherever they are said."""
+    grammar = in_one_of_its_forms(task)
+    form = json.loads(grammar) if grammar.startswith("{") else {"grammars": [{"lark_grammar": grammar}]}
+    form["grammars"].append({"name": "options", "lark_grammar": OPTIONS})
+    return json.dumps(form)
+
+
+def in_one_of_its_forms(task: Task) -> str:
     from llguidance import LLMatcher, grammar_from
 
     kind, source = task["kind"], task["source"]
@@ -68,9 +84,7 @@ def tagged(tag: dict[str, Any]) -> str:
     tags = []
     for structure in tag["structures"]:
         begin = structure["begin"]
-        trigger = next((each for each in triggers if begin.startswith(each)), None)
-        if trigger is None:
-            raise ValueError(f"no trigger begins {begin!r}")
+        trigger = next(each for each in triggers if begin.startswith(each))
         schema = structure["schema"]
         tags.append(StructTag(trigger=trigger, begin=begin, grammar=schema, end=structure["end"]))
     return StructTag.to_grammar(tags, assume_special=False)

@@ -7,12 +7,14 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rondo.base.errors import InvalidRequest, Overloaded
+from rondo.client.blame import renamed
 from rondo.client.structured import StructuredOutputsParams
 from rondo.engine.structured.checker import Checker
 from rondo.engine.structured.matcher import Matcher
@@ -96,18 +98,15 @@ class Grammars:
         self._waiting += 1
         try:
             # Others may wait for the same one: who leaves does not cancel it.
-            await asyncio.shield(asyncio.wrap_future(self.start(params)))
+            with _own_name(params):
+                await asyncio.shield(asyncio.wrap_future(self.start(params)))
         finally:
             self._waiting -= 1
 
     def matcher(self, params: StructuredOutputsParams) -> Matcher:
         """At the beginning of an answer; waits where it must."""
-        try:
+        with _own_name(params):
             compiled = self.start(params).result()
-        except InvalidRequest as error:
-            # It may have been compiled for a request that named it by another field.
-            message = error.message.replace(str(error.param), params.param, 1)
-            raise InvalidRequest(message, param=params.param, code=error.code) from None
         return Matcher(compiled.deep_copy(), self._ends, params.param)
 
     def close(self) -> None:
@@ -136,7 +135,9 @@ class Grammars:
         # What this finds out is known to the copies too.
         compiled.compute_bitmask()
         if compiled.is_error():
-            raise params.refusal(f"cannot be enforced: {compiled.get_error().partition(chr(10))[0]}")
+            why = compiled.get_error().partition("\n")[0]
+            why = "no text obeys it" if why.startswith("NoExtension") else why
+            raise params.refusal(f"cannot be enforced: {why}")
         if checked is None and time.thread_time() - started > FIRST_SECONDS:
             raise params.refusal("is too large: finding the next token takes too long")
         return compiled
@@ -158,3 +159,12 @@ class Grammars:
             self._checkers.append(self._local.checker)
         checker: Checker = self._local.checker
         return checker
+
+
+@contextmanager
+def _own_name(params: StructuredOutputsParams) -> Iterator[None]:
+    """A grammar may have been compiled for a request that named it by another field."""
+    try:
+        yield
+    except InvalidRequest as error:
+        raise renamed(error, error.param, params.param) from error

@@ -44,8 +44,8 @@ class _Wrapped:
         self.tokens = vocabulary.tokens
         self.special_token_ids = vocabulary.special
         self.eos_token_id = vocabulary.ends[0]
-        self._ids = {token: i for i, token in enumerate(vocabulary.tokens) if token}
 
     def __call__(self, text: str) -> list[int]:
-        """Only tokens that a grammar forces are asked for, and those are not used here."""
-        return [self._ids.get(bytes([byte]), 0) for byte in text.encode()]
+        """Asked only about texts that a grammar forces. None does, as the model chooses which tokens a text is made of:
+        see `OPTIONS` of check.py."""
+        raise AssertionError(f"a grammar forces {text!r}")

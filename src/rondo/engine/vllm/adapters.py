@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 from rondo.base.errors import ConfigError, InvalidRequest, NotFound, Overloaded
+from rondo.base.paths import path_of
 from rondo.engine.config import EngineConfig
 from rondo.engine.vllm.backend import Adapter, Backend
 from rondo.models.adapters.files import read_config
@@ -79,7 +80,7 @@ class VllmAdapters:
 
 
 def _lora_folder(path: str) -> Path:
-    folder = Path(path).expanduser().absolute()
+    folder = path_of(path, "lora_path").absolute()
     kind = read_config(folder).get("peft_type")
     if kind != "LORA":
         raise InvalidRequest(f"vLLM serves LoRA adapters, and {folder} is {kind!r}.", param="lora_path")

@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rondo.base.errors import ModelError, RondoError, Unavailable
+from rondo.base.errors import RondoError, Unavailable
 from rondo.base.log import get_logger
 from rondo.client.types import FinishReason
+from rondo.engine.intake import not_finite
 from rondo.engine.metrics import RequestMetrics
 from rondo.engine.request import Request
 from rondo.engine.step import Step
@@ -119,10 +120,7 @@ class Stream:
 
     def _take_vector(self, sample: Request, vector: NDArray[np.float32]) -> None:
         if not np.isfinite(vector).all():
-            raise ModelError(
-                "the model's output for this prompt is not finite; its weights may be damaged.",
-                code="not_finite",
-            )
+            raise not_finite()
         sample.vector = torch.tensor(vector)
         self._count(sample, [], 0)
 

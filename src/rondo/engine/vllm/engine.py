@@ -101,8 +101,9 @@ class VllmEngine:
 
     def load(self) -> tuple[int, int]:
         """vLLM does not say which of them it computes; more than fit together wait."""
-        running = min(self.in_flight, self.config.max_num_seqs)
-        return running, self.in_flight - running
+        in_flight = self.in_flight
+        running = min(in_flight, self.config.max_num_seqs)
+        return running, in_flight - running
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         """Streams the request's samples. Leaving the iterator early aborts the request."""
@@ -113,7 +114,7 @@ class VllmEngine:
                 await stream.event.wait()
                 stream.event.clear()
                 for reader in readers:
-                    chunk = reader.read()
+                    chunk = reader.read(request.read_at_end and stream.error is None)
                     if chunk is not None and (chunk.token_ids or stream.error is None):
                         if reader.done and reader.request.finish_reason is None:  # at a stop string
                             stream.end(reader.request, "stop")
@@ -179,19 +180,18 @@ class VllmEngine:
         """Requests that use it go on with it."""
         await self._adapters.unload(self.backend, name)
 
-    async def check_weights(self, path: str, version: int | None) -> None:
+    async def check_weights(self, path: Path, version: int | None) -> None:
         self._check_update(version)
-        await asyncio.to_thread(check_version, _absolute(path), self.model)
+        await asyncio.to_thread(check_version, path, self.model)
 
-    async def update_weights(self, path: str, version: int) -> None:
+    async def update_weights(self, path: Path, version: int) -> None:
         """vLLM stops between two steps while its workers read the folder. If one cannot, all read the old one."""
-        folder = _absolute(path)
         await self.check_weights(path, version)
         self._check_update(version)
         self._updating = True
         try:
             with self.metrics.operation("update_weights"):
-                await asyncio.shield(self._transfer(folder, version))
+                await asyncio.shield(self._transfer(path, version))
         finally:
             self._updating = False
 
@@ -228,11 +228,11 @@ class VllmEngine:
         self._check_open(request)
         prompt = list(request.prompt_ids)
         self._intake.check(request, prompt)
-        waiting = self.in_flight + request.sampling.n - self.config.max_num_seqs
-        if waiting > self.max_queued:
+        in_flight = self.in_flight
+        if in_flight + request.sampling.n - self.config.max_num_seqs > self.max_queued:
             self.metrics.rejected += 1
             raise Overloaded(
-                f"{self.in_flight} samples are running or waiting, and at most {self.max_queued} may wait "
+                f"{in_flight} samples are running or waiting, and at most {self.max_queued} may wait "
                 "(engine.max_queued). Try again later.",
                 code="queue_full",
             )
@@ -315,8 +315,3 @@ def _other_runner(request: GenerateRequest) -> InvalidRequest:
     else:
         message = "this vLLM gives answers, not vectors: serve the model with engine.vllm.runner=pooling too."
     return InvalidRequest(message, param="prompt", code="not_supported")
-
-
-def _absolute(path: str) -> Path:
-    """vLLM's processes may work in another folder."""
-    return Path(path).absolute()

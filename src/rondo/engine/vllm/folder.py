@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rondo.base.errors import StorageError
-from rondo.base.files import storage_error
+from rondo.base.files import hold, remove_unheld, storage_error
 from rondo.base.home import home
 from rondo.engine.vllm.plugins import write_plugins
 
@@ -31,9 +31,7 @@ class RunFolder:
             with _locked(place):
                 _sweep(place)
                 self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
-                self._lock = os.open(self.path, os.O_RDONLY)
-                with suppress(OSError):  # without locks nothing is ever swept
-                    fcntl.flock(self._lock, fcntl.LOCK_EX)
+                self._lock = hold(self.path)
             self.plugins = self.path / "plugins"
             self.plugins.mkdir()
             write_plugins(self.plugins)
@@ -79,9 +77,4 @@ def _locked(place: Path) -> Iterator[None]:
 def _sweep(place: Path) -> None:
     for left in place.glob(f"{PREFIX}*"):
         with suppress(OSError):  # somebody has it, or it has just gone
-            handle = os.open(left, os.O_RDONLY)
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(left, ignore_errors=True)
-            finally:
-                os.close(handle)
+            remove_unheld(left)

@@ -39,9 +39,8 @@ class VllmMetrics(RequestMetrics):
     def collect(self) -> Iterator[Metric]:
         own = {metric.name: metric for metric in super().collect()}
         theirs = {metric.name: metric for metric in self._theirs()}
-        guesses = {PREFIX + name for name in self.vllms if PREFIX + name in theirs}
-        yield from (metric for name, metric in own.items() if name not in guesses)
-        yield from (metric for name, metric in theirs.items() if name in guesses or name not in own)
+        guesses = {name: metric for name, metric in theirs.items() if name.removeprefix(PREFIX) in self.vllms}
+        yield from (theirs | own | guesses).values()
 
     def state(self, families: Families) -> Iterator[Metric]:
         running, waiting = self._engine.load()

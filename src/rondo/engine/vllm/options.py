@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rondo.base.errors import ConfigError
-from rondo.client.types import MAX_LOGPROBS
+from rondo.client.limits import MAX_LOGPROBS
 from rondo.engine.config import EngineConfig
 from rondo.engine.vllm.folder import RunFolder
 from rondo.engine.vllm.plugins import ENTRY_POINTS
@@ -25,6 +25,7 @@ REFUSED = {
     "swap_bytes_per_second": OWN,
     "recompute_tokens_per_second": OWN,
     "overlap": OWN,
+    "deterministic": OWN,
     "speculation": f"{OWN} (vLLM has --speculative-config, for vllm.args)",
     "draft_model": OWN,
     "adapters_dir": "is of Rondo's own engine: load adapters with /v1/load_lora_adapter",

@@ -12,7 +12,7 @@ COPIES = {"rondo_vllm_plugin": "rondo.weights.vllm_plugin", "rondo_vllm_parent":
 ENTRY_POINTS = {"rondo_folder": "rondo_vllm_plugin:register", "rondo_parent": "rondo_vllm_parent:watch"}
 
 
-def write_plugins(folder: Path) -> Path:
+def write_plugins(folder: Path) -> None:
     """Fills `folder` with copies of the plug-ins and what an installer would have written about them."""
     for name, module in COPIES.items():
         (folder / f"{name}.py").write_text(_source(module))
@@ -21,7 +21,6 @@ def write_plugins(folder: Path) -> Path:
     (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {PACKAGE}\nVersion: {__version__}\n")
     lines = [f"{name} = {place}" for name, place in ENTRY_POINTS.items()]
     (about / "entry_points.txt").write_text("\n".join(["[vllm.general_plugins]", *lines, ""]))
-    return folder
 
 
 def _source(module: str) -> str:

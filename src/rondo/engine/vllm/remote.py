@@ -100,7 +100,9 @@ class Remote:
         await self._verb("/wake_up", params={"tags": woken})
         if self._sleep is not None:
             level, asleep = self._sleep
-            self._sleep = (level, left) if (left := asleep.difference(woken)) else None
+            left = asleep.difference(woken)
+            # Weights that were dropped, and have come since, would be dropped again where only the cache is asleep.
+            self._sleep = (level if "weights" in left else 1, left) if left else None
 
     async def reset_prefix_cache(self) -> None:
         await self._verb("/reset_prefix_cache")

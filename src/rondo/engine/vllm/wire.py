@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rondo.base.errors import ModelError, RondoError
+from rondo.base.errors import RondoError
 from rondo.client.answers import error_of
 from rondo.client.types import PromptLogprobs
 from rondo.engine.vllm.backend import Asked, Piece, likeliest, scores_of, spread
@@ -34,7 +34,7 @@ def refusal(status: int, data: bytes) -> RondoError:
         details = data.decode("utf-8", "replace")[:500]
     if status >= 500:
         message = details.get("message", "") if isinstance(details, dict) else details
-        return ModelError(f"vLLM could not do it: {worker_error(str(message))}", code="vllm_error")
+        return RondoError(f"vLLM could not do it: {worker_error(str(message))}", code="vllm_error")
     return error_of(status, details)
 
 
