@@ -20,3 +20,27 @@ def test_relative_links_lead_to_files(document: Path) -> None:
     lost = sorted(link for link, path in targets.items() if not path.exists())
     outside = sorted(link for link, path in targets.items() if not path.is_relative_to(ROOT))
     assert (lost, outside) == ([], [])
+
+
+def anchors_of(document: Path) -> set[str]:
+    """As GitHub makes them of headings."""
+    headings = re.findall(
+        r"^#+ (.+)$", re.sub(r"^(```|~~~).*?^\1", "", document.read_text(), flags=re.M | re.S), re.M
+    )
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_into_a_document_lead_to_its_headings(document: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]*#[^)\s]+)\)", CODE.sub("", document.read_text())):
+        file, _, anchor = link.partition("#")
+        target = (document.parent / file) if file else document
+        if not re.match(r"[a-z]+:", link):
+            assert anchor in anchors_of(target), link
+
+
+@pytest.mark.parametrize("name", ["guide", "serving"])
+def test_contents_name_every_section(name: str) -> None:
+    text = (ROOT / "docs" / f"{name}.md").read_text()
+    sections = re.findall(r"^## (.+)$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.M)
+    assert re.findall(r"^\d+\. \[(.+)\]\(#", text, re.M) == sections

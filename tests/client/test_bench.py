@@ -250,7 +250,12 @@ def test_times_are_those_of_the_tokens() -> None:
         (HEAD + chunked(TOKEN, event(error={"message": "broken"}), END), "broken"),
         (HEAD + b"5\r\nda", "closed the connection in the middle"),
         (b"HTTP/1.1 200 OK\r\n\r\n" + TOKEN + USAGE + END, ""),
-        (HEAD + chunked(b"data: {\n\n"), "JSONDecodeError"),
+        (HEAD + chunked(b"data: {\n\n"), "an event that is not OpenAI's: {"),
+        (HEAD + chunked(b"data: 1\n\n"), "an event that is not OpenAI's: 1"),
+        (HEAD + chunked(TOKEN, event(usage={}), END), "an event that is not OpenAI's"),
+        (HEAD + chunked(event(usage={"prompt_tokens": None, "completion_tokens": 1})), "not OpenAI's"),
+        (b"HTTP/1.1\r\n\r\n", "does not speak HTTP/1.1"),
+        (b"SSH-2.0 OpenSSH\r\n\r\n", "does not speak HTTP/1.1"),
     ],
 )
 def test_answers_that_fail_say_why(whole: bytes, says: str) -> None:
@@ -333,3 +338,10 @@ def test_a_plot_without_its_extra_is_refused_before_the_load(monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(MissingExtra, match=r"rondo\[plot\]"):
         bench.serve(["--base-url", "http://127.0.0.1:1", "--plot", "x.png"])
+
+
+def test_a_picture_of_no_known_kind_is_refused_before_the_load(tmp_path: Path) -> None:
+    from rondo.cli import bench
+
+    with pytest.raises(ConfigError, match=r"x\.docx: a picture ends in \..*\.png"):
+        bench.serve(["--base-url", "http://127.0.0.1:1", "--plot", str(tmp_path / "x.docx")])

@@ -7,8 +7,10 @@ import pytest
 from pydantic import ValidationError
 
 from rondo.base.errors import InvalidRequest
-from rondo.client.openai import ChatRequest, CompletionRequest, parse
+from rondo.client.openai import ChatRequest, CompletionRequest
+from rondo.client.refusals import parse
 from rondo.client.response_input import messages_of
+from rondo.client.responses import ResponsesRequest
 from rondo.client.wire import shown
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
@@ -41,6 +43,48 @@ def test_unknown_fields_without_end() -> None:
         parse(ChatRequest, json.dumps(CHAT | {f"field{i}": 1 for i in range(5000)}).encode())
     with pytest.raises(InvalidRequest, match="unknown field: field0"):
         parse(ChatRequest, json.dumps(CHAT | {f"field{i}": 1 for i in range(5)}).encode())
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "says"),
+    [
+        (
+            ChatRequest,
+            {"stream_options": {"include_usag": True}},
+            "include_usag. Did you mean include_usage?",
+        ),
+        (
+            ResponsesRequest,
+            {"stream_options": {"include_usage": True}},
+            "Did you mean include_obfuscation?",
+        ),
+        (
+            ResponsesRequest,
+            {"text": {"format": {"type": "text", "nam": 1}}},
+            "text.format.nam. Did you mean name?",
+        ),
+        (
+            ChatRequest,
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "schema": {}, "stric": True},
+                }
+            },
+            "response_format.json_schema.stric. Did you mean strict?",
+        ),
+        (
+            ResponsesRequest,
+            {"tools": [{"type": "function", "name": "x", "parameter": {}}]},
+            "tools.0.parameter. Did you mean parameters?",
+        ),
+    ],
+)
+def test_an_unknown_field_names_the_nearest_beside_it(kind: Any, body: Any, says: str) -> None:
+    base = CHAT if kind is ChatRequest else {"model": "m", "input": "x"}
+    with pytest.raises(InvalidRequest) as caught:
+        parse(kind, json.dumps(base | body).encode())
+    assert caught.value.message.endswith(says)
 
 
 def test_a_huge_value_is_shown_by_its_beginning() -> None:

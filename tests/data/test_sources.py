@@ -24,6 +24,8 @@ def test_the_three_kinds_of_record_and_a_folder_of_files(tmp_path: Path) -> None
     ("line", "problem"),
     [
         ("{", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ('{"text": ' + "9" * 5000 + "}", "not JSON"),
         ("[]", "JSON object"),
         ('{"txt": "a"}', 'no "text"'),
         ('{"text": 3}', "must be a string, not int"),

@@ -112,6 +112,8 @@ def test_loading_and_unloading(admin: httpx.Client, user: httpx.Client, adapters
         ({"lora_name": "", "lora_path": "y"}, 400, "must be provided"),
         ({"lora_name": "tiny", "lora_path": "y"}, 400, "the name of the model itself"),
         ({"lora_name": "x", "lora_path": "/nowhere/at/all"}, 404, "no adapter's folder /nowhere/at/all"),
+        ({"lora_name": "x", "lora_path": "~nobody-here/x"}, 400, "no user '~nobody-here'"),
+        ({"lora_name": "x", "lora_path": "x" * 10_000}, 400, "longer than the file system allows"),
         ({"lora_name": "x", "lora_path": "/"}, 400, "has no adapter_config.json"),
         ({"lora_name": "x", "lora_path": "/", "load_in_place": True}, 400, "Did you mean load_inplace"),
     ],

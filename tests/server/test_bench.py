@@ -1,6 +1,8 @@
 """`rondo bench` against our own server, and without one."""
 
+import argparse
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,7 @@ import httpx
 import pytest
 
 from rondo.base.errors import ConfigError
-from rondo.cli import bench
+from rondo.cli import bench, bench_types
 from server.running import Running
 
 SMALL = "--num-prompts 12 --random-input-len 20 --random-output-len 8 --ignore-eos --seed 3"
@@ -100,13 +102,18 @@ def test_all_failed_is_no_success(running: Running, capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("--request-rate 0", "0 is not above 0"),
+        ("--request-rate 0", "'0' is not a number above 0"),
         ("--goodput itl:5", "'itl:5' is not NAME:MILLISECONDS"),
         ("--percentile-metrics ttfx", "'ttfx' is not one of"),
-        ("--metric-percentiles 101", "not numbers between 0 and 100"),
+        ("--metric-percentiles 101", "'101' is not a number between 0 and 100"),
         ("--extra-body [", "--extra-body is not valid JSON"),
-        ("--random-range-ratio 1", "not between 0 and 1"),
-        ("--num-prompts 0", "0 is not at least 1"),
+        ("--random-range-ratio 1", "'1' is not a number from 0 to below 1"),
+        ("--num-prompts 0", "'0' is not a whole number of at least 1"),
+        ("--num-prompts many", "'many' is not a whole number of at least 1"),
+        ("--num-warmups -5", "'-5' is not a whole number of at least 0"),
+        ("--random-prefix-len -5", "'-5' is not a whole number of at least 0"),
+        ("--save-result /dev/null/x.json", "no file can be written at /dev/null/x.json"),
+        ("--save-result /", "no file can be written at /"),
         ("--ramp-up-strategy linear", "A ramp needs"),
         (
             "--ramp-up-strategy linear --ramp-up-start-rps 1 --ramp-up-end-rps 2 --request-rate 3",
@@ -138,6 +145,46 @@ def test_offline_latency(model_folder: Path, capsys: pytest.CaptureFixture[str])
     average, *percentiles = capsys.readouterr().out.splitlines()
     assert average.startswith("Avg latency: ")
     assert [line.partition("%")[0] for line in percentiles] == ["10", "25", "50", "75", "90", "99"]
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("latency x --num-iters-warmup -40", "'-40' is not a whole number of at least 0"),
+        ("throughput x --num-prompts 0", "'0' is not a whole number of at least 1"),
+        ("throughput x --output-json /", "no file can be written at /"),
+    ],
+)
+def test_wrong_options_without_a_server(line: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        bench.run(line.split())
+
+
+def test_where_nothing_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked of `os`, since tests may run as who may do everything."""
+    taken, free = tmp_path / "taken.json", tmp_path / "new" / "free.json"
+    taken.touch()
+    assert bench_types.output(str(taken)) == taken
+    assert bench_types.output(str(free)) == free
+    for closed, path in ((taken, taken), (tmp_path, free)):
+        monkeypatch.setattr(os, "access", lambda which, mode, closed=closed: Path(which) != closed)
+        with pytest.raises(argparse.ArgumentTypeError, match="no file can be written"):
+            bench_types.output(str(path))
+
+
+def test_a_folder_that_may_not_be_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden, stat = tmp_path / "hidden", os.stat
+
+    def refuse(path, *args, **kwargs):
+        if str(path).startswith(f"{hidden}/"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat(path, *args, **kwargs)
+
+    hidden.mkdir()
+    monkeypatch.setattr(os, "stat", refuse)
+    monkeypatch.setattr(os, "access", lambda which, mode: Path(which) != hidden)
+    with pytest.raises(argparse.ArgumentTypeError, match="no file can be written"):
+        bench_types.output(str(hidden / "a" / "b.json"))
 
 
 def test_help_of_each(capsys: pytest.CaptureFixture[str]) -> None:

@@ -62,13 +62,13 @@ def test_a_bug_in_the_middle_of_a_stream_is_an_event(running, monkeypatch, caplo
 
 
 def test_a_bug_outside_the_routes_is_a_500_too(caplog):
-    from rondo.server.errors import log_bugs
+    from rondo.server.access import Access
 
     async def broken(scope, receive, send):
         raise KeyError("secret")
 
     async def main():
-        transport = httpx.ASGITransport(log_bugs(broken))
+        transport = httpx.ASGITransport(Access(broken))
         async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
             return await client.get("/")
 

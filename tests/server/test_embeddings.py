@@ -162,6 +162,8 @@ def test_special_tokens_stay_at_their_ends(ids, own, right, left):
         ({"input": []}, "input", "0 texts"),
         ({"input": ""}, "input", "empty"),
         ({"input": [[]]}, "input", "empty"),
+        ({"input": ["", ""]}, "input", "input 0 is empty"),
+        ({"input": [[70], [100000]]}, "input", "input 1 has a token id"),
         ({"input": ["a"] * 9}, "input", "1 to 8"),
         ({"input": "abc " * 40}, "input", "32 tokens"),
         ({"input": "abc " * 5000}, "input", "32 tokens"),

@@ -5,6 +5,8 @@ import pytest
 import torch
 import transformers
 
+from rondo.server import prompts
+
 QUERY, ITEMS, LABELS = "abc def", ["gh", "ab cab", ""], [70, 75, 81, 70]
 
 
@@ -45,6 +47,23 @@ def test_token_ids_in_place_of_texts(running):
     assert [item["score"] for item in answer["data"]] == [1.0, 1.0]
 
 
+def test_the_query_is_looked_at_once(running, monkeypatch):
+    looked, check = [], prompts.check_prompt
+    monkeypatch.setattr(prompts, "check_prompt", lambda ids, *rest: looked.append(ids) or check(ids, *rest))
+    body = {"query": [80, 81], "items": [[82], [83, 84], []], "label_token_ids": [70]}
+    assert httpx.post(running.url + "/generative_scoring", json=body).status_code == 200
+    assert looked == [[80, 81], [82], [83, 84], []]
+
+
+def test_query_and_item_together_must_fit(running):
+    """The context is 512, and one token is the label."""
+    for item, fits in ((11, True), (12, False)):
+        body = {"query": [80] * 500, "items": [[81] * item], "label_token_ids": [70]}
+        answer = httpx.post(running.url + "/generative_scoring", json=body)
+        assert answer.is_success == fits
+    assert "the prompt has 512 tokens" in answer.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("change", "status", "param"),
     [
@@ -53,6 +72,8 @@ def test_token_ids_in_place_of_texts(running):
         ({"items": ["abc " * 600]}, 400, "items"),
         ({"items": ["a", [5]]}, 400, "items"),
         ({"query": "", "items": [""]}, 400, "items"),
+        ({"query": [10**6], "items": [[70]]}, 400, "query"),
+        ({"query": [70], "items": [[70], [10**6]]}, 400, "items"),
         ({"label_token_ids": []}, 400, "label_token_ids"),
         ({"label_token_ids": [10**6]}, 400, "label_token_ids"),
         ({"label_token_ids": [-1]}, 400, "label_token_ids"),

@@ -203,13 +203,14 @@ def test_abort_requests_by_the_ids_of_their_answers(operated, admin, pace):
     assert other.reasons() == ["length"]
 
 
-def test_no_ids_are_those_of_all_requests(operated, admin):
+def test_no_ids_are_those_of_all_requests(operated, admin, pace):
     running = [Asking(operated.url) for _ in range(2)]
     asyncio.run(until(lambda: sum(operated.engine.load()) == 2))
     assert admin.post("/abort_requests", json={"request_ids": []}).json() == {
         "status": "aborted",
         "aborted": 2,
     }
+    pace.hurry()
     assert [one.reasons() for one in running] == [["abort"], ["abort"]]
 
 

@@ -7,6 +7,7 @@ import httpx
 import openai
 import pytest
 
+from rondo.server import prompts
 from support.engines import slowly
 from support.waiting import until
 
@@ -188,7 +189,23 @@ def test_concurrent_streams_are_not_mixed_up(running):
             "include_usage",
         ),
         ({"stream_options": {"include_usage": True}}, "stream_options", "stream"),
-        ({"messages": [{"role": "user", "content": "abc " * 600}]}, "prompt", "512"),
+        ({"messages": [{"role": "user", "content": "abc " * 600}]}, "messages", "512"),
+        ({"messages": [{"role": "user", "content": "abc " * 6000}]}, "messages", "cannot fit"),
+        ({"messages": [*CHAT, {"role": "user"}]}, "messages", "message 1 (user) has no content"),
+        ({"guided_grammar": "root ::= root"}, "guided_grammar", "no text obeys it"),
+        *(
+            (
+                {"response_format": {"type": "structural_tag", "triggers": ["<"]} | tag},
+                "response_format",
+                says,
+            )
+            for tag, says in (
+                ({"structures": [{"begin": 1, "schema": {}, "end": ">"}]}, "structures, triggers"),
+                ({"structures": []}, "must be {"),
+                ({"structures": [{"begin": "(", "schema": {}, "end": ")"}]}, "a trigger for each beginning"),
+                ({"structures": [{"begin": "<", "schema": {}, "end": ">"}], "triggers": [""]}, "must be {"),
+            )
+        ),
         ({"logit_bias": {"100000": 1}}, "logit_bias", "vocabulary"),
         ({"n": 0}, "n", "between"),
         ({"store": True}, "store", "not supported"),
@@ -220,11 +237,45 @@ def test_bad_requests_name_the_field(running, change, param, says):
         assert says in error["message"]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("beams", [False, True])
+def test_a_prompt_that_the_engine_refuses_is_the_messages(running, stream, beams):
+    if stream and beams:
+        pytest.skip("beams are not streamed")
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "a 1 " * 400}], "stream": stream}
+    body |= {"use_beam_search": True, "n": 2, "temperature": 0, "max_tokens": 4} if beams else {}
+    answer = httpx.post(running.url + "/v1/chat/completions", json=body)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert (error["param"], error["code"]) == ("messages", "context_length_exceeded")
+    assert error["message"].startswith("the prompt has ")
+
+
+def test_one_prompt_is_looked_at_once(running, monkeypatch):
+    """By the engine, and not on the event loop too; of several, none is begun where one is wrong."""
+    looked, check = [], prompts.check_prompt
+    monkeypatch.setattr(prompts, "check_prompt", lambda ids, *rest: looked.append(ids) or check(ids, *rest))
+    for route, body in (
+        ("chat/completions", {"messages": CHAT}),
+        ("responses", {"input": "a"}),
+        ("completions", {"prompt": [70, 71]}),
+    ):
+        asked = {"model": "tiny", "max_output_tokens" if route == "responses" else "max_tokens": 1, **body}
+        assert httpx.post(f"{running.url}/v1/{route}", json=asked).status_code == 200
+    assert looked == []
+    httpx.post(
+        running.url + "/v1/completions", json={"model": "tiny", "prompt": [[70], [71]], "max_tokens": 1}
+    )
+    assert looked == [[70], [71]]
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
         ({"prompt": []}, "at least one prompt"),
         ({"prompt": [[]]}, "empty"),
+        ({"prompt": [[1], [999999]]}, "prompt 1 has a token id outside the vocabulary"),
+        ({"prompt": [[999999]]}, "the prompt has a token id outside the vocabulary"),
         ({"prompt": ["a"] * 3000}, "2048"),
     ],
 )
@@ -235,6 +286,25 @@ def test_bad_prompts_name_the_field(running, change, says):
         assert answer.status_code == 400, answer.text
         assert answer.json()["error"]["param"] == "prompt"
         assert says in answer.json()["error"]["message"]
+
+
+def test_whoever_speaks_no_http_is_answered_too(running):
+    """Other servers tell an application of their own beginning and end."""
+    heard = []
+
+    async def send(message):
+        heard.append(message["type"])
+
+    async def talk():
+        words = iter(["lifespan.startup", "lifespan.shutdown"])
+
+        async def receive():
+            return {"type": next(words)}
+
+        await running.server.config.app({"type": "lifespan", "state": {}}, receive, send)
+
+    asyncio.run(talk())
+    assert heard == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
 
 
 def test_other_errors_have_the_same_shape(running):
@@ -258,6 +328,8 @@ def test_fields_that_clients_send_by_default_are_accepted(client):
         max_completion_tokens=3,
         n=1,
         user="me",
+        prompt_cache_key="x",
+        safety_identifier="y",
         store=False,
         metadata={"a": "b"},
         response_format={"type": "text"},

@@ -56,7 +56,7 @@ def test_what_cannot_fit_is_refused_without_tokenizing(tokenizer, monkeypatch):
 
     monkeypatch.setattr(tokenizer, "encode_batch", never)
     with pytest.raises(InvalidRequest, match="cannot fit") as caught:
-        asyncio.run(Prompts(tokenizer, 512).of_texts(["fits", "a" * 10_000_000]))
+        asyncio.run(Prompts(tokenizer, 512, tokenizer.vocab_size).of_texts(["fits", "a" * 10_000_000]))
     assert (caught.value.param, caught.value.code) == ("prompt", "context_length_exceeded")
 
 
@@ -69,7 +69,7 @@ def test_long_prompts_are_tokenized_beside_the_loop(tokenizer, monkeypatch):
         return encode(*args)
 
     monkeypatch.setattr(tokenizer, "encode_batch", noted)
-    prompts = Prompts(tokenizer, 10_000)
+    prompts = Prompts(tokenizer, 10_000, tokenizer.vocab_size)
     assert asyncio.run(prompts.of_texts(["a b"])) == [tokenizer.encode("a b")]
     assert threads[0] is threading.main_thread()
     assert asyncio.run(prompts.of_texts(["a b " * 2000])) == [tokenizer.encode("a b " * 2000)]

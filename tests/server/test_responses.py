@@ -8,6 +8,8 @@ import openai
 import pytest
 from openai.types.responses import Response
 
+from rondo.server.responses import Answering
+
 WEATHER = {
     "type": "function",
     "name": "get_weather",
@@ -202,6 +204,11 @@ def test_conversations_in_all_their_forms(talk, hermes):
         ({"store": True}, "store", "keeps no responses"),
         ({"background": True}, "background", "false"),
         ({"input": []}, "input", "at least one"),
+        ({"input": [{"type": "reasoning", "summary": []}]}, "input", "nothing but empty reasoning"),
+        ({"text": {"format": {"type": "json_schema"}}}, "text", "takes name and schema; got nothing"),
+        ({"text": {"format": {"type": "text", "name": "x"}}}, "text", "takes nothing else; got name"),
+        ({"input": "a" * 50_000}, "input", "the prompt has 50"),
+        ({"max_output_tokens": 10**30}, "max_output_tokens", "max_output_tokens must be between"),
         ({"input": 5}, "input", "list of items"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input", "item_reference"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input", "input.0.content"),
@@ -279,3 +286,16 @@ def test_a_bug_in_the_middle_of_a_stream_reaches_the_client(served, talk, hermes
     monkeypatch.setattr(served[1].engine, "generate", breaks)
     with pytest.raises(openai.APIError, match="internal error"):
         list(talk.responses.create(model="tiny", input="Hello", stream=True))
+
+
+def test_a_whole_response_is_built_once_and_read_at_its_end(talk, hermes, monkeypatch):
+    built, make = [], Answering._response
+    monkeypatch.setattr(Answering, "_response", lambda *given: (built.append(given[1]), make(*given))[1])
+    hermes.says("Good morning.")
+    options = {"model": "tiny", "input": "Hello", "tools": [WEATHER]}
+    talk.responses.create(**options)
+    assert (built, hermes.requests[-1].whole) == (["completed"], True)
+    events = list(talk.responses.create(**options, stream=True))
+    assert [event.type for event in events[:2]] == ["response.created", "response.in_progress"]
+    assert (built[1:], hermes.requests[-1].whole) == (["in_progress", "completed"], False)
+    assert [event.response.tools[0].name for event in (events[0], events[-1])] == ["get_weather"] * 2

@@ -1,5 +1,7 @@
 """How near texts are: the cosine of transformers' hidden states."""
 
+from contextlib import aclosing
+
 import httpx
 import numpy as np
 import pytest
@@ -101,3 +103,24 @@ def test_what_is_wrong_is_named(client, path, body, status, param):
 @pytest.mark.parametrize("path", ["/score", "/rerank"])
 def test_they_need_the_key(client, path):
     assert client.post(path, json={}, headers={"Authorization": "Bearer wrong"}).status_code == 401
+
+
+def test_both_sides_are_computed_together_once_all_texts_are_checked(model_folder, monkeypatch):
+    config, engine = ServerConfig(port=0), EngineConfig(max_num_seqs=4, max_model_len=64, max_queued=8)
+    for running in start(model_folder, engine, config):
+        asked, begun, generate = [], [], running.engine.generate
+
+        async def counted(request, generate=generate, asked=asked, begun=begun):
+            asked.append(request.id)
+            async with aclosing(generate(request)) as chunks:
+                async for chunk in chunks:
+                    begun.append(len(asked))
+                    yield chunk
+
+        monkeypatch.setattr(running.engine, "generate", counted)
+        url = running.url + "/score"
+        refused = httpx.post(url, json={"text_1": QUERY, "text_2": [*DOCUMENTS, "abc " * 70]})
+        assert (refused.status_code, asked) == (400, [])
+        assert httpx.post(url, json={"text_1": QUERY, "text_2": DOCUMENTS}).status_code == 200
+        assert (len(asked), begun[0]) == (5, 5)
+        assert httpx.post(url, json={"text_1": ["a"] * 8, "text_2": ["b"] * 8}).status_code == 200

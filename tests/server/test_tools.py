@@ -13,6 +13,7 @@ import transformers
 from rondo.data.packing import Document, pack
 from rondo.models import load, save
 from rondo.server.config import ServerConfig
+from rondo.server.thoughts import ThoughtCount
 from rondo.text.parsing.dialect import REASONING_PARSERS, TOOL_PARSERS
 from rondo.text.tokenizer import Tokenizer
 from rondo.train.config import OptimConfig
@@ -397,3 +398,16 @@ def test_a_model_that_has_learned_a_call_makes_it(tmp_path):
         assert len(choice.message.tool_calls[0].id) == 9
         with client.chat.completions.stream(**options) as stream:
             assert called(stream.get_final_completion().choices[0].message) == [("now", {})]
+
+
+def test_reasoning_is_counted_only_for_who_hears_of_it_and_while_there_is_any(talk, hermes, monkeypatch):
+    fed, text = [], ThoughtCount._text
+    options = {"model": "tiny", "messages": ASK}
+    thought, answer = "<think>abc def</think>", "gab " * 50
+    hermes.says(thought + answer)
+    monkeypatch.setattr(ThoughtCount, "_text", lambda *given: (fed.append(given[1]), text(*given))[1])
+    list(talk.chat.completions.create(**options, stream=True))
+    assert not fed
+    talk.chat.completions.create(**options)
+    assert 0 < len(fed) <= len(hermes.tokenizer.encode(thought + "gab", add_special=False))
+    assert hermes.requests[-1].whole

@@ -4,6 +4,7 @@ import asyncio
 import json
 import shutil
 import threading
+from pathlib import Path
 
 import httpx
 import pytest
@@ -13,6 +14,7 @@ from rondo.base.errors import ConfigError, Conflict, InvalidRequest, RondoError
 from rondo.engine.config import EngineConfig
 from rondo.models import load, new, save
 from rondo.server.config import ServerConfig
+from rondo.server.weights import folder_of
 from server.running import begun, start
 from support.alone import greedy
 from support.engines import Pace
@@ -113,13 +115,24 @@ def test_push_is_the_steps_in_one_call(client, operated, versions):
 def test_a_bad_folder_ends_the_update_and_the_old_version_serves(client, versions, name, says):
     before, tokens = version(client), answer(client)["token_ids"]
     client.start_weight_update()
-    with pytest.raises(InvalidRequest, match=says):
+    with pytest.raises(InvalidRequest, match=says) as caught:
         client.update_weights({"path": str(versions / name), "version": before + 1})
+    assert caught.value.param == "update_info"
     assert version(client) == before
     assert client.weight_info()["updating"] is False
     with pytest.raises(Conflict, match="no weight update is going on"):
         client.finish_weight_update()
     assert answer(client)["token_ids"] == tokens
+
+
+def test_a_path_that_no_folder_has_leaves_the_update_open(client, versions, monkeypatch):
+    client.start_weight_update()
+    with pytest.raises(InvalidRequest, match="longer than the file system allows"):
+        client.update_weights({"path": "x" * 300, "version": version(client) + 1})
+    monkeypatch.setenv("HOME", str(versions))
+    client.update_weights({"path": "~/1", "version": version(client) + 1})
+    client.finish_weight_update()
+    assert answer(client)["token_ids"] == greedy(load(versions / "1"), PROMPT, 12)
 
 
 def test_a_folder_that_goes_bad_before_the_end_changes_nothing(client, versions, tmp_path):
@@ -186,6 +199,9 @@ def test_the_two_places_of_a_version_agree(client, versions):
         ("update_weights", {"update_info": {"path": "x", "packed": True}}, "update_info"),
         ("update_weights", {"update_info": {"path": 3}}, "update_info"),
         ("update_weights", {"update_info": {"path": ""}}, "update_info"),
+        ("update_weights", {"update_info": {"path": "x" * 300}}, "update_info"),
+        ("update_weights", {"update_info": {"path": "~nobody-here/x"}}, "update_info"),
+        ("update_weights", {"update_info": {"path": "x\0y"}}, "update_info"),
         ("update_weights", {"update_info": {"path": "x", "version": -1}}, "update_info"),
         ("update_weights", {"update_info": {"path": "x", "version": True}}, "update_info"),
         ("update_weights", {"update_info": {"path": "x"}, "now": 1}, "now"),
@@ -227,3 +243,8 @@ def test_without_the_admin_key(operated, monkeypatch):
     monkeypatch.setenv("RONDO_ADMIN_KEY", "operator")
     with rondo.Client(operated.url) as client:
         assert client.weight_info()["model"] == "tiny"
+
+
+def test_a_folder_is_where_the_server_is_asked_for_it():
+    """Whoever reads it may work elsewhere."""
+    assert folder_of({"path": "x/y", "version": "7"}) == (Path("x/y").absolute(), 7)

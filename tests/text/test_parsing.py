@@ -9,19 +9,19 @@ from hypothesis import strategies as st
 from rondo.base.errors import ConfigError
 from rondo.text.parsing import Arguments, Call, Content, Dialect, Part, Reasoning, choose_dialect
 from rondo.text.parsing.scan import held_back
-from text import recorded
+from text import recorded, recorded_tagged
 from text.recorded import TOOLS, joined
 
 KINDS = {
     "hermes": (Dialect("hermes"), "", recorded.HERMES),
-    "qwen3_coder": (Dialect("qwen3_coder"), "", recorded.QWEN_CODER),
+    "qwen3_coder": (Dialect("qwen3_coder"), "", recorded_tagged.QWEN_CODER),
     "llama3_json": (Dialect("llama3_json"), "", recorded.LLAMA3),
     "mistral": (Dialect("mistral"), "", recorded.MISTRAL),
     "deepseek_v3": (Dialect("deepseek_v3"), "", recorded.DEEPSEEK),
-    "deepseek_v32": (Dialect("deepseek_v32"), "", recorded.DSML),
-    "minimax_m2": (Dialect("minimax_m2"), "", recorded.MINIMAX),
-    "seed_oss": (Dialect("seed_oss"), "", recorded.SEED_OSS),
-    "glm45": (Dialect("glm45"), "", recorded.GLM),
+    "deepseek_v32": (Dialect("deepseek_v32"), "", recorded_tagged.DSML),
+    "minimax_m2": (Dialect("minimax_m2"), "", recorded_tagged.MINIMAX),
+    "seed_oss": (Dialect("seed_oss"), "", recorded_tagged.SEED_OSS),
+    "glm45": (Dialect("glm45"), "", recorded_tagged.GLM),
     "kimi_k2": (Dialect("kimi_k2"), "", recorded.KIMI),
     "pythonic": (Dialect("pythonic"), "", recorded.PYTHONIC),
     "olmo3": (Dialect("olmo3"), "", recorded.OLMO3),

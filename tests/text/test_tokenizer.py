@@ -12,7 +12,7 @@ from tokenizers import AddedToken, models
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from rondo.base.errors import InvalidRequest, ModelError
-from rondo.text import Tokenizer
+from rondo.text import Tokenizer, train_bpe
 
 KINDS = ("byte_level", "llama2", "mistral", "gemma", "metaspace", "metaspace_never", "words")
 
@@ -251,3 +251,21 @@ def test_threads_share_a_tokenizer(byte_level: Tokenizer, corpus: list[str]) -> 
     for thread in threads:
         thread.join(timeout=30)
     assert results == [text] * 4
+
+
+def test_bytes_of_a_token_are_looked_up_once():
+    tokenizer = train_bpe(["abc def"], 300)
+    backend, asked = tokenizer._backend, []
+
+    class Counted:
+        def __getattr__(self, name):
+            asked.append(name)
+            return getattr(backend, name)
+
+    tokenizer._backend = Counted()
+    want = [tokenizer.token_bytes(65) for _ in range(3)]
+    assert want == [want[0]] * 3
+    assert len(asked) <= 1
+    for _ in range(2):
+        with pytest.raises(InvalidRequest):
+            tokenizer.token_bytes(10_000)

@@ -8,6 +8,7 @@ removes.
 import contextlib
 import errno
 import fcntl
+import glob
 import json
 import os
 import re
@@ -64,7 +65,7 @@ def atomic_dir(path: str | Path, *, replace: bool = False, needed: int | None = 
         temp.mkdir()
     except OSError as error:
         raise storage_error(path, error, needed) from error
-    lock = _hold(temp)
+    lock = hold(temp)
     try:
         yield temp
         _move_into_place(temp, path, replace)
@@ -78,6 +79,24 @@ def atomic_dir(path: str | Path, *, replace: bool = False, needed: int | None = 
     finally:
         shutil.rmtree(temp, ignore_errors=True)
         os.close(lock)
+
+
+def hold(folder: Path) -> int:
+    """A lock that lives as long as the process, so that `remove_unheld` can tell a live owner from a dead one."""
+    handle = os.open(folder, os.O_RDONLY)
+    with contextlib.suppress(OSError):  # a file system without locks: there nothing is ever unheld
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return handle
+
+
+def remove_unheld(folder: Path) -> None:
+    """An `OSError` where somebody lives who holds it, or there are no locks."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        os.close(handle)
 
 
 def refuse_existing(path: Path, replace: bool) -> None:
@@ -147,30 +166,12 @@ def _temp_name(path: Path) -> Path:
     return path.parent / f".{path.name}.{secrets.token_hex(6)}.tmp"
 
 
-def _hold(folder: Path) -> int:
-    """A lock that lives as long as the process, so that `_sweep` can tell a live writer from a dead one."""
-    handle = os.open(folder, os.O_RDONLY)
-    with contextlib.suppress(OSError):  # a file system without locks: the age test in `_sweep` remains
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    return handle
-
-
 def _sweep(path: Path) -> None:
     """Removes what writers of `path` that were killed left behind."""
-    for left in path.parent.glob(f".{_glob_escape(path.name)}.*.tmp"):
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
         with contextlib.suppress(OSError):  # another sweeper was faster, or the file system has no locks
-            if not left.is_dir() or time.time() - left.stat().st_mtime < _STALE_SECONDS:
-                continue
-            handle = os.open(left, os.O_RDONLY)
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(left, ignore_errors=True)
-            finally:
-                os.close(handle)
-
-
-def _glob_escape(name: str) -> str:
-    return "".join(f"[{char}]" if char in "*?[" else char for char in name)
+            if left.is_dir() and time.time() - left.stat().st_mtime >= _STALE_SECONDS:
+                remove_unheld(left)
 
 
 def _is_full(error: Exception) -> bool:

@@ -3,9 +3,11 @@
 import os
 from pathlib import Path
 
+from rondo.base.paths import path_of
+
 
 def home() -> Path:
-    return Path(os.environ.get("RONDO_HOME") or "~/.rondo").expanduser().absolute()
+    return path_of(os.environ.get("RONDO_HOME") or "~/.rondo", "RONDO_HOME").absolute()
 
 
 def models_dir() -> Path:

@@ -18,23 +18,31 @@ if TYPE_CHECKING:
 NANO = 10**9
 
 
+def check_traces(endpoint: str) -> None:
+    """For who has long work before the first trace."""
+    if not endpoint.startswith(("http://", "https://")):
+        raise ConfigError(
+            f"{endpoint} is not a URL for OTLP over HTTP, such as http://127.0.0.1:4318/v1/traces.",
+            param="otlp_traces_endpoint",
+        )
+    try:
+        import opentelemetry.exporter.otlp.proto.http.trace_exporter
+        import opentelemetry.sdk.trace  # noqa: F401
+    except ImportError:
+        raise MissingExtra("opentelemetry", "otel") from None
+
+
 class Tracer:
     """`endpoint` takes OTLP over HTTP, such as http://127.0.0.1:4318/v1/traces."""
 
     def __init__(self, endpoint: str, exporter: SpanExporter | None = None) -> None:
-        if not endpoint.startswith(("http://", "https://")):
-            raise ConfigError(
-                f"{endpoint} is not a URL for OTLP over HTTP, such as http://127.0.0.1:4318/v1/traces.",
-                param="otlp_traces_endpoint",
-            )
-        try:
-            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-            from opentelemetry.sdk.resources import Resource
-            from opentelemetry.sdk.trace import TracerProvider
-            from opentelemetry.sdk.trace.export import BatchSpanProcessor
-            from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-        except ImportError:
-            raise MissingExtra("opentelemetry", "otel") from None
+        check_traces(endpoint)
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
         name = {} if "OTEL_SERVICE_NAME" in os.environ else {"service.name": "rondo"}
         self._provider = TracerProvider(resource=Resource.create(name))
         self._provider.add_span_processor(BatchSpanProcessor(exporter or OTLPSpanExporter(endpoint=endpoint)))
@@ -66,10 +74,6 @@ class Tracer:
         if attributes.get("http.response.status_code", 200) >= 500:
             span.set_status(Status(StatusCode.ERROR))
         span.end(_nano(account.wall(ended)))
-
-    def close(self) -> None:
-        """Sends what is left."""
-        self._provider.shutdown()
 
 
 def _phases(sample: Sample) -> list[tuple[str, float, float]]:

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 
 from rondo.base.errors import Conflict, InvalidRequest, NotFound, Overloaded, RondoError, Unavailable
+from rondo.client.lines import Lines
 
 BY_STATUS: dict[int, type[RondoError]] = {
     400: InvalidRequest,
@@ -29,23 +30,16 @@ STATUS_BY_CODE = {"model_not_found": 404}
 
 
 class Events:
-    """The JSON of server-sent events, from bytes as they come.
-
-    Lines end at newlines alone: other separators of Unicode's may stand inside an event.
-    """
+    """The JSON of server-sent events, from bytes as they come."""
 
     def __init__(self) -> None:
-        self._parts: list[bytes] = []
+        self._lines = Lines()
 
     def push(self, data: bytes) -> Iterator[dict[str, Any]]:
-        *ended, rest = data.split(b"\n")
-        for end in ended:
-            line = b"".join([*self._parts, end])
-            self._parts = []
-            event = event_of(line.removesuffix(b"\r"))
+        for line in self._lines.push(data):
+            event = event_of(line)
             if event is not None:
                 yield event
-        self._parts.append(rest)
 
 
 def event_of(line: bytes) -> dict[str, Any] | None:

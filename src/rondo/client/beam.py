@@ -17,7 +17,8 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from rondo.base.errors import InvalidRequest
-from rondo.client.types import MAX_LOGPROBS, FinishReason, SamplingParams
+from rondo.client.limits import MAX_LOGPROBS
+from rondo.client.types import FinishReason, SamplingParams
 
 MAX_WIDTH = MAX_LOGPROBS // 2
 Top = list[tuple[int, float]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, Protocol
 
 from rondo.base.errors import RondoError
@@ -46,10 +47,10 @@ class Engine(Protocol):
     async def finish_weight_update(self, version: int) -> None:
         """Continues with `version`: tokens carry it, and cached prefixes of older versions never hit."""
 
-    async def check_weights(self, path: str, version: int | None) -> None:
+    async def check_weights(self, path: Path, version: int | None) -> None:
         """Refuses what `update_weights` would, as far as it can be seen without reading the weights."""
 
-    async def update_weights(self, path: str, version: int) -> None:
+    async def update_weights(self, path: Path, version: int) -> None:
         """A whole update from a model's folder, between two steps. If anything is wrong, all stays as it was."""
 
     async def reset_prefix_cache(self) -> None: ...

@@ -18,10 +18,16 @@ class JsonSchema(Wire):
     strict: bool | None = None
 
 
+class Structure(Wire):
+    begin: str
+    schema_: dict[str, Any] = Field(alias="schema")
+    end: str
+
+
 class ResponseFormat(Wire):
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchema | None = None
-    structures: Many[dict[str, Any]] | None = None
+    structures: Many[Structure] | None = None
     triggers: Many[str] | None = None
 
     def form(self) -> StructuredOutputsParams | None:
@@ -32,7 +38,8 @@ class ResponseFormat(Wire):
             schema, strict = self.json_schema.schema_, bool(self.json_schema.strict)
             return StructuredOutputsParams(json=schema, strict=strict, param="response_format")
         if self.type == "structural_tag":
-            tag = {"structures": self.structures, "triggers": self.triggers}
+            structures = [structure.model_dump(by_alias=True) for structure in self.structures or ()]
+            tag = {"structures": structures, "triggers": self.triggers}
             return StructuredOutputsParams(structural_tag=tag, param="response_format")
         return None
 

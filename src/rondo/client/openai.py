@@ -6,29 +6,52 @@ that clients send by default and that change nothing (`user`, `metadata`, `store
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar, cast
+from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from rondo.base.errors import InvalidRequest
 from rondo.client.beam_fields import check_beams, excluded
-from rondo.client.forms import FormBody, ResponseFormat, StructuredBody
+from rondo.client.forms import FormBody
 from rondo.client.tools import Tool, ToolChoice, chosen, demanded
 from rondo.client.types import SamplingParams
-from rondo.client.wire import Many, shown
-from rondo.client.wire import Wire as Wire
-
-Body = TypeVar("Body", bound=Wire)
+from rondo.client.wire import Many, Wire
 
 TokenIds = Many[Annotated[int, Field(ge=0)]]
+
+BOTH_ENDS = (
+    "continue_final_message and add_generation_prompt exclude each other: continue the last message, or begin a "
+    "new one."
+)
 
 
 class StreamOptions(Wire):
     include_usage: bool = False
     include_obfuscation: Literal[False] = False
     continuous_usage_stats: bool = False
+
+
+PASSED_ON = (
+    "temperature",
+    "top_p",
+    "n",
+    "seed",
+    "stop",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "top_k",
+    "min_p",
+    "min_tokens",
+    "repetition_penalty",
+    "stop_token_ids",
+    "bad_words",
+    "allowed_token_ids",
+    "truncate_prompt_tokens",
+    "best_of",
+    "prompt_logprobs",
+)
+"""Fields that are the engine's too, under the same names; `None` is its own default."""
 
 
 class SamplingBody(FormBody):
@@ -70,27 +93,6 @@ class SamplingBody(FormBody):
 
     def sampling(self, logprobs: int | None, max_tokens: int | None) -> SamplingParams:
         check_beams(self)
-        given = {
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "n": self.n,
-            "seed": self.seed,
-            "stop": self.stop,
-            "presence_penalty": self.presence_penalty,
-            "frequency_penalty": self.frequency_penalty,
-            "logit_bias": self.logit_bias,
-            "top_k": self.top_k,
-            "min_p": self.min_p,
-            "min_tokens": self.min_tokens,
-            "repetition_penalty": self.repetition_penalty,
-            "stop_token_ids": self.stop_token_ids,
-            "structured_outputs": self.form(),
-            "bad_words": self.bad_words,
-            "allowed_token_ids": self.allowed_token_ids,
-            "truncate_prompt_tokens": self.truncate_prompt_tokens,
-            "best_of": self.best_of,
-            "prompt_logprobs": self.prompt_logprobs,
-        }
         if self.stream and self.best_of not in (None, self.n or 1):
             raise InvalidRequest(
                 "best_of cannot be streamed: which is best is known at the end.", param="best_of"
@@ -99,7 +101,7 @@ class SamplingBody(FormBody):
             raise InvalidRequest(
                 "prompt_logprobs cannot be streamed: leave stream out.", param="prompt_logprobs"
             )
-        options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        options = {name: value for name in PASSED_ON if (value := getattr(self, name)) is not None}
         return SamplingParams(
             max_tokens=max_tokens,
             logprobs=logprobs,
@@ -107,6 +109,7 @@ class SamplingBody(FormBody):
             include_stop_str_in_output=self.include_stop_str_in_output,
             ignore_eos=self.ignore_eos,
             skip_special_tokens=self.skip_special_tokens,
+            structured_outputs=self.form(),
             **options,
         )
 
@@ -142,6 +145,8 @@ class ChatRequest(SamplingBody):
     metadata: dict[str, str] | None = None
     store: Literal[False] | None = None
     service_tier: Literal["auto", "default"] | None = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
     tools: Many[Tool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -203,14 +208,6 @@ class CompletionRequest(SamplingBody):
         return cast(list[str | list[int]], prompt)
 
 
-class Usage(Wire):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    total_tokens: int = 0
-    prompt_tokens_details: dict[str, int] | None = None
-    completion_tokens_details: dict[str, int] | None = None
-
-
 class ModelCard(Wire):
     id: str
     object: Literal["model"] = "model"
@@ -224,97 +221,3 @@ class ModelCard(Wire):
 class ModelList(Wire):
     object: Literal["list"] = "list"
     data: list[ModelCard]
-
-
-KNOWN_UNSUPPORTED = frozenset(
-    [
-        "functions",
-        "function_call",
-        "audio",
-        "modalities",
-        "prediction",
-        "verbosity",
-        "web_search_options",
-        "prompt_cache_key",
-        "safety_identifier",
-        "moderation",
-        "prompt_cache_retention",
-    ]
-)
-"""Fields of OpenAI's or vLLM's API that exist, but that this engine does not do: said plainly, not as a
-typo."""
-
-
-SHAPES = {
-    "prompt": "must be a text, a list of texts, a list of token ids, or a list of lists of token ids",
-    "stop": "must be a text or a list of texts",
-    "input": "must be a text, a list of texts, a list of token ids, or a list of lists of token ids",
-    "messages": "must be a list of {role, content}, content a text or a list of text parts",
-    "tools": 'must be a list of {"type": "function", "function": {"name", "description", "parameters"}}',
-    "tool_choice": 'must be "none", "auto", "required", {"type": "function", "function": {"name"}} '
-    'or {"type": "allowed_tools", "allowed_tools": {"mode", "tools"}}',
-    "response_format": "must be {type: text | json_object}, {type: json_schema, json_schema: {name, schema, strict}} "
-    "or {type: structural_tag, structures, triggers}",
-    "suffix": "is not supported",
-    "store": "is not supported, except as false",
-}
-"""Said in place of pydantic's message, where a field has several forms."""
-
-BOTH_ENDS = (
-    "continue_final_message and add_generation_prompt exclude each other: continue the last message, or begin a "
-    "new one."
-)
-
-MOST_ERRORS = 1000
-"""Who looks at the first error has all of them made: not of a body of nothing but mistakes."""
-
-
-def parse(kind: type[Body], raw: bytes) -> Body:
-    """The checked request, or an `InvalidRequest` that names the field."""
-    try:
-        return kind.model_validate_json(raw, strict=True)
-    except ValidationError as error:
-        raise _explain(kind, error) from None
-
-
-def checked(kind: type[Body], given: Mapping[str, Any]) -> Body:
-    """`parse`, of what is no JSON any more."""
-    try:
-        return kind.model_validate(given, strict=True)
-    except ValidationError as error:
-        raise _explain(kind, error) from None
-
-
-def _explain(kind: type[Wire], error: ValidationError) -> InvalidRequest:
-    if error.error_count() > MOST_ERRORS:
-        return InvalidRequest(
-            f"{error.error_count()} fields are unknown or wrong: /openapi.json has those that there are.",
-            code="invalid_value",
-        )
-    first = error.errors(include_url=False)[0]
-    location = [str(part) for part in first["loc"]]
-    if not location:
-        reason = first["msg"] if first["type"] == "json_invalid" else "the request body must be a JSON object"
-        return InvalidRequest(f"{reason}.", code="invalid_json")
-    name, where = location[0], ".".join(location)
-    if first["type"] == "extra_forbidden":
-        return _unknown(kind, location)
-    if first["type"] == "missing" and len(location) == 1:
-        return InvalidRequest(f"{where} is required.", param=name, code="missing_required_parameter")
-    message = kind.shapes.get(name) or SHAPES.get(name, f"is wrong ({first['msg']})")
-    return InvalidRequest(f"{name} {message}; got {shown(first['input'])}.", param=name, code="invalid_value")
-
-
-def _unknown(kind: type[Wire], location: list[str]) -> InvalidRequest:
-    where = ".".join(location)
-    if len(location) == 1 and where in KNOWN_UNSUPPORTED:
-        return InvalidRequest(f"{where} is not supported.", param=where, code="unsupported_parameter")
-    inner: dict[str, type[BaseModel]] = {
-        "stream_options": StreamOptions,
-        "response_format": ResponseFormat,
-        "structured_outputs": StructuredBody,
-    }
-    fields = (kind if len(location) == 1 else inner.get(location[0], Wire)).model_fields
-    near = difflib.get_close_matches(location[-1], fields, n=1)
-    hint = f" Did you mean {near[0]}?" if near else ""
-    return InvalidRequest(f"unknown field: {where}.{hint}", param=where, code="unknown_parameter")

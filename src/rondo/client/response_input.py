@@ -97,6 +97,10 @@ def messages_of(input: str | list[dict[str, Any]], instructions: str | None) -> 
             case ReasoningItem() as item:
                 turn.reason("".join(part.text for part in item.content or item.summary))
     turn.end()
+    if not messages:
+        raise InvalidRequest(
+            "input has nothing but empty reasoning: give at least one message.", param="input"
+        )
     return messages
 
 

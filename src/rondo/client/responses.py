@@ -7,17 +7,18 @@ the reasoning itself is in the answer) are accepted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
 from rondo.base.errors import InvalidRequest
-from rondo.client.openai import ChatRequest, Wire, checked
+from rondo.client.blame import renaming
+from rondo.client.openai import ChatRequest
+from rondo.client.refusals import checked
 from rondo.client.response_input import messages_of
 from rondo.client.tools import FunctionName
-from rondo.client.wire import Many
+from rondo.client.wire import Many, Wire
 
 NOT_STORED = "This server keeps no responses. Send the whole conversation as input."
 ENCRYPTED = "reasoning.encrypted_content"
@@ -54,13 +55,21 @@ class AllowedFunctions(Wire):
 
 class TextFormat(Wire):
     type: Literal["text", "json_object", "json_schema"]
-    name: str | None = None
+    name: str | None = Field(None, max_length=64)
     description: str | None = None
     schema_: dict[str, Any] | None = Field(None, alias="schema")
     strict: bool | None = None
 
     def for_chat(self) -> dict[str, Any]:
         given = self.model_dump(by_alias=True, exclude_none=True, exclude={"type"})
+        needs = {"name", "schema"} if self.type == "json_schema" else set()
+        if not needs <= given.keys() or (given and not needs):
+            raise InvalidRequest(
+                f"text.format of type {self.type!r} takes {' and '.join(sorted(needs)) or 'nothing else'}; got "
+                f"{', '.join(sorted(given)) or 'nothing'}.",
+                param="text",
+                code="invalid_value",
+            )
         return {"type": self.type} | ({"json_schema": given} if given else {})
 
 
@@ -161,7 +170,7 @@ _SAME = (
     *("model", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "repetition_penalty"),
     *("priority", "parallel_tool_calls", "chat_template_kwargs"),
 )
-_NAMES = {
+_NAMES: dict[str | None, str] = {
     "messages": "input",
     "prompt": "input",
     "max_completion_tokens": "max_output_tokens",
@@ -172,14 +181,6 @@ _NAMES = {
 }
 
 
-@contextmanager
-def under_its_names() -> Iterator[None]:
+def under_its_names() -> AbstractContextManager[None]:
     """What is wrong with a chat request is told by the names that the field has in this API."""
-    try:
-        yield
-    except InvalidRequest as error:
-        name = (error.param or "").partition(".")[0]
-        if name not in _NAMES:
-            raise
-        message = error.message.replace(name, _NAMES[name], 1)
-        raise InvalidRequest(message, param=_NAMES[name], code=error.code) from None
+    return renaming(_NAMES)

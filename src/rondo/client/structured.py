@@ -10,6 +10,9 @@ from typing import Any
 from rondo.base.errors import InvalidRequest
 
 KINDS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
+TAG = (
+    '{"structures": [{"begin", "schema", "end"}, ...], "triggers": [...]}, with a trigger for each beginning'
+)
 MAX_GRAMMAR = 256 * 1024
 """Characters of a schema, a pattern, a grammar, or of all choices together."""
 
@@ -39,9 +42,13 @@ class StructuredOutputsParams:
         given = [kind for kind in KINDS if getattr(self, kind) not in (None, False)]
         if len(given) != 1:
             raise self.refusal(f"takes exactly one of {', '.join(KINDS)}; got {', '.join(given) or 'none'}")
-        for kind in ("json", "structural_tag"):
-            if getattr(self, kind) is not None:
-                object.__setattr__(self, kind, self._as_json(getattr(self, kind)))
+        if self.json is not None:
+            object.__setattr__(self, "json", self._as_json(self.json)[0])
+        if self.structural_tag is not None:
+            text, tag = self._as_json(self.structural_tag)
+            if not _is_tag(tag):
+                raise self.refusal(f"structural_tag must be {TAG}")
+            object.__setattr__(self, "structural_tag", text)
         if self.choice is not None:
             object.__setattr__(self, "choice", self._checked_choice())
         for kind in ("regex", "grammar", "whitespace_pattern"):
@@ -66,16 +73,15 @@ class StructuredOutputsParams:
     def refusal(self, why: str) -> InvalidRequest:
         return InvalidRequest(f"{self.param} {why}.", param=self.param, code="invalid_value")
 
-    def _as_json(self, value: Any) -> str:
-        """Its text, the order of keys kept: it is that of an object's properties."""
+    def _as_json(self, value: Any) -> tuple[str, Mapping[str, Any]]:
+        """Its text, the order of keys kept (it is that of an object's properties), and what it says."""
         try:
-            text = value if isinstance(value, str) else json.dumps(value)
-            parsed = json.loads(text)
+            text, said = (value, json.loads(value)) if isinstance(value, str) else (json.dumps(value), value)
         except (TypeError, ValueError, RecursionError) as error:
             raise self.refusal(f"is not a JSON schema ({error})") from None
-        if not isinstance(parsed, Mapping):
+        if not isinstance(said, Mapping):
             raise self.refusal("must be a JSON object")
-        return text
+        return text, said
 
     def _checked_choice(self) -> tuple[str, ...]:
         assert self.choice is not None
@@ -84,3 +90,21 @@ class StructuredOutputsParams:
         if not self.choice:
             raise self.refusal("choice must not be empty")
         return tuple(dict.fromkeys(self.choice))
+
+
+def _is_tag(tag: Mapping[str, Any]) -> bool:
+    """Whether there is something to find, and something to do where it is found."""
+    structures, triggers = tag.get("structures"), tag.get("triggers")
+    if not (isinstance(structures, list | tuple) and isinstance(triggers, list | tuple) and structures):
+        return False
+    texts = all(isinstance(trigger, str) and trigger for trigger in triggers)
+    return texts and all(_begins(structure, triggers) for structure in structures)
+
+
+def _begins(structure: Any, triggers: Sequence[str]) -> bool:
+    if not isinstance(structure, dict) or structure.keys() != {"begin", "schema", "end"}:
+        return False
+    begin, end = structure["begin"], structure["end"]
+    if not (isinstance(begin, str) and isinstance(end, str) and isinstance(structure["schema"], dict)):
+        return False
+    return begin.startswith(tuple(triggers))

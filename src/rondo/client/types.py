@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from rondo.base.errors import InvalidRequest
+from rondo.client.limits import MAX_SAMPLES, RULES, fits
 from rondo.client.structured import StructuredOutputsParams
 
 PromptLogprobs = list[list[tuple[int, float, int]] | None]
@@ -15,15 +16,31 @@ FinishReason = Literal["stop", "length", "abort"]
 LogprobsMode = Literal["scaled", "raw"]
 Pooling = Literal["last", "mean"]
 
-MAX_LOGPROBS = 100
-MAX_STOP = 16
-MAX_BAD_WORDS = 1024
-MAX_BAD_CHARACTERS = 64 * 1024
-"""Of all of them together: whoever takes the request tokenizes them at once."""
-MOST_TOKENS = 2**63 - 1
-"""Far more than fit; but a number of hundreds of digits could not be counted, which is done in floats."""
 COLDEST = 1e-5
 """A temperature below this is 0: logits divided by less are not finite any more."""
+
+
+def as_tuple(stop: str | Sequence[str] | None) -> tuple[str, ...]:
+    """People write one stop string, a list of them or nothing."""
+    return (stop,) if isinstance(stop, str) else () if stop is None else tuple(stop)
+
+
+def _ids(given: Any) -> tuple[int, ...]:
+    """Plain integers, also where they come as an array."""
+    if given is None:
+        return ()
+    return tuple(given.tolist() if hasattr(given, "tolist") else given)
+
+
+LISTS: dict[str, Callable[[Any], tuple[Any, ...] | None]] = {
+    "stop": as_tuple,
+    "stop_token_ids": _ids,
+    "bad_words": as_tuple,
+    "bad_word_ids": lambda words: tuple(map(_ids, () if words is None else words)),
+    "allowed_token_ids": lambda ids: None if ids is None else _ids(ids),
+}
+"""Fields that may be given as any sequence, and are kept as tuples. None is an empty one, but where all tokens are
+allowed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,74 +91,24 @@ class SamplingParams:
     """Those that the text has all the same: the markers that whoever parses it looks for."""
 
     def __post_init__(self) -> None:
-        stop = as_tuple(self.stop)
-        object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        object.__setattr__(self, "bad_words", as_tuple(self.bad_words))
-        object.__setattr__(self, "bad_word_ids", tuple(map(tuple, self.bad_word_ids)))
-        if self.allowed_token_ids is not None:
-            object.__setattr__(self, "allowed_token_ids", tuple(self.allowed_token_ids))
-            _require(bool(self.allowed_token_ids), "allowed_token_ids", "must not be empty")
-        _require(len(self.bad_words) <= MAX_BAD_WORDS, "bad_words", f"takes at most {MAX_BAD_WORDS} words")
-        _require(all(map(str.strip, self.bad_words)), "bad_words", "must not hold an empty word")
-        _require(
-            sum(map(len, self.bad_words)) <= MAX_BAD_CHARACTERS,
-            "bad_words",
-            f"takes at most {MAX_BAD_CHARACTERS} characters in all",
-        )
-        _require(self.top_k >= -1, "top_k", "must be at least 1; 0 and -1 mean all")
-        object.__setattr__(self, "top_k", max(self.top_k, 0))
-        _require(
-            self.best_of is None or self.n <= self.best_of <= 1024,
-            "best_of",
-            "must be at least n, and at most 1024",
-        )
-        _require(
-            self.truncate_prompt_tokens in (None, -1) or (self.truncate_prompt_tokens or 0) >= 1,
-            "truncate_prompt_tokens",
-            "must be at least 1, or -1 for as many as fit",
-        )
-        _require(
-            self.max_tokens is None or 1 <= self.max_tokens <= MOST_TOKENS,
-            "max_tokens",
-            f"must be between 1 and {MOST_TOKENS}",
-        )
-        _require(self.min_tokens >= 0, "min_tokens", "must not be negative")
-        _require(
-            self.max_tokens is None or self.min_tokens <= self.max_tokens,
-            "min_tokens",
-            "must not exceed max_tokens",
-        )
-        _require(0 <= self.temperature <= 100, "temperature", "must be between 0 and 100")
+        for name, into in LISTS.items():
+            given = getattr(self, name)
+            if type(given) is not tuple or given:
+                object.__setattr__(self, name, into(given))
+        for name, default, holds, message in RULES:
+            value = getattr(self, name)
+            if value != default and not fits(holds, value):
+                raise InvalidRequest(f"{name} {message}", param=name)
+        if self.best_of is not None and not self.n <= self.best_of <= MAX_SAMPLES:
+            raise InvalidRequest(f"best_of must be at least n, and at most {MAX_SAMPLES}", param="best_of")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequest("min_tokens must not exceed max_tokens", param="min_tokens")
+        if self.stop and not self.detokenize:
+            raise InvalidRequest("stop needs detokenize=True: strings are matched in the text", param="stop")
+        if self.top_k < 0:
+            object.__setattr__(self, "top_k", 0)
         if self.temperature < COLDEST:
             object.__setattr__(self, "temperature", 0.0)
-        _require(0 < self.top_p <= 1, "top_p", "must be in (0, 1]")
-        _require(0 <= self.min_p <= 1, "min_p", "must be in [0, 1]")
-        _require(1 <= self.n <= 1024, "n", "must be between 1 and 1024")
-        _require(
-            self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS,
-            "logprobs",
-            f"must be between 0 and {MAX_LOGPROBS}",
-        )
-        _require(
-            self.prompt_logprobs is None or 0 <= self.prompt_logprobs <= MAX_LOGPROBS,
-            "prompt_logprobs",
-            f"must be between 0 and {MAX_LOGPROBS}",
-        )
-        _require(self.logprobs_mode in ("scaled", "raw"), "logprobs_mode", "must be 'scaled' or 'raw'")
-        _require(-2 <= self.presence_penalty <= 2, "presence_penalty", "must be between -2 and 2")
-        _require(-2 <= self.frequency_penalty <= 2, "frequency_penalty", "must be between -2 and 2")
-        _require(0.01 <= self.repetition_penalty <= 10, "repetition_penalty", "must be between 0.01 and 10")
-        _require(
-            all(-100 <= bias <= 100 for bias in self.logit_bias.values()),
-            "logit_bias",
-            "must hold numbers between -100 and 100",
-        )
-        _require(len(stop) <= MAX_STOP, "stop", f"takes at most {MAX_STOP} strings")
-        _require(all(stop), "stop", "must not hold an empty string")
-        _require(
-            not stop or self.detokenize, "stop", "needs detokenize=True: strings are matched in the text"
-        )
 
     @property
     def edits_logits(self) -> bool:
@@ -160,16 +127,6 @@ class SamplingParams:
         return replace(self, **changes)  # type: ignore[arg-type]
 
 
-def as_tuple(stop: str | Sequence[str] | None) -> tuple[str, ...]:
-    """People write one stop string, a list of them or nothing."""
-    return (stop,) if isinstance(stop, str) else tuple(stop or ())
-
-
-def _require(ok: bool, param: str, message: str) -> None:
-    if not ok:
-        raise InvalidRequest(f"{param} {message}", param=param)
-
-
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """One prompt, already token ids. A lower `priority` goes first. `adapter` is a name; None is the base alone. With
@@ -181,6 +138,13 @@ class GenerateRequest:
     priority: int = 0
     adapter: str | None = None
     pooling: Pooling | None = None
+    whole: bool = False
+    """Whether its reader has no use for a sample before its end; then it is not woken before, where no stop string has
+    to be looked for."""
+
+    @property
+    def read_at_end(self) -> bool:
+        return self.whole and not self.sampling.stop
 
 
 @dataclass(slots=True)

@@ -41,7 +41,7 @@ def _records(file: Path) -> Iterator[Record]:
 def _record(line: bytes, where: str) -> Record:
     try:
         record = json.loads(line)
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # JSONDecodeError and UnicodeDecodeError are ValueErrors
         raise InvalidRequest(f"{where}: not JSON ({error})", param="data") from error
     if not isinstance(record, dict):
         raise InvalidRequest(f"{where}: a record is a JSON object, one of {', '.join(_SHAPES)}", param="data")

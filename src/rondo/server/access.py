@@ -1,4 +1,4 @@
-"""Each request's id, its one line in the log, and its spans.
+"""The outermost layer: each request's id, its one line in the log, and its spans; and no exception leaves it.
 
 The id is the client's `X-Request-Id` or one of ours; it is in the answer's headers and on every line logged meanwhile.
 The line has no query, no headers and no text: nothing that a client might want kept from who reads logs.
@@ -17,6 +17,8 @@ from rondo.base.account import Account, Sample
 from rondo.base.ids import new_id
 from rondo.base.log import bind, get_logger
 from rondo.base.tracing import Tracer, usage
+from rondo.server.errors import bug
+from rondo.server.errors import log as errors
 
 log = get_logger("rondo.access")
 
@@ -44,6 +46,12 @@ class Access:
         with bind(request_id=account.request_id), account.open():
             try:
                 await self.app(scope, receive, answer)
+            except Exception:
+                if answer.status and not answer.whole:
+                    raise  # Nothing but the end of its connection tells that an answer is cut off.
+                errors.exception("%s %s failed", scope["method"], scope["path"])
+                if not answer.status:
+                    await bug()(scope, receive, answer)
             finally:
                 self._tell(scope, account, answer)
 

@@ -8,7 +8,8 @@ from starlette.routing import Route
 
 from rondo.base.errors import InvalidRequest, NotFound
 from rondo.client.engine import Engine
-from rondo.client.openai import Wire, parse
+from rondo.client.refusals import parse
+from rondo.client.wire import Wire
 from rondo.server.admin import admin_route
 from rondo.server.http import read_body
 from rondo.server.served import Served

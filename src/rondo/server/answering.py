@@ -5,20 +5,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing
 from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
 from rondo.base.errors import InvalidRequest
+from rondo.client.blame import renaming
 from rondo.client.openai import SamplingBody
 from rondo.client.ranking import best, spread
 from rondo.client.types import GenerateRequest, TokenChunk
 from rondo.server.beam import Beams
-from rondo.server.http import DONE, EventStream, event_of, gather, unless_gone
+from rondo.server.http import DONE, EventStream, Json, event_of, gather, unless_gone
 from rondo.server.served import Served
 from rondo.server.shapes import UsageCount, join
 
@@ -45,6 +45,8 @@ class Job:
     """Whether only the prompt is asked for: the one token that the engine gives at least is left out."""
     beams: Beams | None = None
     """Where the answer is searched for, and not drawn."""
+    field: str = "prompt"
+    """What the request calls its prompt."""
 
     @property
     def parts(self) -> Sequence[GenerateRequest]:
@@ -52,6 +54,10 @@ class Job:
         if self.beams is None:
             return self.requests
         return [part for request in self.requests for part in self.beams.parts(request)]
+
+    def under_its_name(self) -> AbstractContextManager[None]:
+        """What the engine finds wrong with the prompt."""
+        return renaming({"prompt": self.field})
 
     def index(self, prompt: int, chunk: TokenChunk) -> int:
         return prompt * (self.body.n or 1) + chunk.index
@@ -92,14 +98,13 @@ async def answer(served: Served, request: Request, job: Job) -> ASGIApp:
     return await unless_gone(request.receive, _whole(served, job))
 
 
-async def _whole(served: Served, job: Job) -> Response:
+async def _whole(served: Served, job: Job) -> Json:
     usage = job.usage()
     source = served.engine.generate if job.beams is None else job.beams.generate
 
     async def finish(asked: GenerateRequest) -> list[TokenChunk]:
         chunks = []
-        sampling = spread(asked.sampling)
-        generate = asked if sampling is asked.sampling else replace(asked, sampling=sampling)
+        generate = replace(asked, sampling=spread(asked.sampling), whole=True)
         async with aclosing(source(generate)) as stream:
             async for chunk in stream:
                 job.hush(chunk)
@@ -107,7 +112,7 @@ async def _whole(served: Served, job: Job) -> Response:
                 chunks.append(chunk)
         return best(join(chunks), asked.sampling)
 
-    with served.under_way(job.id, job.parts):
+    with served.under_way(job.id, job.parts), job.under_its_name():
         samples = await gather([finish(generate) for generate in job.requests])
     choices = [
         choice
@@ -116,7 +121,7 @@ async def _whole(served: Served, job: Job) -> Response:
         for choice in job.choices(chunk, job.index(prompt, chunk), True)
     ]
     said = {"choices": choices, "usage": usage.body()} | job.beside(samples[0][0])
-    return JSONResponse(job.head(streamed=False) | said)
+    return Json(job.head(streamed=False) | said)
 
 
 async def _events(served: Served, job: Job) -> AsyncGenerator[bytes, None]:
@@ -124,19 +129,21 @@ async def _events(served: Served, job: Job) -> AsyncGenerator[bytes, None]:
     head = job.head(streamed=True)
     options = job.body.stream_options
     with_usage = options is not None and options.include_usage
+    along = options is not None and options.continuous_usage_stats
     begun: set[int] = set()
-    with served.under_way(job.id, job.parts):
+    with served.under_way(job.id, job.parts), job.under_its_name():
         async with aclosing(_merge(served, job)) as stream:
             async for prompt, chunk in stream:
                 job.hush(chunk)
-                usage.count(chunk)
+                if with_usage or along:
+                    usage.count(chunk)
                 index = job.index(prompt, chunk)
                 if job.first is not None and index not in begun:
                     begun.add(index)
                     yield event_of(_with_usage(head | {"choices": [job.first(index)]}, with_usage))
                 for choice in job.choices(chunk, index, False):
                     event = head | {"choices": [choice]}
-                    if options is not None and options.continuous_usage_stats:
+                    if along:
                         event["usage"] = usage.body()
                     yield event_of(_with_usage(event, with_usage))
     if with_usage:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -29,7 +29,7 @@ from rondo.server.chat import chat
 from rondo.server.completions import completions
 from rondo.server.config import ServerConfig
 from rondo.server.embeddings import Dimensions, Embedder
-from rondo.server.errors import error_body, log_bugs, of_rondo, on_bug, on_http_error, on_rondo_error
+from rondo.server.errors import error_body, of_rondo, on_bug, on_http_error, on_rondo_error
 from rondo.server.generative_scoring import generative_scoring
 from rondo.server.http import bearer_of, check_json
 from rondo.server.lifecycle import lifecycle_routes
@@ -61,7 +61,7 @@ def create_app(
     """Clients may ask for the model by `name`, which is what answers show, or by one of `aliases`."""
     served = Served(
         engine=engine,
-        prompts=Prompts(tokenizer, engine.max_model_len),
+        prompts=Prompts(tokenizer, engine.max_model_len, model.vocab_size),
         replies=_replies(tokenizer, config),
         tokens=Tokens(tokenizer),
         name=name,
@@ -98,7 +98,10 @@ def create_app(
         routes=routes,
         exception_handlers={RondoError: on_rondo_error, HTTPException: on_http_error, Exception: on_bug},
     )
-    app = log_bugs(app if config.api_key is None else require_key(app, config.api_key))
+    asked = [route for route in routes if isinstance(route, Route) and isinstance(route.endpoint, _Asked)]
+    app = _straight(app, {route.path: route.endpoint for route in asked})
+    if config.api_key is not None:
+        app = require_key(app, config.api_key)
     endpoint = config.otlp_traces_endpoint
     return Access(app, config.access_log, None if endpoint is None else Tracer(endpoint))
 
@@ -109,16 +112,38 @@ def _replies(tokenizer: Tokenizer, config: ServerConfig) -> Replies:
     return Replies(dialect, tokenizer, config.auto_tool_choice)
 
 
-def _post(path: str, handler: Callable[[Request], Awaitable[ASGIApp]]) -> Route:
-    async def endpoint(request: Request) -> Response:
-        check_json(request)
-        try:
-            # An event stream is an ASGI application like any response.
-            return await handler(request)  # type: ignore[return-value]
-        except ClientDisconnect:
-            return Response(status_code=499)
+class _Asked:
+    """What is asked of the model, as an ASGI application: so it can be called past the router."""
 
-    return Route(path, endpoint, methods=["POST"])
+    def __init__(self, handler: Callable[[Request], Awaitable[ASGIApp]]) -> None:
+        self._handler = handler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        try:
+            check_json(request)
+            await (await self._handler(request))(scope, receive, send)
+            return
+        except ClientDisconnect:
+            refused = Response(status_code=499)
+        except RondoError as error:
+            refused = of_rondo(error)
+        await refused(scope, receive, send)
+
+
+def _post(path: str, handler: Callable[[Request], Awaitable[ASGIApp]]) -> Route:
+    return Route(path, _Asked(handler), methods=["POST"])
+
+
+def _straight(app: ASGIApp, posted: Mapping[str, ASGIApp]) -> ASGIApp:
+    """What asks the model is found by its path alone: all of the layers on the way there have nothing to do for it, and
+    each costs a part of what a short request takes."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        straight = posted.get(scope["path"]) if scope.get("method") == "POST" else None
+        await (straight or app)(scope, receive, send)
+
+    return answer
 
 
 def _model_routes(served: Served) -> list[Route]:

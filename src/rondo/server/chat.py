@@ -8,7 +8,8 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from rondo.base.ids import new_id
-from rondo.client.openai import ChatRequest, parse
+from rondo.client.openai import ChatRequest
+from rondo.client.refusals import parse
 from rondo.client.types import TokenChunk
 from rondo.server.answering import Job, answer, ending, is_news
 from rondo.server.beam import Beams
@@ -74,6 +75,7 @@ async def chat(served: Served, request: Request) -> ASGIApp:
         beside,
         usage,
         beams=Beams(served, body, request_id) if body.use_beam_search else None,
+        field="messages",
     )
     return await answer(served, request, job)
 

@@ -9,9 +9,9 @@ from starlette.types import ASGIApp
 
 from rondo.base.errors import InvalidRequest
 from rondo.base.ids import new_id
-from rondo.client.openai import CompletionRequest, parse
+from rondo.client.openai import CompletionRequest
+from rondo.client.refusals import parse
 from rondo.client.types import GenerateRequest, TokenChunk
-from rondo.engine.intake import check_length
 from rondo.engine.words import truncated
 from rondo.server.answering import Job, answer, ending, is_news
 from rondo.server.beam import Beams
@@ -33,9 +33,8 @@ async def completions(served: Served, request: Request) -> ASGIApp:
     encoded = iter(await served.prompts.of_texts(texts, body.add_special_tokens, bounded))
     each = [next(encoded) if isinstance(prompt, str) else prompt for prompt in prompts]
     ids = [truncated(prompt, sampling, served.max_model_len) for prompt in each]
-    if len(ids) > 1:  # Before the first of them is begun; of one alone the engine says it.
-        for at, prompt in enumerate(ids):
-            check_length(len(prompt), served.max_model_len, 1, f"prompt {at}")
+    if len(ids) > 1:
+        served.prompts.check(ids, "prompt")  # One alone the engine looks at.
     request_id = new_id("cmpl")
     adapter = served.adapter(body.model)
     requests = [

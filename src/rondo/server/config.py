@@ -20,7 +20,9 @@ class ServerConfig(Section):
     host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 is every interface")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
     api_key: Several | None = Field(
-        None, min_length=1, description="what clients must send as Bearer token under /v1: one key or several"
+        None,
+        min_length=1,
+        description="what who asks the model must send as Bearer token: one key or several",
     )
     admin_key: str | None = Field(
         None,

@@ -6,7 +6,7 @@ import asyncio
 import base64
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -18,9 +18,11 @@ from starlette.responses import JSONResponse, Response
 
 from rondo.base.errors import InvalidRequest, Unavailable
 from rondo.base.ids import new_id
-from rondo.client.openai import TokenIds, Wire, parse
+from rondo.client.blame import blaming
+from rondo.client.openai import TokenIds
+from rondo.client.refusals import parse
 from rondo.client.types import GenerateRequest, Pooling, SamplingParams
-from rondo.client.wire import Many, shown
+from rondo.client.wire import Many, Wire, shown
 from rondo.models.architecture import ModelConfig
 from rondo.server.http import gather, read_body, unless_gone
 from rondo.server.served import Served
@@ -109,6 +111,15 @@ class Vectors:
 
 
 @dataclass(frozen=True)
+class Given:
+    """Texts, and the name that they have in the request. `limit` cuts each, beside what the body says."""
+
+    name: str
+    inputs: Sequence[str | list[int]]
+    limit: int | None = None
+
+
+@dataclass(frozen=True)
 class Embedder:
     """From texts to vectors."""
 
@@ -121,7 +132,7 @@ class Embedder:
         inputs = body.inputs()
         adapter = self.check(body, len(inputs), "input")
         dimensions = self.dimensions.check(body.dimensions)
-        vectors = await unless_gone(request.receive, self.vectors(body, inputs, adapter, "input"))
+        vectors = await unless_gone(request.receive, self.vectors(body, [Given("input", inputs)], adapter))
         rows = vectors.rows[:, :dimensions]
         if body.use_activation is not False:
             rows = vectors.of_length_one(dimensions)
@@ -159,22 +170,27 @@ class Embedder:
     async def vectors(
         self,
         body: PoolingBody,
-        inputs: Sequence[str | list[int]],
+        fields: Sequence[Given],
         adapter: str | None,
-        field: str,
-        limit: int | None = None,
     ) -> Vectors:
-        """`limit` cuts each text, beside what the body says."""
-        with blaming(field):
-            prompts = await self._prompts(body, inputs, limit)
-            name = new_id("embd")
-            requests = [
-                GenerateRequest(f"{name}-{i}", prompt, NO_ANSWER, body.priority, adapter, self.pooling)
-                for i, prompt in enumerate(prompts)
-            ]
-            with self.served.under_way(name, requests):
-                rows = await gather([self._vector(request) for request in requests])
-        return Vectors(np.array(rows, dtype=np.float32), sum(map(len, prompts)))
+        """Of all texts, in their order. Nothing is computed before all are checked, nor more at once than may wait."""
+        named: list[tuple[str, list[int]]] = []
+        for field in fields:
+            with blaming(field.name):
+                prompts = await self._prompts(body, field.inputs, field.limit)
+                self.served.prompts.check(prompts, field.name, answer=0)
+            named += [(field.name, prompt) for prompt in prompts]
+        id = new_id("embd")
+        requests = [
+            GenerateRequest(f"{id}-{i}", prompt, NO_ANSWER, body.priority, adapter, self.pooling)
+            for i, (_, prompt) in enumerate(named)
+        ]
+        rows, most = [], self.served.max_queued
+        with self.served.under_way(id, requests):
+            work = [(name, request) for (name, _), request in zip(named, requests, strict=True)]
+            for at in range(0, len(work), most):
+                rows += await gather([self._vector(*one) for one in work[at : at + most]])
+        return Vectors(np.array(rows, dtype=np.float32), sum(len(prompt) for _, prompt in named))
 
     async def _prompts(
         self, body: PoolingBody, inputs: Sequence[str | list[int]], limit: int | None
@@ -189,11 +205,12 @@ class Embedder:
         encoded = iter(await texts_cut_to(prompts, texts, special, keep, side))
         return [next(encoded) if isinstance(one, str) else cut(one, keep, side) for one in inputs]
 
-    async def _vector(self, request: GenerateRequest) -> list[float]:
-        async with aclosing(self.served.engine.generate(request)) as chunks:
-            async for chunk in chunks:
-                if chunk.vector is not None:
-                    return chunk.vector
+    async def _vector(self, field: str, request: GenerateRequest) -> list[float]:
+        with blaming(field):
+            async with aclosing(self.served.engine.generate(request)) as chunks:
+                async for chunk in chunks:
+                    if chunk.vector is not None:
+                        return chunk.vector
         raise Unavailable("the request was ended before its vector was there. Try again.", code="aborted")
 
 
@@ -205,14 +222,3 @@ def _shown(rows: Floats, encoding: str | None) -> Iterator[str | list[float]]:
 
 def usage_of(tokens: int) -> dict[str, int]:
     return {"prompt_tokens": tokens, "total_tokens": tokens}
-
-
-@contextmanager
-def blaming(field: str) -> Iterator[None]:
-    """What is wrong with a prompt is wrong with this field of the request."""
-    try:
-        yield
-    except InvalidRequest as error:
-        if error.param not in (None, "prompt"):
-            raise
-        raise InvalidRequest(error.message, param=field, code=error.code) from error

@@ -5,7 +5,6 @@ import logging
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rondo.base.errors import InvalidRequest, Overloaded, RondoError
 
@@ -13,7 +12,6 @@ log = logging.getLogger("rondo.server")
 
 RETRY_SECONDS = "1"
 KINDS = {401: "authentication_error", 404: "invalid_request_error", 405: "invalid_request_error"}
-LOGGED = "rondo.logged"
 
 
 class BodyTooLarge(InvalidRequest):
@@ -58,38 +56,11 @@ async def on_http_error(request: Request, error: Exception) -> Response:
 
 
 async def on_bug(request: Request, error: Exception) -> Response:
-    """The traceback goes to the log; the client learns that it is our fault."""
-    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    request.scope[LOGGED] = True
     return bug()
 
 
 def bug() -> JSONResponse:
+    """The client learns that it is our fault; the traceback is in the log."""
     return JSONResponse(
         error_body("internal error; the server's log has the details.", "internal_error"), status_code=500
     )
-
-
-def log_bugs(app: ASGIApp) -> ASGIApp:
-    """The outermost layer: no exception leaves it, except where it must cut off an answer already begun."""
-
-    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
-        started = ended = False
-
-        async def watched(message: Message) -> None:
-            nonlocal started, ended
-            started = True
-            ended = message["type"] == "http.response.body" and not message.get("more_body", False)
-            await send(message)
-
-        try:
-            await app(scope, receive, watched)
-        except Exception:
-            if started and not ended:
-                raise
-            if LOGGED not in scope:
-                log.exception("%s %s failed", scope.get("method"), scope.get("path"))
-            if not started:
-                await bug()(scope, receive, send)
-
-    return guarded

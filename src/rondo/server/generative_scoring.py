@@ -13,10 +13,12 @@ from starlette.responses import JSONResponse, Response
 
 from rondo.base.errors import InvalidRequest, Unavailable
 from rondo.base.ids import new_id
-from rondo.client.openai import TokenIds, Wire, parse
+from rondo.client.blame import blaming
+from rondo.client.openai import TokenIds
+from rondo.client.refusals import parse
 from rondo.client.types import GenerateRequest, SamplingParams
-from rondo.client.wire import Many
-from rondo.server.embeddings import MAX_INPUTS, blaming
+from rondo.client.wire import Many, Wire
+from rondo.server.embeddings import MAX_INPUTS
 from rondo.server.http import gather, read_body, unless_gone
 from rondo.server.served import Served
 
@@ -85,9 +87,12 @@ async def _prompts(served: Served, body: GenerativeScoringRequest) -> list[list[
             if isinstance(query, str)
             else query
         )
+        if ids:
+            served.prompts.check([ids], "query")
     with blaming("items"):
         encoded = iter(await served.prompts.of_texts(texts, add_special=False))
     own = [next(encoded) if isinstance(item, str) else item for item in body.items]
+    served.prompts.check(own, "items", common=len(ids))
     return [item + ids if body.item_first else ids + item for item in own]
 
 

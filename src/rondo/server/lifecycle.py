@@ -9,8 +9,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from rondo.client.engine import PauseMode, ServedEngine
-from rondo.client.openai import Wire, parse
-from rondo.client.wire import Many
+from rondo.client.refusals import parse
+from rondo.client.wire import Many, Wire
 from rondo.engine.sleep import TAGS
 from rondo.engine.weight_session import WeightSession
 from rondo.server.admin import admin_route, query

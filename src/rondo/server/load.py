@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import cast
 
@@ -11,6 +12,9 @@ from starlette.types import ASGIApp
 
 from rondo.base import metrics
 from rondo.base.errors import ConfigError
+from rondo.base.log import get_logger
+from rondo.base.paths import path_of
+from rondo.base.tracing import check_traces
 from rondo.client.engine import ServedEngine
 from rondo.engine.async_engine import AsyncEngine
 from rondo.engine.config import EngineConfig
@@ -24,17 +28,23 @@ from rondo.server.app import create_app
 from rondo.server.config import ServerConfig
 from rondo.text.tokenizer import Tokenizer
 
+log = get_logger("rondo.server")
+
 
 def load_app(
     model: str | Path, engine: EngineConfig, server: ServerConfig
 ) -> tuple[ASGIApp, ServedEngine, str]:
     """(the application, its engine, the name clients ask for). Stop the engine when the server is done."""
+    if server.otlp_traces_endpoint is not None:
+        check_traces(server.otlp_traces_endpoint)
     folder = resolve(model)
     name, *aliases = server.served_model_name or (name_of(folder), str(model))
-    tokenizer = _with_template(Tokenizer.load(folder), server.chat_template)
+    tokenizer = _with_template(Tokenizer.load(folder), server.chat_template).called(name)
+    adapters = _folders(server.adapters, (name, *aliases))
     load = _vllm if engine.backend == "vllm" else _native
-    running, config, counts = load(folder, engine, tokenizer, name, server.adapters)
+    running, config, counts = load(folder, engine, tokenizer, name, adapters)
     metrics.registry.register(counts)
+    log.info("loaded", extra={"model": name, "folder": str(folder)})
     return create_app(running, config, tokenizer, name, server, aliases, engine.pooling), running, name
 
 
@@ -62,15 +72,28 @@ def _vllm(
     return running, running.model, running.metrics
 
 
+def _folders(adapters: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
+    """Those of the adapters, none of which may go by a name of the model itself: nobody could ask for it."""
+    for name in names:
+        if name in adapters:
+            raise ConfigError(
+                f"{name!r} is the name of the model itself: give the adapter another.",
+                param="server.adapters",
+            )
+    return {name: str(path_of(place, f"server.adapters.{name}")) for name, place in adapters.items()}
+
+
 def _with_template(tokenizer: Tokenizer, template: str | None) -> Tokenizer:
     """`template` is a file, or the template itself."""
     if template is None:
         return tokenizer
+    if "{" in template and not os.path.lexists(template):
+        return tokenizer.with_chat_template(template)
     try:
-        return tokenizer.with_chat_template(Path(template).expanduser().read_text("utf-8"))
-    except OSError as error:
-        if "{" in template:
-            return tokenizer.with_chat_template(template)
+        file = path_of(template, "server.chat_template")
+        return tokenizer.with_chat_template(file.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise ConfigError(
-            f"the chat template {template} cannot be read: {error.strerror}.", param="server.chat_template"
+            f"the chat template {template} cannot be read: {reason}.", param="server.chat_template"
         ) from error

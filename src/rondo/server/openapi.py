@@ -13,8 +13,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from rondo import __version__
-from rondo.client.openai import ChatRequest, CompletionRequest, ModelCard, ModelList, Wire
+from rondo.client.openai import ChatRequest, CompletionRequest, ModelCard, ModelList
 from rondo.client.responses import ResponsesRequest
+from rondo.client.wire import Wire
 from rondo.server.adapters import LoadAdapter, UnloadAdapter
 from rondo.server.embeddings import EmbeddingRequest
 from rondo.server.generative_scoring import GenerativeScoringRequest

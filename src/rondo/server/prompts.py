@@ -9,8 +9,10 @@ from functools import cached_property
 from typing import NamedTuple, TypeVar
 
 from rondo.base.errors import InvalidRequest
+from rondo.client.blame import blaming
 from rondo.client.openai import ChatRequest
 from rondo.client.tools import Tool
+from rondo.engine.intake import check_prompt
 from rondo.text.bound import longest_text
 from rondo.text.messages import adapt_messages
 from rondo.text.tokenizer import Tokenizer
@@ -37,11 +39,23 @@ class ChatPrompt(NamedTuple):
 class Prompts:
     tokenizer: Tokenizer
     max_model_len: int
+    vocab: int
+    """The model's, which may have more token ids than the tokenizer."""
+
+    def check(self, prompts: Sequence[Sequence[int]], field: str, answer: int = 1, common: int = 0) -> None:
+        """Before the first of them is begun: what the engine would refuse, with the field and the number of the one
+        that is meant. `answer` is how many tokens must be left for it; `common` are those that each has beside its own,
+        and that have been looked at."""
+        for at, ids in enumerate(prompts):
+            name = f"{field} {at}" if len(prompts) > 1 else "the prompt"
+            check_prompt(ids, self.max_model_len, self.vocab, answer, name, field, common)
 
     async def of_texts(
         self, texts: Sequence[str], add_special: bool = True, bounded: bool = True
     ) -> list[list[int]]:
         """`bounded` refuses what cannot fit into the context without looking at it."""
+        if not texts:
+            return []
         return await beside(sum(map(len, texts)), lambda: self._encode(texts, add_special, bounded))
 
     async def of_chat(
@@ -68,7 +82,8 @@ class Prompts:
             (ids,) = self._encode([text], add_special, bounded=body.truncate_prompt_tokens is None)
             return ChatPrompt(ids, ending, continued)
 
-        return await beside(size, work)
+        with blaming("messages"):
+            return await beside(size, work)
 
     def _encode(self, texts: Sequence[str], add_special: bool, bounded: bool = True) -> list[list[int]]:
         for text in texts if bounded else ():

@@ -43,6 +43,12 @@ class Protocol(HttpToolsProtocol):
         self._body += len(body)
         super().on_body(body)
 
+    def on_response_complete(self) -> None:
+        """What else is done for the request, its line in the log first, is done while the client reads."""
+        assert isinstance(self.transport, _Gathering)
+        self.transport.flush()
+        super().on_response_complete()
+
 
 class _Gathering:
     """A transport that sends what is written in one turn of the event loop as one packet: an answer's head and body,
@@ -56,20 +62,20 @@ class _Gathering:
 
     def write(self, data: bytes) -> None:
         if not self._held:
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self.flush)
         self._held.append(data)
         self._size += len(data)
         if self._size >= MOST_HELD:
-            self._flush()
+            self.flush()
 
     def close(self) -> None:
-        self._flush()
+        self.flush()
         self._transport.close()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
         if self._held:
             held, self._held, self._size = self._held, [], 0
             self._transport.write(b"".join(held))

@@ -5,19 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
+from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from rondo.base.errors import InvalidRequest, NotFound
 from rondo.base.ids import new_id
-from rondo.client.openai import ChatRequest, parse
+from rondo.client.openai import ChatRequest
+from rondo.client.refusals import parse
 from rondo.client.responses import NOT_STORED, ResponsesRequest, under_its_names
-from rondo.client.types import TokenChunk
-from rondo.server.http import EventStream, event_of, read_body, unless_gone
+from rondo.client.types import GenerateRequest, TokenChunk
+from rondo.server.http import EventStream, Json, event_of, read_body, unless_gone
 from rondo.server.response_items import Event, Output
 from rondo.server.served import Served
 from rondo.server.shapes import UsageCount, chat_logprobs
@@ -64,7 +67,8 @@ ABORTED = {"code": "server_error", "message": "the answer was cut off by the ser
 
 
 class Answering:
-    """One request on its way. Whole and streamed it goes through the same events; only the stream shows them."""
+    """One request on its way. Whole and streamed it goes through the same events, but for those of its beginning; only
+    the stream shows them."""
 
     def __init__(self, served: Served, body: ResponsesRequest, chat: ChatRequest, turn: Turn) -> None:
         self._served = served
@@ -77,31 +81,32 @@ class Answering:
         self._created = int(time.time())
         self._number = 0
 
-    async def whole(self) -> Response:
+    async def whole(self) -> Json:
         response: dict[str, Any] = {}
-        async with aclosing(self._told()) as events:
-            async for event in events:
-                response = event.get("response", response)
-        return JSONResponse(response)
+        async with aclosing(self._chunks(replace(self._turn.generate, whole=True))) as chunks:
+            async for chunk in chunks:
+                for event in self._read(chunk):
+                    response = event.get("response", response)
+        return Json(response)
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        async with aclosing(self._told()) as events:
-            async for event in events:
-                yield self._sent(event)
-
-    async def _told(self) -> AsyncGenerator[Event, None]:
         """Begins with the first chunk: until then the engine may refuse the request."""
         begun = False
-        generate = self._turn.generate
+        async with aclosing(self._chunks(self._turn.generate)) as chunks:
+            async for chunk in chunks:
+                if not begun:
+                    begun = True
+                    response = self._response("in_progress")
+                    yield self._sent({"type": "response.created", "response": response})
+                    yield self._sent({"type": "response.in_progress", "response": response})
+                for event in self._read(chunk):
+                    yield self._sent(event)
+
+    async def _chunks(self, generate: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         with self._served.under_way(generate.id, [generate]), under_its_names():
             async with aclosing(self._served.engine.generate(generate)) as stream:
                 async for chunk in stream:
-                    if not begun:
-                        begun = True
-                        yield {"type": "response.created", "response": self._response("in_progress")}
-                        yield {"type": "response.in_progress", "response": self._response("in_progress")}
-                    for event in self._read(chunk):
-                        yield event
+                    yield chunk
 
     def _read(self, chunk: TokenChunk) -> Iterator[Event]:
         self._usage.count(chunk)
@@ -148,13 +153,17 @@ class Answering:
             "temperature": self._turn.generate.sampling.temperature,
             "text": {"format": _format(body)},
             "tool_choice": choice or "auto" if isinstance(choice, str | None) else choice.model_dump(),
-            "tools": [tool.model_dump() for tool in body.tools or []],
+            "tools": self._tools,
             "top_logprobs": body.top_logprobs or 0,
             "top_p": self._turn.generate.sampling.top_p,
             "truncation": "disabled",
             "usage": None if status == "in_progress" else self._used(),
             "user": body.user,
         }
+
+    @cached_property
+    def _tools(self) -> list[dict[str, Any]]:
+        return [tool.model_dump() for tool in self._body.tools or []]
 
     def _used(self) -> dict[str, Any]:
         used = self._usage.body()

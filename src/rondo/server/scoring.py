@@ -10,9 +10,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from rondo.base.errors import InvalidRequest
-from rondo.client.openai import parse
+from rondo.client.refusals import parse
 from rondo.client.wire import Many
-from rondo.server.embeddings import Embedder, Floats, PoolingBody, usage_of
+from rondo.server.embeddings import Embedder, Floats, Given, PoolingBody, usage_of
 from rondo.server.http import read_body, unless_gone
 
 Texts = str | Many[str]
@@ -97,19 +97,15 @@ class Scorer:
     ) -> tuple[list[float], int]:
         """One query for all documents, or one for each; and the tokens of all texts."""
         adapter = self.embedder.check(body, len(documents[1]), documents[0])
-        limits = body.max_tokens_per_query, body.max_tokens_per_doc
-
-        async def work() -> tuple[Floats, Floats, int]:
-            sides = []
-            for (field, texts), limit in zip((queries, documents), limits, strict=True):
-                vectors = await self.embedder.vectors(body, texts, adapter, field, limit or None)
-                sides.append((vectors.of_length_one(vectors.rows.shape[1]), vectors.prompt_tokens))
-            (left, count), (right, more) = sides
-            return left, right, count + more
-
-        left, right, tokens = await unless_gone(request.receive, work())
+        sides = [
+            Given(*queries, body.max_tokens_per_query or None),
+            Given(*documents, body.max_tokens_per_doc or None),
+        ]
+        vectors = await unless_gone(request.receive, self.embedder.vectors(body, sides, adapter))
+        rows = vectors.of_length_one(vectors.rows.shape[1])
+        left, right = rows[: len(queries[1])], rows[len(queries[1]) :]
         scores: Floats = np.sum(left * right, axis=1)
-        return scores.tolist(), tokens
+        return scores.tolist(), vectors.prompt_tokens
 
 
 def _listed(texts: Texts) -> list[str]:

@@ -20,14 +20,16 @@ class ThoughtCount:
         self.tokens = 0
 
     def add(self, tokens: Sequence[int]) -> None:
-        if self._parser is None:
-            return
         for token in tokens:
+            if self._parser is None:
+                return
             if token in self._tokenizer.special_ids and token not in self._markers:
                 continue
             before = self._parser.reasons
             self._parser.feed(self._text(token))
             self.tokens += before and self._parser.reasons
+            if not self._parser.may_reason:
+                self._parser = None
 
     def _text(self, token: int) -> str:
         """Of a part of a character it is a sign that is no part of a marker."""

@@ -8,9 +8,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from rondo.base.errors import InvalidRequest
-from rondo.client.openai import BOTH_ENDS, ChatRequest, Message, TokenIds, Wire, parse
+from rondo.client.openai import BOTH_ENDS, ChatRequest, Message, TokenIds
+from rondo.client.refusals import parse
 from rondo.client.tools import Tool
-from rondo.client.wire import Many
+from rondo.client.wire import Many, Wire
 from rondo.server.http import read_body
 from rondo.server.prompts import beside
 from rondo.server.served import Served

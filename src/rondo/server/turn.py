@@ -95,4 +95,6 @@ def _is_json(form: StructuredOutputsParams) -> bool:
 
 
 def _functions(tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    return [tool.function.model_dump() for tool in tools]
+    """As parsers and grammars read them: schemas are what they came as, and are not copied."""
+    each = (tool.function for tool in tools)
+    return [{"name": one.name, "parameters": one.parameters, "strict": one.strict} for one in each]

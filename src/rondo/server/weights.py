@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from pydantic import Field
@@ -9,13 +10,17 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from rondo.base.errors import InvalidRequest
-from rondo.client.openai import Wire, parse
-from rondo.client.wire import shown
+from rondo.base.errors import ConfigError, InvalidRequest, ModelError
+from rondo.base.paths import path_of
+from rondo.client.blame import renaming
+from rondo.client.refusals import parse
+from rondo.client.wire import Wire, shown
 from rondo.engine.weight_session import WeightSession
 from rondo.server.admin import LARGEST_BODY, admin_route, query
 from rondo.server.http import read_body
 
+NAMES = {None: "update_info", "path": "update_info", "update_info": "update_info"}
+"""What a folder of weights is called inside, and here."""
 LARGEST_PATH = 16 * 1024
 LONGEST_VERSION = 20
 """Digits: more are no number of 63 bits."""
@@ -37,14 +42,15 @@ class FinishUpdate(Wire):
     weight_version: int | str | None = None
 
 
-def folder_of(update_info: dict[str, Any] | list[Any]) -> tuple[str, int | None]:
+def folder_of(update_info: dict[str, Any] | list[Any]) -> tuple[Path, int | None]:
     """(its path, its version) of vLLM's `update_info`, whose other forms name tensors that come on another way."""
     if not isinstance(update_info, dict) or not {"path"} <= update_info.keys() <= {"path", "version"}:
         raise InvalidRequest(f"update_info cannot be this: {ONLY_FOLDERS}", param="update_info")
     path, version = update_info["path"], update_info.get("version")
-    if not isinstance(path, str) or not path or "\0" in path:
+    if not isinstance(path, str) or not path:
         raise InvalidRequest("update_info.path must be the path of a folder.", param="update_info")
-    return path, version_of(version, "update_info")
+    # Whoever reads it may work in another folder.
+    return path_of(path, "update_info.path").absolute(), version_of(version, "update_info")
 
 
 def version_of(version: object, field: str = "weight_version") -> int | None:
@@ -78,7 +84,8 @@ def weight_routes(session: WeightSession, key: str | None) -> list[Route]:
 
     async def update(request: Request) -> Response:
         body = parse(UpdateWeights, await read_body(request, LARGEST_PATH))
-        await session.update(*folder_of(body.update_info))
+        with renaming(NAMES, (InvalidRequest, ModelError, ConfigError)):
+            await session.update(*folder_of(body.update_info))
         return JSONResponse({"message": "Weights updated"})
 
     async def finish(request: Request) -> Response:

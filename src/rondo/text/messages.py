@@ -13,6 +13,8 @@ _ASKS_FOR_NO_CONTENT = re.compile(
     r"""message(?:\.content|\[['"]content['"]\])\s+is\s+(?:not\s+)?none""", re.I
 )
 
+NEED_CONTENT = frozenset({"system", "developer", "user", "tool"})
+
 
 class Arguments(dict[str, Any]):
     """A call's arguments. Most templates take an object; those that join it to a text get its JSON."""
@@ -28,7 +30,18 @@ class Arguments(dict[str, Any]):
 
 
 def adapt_messages(messages: Sequence[Mapping[str, Any]], template: str) -> list[dict[str, Any]]:
+    for number, message in enumerate(messages):
+        _check_content(number, message, template)
     return [_adapt(message, template) for message in messages]
+
+
+def _check_content(number: int, message: Mapping[str, Any], template: str) -> None:
+    """What an assistant says may be calls alone; of the others most templates would fail, or write "None"."""
+    if message["role"] in NEED_CONTENT and message.get("content") is None and "content" in template:
+        raise InvalidRequest(
+            f"messages: message {number} ({message['role']}) has no content, which the chat template needs.",
+            param="messages",
+        )
 
 
 def _adapt(message: Mapping[str, Any], template: str) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """A model's tokenizer: Hugging Face's files in, the same tokens and prompts as transformers out."""
 
 from collections.abc import Collection, Mapping, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ class Tokenizer:
     ) -> None:
         self._backend = backend
         self._folder = folder
+        self._shown = str(folder.path)
         self._named = dict(named)
         self._templates = dict(templates)
         self.eos_ids = tuple(eos_ids)
@@ -42,6 +44,12 @@ class Tokenizer:
         self._decoding = parse_decoder(decoder_spec(backend), str(folder.path / "tokenizer.json"))
         self._bytes: dict[frozenset[int], ByteTable] = {}
         self._pieces: dict[frozenset[int], PieceTable] = {}
+
+    def called(self, name: str) -> "Tokenizer":
+        """The same tokenizer; its errors say `name` where they would say its folder, which is not for everyone."""
+        twin = copy(self)
+        twin._shown = name
+        return twin
 
     @classmethod
     def load(cls, path: str | Path) -> "Tokenizer":
@@ -108,9 +116,10 @@ class Tokenizer:
 
     def token_bytes(self, token: int) -> bytes:
         """What one token adds to a text; a special token's is its name."""
-        if self._backend.id_to_token(token) is None:
+        data = self._byte_table(frozenset())[token]
+        if not data and self._backend.id_to_token(token) is None:
             raise InvalidRequest(f"token id {token} is not in the vocabulary of {self.vocab_size} tokens.")
-        return self._byte_table(frozenset())[token]
+        return data
 
     def token(self, token_id: int) -> str:
         """As the vocabulary writes it, where bytes and spaces have letters of their own; "" if it has none."""
@@ -159,7 +168,7 @@ class Tokenizer:
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             variables=self._named | variables,
-            where=f"the chat template of {self._folder.path}",
+            where=f"the chat template of {self._shown}",
         )
 
     def apply_chat(
@@ -186,7 +195,7 @@ class Tokenizer:
             messages,
             tools=tools,
             variables=self._named | variables,
-            where=f"the chat template of {self._folder.path}",
+            where=f"the chat template of {self._shown}",
         )
         encoding = self._backend.encode(text, add_special_tokens=False)
         mask = [False] * len(encoding.ids)
@@ -204,7 +213,7 @@ class Tokenizer:
             return self._templates[name]
         if not self._templates:
             raise InvalidRequest(
-                f"the tokenizer of {self._folder.path} has no chat template: use plain completions, "
+                f"the tokenizer of {self._shown} has no chat template: use plain completions, "
                 "or put a chat_template.jinja into the folder.",
                 param="messages",
             )

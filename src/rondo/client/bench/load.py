@@ -13,6 +13,7 @@ from typing import Any
 from rondo.base.errors import RondoError, Unavailable
 from rondo.client.bench.prompts import Ask
 from rondo.client.bench.wire import Address, Pool
+from rondo.client.lines import Lines
 
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 SHOWN = 300
@@ -164,17 +165,22 @@ class _Reader:
     def __init__(self, chat: bool) -> None:
         self.outcome = Outcome(time.perf_counter())
         self._chat = chat
-        self._buffer = b""
+        self._lines = Lines()
+        self._said = b""
         self._last = 0.0
         self._complete = False
 
     def feed(self, data: bytes) -> None:
         now = time.perf_counter()
-        *events, self._buffer = (self._buffer + data.replace(b"\r\n", b"\n")).split(b"\n\n")
-        for event in events:
-            for line in event.split(b"\n"):
-                if line.startswith(b"data:"):
-                    self._take(line[5:].strip(), now)
+        self._said += data[: SHOWN - len(self._said)]
+        for line in self._lines.push(data):
+            if line.startswith(b"data:"):
+                event = line[5:].strip()
+                try:
+                    self._take(event, now)
+                except (ValueError, TypeError, LookupError, AttributeError):
+                    said = event.decode(errors="replace")[:SHOWN]
+                    raise ValueError(f"the server sent an event that is not OpenAI's: {said}") from None
 
     def _take(self, data: bytes, now: float) -> None:
         if data == b"[DONE]":
@@ -184,8 +190,8 @@ class _Reader:
         if "error" in body:
             self.outcome.error = json.dumps(body["error"])[:SHOWN]
         if (usage := body.get("usage")) is not None:
-            self.outcome.prompt_tokens = usage["prompt_tokens"]
-            self.outcome.output_tokens = usage["completion_tokens"]
+            self.outcome.prompt_tokens = int(usage["prompt_tokens"])
+            self.outcome.output_tokens = int(usage["completion_tokens"])
         if body.get("choices") and (not self._chat or _has_token(body["choices"][0])):
             self._tick(now)
 
@@ -203,7 +209,7 @@ class _Reader:
         if outcome.error:
             return
         if status != 200:
-            outcome.error = f"status {status}: {self._buffer.decode(errors='replace')[:SHOWN]}"
+            outcome.error = f"status {status}: {self._said.decode(errors='replace')}"
         elif not self._complete:
             outcome.error = "the stream ended without [DONE]"
         elif not self._last:

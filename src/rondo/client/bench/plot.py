@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rondo.base.errors import MissingExtra
+from rondo.base.errors import ConfigError, MissingExtra
+from rondo.base.files import storage_error
 from rondo.client.bench.figures import METRICS, tpot
 from rondo.client.bench.report import Run
 
@@ -14,12 +15,17 @@ DPI = 120
 STYLES = ("--", ":", "-.")
 
 
-def need_plots() -> None:
+def need_plots(file: Path) -> None:
     """Before minutes of load, not after them."""
     try:
-        import matplotlib  # noqa: F401
+        import matplotlib.figure
     except ImportError:
         raise MissingExtra("matplotlib", "plot") from None
+    kinds = matplotlib.figure.Figure().canvas.get_supported_filetypes()
+    if file.suffix[1:].lower() not in kinds:
+        raise ConfigError(
+            f"--plot {file.name}: a picture ends in .{', .'.join(sorted(kinds))}.", param="plot"
+        )
 
 
 def save_plot(runs: Sequence[Run], file: Path) -> None:
@@ -28,14 +34,22 @@ def save_plot(runs: Sequence[Run], file: Path) -> None:
         _spreads(figure, runs[0])
     else:
         _rates(figure, {"": runs})
-    figure.savefig(file, dpi=DPI)
+    _save(figure, file)
 
 
 def save_sweeps(servers: Mapping[str, Sequence[Run]], file: Path) -> None:
     """Several servers at the same rates, each with its name."""
     figure = _figure()
     _rates(figure, servers)
-    figure.savefig(file, dpi=DPI)
+    _save(figure, file)
+
+
+def _save(figure: Any, file: Path) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(file, dpi=DPI)
+    except OSError as error:
+        raise storage_error(file, error) from error
 
 
 def _figure() -> Any:

@@ -7,6 +7,7 @@ measured: a general client spends several times as much on each chunk.
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -131,7 +132,9 @@ class _Answer:
         if end < 0:
             return False
         first, *lines = self._take(end + 4)[:-4].split(LINE)
-        self.status = int(first.split(b" ", 2)[1])
+        if not re.match(rb"HTTP/1\.[01] [1-5]\d\d( |$)", first):
+            raise ValueError(f"the server does not speak HTTP/1.1: {first[:80]!r}")
+        self.status = int(first[9:12])
         if self.status == 100:
             return True
         fields = {

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import ast
 import re
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 from rondo.text.parsing.calls import call_from, call_of, named_call, read_json
 from rondo.text.parsing.forced import Shape
 from rondo.text.parsing.marked import CallFormat
 from rondo.text.parsing.parts import Call
-from rondo.text.parsing.scan import JsonScan
+from rondo.text.parsing.scan import LONGEST_HEAD, JsonScan
 from rondo.text.parsing.streamed import OPENED, Tail
 
 ARGUMENTS = f"(?P<arguments>{OPENED})"
 CALLED = (
-    r'(?P<object>\{)\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"(?P<name>[^"\\]+)"\s*,\s*'
-    rf'"(?:arguments|parameters)"\s*:\s*{ARGUMENTS}'
+    r'(?P<object>\{)\s*+(?:"type"\s*+:\s*+"function"\s*+,\s*+)?"name"\s*+:\s*+"(?P<name>[^"\\]++)"\s*+,\s*+'
+    rf'"(?:arguments|parameters)"\s*+:\s*+{ARGUMENTS}'
 )
-"""How an object begins that is a call, in the order that models write it in."""
+"""How an object begins that is a call, in the order that models write it in. As all that is matched at each token it
+gives nothing back (`++`): what a model writes can be made to be the worst there is."""
 
 
 class MarkedEnd:
@@ -27,34 +28,59 @@ class MarkedEnd:
     def __init__(self, marker: str, json: bool = False) -> None:
         self._marker = marker
         self._json = JsonScan() if json else None
-        self._at = 0
+        self._passed = 0
+        # What may be the marker's beginning.
+        self._kept = ""
 
-    def end(self, text: str) -> int | None:
-        while (at := text.find(self._marker, self._at)) >= 0:
-            self._at = at + 1
-            if self._json is not None:
-                while self._json.advance(text, at) is not None:
-                    pass
+    def feed(self, text: str) -> int | None:
+        text = self._kept + text
+        past = since = 0
+        while (at := text.find(self._marker, since)) >= 0:
+            self._pass(text, past, at)
+            past, since = at, at + 1
             if self._json is None or not self._json.in_string:
-                return at + len(self._marker)
-        self._at = max(self._at, len(text) - len(self._marker) + 1)
+                return self._passed + at + len(self._marker)
+        keep = max(since, len(text) - len(self._marker) + 1)
+        self._pass(text, past, keep)
+        self._passed += keep
+        self._kept = text[keep:]
         return None
 
+    def _pass(self, text: str, start: int, stop: int) -> None:
+        at: int | None = start
+        while self._json is not None and at is not None:
+            at = self._json.feed(text, at, stop)
 
-class JsonEnd:
-    """A block up to the end of its JSON, which begins with the last character of `opening`."""
 
-    def __init__(self, opening: re.Pattern[str]) -> None:
-        self._opening = opening
-        self._json: JsonScan | None = None
+class Scan(Protocol):
+    def feed(self, text: str) -> int | None:
+        """Where in `text` the end is; None if it is not there yet."""
 
-    def end(self, text: str) -> int | None:
-        if self._json is None:
-            opening = self._opening.match(text)
-            if opening is None:
+
+class HeadedEnd:
+    """A block up to the end that `scan` finds, which begins with the last character of `head`."""
+
+    def __init__(self, head: re.Pattern[str], scan: Scan) -> None:
+        self._head = head
+        self._scan = scan
+        self._text: str | None = ""
+        """What there is, until it is known how it begins."""
+        self._passed = 0
+
+    def feed(self, text: str) -> int | None:
+        if self._text is not None:
+            if len(self._text) >= LONGEST_HEAD:
                 return None
-            self._json = JsonScan(opening.end() - 1)
-        return self._json.end(text)
+            self._text += text
+            head = self._head.match(self._text, 0, LONGEST_HEAD)
+            if head is None:
+                return None
+            self._passed, text, self._text = head.end() - 1, self._text[head.end() - 1 :], None
+        end = self._scan.feed(text)
+        if end is not None:
+            return self._passed + end
+        self._passed += len(text)
+        return None
 
 
 class Hermes(CallFormat):
@@ -62,7 +88,7 @@ class Hermes(CallFormat):
 
     starts = ("<tool_call>",)
     inner = ("</tool_call>",)
-    openings = (re.compile(r"<tool_call>\s*" + CALLED),)
+    openings = (re.compile(r"<tool_call>\s*+" + CALLED),)
     tail = (inner,)
 
     def block(self) -> MarkedEnd:
@@ -84,12 +110,12 @@ class Llama3(CallFormat):
     starts = ("<|python_tag|>", "<|python_start|>")
     head_starts = ("{",)
     noise = (";", "<|python_end|>")
-    openings = (re.compile(r"(?:<\|python_(?:tag|start)\|>\s*)?" + CALLED),)
+    openings = (re.compile(r"(?:<\|python_(?:tag|start)\|>\s*+)?" + CALLED),)
 
-    _OPENING = re.compile(r"(?:<\|python_(?:tag|start)\|>\s*)?\{")
+    _OPENING = re.compile(r"(?:<\|python_(?:tag|start)\|>\s*+)?\{")
 
-    def block(self) -> JsonEnd:
-        return JsonEnd(self._OPENING)
+    def block(self) -> HeadedEnd:
+        return HeadedEnd(self._OPENING, JsonScan())
 
     def begins(self, text: str) -> re.Match[str] | None:
         begun = super().begins(text)
@@ -132,14 +158,14 @@ class JsonList(CallFormat):
 
     def __init_subclass__(cls) -> None:
         marker = "(?:" + "|".join(map(re.escape, cls.starts)) + ")"
-        cls.openings = (re.compile(rf"(?:{marker}\s*(?:\[\s*)?)?{CALLED}"),)
+        cls.openings = (re.compile(rf"(?:{marker}\s*+(?:\[\s*+)?)?{CALLED}"),)
         cls.tail = ((",", "]"), (cls.closing,)) if cls.closing else ((",", "]"),)
-        cls._beginning = re.compile(rf"{marker}\s*\[(?=\s*[{{\]])|(?:{marker}\s*)?\{{")
+        cls._beginning = re.compile(rf"{marker}\s*+\[(?=\s*+[{{\]])|(?:{marker}\s*+)?\{{")
 
     _beginning: ClassVar[re.Pattern[str]]
 
-    def block(self) -> JsonEnd:
-        return JsonEnd(self._beginning)
+    def block(self) -> HeadedEnd:
+        return HeadedEnd(self._beginning, JsonScan())
 
     def calls(self, text: str) -> list[Call] | None:
         marker = next((marker for marker in self.starts if text.startswith(marker)), "")
@@ -176,13 +202,13 @@ class Mistral(JsonList):
     starts = ("[TOOL_CALLS]",)
     inner = ("[CALL_ID]", "[ARGS]")
 
-    _NAME = r"\[TOOL_CALLS\]\s*(?P<name>[\w.-]+)\s*(?:\[CALL_ID\]\s*(?P<id>\w+)\s*)?(?:\[ARGS\])?\s*"
-    _NAMED = re.compile(_NAME + r"(\{.*\})\s*", re.S)
+    _NAME = r"\[TOOL_CALLS\]\s*+(?P<name>[\w.-]++)\s*+(?:\[CALL_ID\]\s*+(?P<id>\w++)\s*+)?(?:\[ARGS\]\s*+)?"
+    _NAMED = re.compile(_NAME + r"(\{.*\})\s*+", re.S)
     _NAMED_OPENING = re.compile(_NAME + ARGUMENTS)
-    _BEGINNING = re.compile(rf"{_NAME}\{{|\[TOOL_CALLS\]\s*\[(?=\s*[{{\]])|\{{")
+    _BEGINNING = re.compile(rf"{_NAME}\{{|\[TOOL_CALLS\]\s*+\[(?=\s*+[{{\]])|\{{")
 
-    def block(self) -> JsonEnd:
-        return JsonEnd(self._BEGINNING)
+    def block(self) -> HeadedEnd:
+        return HeadedEnd(self._BEGINNING, JsonScan())
 
     def begins(self, text: str) -> re.Match[str] | None:
         return super().begins(text) or self._NAMED_OPENING.match(text)
@@ -213,13 +239,14 @@ class DeepSeek(CallFormat):
     inner = (SEP, END)
     noise = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 
+    _FENCE = r"\s*+(?P<name>\S(?:[^\n]*\S)?)\s*+(?<=\n)```json[^\S\n]*+\n"
     openings = (
-        re.compile(rf"{BEGIN}\s*\w*\s*{SEP}\s*(?P<name>[^\n]+?)\s*\n```json\s*\n\s*{ARGUMENTS}"),
-        re.compile(rf"{BEGIN}\s*(?P<name>[^\n<]+?)\s*{SEP}\s*{ARGUMENTS}"),
+        re.compile(rf"{BEGIN}\s*+\w*+\s*+{SEP}{_FENCE}\s*+{ARGUMENTS}"),
+        re.compile(rf"{BEGIN}\s*+(?P<name>[^\s<](?:[^\n<]*[^\s<])?)\s*+{SEP}\s*+{ARGUMENTS}"),
     )
     tail = (("```",), (END,))
 
-    _FENCED = re.compile(r"\s*([^\n]+?)\s*\n```json\s*\n(.*?)\s*```\s*", re.S)
+    _FENCED = re.compile(rf"{_FENCE}(?P<body>.*)```\s*+", re.S)
 
     def block(self) -> MarkedEnd:
         return MarkedEnd(self.END)
@@ -227,7 +254,9 @@ class DeepSeek(CallFormat):
     def calls(self, text: str) -> list[Call] | None:
         left, sep, right = text.removeprefix(self.BEGIN).removesuffix(self.END).partition(self.SEP)
         fenced = self._FENCED.fullmatch(right)
-        name, arguments = fenced.groups() if fenced is not None else (left.strip(), right)
+        name, arguments = (
+            (fenced["name"], fenced["body"].strip()) if fenced is not None else (left.strip(), right)
+        )
         call = named_call(name, arguments) if sep else None
         return None if call is None else [call]
 
@@ -248,7 +277,7 @@ class KimiK2(CallFormat):
     noise = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>")
     tail = ((END,),)
 
-    _NAMED = rf"{re.escape(BEGIN)}\s*(?P<id>(?:functions\.)?(?P<name>[\w.-]+?):\d+)\s*{re.escape(SEP)}\s*"
+    _NAMED = rf"{re.escape(BEGIN)}\s*+(?P<id>(?:functions\.)?(?P<name>[\w.-]++):\d++)\s*+{re.escape(SEP)}\s*+"
     openings = (re.compile(_NAMED + ARGUMENTS),)
     _WHOLE = re.compile(_NAMED + r"(?P<body>.*)", re.S)
 

@@ -7,7 +7,7 @@ import re
 from rondo.text.parsing.calls import named_call
 from rondo.text.parsing.forced import Shape, Thought
 from rondo.text.parsing.parts import Arguments, Call, Content, Part, Reasoning
-from rondo.text.parsing.scan import first_of, held_back
+from rondo.text.parsing.scan import LONGEST_HEAD, PIECE, first_of, held_back, taken
 from rondo.text.parsing.streamed import OPENED, JsonText
 
 MARKERS = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>")
@@ -17,7 +17,8 @@ _HEADERS = (_START, _CHANNEL, _MESSAGE, "to=")
 _BODY_ENDS = (*_ENDS, _START, _CHANNEL)
 _CHANNEL_OF = re.compile(r"<\|channel\|>\s*(\w+)")
 _FUNCTION_OF = re.compile(r"\bto=functions\.([^\s<]+)")
-_ARGUMENTS = re.compile(r"\s*(?=" + OPENED + ")")
+_ARGUMENTS = re.compile(r"\s*+(?=" + OPENED + ")")
+_LONGEST = max(map(len, MARKERS))
 
 
 SHAPE = Shape("<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>")
@@ -29,9 +30,14 @@ class Harmony:
     """`analysis` is reasoning, what goes to a function is a call, the rest is content. Messages of one kind are
     divided by a line's end. Without `calls` none is taken for one."""
 
+    may_reason = True
+
     def __init__(self, calls: bool) -> None:
         self._calls = calls
         self._text = ""
+        # What stands before it and is no text yet, of a header or a call: joined where that ends, for it may be long.
+        self._kept: list[str] = []
+        self._heading = False
         self._header: str | None = None
         self._function: str | None = None
         self._kind: type[Content] | type[Reasoning] = Content
@@ -46,15 +52,16 @@ class Harmony:
         return self._header is not None and self._kind is Reasoning
 
     def feed(self, text: str) -> list[Part]:
-        self._text += text
         parts: list[Part] = []
-        while self._text and (self._begin() if self._header is None else self._body(parts)):
-            pass
+        for at in range(0, len(text), PIECE):
+            self._text += text[at : at + PIECE]
+            while self._text and (self._begin() if self._header is None else self._body(parts)):
+                pass
         return parts
 
     def finish(self) -> list[Part]:
         parts: list[Part] = []
-        text, self._text = self._text, ""
+        text, self._text = taken(self._kept) + self._text, ""
         if self._called:
             self._more(text, parts)
         elif self._header is not None and self._function is not None:
@@ -65,20 +72,34 @@ class Harmony:
 
     def _begin(self) -> bool:
         """Reads a header; text that begins with none is content."""
-        text = self._text.lstrip()
-        if not text or any(header.startswith(text) and header != text for header in _HEADERS):
+        if not self._heading:
+            head = self._text.lstrip()
+            self._kept.append(self._text[: len(self._text) - len(head)])
+            self._text = head
+            if not head or any(header.startswith(head) and header != head for header in _HEADERS):
+                return False
+            if not head.startswith(_HEADERS):
+                self._text = taken(self._kept) + head
+                self._open("")
+                return True
+            self._heading = True
+        end = self._text.find(_MESSAGE)
+        if end < 0:
+            self._keep(len(_MESSAGE))
             return False
-        if not text.startswith(_HEADERS):
-            self._open("")
-            return True
-        header, message, rest = self._text.partition(_MESSAGE)
-        if not message:
-            return False
-        self._text = rest
+        header = taken(self._kept) + self._text[:end]
+        self._text = self._text[end + len(_MESSAGE) :]
         self._open(header)
         return True
 
+    def _keep(self, longest: int) -> None:
+        """All that cannot be a part of a marker so long."""
+        certain = max(0, len(self._text) - longest + 1)
+        self._kept.append(self._text[:certain])
+        self._text = self._text[certain:]
+
     def _open(self, header: str) -> None:
+        self._heading = False
         channel, function = _CHANNEL_OF.search(header), _FUNCTION_OF.search(header)
         self._header = header
         self._function = function[1] if function is not None and self._calls else None
@@ -86,7 +107,11 @@ class Harmony:
         self._fresh = True
 
     def _body(self, parts: list[Part]) -> bool:
-        if self._function is not None and (begun := _ARGUMENTS.match(self._text)) is not None:
+        if (
+            self._function is not None
+            and not self._kept
+            and (begun := _ARGUMENTS.match(self._text, 0, LONGEST_HEAD)) is not None
+        ):
             parts.append(Call(self._function, ""))
             self._streamed, self._called = JsonText(), True
             self._function, self._text = None, self._text[begun.end() :]
@@ -101,9 +126,11 @@ class Harmony:
             self._text = text = text[certain:]
             end = min(end, 0)
         if end < 0:
+            if self._function is not None and (self._kept or len(text) >= LONGEST_HEAD):
+                self._keep(_LONGEST)
             return False
         if self._function is not None:
-            self._call(self._function, text[:end], parts)
+            self._call(self._function, taken(self._kept) + text[:end], parts)
         ending = next((marker for marker in _ENDS if text.startswith(marker, end)), "")
         self._text = text[end + len(ending) :]
         self._header = self._function = self._streamed = None

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, ClassVar, Protocol
 
 from rondo.text.parsing.forced import Grammar, Shape, json_arguments
 from rondo.text.parsing.parts import Arguments, Call, Content, Part
-from rondo.text.parsing.scan import first_of, held_back
+from rondo.text.parsing.scan import LONGEST_HEAD, PIECE, held_back, taken
 from rondo.text.parsing.streamed import StreamedCall, Tail
 
 Tools = Sequence[Mapping[str, Any]]
@@ -19,8 +20,8 @@ Tools = Sequence[Mapping[str, Any]]
 class Block(Protocol):
     """One stretch of calls that has begun."""
 
-    def end(self, text: str) -> int | None:
-        """Where the block ends; None if not yet. `text` begins with its marker, and has only grown since last."""
+    def feed(self, text: str) -> int | None:
+        """Takes more of it, its marker first: where the block ends, from its beginning on; None if not yet."""
 
 
 class CallFormat(ABC):
@@ -71,27 +72,32 @@ class CallFormat(ABC):
 
 
 class MarkedCalls:
-    reasons = False
+    reasons = may_reason = False
 
     def __init__(self, format: CallFormat) -> None:
         self._format = format
         self._markers = (*format.starts, *format.noise)
-        blanks = "|".join(["\\s", *map(re.escape, format.noise)])
-        self._blanks = re.compile(f"(?:{blanks})*")
+        self._blanks = _any_of("\\s", *map(re.escape, format.noise))
+        self._backwards = _any_of("\\s", *(re.escape(marker[::-1]) for marker in format.noise))
+        self._starting = re.compile("|".join(map(re.escape, format.starts)))
         self._text = ""
         self._block: Block | None = None
+        # What of an open block has come, joined only once it is known what it is: it may be long.
+        self._open: list[str] = []
+        self._may_begin = True
         self._streamed: StreamedCall | None = None
         self._heads = format.head_starts
         # Blanks and noise: part of the content only if more of it follows, and not a call.
-        self._blank = ""
+        self._blank: list[str] = []
         self._at_head = True
         self._after_call = False
 
     def feed(self, text: str) -> list[Part]:
-        self._text += text
         parts: list[Part] = []
-        while self._step(parts):
-            pass
+        for at in range(0, len(text), PIECE):
+            self._text += text[at : at + PIECE]
+            while self._step(parts):
+                pass
         return parts
 
     def finish(self) -> list[Part]:
@@ -103,43 +109,58 @@ class MarkedCalls:
             self._say(text, parts)
         else:
             self._block = None
-            self._resolve(text, parts)
-        if self._blank and not self._after_call:
-            parts.append(Content(self._blank))
-        self._blank = ""
+            self._resolve(taken(self._open) + text, parts)
+        blank = taken(self._blank)
+        if blank and not self._after_call:
+            parts.append(Content(blank))
         return parts
 
     def _step(self, parts: list[Part]) -> bool:
         """Whether there may be more to do."""
         if self._streamed is not None:
             return self._go_on(self._streamed, parts)
-        text = self._text
         if self._block is not None:
-            end = self._block.end(text)
-            begun = self._format.begins(text)
-            if begun is not None and (end is None or begun.end() <= end):
-                self._begin(begun, parts)
-                return True
-            if end is None:
-                return False
-            self._block, self._text = None, text[end:]
-            self._resolve(text[:end], parts)
-            return True
+            return self._read_on(self._block, parts)
+        text = self._text
         start = self._start(text)
         certain = len(text) - held_back(text, self._markers) if start is None else start
         self._say(text[:certain], parts)
         self._text = text[certain:]
         if start is None:
             return False
-        self._block = self._format.block()
+        self._block, self._may_begin = self._format.block(), True
         return True
+
+    def _read_on(self, block: Block, parts: list[Part]) -> bool:
+        text, self._text = self._text, ""
+        self._open.append(text)
+        end = block.feed(text)
+        begun = self._begun()
+        if begun is not None and (end is None or begun.end() <= end):
+            self._begin(begun, parts)
+            return True
+        if end is None:
+            return False
+        text = taken(self._open)
+        self._block, self._text = None, text[end:]
+        self._resolve(text[:end], parts)
+        return True
+
+    def _begun(self) -> re.Match[str] | None:
+        """Asked for until the head is too long, and not for as long as the block goes on."""
+        if not self._may_begin:
+            return None
+        text = taken(self._open)
+        self._open.append(text)
+        self._may_begin = len(text) < LONGEST_HEAD
+        return self._format.begins(text[:LONGEST_HEAD])
 
     def _begin(self, begun: re.Match[str], parts: list[Part]) -> None:
         groups = begun.groupdict()
         parts.append(Call(begun["name"], "", groups.get("id")))
         self._block = None
         self._streamed = StreamedCall(groups.get("object") is not None, self._format.ends(begun))
-        self._text = self._text[begun.start("arguments") :]
+        self._text = taken(self._open)[begun.start("arguments") :]
         self._called()
 
     def _go_on(self, call: StreamedCall, parts: list[Part]) -> bool:
@@ -159,34 +180,25 @@ class MarkedCalls:
             head = blanks.end() if blanks else 0
             if text.startswith(self._heads, head):
                 return head
-        start = first_of(text, self._format.starts)
-        return None if start < 0 else start
+        start = self._starting.search(text)
+        return None if start is None else start.start()
 
     def _say(self, text: str, parts: list[Part]) -> None:
-        whole = self._blank + text
-        solid = self._without_blank_end(whole)
-        self._blank = whole[len(solid) :]
+        blanks = self._backwards.match(text[::-1])
+        solid = len(text) - (blanks.end() if blanks else 0)
         if solid:
-            parts.append(Content(solid))
+            parts.append(Content(taken(self._blank) + text[:solid]))
             self._at_head = self._after_call = False
-
-    def _without_blank_end(self, text: str) -> str:
-        while True:
-            text = text.rstrip()
-            ending = next((marker for marker in self._format.noise if text.endswith(marker)), None)
-            if ending is None:
-                return text
-            text = text.removesuffix(ending)
+        self._blank.append(text[solid:])
 
     def _resolve(self, raw: str, parts: list[Part]) -> None:
         """Calls, if the block can be read; else what stands between its markers, each piece for itself."""
         if self._call(raw, parts):
             return
-        while raw:
-            cut = first_of(raw, self._format.starts, 1)
-            piece, raw = (raw, "") if cut < 0 else (raw[:cut], raw[cut:])
-            if not self._call(piece, parts):
-                self._say(piece, parts)
+        cuts = [start.start() for start in self._starting.finditer(raw, 1)]
+        for at, end in pairwise([0, *cuts, len(raw)]):
+            if not self._call(raw[at:end], parts):
+                self._say(raw[at:end], parts)
 
     def _call(self, raw: str, parts: list[Part]) -> bool:
         calls = self._format.calls(raw)
@@ -197,5 +209,9 @@ class MarkedCalls:
         return True
 
     def _called(self) -> None:
-        self._blank = ""
+        self._blank.clear()
         self._at_head = self._after_call = True
+
+
+def _any_of(*choices: str) -> re.Pattern[str]:
+    return re.compile(f"(?:{'|'.join(choices)})*")

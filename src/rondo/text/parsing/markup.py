@@ -88,13 +88,13 @@ def _is_text(schema: Any) -> bool:
 
 def _function(start: str, opening: str, closing: str, end: str) -> re.Pattern[str]:
     """`start` and `end` are around one call or several, so that they may be missing."""
-    return re.compile(rf"\s*(?:{start})?\s*{opening}(.*){closing}\s*(?:{end})?\s*", re.S)
+    return re.compile(rf"\s*+(?:{start}\s*+)?{opening}(.*){closing}\s*+(?:{end}\s*+)?", re.S)
 
 
 def _argument(opening: str, closing: str) -> re.Pattern[str]:
     """A value may hold its closing tag: it ends where another argument follows, or nothing."""
     plain = re.sub(r"\?P<\w+>", "?:", opening)
-    return re.compile(rf"\s*{opening}(?P<value>.*?){closing}\s*(?={plain}|\Z)", re.S)
+    return re.compile(rf"\s*+{opening}(?P<value>.*?){closing}\s*+(?={plain}|\Z)", re.S)
 
 
 class QwenCoder(Markup):
@@ -160,15 +160,33 @@ class Dsml(Markup):
 class GlmEnd:
     """The end of a call that is not within a value."""
 
-    _END = re.compile(r"</arg_value>\s*</tool_call>")
+    _CLOSING, _KEY, _VALUE_END = "</tool_call>", "<arg_key>", "</arg_value>"
 
-    def end(self, text: str) -> int | None:
-        bare = text.find("</tool_call>")
-        argument = text.find("<arg_key>")
-        if bare >= 0 and not 0 <= argument < bare:
-            return bare + len("</tool_call>")
-        found = self._END.search(text)
-        return None if found is None else found.end()
+    def __init__(self) -> None:
+        self._argued = False
+        self._passed = 0
+        # What may be the closing's beginning, and the end of what stands before it.
+        self._kept = self._before = ""
+
+    def feed(self, text: str) -> int | None:
+        text, past = self._kept + text, 0
+        while (at := text.find(self._CLOSING, past)) >= 0:
+            self._pass(text[past:at])
+            past = at + len(self._CLOSING)
+            if not self._argued or self._before.rstrip() == self._VALUE_END:
+                return self._passed + past
+            self._before = ""
+        keep = max(past, len(text) - len(self._CLOSING) + 1)
+        self._pass(text[past:keep])
+        self._passed += keep
+        self._kept = text[keep:]
+        return None
+
+    def _pass(self, text: str) -> None:
+        before = self._before + text
+        self._argued = self._argued or self._KEY in before
+        solid = before.rstrip()
+        self._before = solid[-len(self._VALUE_END) :] + " " * (len(solid) < len(before))
 
 
 class Glm(Markup):
@@ -176,8 +194,8 @@ class Glm(Markup):
 
     starts = ("<tool_call>",)
     inner = ("</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
-    function = _function("<tool_call>", r"([^<\s]+)\s*", "</tool_call>", "")
-    argument = _argument(r"<arg_key>(?P<key>[^<]+)</arg_key>\s*<arg_value>", "</arg_value>")
+    function = _function("<tool_call>", r"([^<\s]++)\s*+", "</tool_call>", "")
+    argument = _argument(r"<arg_key>(?P<key>[^<]++)</arg_key>\s*+<arg_value>", "</arg_value>")
     tags = ("<arg_key>{key}</arg_key>\n<arg_value>", "</arg_value>\n")
     written = Shape("<tool_call>{name}\n", "</tool_call>", "\n")
 

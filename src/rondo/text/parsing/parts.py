@@ -52,3 +52,7 @@ class Parser(Protocol):
     @property
     def reasons(self) -> bool:
         """Whether what comes next is reasoning, as far as one can know."""
+
+    @property
+    def may_reason(self) -> bool:
+        """Whether reasoning may still come; where it may not, it never will."""

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from rondo.text.parsing.calls import named_call
 from rondo.text.parsing.forced import Grammar, Shape, options_of
-from rondo.text.parsing.formats import MarkedEnd
+from rondo.text.parsing.formats import HeadedEnd, MarkedEnd
 from rondo.text.parsing.marked import Block, CallFormat
 from rondo.text.parsing.parts import Call
 
@@ -20,26 +20,23 @@ NAMES = {"true": True, "false": False, "null": None}
 _MARK = re.compile(r"[\"'\\\[\]]")
 
 
-class ListEnd:
-    """The end of a list: brackets and quotes are Python's. It begins after `head`."""
+class ListScan:
+    """Walks once over a list that comes in pieces: brackets and quotes are Python's."""
 
-    def __init__(self, head: re.Pattern[str]) -> None:
-        self._head = head
-        self._at: int | None = None
+    def __init__(self) -> None:
         self._depth = 0
         self._quote = ""
+        self._escapes = False
 
-    def end(self, text: str) -> int | None:
-        if self._at is None:
-            head = self._head.match(text)
-            if head is None:
-                return None
-            self._at = head.end() - 1
-        while (mark := _MARK.search(text, self._at)) is not None:
-            self._at = mark.end()
+    def feed(self, text: str) -> int | None:
+        """Where in `text` it ends; None if it does not yet."""
+        at, self._escapes = int(self._escapes and bool(text)), self._escapes and not text
+        while (mark := _MARK.search(text, at)) is not None:
+            at = mark.end()
             char = mark[0]
             if char == "\\":
-                self._at += 1
+                self._escapes = at == len(text)
+                at += 1
             elif self._quote:
                 self._quote = "" if char == self._quote else self._quote
             elif char in "\"'":
@@ -47,8 +44,7 @@ class ListEnd:
             else:
                 self._depth += 1 if char == "[" else -1
                 if self._depth <= 0:
-                    return self._at
-        self._at = max(self._at, len(text))
+                    return at
         return None
 
 
@@ -60,10 +56,10 @@ class Pythonic(CallFormat):
     head_starts: ClassVar[tuple[str, ...]] = ("[",)
     noise = ("<|python_end|>",)
 
-    _HEAD = re.compile(r"(?:<\|python_start\|>\s*)?\[")
+    _HEAD = re.compile(r"(?:<\|python_start\|>\s*+)?\[")
 
     def block(self) -> Block:
-        return ListEnd(self._HEAD)
+        return HeadedEnd(self._HEAD, ListScan())
 
     def calls(self, text: str) -> list[Call] | None:
         body = text.removeprefix(self.starts[0])

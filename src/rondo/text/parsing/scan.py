@@ -5,12 +5,24 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+LONGEST_HEAD = 512
+"""The characters in which a call must have begun to be given as it comes; one whose head is longer comes whole."""
+PIECE = 4096
+"""Longer texts are read in pieces: what is done for each marker in one costs as much as the rest of it is long."""
+
 _STRUCTURE = re.compile(r'["\\{}\[\]]')
 
 
-def first_of(text: str, markers: Iterable[str], start: int = 0) -> int:
+def first_of(text: str, markers: Iterable[str]) -> int:
     """Where the first of the markers is; -1 if there is none."""
-    return min((at for marker in markers if (at := text.find(marker, start)) >= 0), default=-1)
+    return min((at for marker in markers if (at := text.find(marker)) >= 0), default=-1)
+
+
+def taken(pieces: list[str]) -> str:
+    """What they are together; the list is empty then."""
+    text = "".join(pieces)
+    pieces.clear()
+    return text
 
 
 def held_back(text: str, markers: Iterable[str]) -> int:
@@ -28,25 +40,26 @@ def _overlap(text: str, marker: str) -> int:
 
 
 class JsonScan:
-    """Walks once over a JSON object or array, however often its text has grown meanwhile."""
+    """Walks once over a JSON object or array that comes in pieces."""
 
-    def __init__(self, start: int = 0) -> None:
+    def __init__(self) -> None:
         self.in_string = False
-        self._at = start
         self._depth = 0
+        self._escapes = False
 
-    def end(self, text: str) -> int | None:
-        """Where the value ends; None if it does not yet."""
-        return self.advance(text, len(text))
-
-    def advance(self, text: str, stop: int) -> int | None:
-        """Goes on to `stop`, or to where the value ends, and then says where."""
-        while (match := _STRUCTURE.search(text, self._at, stop)) is not None:
-            self._at = match.end()
+    def feed(self, text: str, start: int = 0, stop: int | None = None) -> int | None:
+        """Where in `text`, from `start` on, the value ends; None if it does not yet. What lies behind its end is told
+        of when it is fed again."""
+        stop = len(text) if stop is None else stop
+        at = min(start + self._escapes, stop)
+        self._escapes = self._escapes and start == stop
+        while (match := _STRUCTURE.search(text, at, stop)) is not None:
+            at = match.end()
             char = match[0]
             if self.in_string:
                 if char == "\\":
-                    self._at += 1  # Also where what it escapes is yet to come.
+                    self._escapes = at == stop
+                    at = min(at + 1, stop)
                 elif char == '"':
                     self.in_string = False
             elif char == '"':
@@ -56,6 +69,5 @@ class JsonScan:
             elif char in "}]":
                 self._depth -= 1
                 if self._depth <= 0:
-                    return self._at
-        self._at = max(self._at, stop)
+                    return at
         return None

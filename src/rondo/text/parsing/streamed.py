@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 
+from rondo.text.parsing.scan import taken
+
 Tail = tuple[tuple[str, ...], ...]
 """Markers after a call, one of each group, in their order; any may be missing."""
 
-OPENED = r"\{\s*[\"}]"
+OPENED = r"\{\s*+[\"}]"
 """How arguments begin that are JSON: what else begins with a brace may be anything."""
 
 _IN_STRING = re.compile(r'["\\\x00-\x1f]')
@@ -63,7 +65,8 @@ class StreamedCall:
         self._arguments = True
         self._layers = [JsonText(), JsonText(1)] if wrapped else [JsonText()]
         self._tail = list(tail)
-        self._kept = ""
+        self._kept: list[str] = []
+        self._head = ""
         self.ended_by = ""
         """The last of the markers."""
 
@@ -82,21 +85,26 @@ class StreamedCall:
 
     def finish(self) -> str:
         """What was kept because it might have become a marker."""
-        return self._kept
+        return taken(self._kept) + self._head
 
     def _after(self, text: str) -> str | None:
-        self._kept += text
+        self._keep(self._head + text)
         while self._tail:
-            head = self._kept.lstrip()
+            head = self._head
             found = next((marker for marker in self._tail[0] if head.startswith(marker)), None)
             if found is None and self._may_become_one(head):
                 return None
             self._tail.pop(0)
             if found is not None:
                 self.ended_by = found
-                self._kept = head.removeprefix(found)
-        kept, self._kept = self._kept, ""
-        return kept
+                self._kept.clear()
+                self._keep(head.removeprefix(found))
+        return taken(self._kept) + self._head
+
+    def _keep(self, text: str) -> None:
+        """Blanks for themselves, so that they are not looked at again."""
+        self._head = text.lstrip()
+        self._kept.append(text[: len(text) - len(self._head)])
 
     def _may_become_one(self, head: str) -> bool:
         return any(marker.startswith(head) and marker != head for group in self._tail for marker in group)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from rondo.text.parsing.parts import Content, Parser, Part, Reasoning
-from rondo.text.parsing.scan import held_back
+from rondo.text.parsing.scan import held_back, taken
 
 
 class Think:
@@ -19,6 +19,8 @@ class Think:
         self._closing = closing
         self._inside = inside
         self._then = then
+        # Blanks that may be part of what follows, and after them what may become a marker.
+        self._blank: list[str] = []
         self._text = ""
         self._phase: Literal["head", "reasoning", "answer"] = "head"
         self._trim = False
@@ -26,6 +28,10 @@ class Think:
     @property
     def reasons(self) -> bool:
         return self._phase == "reasoning" or (self._phase == "head" and self._inside)
+
+    @property
+    def may_reason(self) -> bool:
+        return self._phase != "answer"
 
     def feed(self, text: str) -> list[Part]:
         self._text += text
@@ -40,7 +46,7 @@ class Think:
 
     def finish(self) -> list[Part]:
         parts: list[Part] = []
-        text, self._text = self._text, ""
+        text, self._text = taken(self._blank) + self._text, ""
         if self._phase == "reasoning" or (self._phase == "head" and self._inside):
             if text:
                 parts.append(Reasoning(text))
@@ -51,25 +57,31 @@ class Think:
     def _begin(self) -> None:
         """The opening may be written even where the prompt has it already."""
         text = self._text.lstrip()
+        self._blank.append(self._text[: len(self._text) - len(text)])
+        self._text = text
         if not text or (len(text) < len(self._opening) and self._opening.startswith(text)):
             return
         if self._inside or text.startswith(self._opening):
+            self._blank.clear()
             self._text = text.removeprefix(self._opening)
             self._phase, self._trim = "reasoning", True
         else:
+            self._text = taken(self._blank) + text
             self._phase = "answer"
 
     def _reason(self, parts: list[Part]) -> None:
         self._trimmed()
         text, closing = self._text, self._closing
         end = text.find(closing)
-        solid = text[: end if end >= 0 else len(text) - held_back(text, [closing])].rstrip()
+        certain = end if end >= 0 else len(text) - held_back(text, [closing])
+        solid = text[:certain].rstrip()
         if solid:
-            parts.append(Reasoning(solid))
-        if end < 0:
-            self._text = text[len(solid) :]
-        else:
-            self._text = text[end + len(closing) :]
+            parts.append(Reasoning(taken(self._blank) + solid))
+        self._blank.append(text[len(solid) : certain])
+        self._text = text[certain:]
+        if end >= 0:
+            self._blank.clear()
+            self._text = self._text.removeprefix(closing)
             self._phase, self._trim = "answer", True
 
     def _answer(self, parts: list[Part]) -> None:

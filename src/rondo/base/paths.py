@@ -1,0 +1,36 @@
+"""From what a person wrote to a path that can be asked for."""
+
+import errno
+import os
+from pathlib import Path
+
+from rondo.base.errors import InvalidRequest
+
+ROOM = "x" * 100
+"""A folder whose own path fits, but not that of a file in it, is of no use."""
+SHOWN = 80
+
+
+def path_of(text: str | Path, field: str) -> Path:
+    """`text` with `~` in full, whether there is such a file or not; what no file can be called is an error that
+    names the field."""
+    try:
+        path = Path(text).expanduser()
+        os.lstat(path.absolute() / ROOM)
+    except RuntimeError:
+        user = str(text).partition("/")[0]
+        raise _refused(text, field, f"there is no user {_shown(user)} with a home folder here") from None
+    except ValueError:
+        raise _refused(text, field, "it holds a character that no path may have") from None
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise _refused(text, field, "it is longer than the file system allows") from None
+    return path
+
+
+def _refused(text: str | Path, field: str, reason: str) -> InvalidRequest:
+    return InvalidRequest(f"{field} {_shown(str(text))} is no path: {reason}.", param=field)
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= SHOWN else f"{text[:SHOWN]}...")

@@ -1,0 +1,38 @@
+"""What is wrong with a request is told by the field that its sender wrote."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+
+from rondo.base.errors import InvalidRequest, RondoError
+
+
+@contextmanager
+def renaming(
+    names: Mapping[str | None, str], kinds: tuple[type[RondoError], ...] = (InvalidRequest,)
+) -> Iterator[None]:
+    """For fields that what is inside calls by other names than the request did. A message that begins with its field's
+    name then begins with the right one; other words of it are not touched."""
+    try:
+        yield
+    except kinds as error:
+        param = error.param and error.param.partition(".")[0]
+        if param not in names:
+            raise
+        raise renamed(error, param, names[param]) from error
+
+
+def renamed(error: RondoError, param: str | None, name: str) -> RondoError:
+    """The error of the field `param`, told of `name`. A copy: others may wait for the same thing, and be told the same
+    exception."""
+    message = error.message
+    if param is not None:
+        message = re.sub(rf"^{re.escape(param)}\b", lambda _: name, message)
+    return type(error)(message, param=name, code=error.code)
+
+
+def blaming(field: str) -> AbstractContextManager[None]:
+    """What is wrong with a prompt is wrong with this field of the request."""
+    return renaming({None: field, "prompt": field})
