@@ -69,6 +69,23 @@ def test_unknown_verb_names_the_nearest(capsys: pytest.CaptureFixture[str]):
     )
 
 
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("serve ~nobody-here/x", "model '~nobody-here/x' is no path"),
+        ("serve " + "x" * 300, "longer than the file system allows"),
+        ("serve tiny --config ~nobody-here/x", "--config '~nobody-here/x' is no path"),
+        ("model inspect ~nobody-here/x", "model '~nobody-here/x' is no path"),
+        ("model import ~nobody-here/x", "FOLDER '~nobody-here/x' is no path"),
+        ("model new x --hf-config ~nobody-here/x", "--hf-config '~nobody-here/x' is no path"),
+        ("model new x --preset tiny --tokenizer ~nobody-here/x", "--tokenizer '~nobody-here/x' is no path"),
+    ],
+)
+def test_a_path_that_cannot_be_is_no_bug(line: str, says: str, capsys: pytest.CaptureFixture[str]):
+    assert main([*line.split(), "--server.port=0"] if line.startswith("serve") else line.split()) == 2
+    assert says in capsys.readouterr().err
+
+
 def failing(error: BaseException):
     def run(_: list[str]) -> int:
         raise error

@@ -175,6 +175,8 @@ def test_no_flag_is_in_two_tables() -> None:
         ('--speculative-config {{"tokens":4}}', "has no 'tokens' here; it takes"),
         ('--speculative-config {{"num_speculative_tokens":0}}', "(--speculative-config)"),
         ("--swap-space much", "'much' is not a number of GiB"),
+        ("--max-model-len " + "9" * 400 + "K", "(--max-model-len)"),
+        ("--threads 100000000000", "(--threads)"),
         ("--max-model-len 0", "(--max-model-len)"),
         ("--dtype int3", "(--dtype)"),
         ("--api-key=", "server.api_key"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import math
 import os
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rondo.base.errors import ConfigError, RondoError
+from rondo.cli import bench_types as types
 from rondo.cli.arguments import Parser
 from rondo.cli.verbs import run_verb
 
@@ -45,7 +45,7 @@ def serve(argv: list[str]) -> int:
     if given.plot is not None:
         from rondo.client.bench.plot import need_plots
 
-        need_plots()
+        need_plots(given.plot)
     runs, about = asyncio.run(_load(given))
     if len(runs) > 1:
         from rondo.client.bench.report import table
@@ -65,24 +65,35 @@ def _parser() -> argparse.ArgumentParser:
     add("--ignore-eos", action="store_true", help="answers go on to their full length")
     add(
         "--ready-check-timeout-sec",
-        type=float,
+        type=types.seconds,
         default=0.0,
         help="wait so long for a first answer (0: do not)",
     )
-    add("--extra-body", type=_object, default={}, metavar="JSON", help="more fields: '{\"temperature\": 0}'")
+    add(
+        "--extra-body",
+        type=types.json_object,
+        default={},
+        metavar="JSON",
+        help="more fields: '{\"temperature\": 0}'",
+    )
     add = parser.add_argument_group("load").add_argument
-    add("--num-prompts", type=_positive, default=1000, help="how many requests (1000)")
-    add("--request-rate", type=_rate, default=math.inf, help="requests a second; inf: all at once (inf)")
-    add("--burstiness", type=_rate, default=1.0, help="1: Poisson arrivals; less: in bursts; inf: evenly (1)")
+    add("--num-prompts", type=types.positive, default=1000, help="how many requests (1000)")
+    add("--request-rate", type=types.rate, default=math.inf, help="requests a second; inf: all at once (inf)")
+    add(
+        "--burstiness",
+        type=types.rate,
+        default=1.0,
+        help="1: Poisson arrivals; less: in bursts; inf: evenly (1)",
+    )
     add("--ramp-up-strategy", choices=["linear", "exponential"], help="a rate that changes over the requests")
-    add("--ramp-up-start-rps", type=_rate, help="from this rate")
-    add("--ramp-up-end-rps", type=_rate, help="to this one")
-    add("--max-concurrency", type=_positive, help="most requests under way at a time")
-    add("--sweep", type=_rates, metavar="RATES", help="one run for each rate: 1,2,4,inf")
-    add("--num-warmups", type=int, default=0, help="requests before the clock starts (0)")
+    add("--ramp-up-start-rps", type=types.rate, help="from this rate")
+    add("--ramp-up-end-rps", type=types.rate, help="to this one")
+    add("--max-concurrency", type=types.positive, help="most requests under way at a time")
+    add("--sweep", type=types.rates, metavar="RATES", help="one run for each rate: 1,2,4,inf")
+    add("--num-warmups", type=types.natural, default=0, help="requests before the clock starts (0)")
     add(
         "--seed",
-        type=int,
+        type=types.whole,
         default=0,
         help="equal seeds ask the same at the same times; each rate of a sweep anew (0)",
     )
@@ -98,28 +109,38 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         help="sharegpt's file, a text for sonnet, JSON lines of prompts for custom",
     )
-    add("--input-len", type=_positive, help="tokens of a prompt, of any dataset that is made")
-    add("--output-len", type=_positive, help="tokens of an answer, of any dataset")
-    add("--random-input-len", type=_positive, default=1024, help="tokens of a prompt (1024)")
-    add("--random-output-len", type=_positive, default=128, help="tokens of an answer (128)")
-    add("--random-range-ratio", type=_share, default=0.0, help="lengths vary by this share of them (0)")
-    add("--random-prefix-len", type=int, default=0, help="tokens with which all prompts begin (0)")
-    add("--prefix-repetition-prefix-len", type=_positive, default=256, help="(256)")
-    add("--prefix-repetition-suffix-len", type=_positive, default=256, help="(256)")
-    add("--prefix-repetition-num-prefixes", type=_positive, default=10, help="(10)")
-    add("--prefix-repetition-output-len", type=_positive, default=128, help="(128)")
+    add("--input-len", type=types.positive, help="tokens of a prompt, of any dataset that is made")
+    add("--output-len", type=types.positive, help="tokens of an answer, of any dataset")
+    add("--random-input-len", type=types.positive, default=1024, help="tokens of a prompt (1024)")
+    add("--random-output-len", type=types.positive, default=128, help="tokens of an answer (128)")
+    add("--random-range-ratio", type=types.share, default=0.0, help="lengths vary by this share of them (0)")
+    add("--random-prefix-len", type=types.natural, default=0, help="tokens with which all prompts begin (0)")
+    add("--prefix-repetition-prefix-len", type=types.positive, default=256, help="(256)")
+    add("--prefix-repetition-suffix-len", type=types.positive, default=256, help="(256)")
+    add("--prefix-repetition-num-prefixes", type=types.positive, default=10, help="(10)")
+    add("--prefix-repetition-output-len", type=types.positive, default=128, help="(128)")
     add(
-        "--sonnet-input-len", type=_positive, default=550, help="about so many tokens of a text's lines (550)"
+        "--sonnet-input-len",
+        type=types.positive,
+        default=550,
+        help="about so many tokens of a text's lines (550)",
     )
-    add("--sonnet-output-len", type=_positive, default=150, help="(150)")
-    add("--sonnet-prefix-len", type=int, default=200, help="of them the same in all prompts (200)")
+    add("--sonnet-output-len", type=types.positive, default=150, help="(150)")
+    add("--sonnet-prefix-len", type=types.natural, default=200, help="of them the same in all prompts (200)")
     add = parser.add_argument_group("result").add_argument
-    add("--percentile-metrics", type=_metrics, default="ttft,tpot,itl,e2el", help="(ttft,tpot,itl,e2el)")
-    add("--metric-percentiles", type=_percentiles, default="99", help="(99)")
-    add("--goodput", nargs="+", type=_limit, default=[], metavar="NAME:MS", help="ttft:200 tpot:50 e2el:1000")
-    add("--save-result", type=Path, metavar="FILE", help="the figures as JSON; of a sweep, a list")
+    add("--percentile-metrics", type=types.metrics, default="ttft,tpot,itl,e2el", help="(ttft,tpot,itl,e2el)")
+    add("--metric-percentiles", type=types.percentiles, default="99", help="(99)")
+    add(
+        "--goodput",
+        nargs="+",
+        type=types.limit,
+        default=[],
+        metavar="NAME:MS",
+        help="ttft:200 tpot:50 e2el:1000",
+    )
+    add("--save-result", type=types.output, metavar="FILE", help="the figures as JSON; of a sweep, a list")
     add("--save-detailed", action="store_true", help="each request's figures too")
-    add("--plot", type=Path, metavar="FILE.png", help="a picture (needs rondo[plot])")
+    add("--plot", type=types.output, metavar="FILE.png", help="a picture (needs rondo[plot])")
     return parser
 
 
@@ -242,66 +263,3 @@ def _keep(given: argparse.Namespace, runs: Sequence[Run], about: dict[str, Any])
         from rondo.client.bench.plot import save_plot
 
         save_plot(runs, given.plot)
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
-    return number
-
-
-def _rate(text: str) -> float:
-    rate = float(text)
-    if not rate > 0:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
-    return rate
-
-
-def _rates(text: str) -> list[float]:
-    return [_rate(part) for part in text.split(",")]
-
-
-def _share(text: str) -> float:
-    share = float(text)
-    if not 0 <= share < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
-    return share
-
-
-def _percentiles(text: str) -> list[float]:
-    found = [float(part) for part in text.split(",")]
-    if not all(0 <= at <= 100 for at in found):
-        raise argparse.ArgumentTypeError(f"{text} are not numbers between 0 and 100")
-    return found
-
-
-def _metrics(text: str) -> list[str]:
-    from rondo.client.bench.figures import METRICS
-
-    names = text.split(",")
-    for name in names:
-        if name not in METRICS:
-            raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(METRICS)}")
-    return names
-
-
-def _limit(text: str) -> tuple[str, float]:
-    from rondo.client.bench.figures import LIMITED
-
-    name, _, limit = text.partition(":")
-    if name not in LIMITED:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not NAME:MILLISECONDS with one of {', '.join(LIMITED)}"
-        )
-    return name, _rate(limit)
-
-
-def _object(text: str) -> dict[str, Any]:
-    try:
-        given = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"--extra-body is not valid JSON: {error}.", param="extra_body") from None
-    if not isinstance(given, dict):
-        raise ConfigError("--extra-body must be a JSON object.", param="extra_body")
-    return given

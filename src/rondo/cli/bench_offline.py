@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import random
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rondo.cli import bench_types as types
 from rondo.cli.arguments import Parser
 from rondo.cli.flags import FLAGS
 from rondo.cli.short import read_short
@@ -27,7 +27,7 @@ ENGINE_FLAGS = (
 
 def throughput(argv: list[str]) -> int:
     parser = _parser("throughput", "Generate for many prompts at once, as fast as the model can.", 1024, 128)
-    parser.add_argument("--num-prompts", type=int, default=1000, help="how many prompts (1000)")
+    parser.add_argument("--num-prompts", type=types.positive, default=1000, help="how many prompts (1000)")
     loaded = _load(parser, argv)
     if loaded is None:
         return 0
@@ -58,11 +58,11 @@ def throughput(argv: list[str]) -> int:
 
 def latency(argv: list[str]) -> int:
     parser = _parser("latency", "Generate for one batch, again and again.", 32, 128)
-    parser.add_argument("--batch-size", type=int, default=8, help="prompts at a time (8)")
+    parser.add_argument("--batch-size", type=types.positive, default=8, help="prompts at a time (8)")
     parser.add_argument(
-        "--num-iters-warmup", type=int, default=10, help="rounds before the clock starts (10)"
+        "--num-iters-warmup", type=types.natural, default=10, help="rounds before the clock starts (10)"
     )
-    parser.add_argument("--num-iters", type=int, default=30, help="rounds that count (30)")
+    parser.add_argument("--num-iters", type=types.positive, default=30, help="rounds that count (30)")
     loaded = _load(parser, argv)
     if loaded is None:
         return 0
@@ -88,13 +88,15 @@ def _parser(verb: str, text: str, input_len: int, output_len: int) -> Parser:
     parser = Parser(f"rondo bench {verb}", text)
     parser.usage = f"rondo bench {verb} MODEL [flags]"
     parser.add_argument("model", help="a model's name, a folder in Hugging Face layout, or a job's hash")
-    parser.add_argument("--input-len", type=int, default=input_len, help=f"tokens of a prompt ({input_len})")
     parser.add_argument(
-        "--output-len", type=int, default=output_len, help=f"tokens of an answer ({output_len})"
+        "--input-len", type=types.positive, default=input_len, help=f"tokens of a prompt ({input_len})"
     )
-    parser.add_argument("--n", type=int, default=1, help="samples of each prompt (1)")
-    parser.add_argument("--seed", type=int, default=0, help="of the prompts (0)")
-    parser.add_argument("--output-json", type=Path, metavar="FILE", help="the figures as JSON")
+    parser.add_argument(
+        "--output-len", type=types.positive, default=output_len, help=f"tokens of an answer ({output_len})"
+    )
+    parser.add_argument("--n", type=types.positive, default=1, help="samples of each prompt (1)")
+    parser.add_argument("--seed", type=types.whole, default=0, help="of the prompts (0)")
+    parser.add_argument("--output-json", type=types.output, metavar="FILE", help="the figures as JSON")
     return parser
 
 
@@ -104,9 +106,6 @@ def _load(parser: Parser, argv: list[str]) -> tuple[argparse.Namespace, LLM] | N
     if command is None:
         return None
     given = parser.parse_args(command.rest)
-    for name in ("input_len", "output_len", "n", "num_prompts", "batch_size", "num_iters"):
-        if getattr(given, name, 1) < 1:
-            parser.error(f"--{name.replace('_', '-')} must be at least 1")
 
     from rondo.engine.llm import LLM
 

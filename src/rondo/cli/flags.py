@@ -51,7 +51,7 @@ def count(text: str) -> str:
     """25.6k is 25600, 32K is 32768; `auto` and -1 leave it to the model."""
     if text in ("auto", "-1"):
         return "none"
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgtKMGT])", text)
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)([kmgtKMGT])", text)
     return str(int(float(match[1]) * UNITS[match[2]])) if match else text
 
 

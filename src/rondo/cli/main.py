@@ -20,8 +20,9 @@ VERBS: dict[str, tuple[str, str]] = {
     "train": ("rondo.cli.train", "pretrain or fine-tune a model"),
     "rl": ("rondo.cli.rl", "tune a model with reinforcement learning"),
     "job": ("rondo.cli.job", "list the training jobs of this machine and show one"),
-    "model": ("rondo.cli.model", "make, import, export, inspect and list models"),
+    "model": ("rondo.cli.model", "make, import, export, quantize, inspect and list models"),
     "bench": ("rondo.cli.bench", "measure a server, or a model without one"),
+    "doctor": ("rondo.cli.doctor", "say what computes on this machine, and how near it comes to its limits"),
     "config": ("rondo.cli.config", "show every setting and where its value comes from"),
 }
 """Each module has `run(argv: list[str]) -> int` and answers `--help` itself."""

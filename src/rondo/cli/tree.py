@@ -11,6 +11,7 @@ from rondo.base.config import Loaded, Section, load, split_flags
 from rondo.base.errors import ConfigError
 from rondo.base.home import home
 from rondo.base.log import LogConfig, setup
+from rondo.base.paths import path_of
 from rondo.engine.config import EngineConfig
 from rondo.rl.config import RlConfig
 from rondo.server.config import ServerConfig
@@ -59,6 +60,6 @@ def _config_file(argv: list[str]) -> tuple[Path | None, list[str]]:
         else:
             rest.append(token)
     if chosen is not None:
-        return Path(chosen).expanduser(), rest
+        return path_of(chosen, "--config"), rest
     usual = home() / "config.toml"
     return (usual if usual.is_file() else None), rest

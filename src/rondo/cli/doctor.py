@@ -1,0 +1,99 @@
+"""`rondo doctor`: what computes on this machine, and how near it comes to what the machine gives."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from rondo.cli.arguments import Parser
+
+if TYPE_CHECKING:
+    from rondo.ops.probe import Case, Limits
+
+ROWS = (1, 16, 256)
+SECONDS = 0.1
+"""For each operation; making its tensors takes about as long."""
+
+
+def run(argv: list[str]) -> int:
+    parser = Parser(
+        "rondo doctor",
+        "Say what computes on this machine: which CPU instructions, with how many threads, and what is missing. "
+        "--kernels measures each operation (half a minute).",
+    )
+    parser.add_argument(
+        "--kernels", action="store_true", help="which version of each operation runs, why, how fast"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    given = parser.parse_args(argv)
+    found = _machine()
+    if given.kernels:
+        found |= _kernels()
+    print(json.dumps(found, indent=2) if given.json else "\n".join(_shown(found)))
+    return 0
+
+
+def _machine() -> dict[str, Any]:
+    import torch
+
+    from rondo.ops.native.ahead import compile_all, lost, runs
+    from rondo.ops.native.level import available, level
+    from rondo.ops.native.linear import takes_bf16
+
+    compile_all()
+    return {
+        "level": level(),
+        "available": available(),
+        "threads": torch.get_num_threads(),
+        "runs": {"fp32": runs("fp32"), "bf16": runs("bf16") if takes_bf16() else "plain torch"},
+        "missing": lost(),
+    }
+
+
+def _kernels() -> dict[str, Any]:
+    from rondo.ops.probe import cases, measure_limits
+
+    limits = measure_limits(1.5)
+    return {
+        "limits": {"read_bytes_per_second": limits.read, "flops": limits.flops},
+        "kernels": [_row(case, limits) for case in cases(ROWS)],
+    }
+
+
+def _row(case: Case, limits: Limits) -> dict[str, Any]:
+    """Rates are of what the operation has most of, beside the limit: bytes read, or operations."""
+    version, why = case.version()
+    seconds, limit = case.seconds(SECONDS), limits.seconds(case)
+    reads = limit == case.read / limits.read
+    return {
+        "operation": case.operation,
+        "type": case.dtype,
+        "sizes": case.sizes,
+        "version": version,
+        "why": why,
+        "rate": (case.read if reads else case.flops) / seconds,
+        "unit": "bytes/s" if reads else "flop/s",
+        "share": limit / seconds,
+    }
+
+
+def _shown(found: dict[str, Any]) -> list[str]:
+    both = ", ".join(f"{dtype} {version}" for dtype, version in found["runs"].items())
+    threads = found["threads"]
+    lines = [f"{both}, {threads} thread{'s' * (threads > 1)}"]
+    lines.append(f"this CPU has: {', '.join(found['available'])} (RONDO_CPU takes another)")
+    if found["missing"]:
+        lines.append(f"missing: {found['missing']}")
+    if "kernels" not in found:
+        return lines
+    limits = found["limits"]
+    products = ", ".join(f"{rate / 1e9:.3g} Gflop/s in {dtype}" for dtype, rate in limits["flops"].items())
+    lines.append(f"limits: {limits['read_bytes_per_second'] / 1e9:.1f} GB/s read; products {products}")
+    rows = [("operation", "type", "sizes", "version", "rate", "of the limit", "why")]
+    for kernel in found["kernels"]:
+        unit = "GB/s" if kernel["unit"] == "bytes/s" else "Gflop/s"
+        rate = f"{kernel['rate'] / 1e9:.1f} {unit}"
+        names = (kernel["operation"], kernel["type"], kernel["sizes"], kernel["version"])
+        rows.append((*names, rate, f"{kernel['share']:.0%}", kernel["why"]))
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return lines + ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]

@@ -1,0 +1,80 @@
+"""`rondo doctor`: a table for people, an object for programs."""
+
+import json
+
+import pytest
+
+from rondo.base.errors import ConfigError
+from rondo.cli import doctor
+from rondo.cli.main import main
+from rondo.ops import probe
+from rondo.ops.native import level
+
+
+@pytest.fixture(scope="module")
+def some():
+    return [case for case in probe.cases((1,), streamed=1) if case.operation in ("linear", "rms norm")]
+
+
+@pytest.fixture(autouse=True)
+def _few(monkeypatch, some):
+    monkeypatch.setattr(probe, "cases", lambda rows: some)
+    monkeypatch.setattr(
+        probe, "measure_limits", lambda budget: probe.Limits(1e10, {"fp32": 1e11, "bf16": 1e12})
+    )
+    monkeypatch.setattr(doctor, "SECONDS", 0.001)
+
+
+def test_what_runs_is_said_without_measuring(capsys):
+    assert doctor.run([]) == 0
+    first, second, *rest = capsys.readouterr().out.splitlines()
+    assert first.startswith("fp32 ")
+    assert "thread" in first
+    assert ", ".join(level.available()) in second
+    assert not [line for line in rest if not line.startswith("missing:")]
+
+
+def test_the_table_has_a_row_for_each_operation(capsys):
+    assert doctor.run(["--kernels"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "limits: 10.0 GB/s read; products 100 Gflop/s in fp32, 1e+03 Gflop/s in bf16" in lines
+    assert len([line for line in lines if line.startswith(("linear", "rms norm"))]) == 4
+    assert any("%" in line for line in lines)
+
+
+def test_programs_get_numbers(capsys):
+    assert main(["doctor", "--json"]) == 0
+    machine = json.loads(capsys.readouterr().out)
+    assert machine["level"] == level.level()
+    assert machine["available"] == level.available()
+    assert machine["threads"] > 0
+    assert set(machine["runs"]) == {"fp32", "bf16"}
+    assert "missing" in machine
+    assert "kernels" not in machine
+    assert main(["doctor", "--kernels", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    kernels, limits = found.pop("kernels"), found.pop("limits")
+    assert found == machine
+    assert limits == {"read_bytes_per_second": 1e10, "flops": {"fp32": 1e11, "bf16": 1e12}}
+    assert sorted((kernel["operation"], kernel["type"]) for kernel in kernels) == [
+        (operation, dtype) for operation in ("linear", "rms norm") for dtype in ("bf16", "fp32")
+    ]
+    for kernel in kernels:
+        limit = limits["flops"][kernel["type"]] if kernel["unit"] == "flop/s" else 1e10
+        assert kernel["rate"] == pytest.approx(kernel["share"] * limit)
+        assert kernel["rate"] > 0
+        assert kernel["sizes"]
+        assert kernel["version"]
+        assert kernel["why"]
+
+
+def test_what_is_missing_is_said(capsys, monkeypatch):
+    monkeypatch.setattr("rondo.ops.native.ahead.compiler", list)
+    doctor.run([])
+    assert "missing: there is no C compiler" in capsys.readouterr().out
+
+
+def test_an_impossible_level_is_one_line(monkeypatch):
+    monkeypatch.setenv("RONDO_CPU", "sse9")
+    with pytest.raises(ConfigError, match="sse9 is no level"):
+        doctor.run([])
