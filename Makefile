@@ -15,12 +15,14 @@ export PATH := $(abspath $(BIN)):$(PATH)
 # Compiled files make the second start quick, whatever the caller's shell prefers.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help up test test-real lint format bench clean
+.PHONY: help up test test-levels sanitize test-real lint format bench clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make up         install, make the demo model if there is none, and serve on port $(PORT)"
-	@echo "make test       lint, types, import contracts and the tests that need no server"
+	@echo "make test       lint, types, import contracts and every test that needs no real peer"
+	@echo "make test-levels test the compiled kernels again, for fewer of the CPU's instructions and without a compiler"
+	@echo "make sanitize   test the compiled kernels under the address and undefined-behaviour sanitizers"
 	@echo "make test-real  install the real peers and servers, and test against them"
 	@echo "make lint       ruff, mypy and the import contracts alone"
 	@echo "make format     let ruff rewrite the files"
@@ -32,6 +34,26 @@ up: $(CORE)
 
 test: lint
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not real and not gpu" $(PYTEST_ARGS)
+
+# What the compiled kernels have tests in: see RONDO_CPU in docs/serving.md.
+KERNEL_TESTS := tests/ops tests/engine/test_compiled.py tests/engine/test_compiled_quantized.py \
+  tests/engine/test_attend.py tests/engine/test_rounding.py tests/engine/test_deterministic.py
+
+test-levels: $(DEV)
+	@for level in $$($(BIN)/python -c 'from rondo.ops.native.level import available; print(*available()[1:])'); do \
+	  echo "== RONDO_CPU=$$level"; \
+	  RONDO_CPU=$$level $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(KERNEL_TESTS) || exit 1; \
+	done
+	@echo "== RONDO_NATIVE=0"; RONDO_NATIVE=0 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(KERNEL_TESTS)
+
+# Where the kernels' memory is at stake; not what measures how much of it a process has, since a sanitizer keeps what is freed.
+SANITIZED_TESTS := $(addprefix tests/ops/test_,attention.py paged_decode.py low_rank.py pointwise.py draw.py logprobs.py quantized_native.py native_linear.py) \
+  tests/engine/test_attend.py tests/engine/test_compiled.py -k "not second_copy"
+
+sanitize: $(DEV)
+	CC="$(abspath tests/support/sanitizing-cc)" ASAN_OPTIONS=detect_leaks=0 \
+	  LD_PRELOAD="$$(cc -print-file-name=libasan.so) $$(cc -print-file-name=libubsan.so)" \
+	  $(BIN)/python -m pytest $(SANITIZED_TESTS)
 
 test-real: $(DEV)
 	bash tests/real/setup.sh "$(abspath $(BIN))/python"
@@ -65,8 +87,10 @@ $(BIN)/python:
 
 $(CORE): pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) install -q -c constraints.txt -e .
+	@$(BIN)/python -m rondo.ops.native
 	@touch $@
 
 $(DEV): pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) install -q -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m rondo.ops.native
 	@touch $(CORE) $@

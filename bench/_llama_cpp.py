@@ -1,11 +1,12 @@
-"""llama.cpp generating for many requests at once: run by rollout.py with the interpreter of llama.cpp's environment.
+"""llama.cpp generating for many requests at once: run by rollout.py and whole_model.py with the interpreter of
+llama.cpp's environment.
 
 Reads the settings as one JSON line and loads the model. Each further line has the prompts, how many tokens each is to
-get, and how many samples of each prompt; the answer has the seconds it took and the tokens. Requests share each call
-of `llama_decode`, and those that are done leave the batch. A prompt with several samples is computed once: the others
-get a copy of its cache. Each sequence has a cache of its own, which is faster here than one for all. Keys and values
-are 16 bits wide, as is llama.cpp's default, or `exact`: fp32, as the weights are. Flash attention is off then, because
-it would turn the whole cache into 16 bits at every step.
+get, and how many samples of each prompt; the answer has the seconds it took, the tokens, and the seconds after which
+each of them came. Requests share each call of `llama_decode`, and those that are done leave the batch. A prompt with
+several samples is computed once: the others get a copy of its cache. Each sequence has a cache of its own, which is
+faster here than one for all. Keys and values are 16 bits wide, as is llama.cpp's default, or `exact`: fp32, as the
+weights are. Flash attention is off then, because it would turn the whole cache into 16 bits at every step.
 """
 
 import json
@@ -54,8 +55,9 @@ class Engine:
 
     def generate(
         self, prompts: list[list[int]], lengths: list[int], samples: int, temperature: float
-    ) -> list[list[int]]:
-        """`lengths` has one number for each sample of each prompt."""
+    ) -> tuple[list[list[int]], list[list[float]]]:
+        """The tokens and when they came. `lengths` has one number for each sample of each prompt."""
+        start = time.perf_counter()
         L.llama_memory_clear(self.memory, False)
         chains = [chain(temperature, seed) for seed in range(len(lengths))]
         rows, last = [], []
@@ -70,15 +72,19 @@ class Engine:
             if sequence != leader:
                 L.llama_memory_seq_cp(self.memory, leader, sequence, -1, -1)
             given.append([L.llama_sampler_sample(sampler, self.context, last[sequence // samples])])
+        came = [[time.perf_counter() - start] for _ in given]
         while active := [s for s, tokens in enumerate(given) if len(tokens) < lengths[s]]:
             self.decode(
                 [(given[s][-1], len(prompts[s // samples]) + len(given[s]) - 1, s, True) for s in active]
             )
             for row, s in enumerate(active):
                 given[s].append(L.llama_sampler_sample(chains[s], self.context, row))
+            now = time.perf_counter() - start
+            for s in active:
+                came[s].append(now)
         for sampler in chains:
             L.llama_sampler_free(sampler)
-        return given
+        return given, came
 
     def tokenize(self, text: str) -> list[int]:
         encoded = text.encode()
@@ -111,5 +117,5 @@ for line in sys.stdin:
         reply(ids=engine.tokenize(question["text"]))
         continue
     start = time.perf_counter()
-    answers = engine.generate(**question)
-    reply(seconds=time.perf_counter() - start, answers=answers)
+    answers, times = engine.generate(**question)
+    reply(seconds=time.perf_counter() - start, answers=answers, times=times)

@@ -1,9 +1,9 @@
-"""Writes a Qwen3 checkpoint as a GGUF file, in fp32 or bf16: run with the interpreter of llama.cpp's environment.
+"""Writes a Qwen3 checkpoint as a GGUF file: run with the interpreter of llama.cpp's environment.
 
-    python _to_gguf.py MODEL_FOLDER FILE.gguf [float32 | bfloat16]
+    python _to_gguf.py MODEL_FOLDER FILE.gguf [float32 | bfloat16 | q8_0 | q4_0]
 
-Vectors are in fp32 in both, as llama.cpp wants them. The tokenizer goes with it. Its way of splitting text must be
-Qwen2's, as that of tokenizers made by Rondo is.
+Vectors are in fp32 in all, as llama.cpp wants them. With q4_0 the embedding, which is the head too, is q8_0. The
+tokenizer goes with it. Its way of splitting text must be Qwen2's, as that of tokenizers made by Rondo is.
 """
 
 import json
@@ -15,10 +15,14 @@ from typing import Any
 import gguf
 import numpy as np
 
+Kind = gguf.GGMLQuantizationType
 TYPES = {
-    "float32": (gguf.GGMLQuantizationType.F32, gguf.LlamaFileType.ALL_F32),
-    "bfloat16": (gguf.GGMLQuantizationType.BF16, gguf.LlamaFileType.MOSTLY_BF16),
+    "float32": (Kind.F32, Kind.F32, gguf.LlamaFileType.ALL_F32),
+    "bfloat16": (Kind.BF16, Kind.BF16, gguf.LlamaFileType.MOSTLY_BF16),
+    "q8_0": (Kind.Q8_0, Kind.Q8_0, gguf.LlamaFileType.MOSTLY_Q8_0),
+    "q4_0": (Kind.Q4_0, Kind.Q8_0, gguf.LlamaFileType.MOSTLY_Q4_0),
 }
+"""Of the layers' weights, of the embedding and the head, and of the file."""
 
 
 def convert(folder: Path, file: Path, dtype: str) -> None:
@@ -26,8 +30,9 @@ def convert(folder: Path, file: Path, dtype: str) -> None:
     if config["model_type"] != "qwen3":
         sys.exit(f"only Qwen3 checkpoints are converted; {folder} is {config['model_type']!r}")
     writer = gguf.GGUFWriter(file, "qwen3")
-    kind, file_type = TYPES[dtype]
+    inner, outer, file_type = TYPES[dtype]
     writer.add_file_type(file_type)
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     add_shape(writer, config)
     add_tokenizer(writer, folder, config)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, config["num_hidden_layers"])
@@ -35,7 +40,8 @@ def convert(folder: Path, file: Path, dtype: str) -> None:
         known = names.get_name(name, try_suffixes=(".weight",))
         if known is None:
             sys.exit(f"GGUF has no name for {name}")
-        if tensor.ndim > 1 and kind != gguf.GGMLQuantizationType.F32:
+        kind = inner if known.startswith("blk.") else outer
+        if tensor.ndim > 1 and kind != Kind.F32:
             writer.add_tensor(known, gguf.quants.quantize(tensor, kind), raw_dtype=kind)
         else:
             writer.add_tensor(known, tensor)

@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import platform
+import socket
 import statistics
 import sys
 import time
@@ -28,17 +29,20 @@ class Report:
     peers: dict[str, dict[str, float | str]] = field(default_factory=dict)
     limit: dict[str, float | str] = field(default_factory=dict)
     ratios: dict[str, float] = field(default_factory=dict)
+    columns: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Further ones of the table, each with its ratio by figure."""
     notes: list[str] = field(default_factory=list)
 
     def show(self, as_json: bool) -> None:
-        columns = ["figure", "rondo", *self.peers, *(["limit"] if self.limit else [])]
-        rows = [columns]
+        titles = ["figure", "rondo", *self.peers, *(["limit"] if self.limit else []), *self.columns]
+        rows = [titles]
         for figure, value in self.ours.items():
             row = [figure, number(value)]
             row += [number(peer.get(figure, peer.get("absent", "-"))) for peer in self.peers.values()]
             row += [number(self.limit.get(figure, "-"))] if self.limit else []
+            row += [number(column.get(figure, "-")) for column in self.columns.values()]
             rows.append(row)
-        widths = [max(len(row[i]) for row in rows) for i in range(len(columns))]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(titles))]
         for row in rows:
             print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
         for figure, ratio in self.ratios.items():
@@ -54,10 +58,17 @@ class Report:
                         "ours": self.ours,
                         "peers": self.peers,
                         "limit": self.limit,
-                        "ratios": self.ratios,
+                        "ratios": self.ratios | self._of_columns(),
                     }
                 )
             )
+
+    def _of_columns(self) -> dict[str, float]:
+        return {
+            f"{figure}, {title}": ratio
+            for title, column in self.columns.items()
+            for figure, ratio in column.items()
+        }
 
 
 def number(value: float | str) -> str:
@@ -110,6 +121,13 @@ def alternate(runs: int, **actions: Callable[[], float]) -> dict[str, list[float
 
 def median(values: list[float]) -> float:
     return statistics.median(values)
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
 
 
 def say(text: str) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import select
 import signal
 import subprocess
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from common import THREADS
+from rondo.engine.vllm.process import first_error
 
 ROOT = Path(os.environ.get("RONDO_PEERS") or "~/.cache/rondo/peers").expanduser()
 SECONDS = 600
@@ -37,7 +37,17 @@ def run(peer: str, script: str, *arguments: object) -> None:
     command = [python_of(peer), Path(__file__).with_name(script), *map(str, arguments)]
     done = subprocess.run(command, env=environment({}), capture_output=True, text=True, timeout=SECONDS)
     if done.returncode:
-        raise Absent(f"{script} failed: {reason(done.stderr)}")
+        raise Absent(f"{script} failed: {first_error(done.stderr)}")
+
+
+def gguf(folder: Path, dtype: str) -> Path:
+    """A model's file for llama.cpp, beside its folder; written where there is none. `dtype` is one of _to_gguf.py's."""
+    file = folder.with_name(f"{folder.name}-{dtype}.gguf")
+    if not file.exists():
+        part = file.with_suffix(".part")
+        run("llama", "_to_gguf.py", folder, part, dtype)
+        part.replace(file)
+    return file
 
 
 def environment(changes: dict[str, str]) -> dict[str, str]:
@@ -60,30 +70,46 @@ def vllm_environment() -> dict[str, str]:
     }
 
 
-def reason(messages: str) -> str:
-    """The first error that the peer names; what follows is what came of it."""
-    named = re.search(r"\b\w*(?:Error|Exception): .+", messages)
-    lines = messages.strip().splitlines()
-    return named.group() if named else lines[-1] if lines else "it said nothing"
+class Group:
+    """A process and what it starts, stopped when nobody asks: threads that wait by spinning would take a core from
+    whoever is asked next. What it says goes nowhere, but for the reason why it ended."""
+
+    def __init__(self, name: str, command: Sequence[object], env: dict[str, str], **options: Any) -> None:
+        self.name = name
+        self.said = tempfile.TemporaryFile("w+")  # noqa: SIM115  (closed in close)
+        shown = sys.stderr if os.environ.get("RONDO_DEBUG") else self.said
+        streams: dict[str, Any] = {"stdout": shown, "stderr": shown} | options
+        self.process = subprocess.Popen(
+            [str(part) for part in command], text=True, env=env, start_new_session=True, **streams
+        )
+
+    def signal(self, number: int) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+
+    def ended(self) -> Absent:
+        self.said.seek(0)
+        return Absent(f"{self.name} ended: {first_error(self.said.read())}")
+
+    def close(self) -> None:
+        self.signal(signal.SIGKILL)
+        self.process.wait()
+        self.said.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
-class Peer:
-    """Stopped between two questions: threads that wait by spinning would take a core from whoever is asked next.
-    It is told its settings first, and says when it is ready."""
+class Peer(Group):
+    """It is told its settings first, and says when it is ready."""
 
     def __init__(self, peer: str, script: str, settings: dict[str, Any], **changes: str) -> None:
-        self.name = peer
-        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  (closed in close)
-        command: Sequence[object] = [python_of(peer), Path(__file__).with_name(script)]
-        self.process = subprocess.Popen(
-            [str(part) for part in command],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=sys.stderr if os.environ.get("RONDO_DEBUG") else self.errors,
-            text=True,
-            env=environment(changes),
-            start_new_session=True,
-        )
+        command = [python_of(peer), Path(__file__).with_name(script)]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        super().__init__(peer, command, environment(changes), **pipes)
         try:
             self.ask(**settings)
         except BaseException:
@@ -93,7 +119,7 @@ class Peer:
     def ask(self, **question: Any) -> dict[str, Any]:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        self._signal(signal.SIGCONT)
+        self.signal(signal.SIGCONT)
         with suppress(BrokenPipeError):  # the empty answer below says that it has ended
             self.process.stdin.write(json.dumps(question) + "\n")
             self.process.stdin.flush()
@@ -101,24 +127,7 @@ class Peer:
             raise Absent(f"{self.name} did not answer within {SECONDS} s")
         line = self.process.stdout.readline()
         if not line:
-            self.errors.seek(0)
-            raise Absent(f"{self.name} ended: {reason(self.errors.read())}")
+            raise self.ended()
         answer: dict[str, Any] = json.loads(line)
-        self._signal(signal.SIGSTOP)
+        self.signal(signal.SIGSTOP)
         return answer
-
-    def _signal(self, number: int) -> None:
-        """To it and what it started."""
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, number)
-
-    def close(self) -> None:
-        self._signal(signal.SIGKILL)
-        self.process.wait()
-        self.errors.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

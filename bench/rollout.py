@@ -124,10 +124,8 @@ def transformers_peer(folder: Path) -> Side:
 
 
 def llama_cpp(folder: Path, exact: bool) -> peers.Peer:
-    file = folder.with_suffix(".gguf")
-    if not file.exists():
-        peers.run("llama", "_to_gguf.py", folder, file)
-    settings = {"file": str(file), "sequences": BATCH, "context": CONTEXT, "threads": THREADS}
+    file = str(peers.gguf(folder, "float32"))
+    settings = {"file": file, "sequences": BATCH, "context": CONTEXT, "threads": THREADS}
     return peers.Peer("llama", "_llama_cpp.py", settings | {"exact": exact})
 
 

@@ -12,7 +12,6 @@ import json
 import os
 import resource
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,15 +19,8 @@ import time
 import urllib.request
 from pathlib import Path
 
-from common import Report, alternate, arguments, median, say
+from common import Report, alternate, arguments, free_port, median, say
 from small_model import write_qwen3_06b, write_small_model
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def first_token(folder: Path, home: Path, memory: list[float]) -> float:

@@ -4,10 +4,8 @@ threads that wait by spinning would take a core from whoever is asked next."""
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -18,7 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import peers
-from common import THREADS
+from common import THREADS, free_port
 
 MODEL = "model"
 """Its name on every server."""
@@ -77,9 +75,7 @@ def transformers(given: Setting) -> Command:
 def llama_cpp(given: Setting) -> Command:
     """Its own server, a place for each request; keys and values in 16 bits, as is its default."""
     server = peers.python_of("llama_server").with_name("llama-server")
-    file = given.folder.with_name(f"{given.folder.name}-{given.dtype}.gguf")
-    if not file.exists():
-        peers.run("llama", "_to_gguf.py", given.folder, file, given.dtype)
+    file = peers.gguf(given.folder, given.dtype)
     flags = ["--alias", MODEL, "--parallel", given.requests, "--ctx-size", given.requests * given.context]
     flags += ["--threads", THREADS, "--host", "127.0.0.1", "--no-webui"]
     return Command([server, "--model", file, *flags])
@@ -88,25 +84,14 @@ def llama_cpp(given: Setting) -> Command:
 SIDES = {"rondo": rondo, "vllm": vllm, "transformers": transformers, "llama.cpp": llama_cpp}
 
 
-class Served:
+class Served(peers.Group):
     """One side's server, from its start until it is left; it runs only while it is `awake`."""
 
     def __init__(self, name: str, command: Command) -> None:
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            port = listener.getsockname()[1]
-        self.name = name
+        port = free_port()
         self.url = f"http://127.0.0.1:{port}"
-        self._output = tempfile.TemporaryFile("w+")  # noqa: SIM115  (closed in close)
-        shown = sys.stderr if os.environ.get("RONDO_DEBUG") else self._output
-        self._process = subprocess.Popen(
-            [str(part) for part in [*command.line, "--port", port]],
-            stdin=subprocess.DEVNULL,
-            stdout=shown,
-            stderr=shown,
-            env=command.environment,
-            start_new_session=True,
-        )
+        line = [*command.line, "--port", port]
+        super().__init__(name, line, command.environment, stdin=subprocess.DEVNULL)
 
     def __enter__(self) -> Self:
         try:
@@ -114,19 +99,15 @@ class Served:
         except BaseException:
             self.close()
             raise
-        self._signal(signal.SIGSTOP)
+        self.signal(signal.SIGSTOP)
         return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _wait(self) -> None:
         """Until it has answered, which also compiles what is compiled at first use."""
         until = time.monotonic() + peers.SECONDS
         while time.monotonic() < until:
-            if self._process.poll() is not None:
-                self._output.seek(0)
-                raise peers.Absent(f"{self.name} ended: {peers.reason(self._output.read())}")
+            if self.process.poll() is not None:
+                raise self.ended()
             with suppress(OSError):
                 self.greedy([65, 66, 67], 2)
                 return
@@ -135,11 +116,11 @@ class Served:
 
     @contextmanager
     def awake(self) -> Iterator[None]:
-        self._signal(signal.SIGCONT)
+        self.signal(signal.SIGCONT)
         try:
             yield
         finally:
-            self._signal(signal.SIGSTOP)
+            self.signal(signal.SIGSTOP)
 
     def greedy(self, prompt: list[int], count: int) -> list[int]:
         """The likeliest tokens, in a field of vLLM's; llama.cpp names them on a route of its own alone."""
@@ -160,13 +141,3 @@ class Served:
             if error.code == 503:
                 raise  # it still loads
             raise peers.Absent(f"{self.name} answers {error.code}: {error.read().decode()[:300]}") from None
-
-    def _signal(self, number: int) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)
-
-    def close(self) -> None:
-        """It and what it started."""
-        self._signal(signal.SIGKILL)
-        self._process.wait()
-        self._output.close()

@@ -40,12 +40,10 @@ from rondo.client.bench.report import Run
 from rondo.client.bench.wire import Address
 from rondo.ops.linear import cpu_multiplies_bf16
 from servers import Served, Setting
-from small_model import write_qwen3_06b, write_small_model
+from small_model import TINY, write_qwen3_06b, write_small_model
 
 TOKENS, BATCH, MANY = 128, 16, 64
 """In and out; at a time; and most at a time under a rate."""
-TINY = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
-TINY |= {"num_key_value_heads": 1, "head_dim": 32}
 EMULATE = ("vllm", "transformers")
 """Who computes in bf16 where the weights are, with instructions or without."""
 FORGIVEN = 20
@@ -83,12 +81,12 @@ class Sides:
         if server.name == "rondo":
             self._greedy = tokens
             return
-        agreed = sum(agreement(own, their) for own, their in zip(self._greedy, tokens, strict=True))
         if exact and tokens != self._greedy:
             raise peers.Absent(
                 f"{server.name} gives other greedy tokens than ours: {tokens} instead of {self._greedy}"
             )
         if not exact:
+            agreed = sum(agreement(own, their) for own, their in zip(self._greedy, tokens, strict=True))
             self.notes.append(f"{server.name}: {agreed} of the first 32 greedy tokens are ours")
 
 
@@ -187,7 +185,7 @@ def main() -> None:
     names = [name for name in servers.SIDES if name != "rondo"]
     options = arguments(__doc__.splitlines()[0], argv=rest, **dict.fromkeys(names, ""))
     if own.plot is not None:
-        need_plots()
+        need_plots(own.plot)
     large = own.model_size == "0.6b"
     dtype = own.dtype or ("bfloat16" if large else "float32")
     length = 16 if options.quick else TOKENS

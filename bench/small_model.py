@@ -27,6 +27,14 @@ SHAPE: dict[str, Any] = {
     "attention_bias": False,
     "initializer_range": 0.02,
 }
+TINY: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
+TINY |= {"num_key_value_heads": 1, "head_dim": 32}
+"""What differs in one that takes next to no time."""
 LARGER: dict[str, Any] = {
     "hidden_size": 512,
     "intermediate_size": 1536,
