@@ -2,7 +2,6 @@
 processes of these peers are what is asked, so that what they time is checked too."""
 
 import json
-import os
 import random
 import subprocess
 from pathlib import Path
@@ -14,7 +13,7 @@ from rondo import models
 from rondo.client.types import SamplingParams
 from rondo.engine.config import EngineConfig
 from rondo.engine.llm import LLM
-from support.peers import peer_python
+from support.peers import peer_python, run_peer
 from support.tiny import VOCAB, tiny_model, tiny_tokenizer
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
@@ -62,17 +61,11 @@ def ours(folder: Path, questions: list[dict[str, Any]]) -> list[Any]:
 
 
 def run(peer: str, *command: object, lines: list[dict[str, Any]], **changes: str) -> list[dict[str, Any]]:
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | changes
-    done = subprocess.run(
-        [peer_python(peer), *map(str, command)],
-        input="".join(json.dumps(line) + "\n" for line in lines),
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    asked = "".join(json.dumps(line) + "\n" for line in lines)
+    return [
+        json.loads(line)
+        for line in run_peer(peer, *command, asked=asked, seconds=600, **changes).splitlines()
+    ]
 
 
 def check(replies: list[dict[str, Any]], ours: list[Any]) -> None:
@@ -110,10 +103,5 @@ def test_vllm(folder: Path, questions: list[dict[str, Any]], ours: list[Any], pr
         "enforce_eager": True,
         "enable_prefix_caching": prefix_cache,
     }
-    changes = {
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    }
-    check(run("vllm", BENCH / "_vllm.py", lines=[settings, *questions], **changes), ours)
+    lines = [settings, *questions]
+    check(run("vllm", BENCH / "_vllm.py", lines=lines, VLLM_CPU_OMP_THREADS_BIND="nobind"), ours)

@@ -1,9 +1,7 @@
 """Our policy loss, fed through packing and the weights of each aggregate, is TRL's, value and gradient."""
 
 import json
-import os
 import random
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ import torch
 from rondo.data.packing import Document, Tree, pack
 from rondo.rl.advantages import Aggregate, token_weights
 from rondo.train.losses import PolicyLoss, Predictions
-from support.peers import peer_python
+from support.peers import run_peer
 
 pytestmark = pytest.mark.real
 
@@ -57,19 +55,8 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def theirs() -> list[dict[str, Any]]:
-    python = peer_python("trl")
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"HF_HUB_OFFLINE": "1"}
-    script = Path(__file__).with_name("_trl_grpo_loss.py")
-    done = subprocess.run(
-        [python, script],
-        input=json.dumps(CASES),
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    answers: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    said = run_peer("trl", Path(__file__).with_name("_trl_grpo_loss.py"), asked=json.dumps(CASES))
+    answers: list[dict[str, Any]] = json.loads(said.splitlines()[-1])
     return answers
 
 

@@ -1,17 +1,20 @@
 """`vllm bench serve`'s own arithmetic gives our figures for the same requests."""
 
 import json
-import os
 import random
-import subprocess
+from pathlib import Path
 
 import pytest
 
 from rondo.client.bench.figures import figures
 from rondo.client.bench.load import Outcome
-from support.peers import peer_python
+from rondo.engine.config import EngineConfig
+from rondo.server.config import ServerConfig
+from server.running import start
+from support.peers import run_peer
+from support.vllm import SETTINGS, write_folders
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
 THEIRS = """
 import dataclasses, json, sys
@@ -22,6 +25,14 @@ outputs = [RequestFuncOutput(**each) for each in given["outputs"]]
 found, _ = calculate_metrics([], outputs, given["seconds"], None, [50, 90, 99.9], given["goodput"])
 print(json.dumps(dataclasses.asdict(found), default=float))
 """
+CLIENT = """
+from vllm.benchmarks.serve import add_cli_args, main
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+parser = FlexibleArgumentParser()
+add_cli_args(parser)
+main(parser.parse_args())
+"""
+"""`vllm bench serve`, without the command, which wants vLLM to be installed by a package manager."""
 GOODPUT = {"ttft": 300.0, "tpot": 40.0, "e2el": 2000.0}
 
 
@@ -53,17 +64,9 @@ def test_figures_are_vllms() -> None:
         for each in outcomes
     ]
     outputs.append({"success": False, "error": "gone"})
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(
-        [str(peer_python("vllm")), "-c", THEIRS],
-        input=json.dumps({"outputs": outputs, "seconds": 12.5, "goodput": GOODPUT}),
-        env=environment | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    theirs = json.loads(done.stdout.splitlines()[-1])
+    asked = {"outputs": outputs, "seconds": 12.5, "goodput": GOODPUT}
+    said = run_peer("vllm", "-c", THEIRS, asked=json.dumps(asked))
+    theirs = json.loads(said.splitlines()[-1])
     ours = figures([*outcomes, Outcome(0.0, error="gone")], 12.5, (50, 90, 99.9), GOODPUT)
     same = (
         *("completed", "failed", "total_input", "total_output", "request_throughput", "request_goodput"),
@@ -82,3 +85,27 @@ def test_figures_are_vllms() -> None:
             assert getattr(spread, part) == pytest.approx(theirs[f"{part}_{name}_ms"]), (name, part)
         theirs_at = dict(theirs[f"percentiles_{name}_ms"])
         assert spread.percentiles == pytest.approx(theirs_at)
+
+
+def test_its_client_measures_our_server(tmp_path: Path) -> None:
+    """`vllm bench serve` as it is, over completions and chat."""
+    folder = write_folders(tmp_path) / "0"
+    result = tmp_path / "result.json"
+    for running in start(folder, EngineConfig(**SETTINGS), ServerConfig(port=0, served_model_name="tiny")):
+        for backend, path in (("openai", "/v1/completions"), ("openai-chat", "/v1/chat/completions")):
+            options = {
+                "backend": backend,
+                "endpoint": path,
+                "base-url": running.url,
+                "model": "tiny",
+                "tokenizer": folder,
+                "dataset-name": "random",
+                "num-prompts": 12,
+                "random-input-len": 20,
+                "random-output-len": 16,
+                "result-filename": result,
+            }
+            flags = [f"--{name}={value}" for name, value in options.items()]
+            run_peer("vllm", "-c", CLIENT, "--save-result", "--ignore-eos", *flags)
+            found = json.loads(result.read_text())
+            assert (found["completed"], found["failed"], found["total_output_tokens"]) == (12, 0, 12 * 16)

@@ -15,3 +15,11 @@ async def until(check: Callable[[], object], seconds: float = 60) -> None:
     while not check():
         assert time.monotonic() < end, "it did not come to pass"
         await asyncio.sleep(0.001)
+
+
+def wait_until(check: Callable[[], object], seconds: float = 60) -> None:
+    """`until`, where there is no event loop."""
+    end = time.monotonic() + seconds
+    while not check():
+        assert time.monotonic() < end, "it did not come to pass"
+        time.sleep(0.01)
