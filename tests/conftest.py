@@ -1,7 +1,7 @@
 """For all tests and the processes they start: one thread each, since there is a worker a core, and none that spins.
 
 Each test draws the same random numbers whatever ran before it, so that one that fails fails again by itself;
-`RONDO_TEST_SEED=7 pytest ...` tries others.
+`pytest --seed 7` tries others.
 """
 
 import os
@@ -18,9 +18,13 @@ from rondo.base.threads import yield_soon
 yield_soon()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--seed", type=int, default=0, help="of the numbers that tests draw")
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup() -> None:
+def pytest_runtest_setup(item: pytest.Item) -> None:
     """Before its fixtures too."""
-    seed = int(os.environ.get("RONDO_TEST_SEED", "0"))
+    seed = item.config.getoption("--seed")
     random.seed(seed)
     torch.manual_seed(seed)
