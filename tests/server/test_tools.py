@@ -13,7 +13,7 @@ import transformers
 from rondo.data.packing import Document, pack
 from rondo.models import load, save
 from rondo.server.config import ServerConfig
-from rondo.server.thoughts import ThoughtCount
+from rondo.server.thoughts import ReadTexts
 from rondo.text.parsing.dialect import REASONING_PARSERS, TOOL_PARSERS
 from rondo.text.tokenizer import Tokenizer
 from rondo.train.config import OptimConfig
@@ -401,11 +401,13 @@ def test_a_model_that_has_learned_a_call_makes_it(tmp_path):
 
 
 def test_reasoning_is_counted_only_for_who_hears_of_it_and_while_there_is_any(talk, hermes, monkeypatch):
-    fed, text = [], ThoughtCount._text
+    fed, text = [], ReadTexts.__getitem__
     options = {"model": "tiny", "messages": ASK}
     thought, answer = "<think>abc def</think>", "gab " * 50
     hermes.says(thought + answer)
-    monkeypatch.setattr(ThoughtCount, "_text", lambda *given: (fed.append(given[1]), text(*given))[1])
+    monkeypatch.setattr(
+        ReadTexts, "__getitem__", lambda *given: (fed.append(given[1]), text(*given))[1], raising=False
+    )
     list(talk.chat.completions.create(**options, stream=True))
     assert not fed
     talk.chat.completions.create(**options)

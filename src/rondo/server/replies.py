@@ -6,13 +6,14 @@ import secrets
 import string
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from rondo.base.errors import InvalidRequest
 from rondo.base.ids import new_id
 from rondo.client.openai import ChatRequest
 from rondo.client.tools import Tool
-from rondo.server.thoughts import ThoughtCount
+from rondo.server.thoughts import ReadTexts, ThoughtCount
 from rondo.text.parsing import Arguments, Call, Content, Dialect, Parser, Part, Reasoning
 from rondo.text.tokenizer import Tokenizer
 
@@ -78,9 +79,13 @@ class Replies:
         id = self.tokenizer.token_id(text)
         return id if id in self.tokenizer.special_ids else None
 
-    def count_thoughts(self, dialect: Dialect, parser: Parser | None) -> ThoughtCount:
+    def count_thoughts(self, parser: Parser | None) -> ThoughtCount:
         """Of a sample whose reasoning `parser` finds."""
-        return ThoughtCount(parser, self.tokenizer, set(self.kept_tokens(dialect)))
+        return ThoughtCount(parser, self._read_texts)
+
+    @cached_property
+    def _read_texts(self) -> ReadTexts:
+        return ReadTexts(self.tokenizer, self.kept_tokens(self.dialect.without_calls()))
 
     @property
     def template(self) -> str:

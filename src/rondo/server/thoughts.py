@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
 
 from rondo.base.errors import RondoError
 from rondo.text.parsing import Parser
 from rondo.text.tokenizer import Tokenizer
 
 
-class ThoughtCount:
-    """Follows one sample, token by token, with a parser of its own: the answer's is fed texts that join tokens. The
-    markers around reasoning do not count, but for the beginning of one that is several tokens."""
+class ReadTexts(dict[int, str | None]):
+    """What a parser of reasoning reads of each token, looked up once for all answers. None: nothing, as of special
+    tokens that are no markers of it."""
 
-    def __init__(self, parser: Parser | None, tokenizer: Tokenizer, markers: Collection[int]) -> None:
-        self._parser = parser
+    def __init__(self, tokenizer: Tokenizer, markers: Iterable[int]) -> None:
+        super().__init__()
         self._tokenizer = tokenizer
-        self._markers = markers
-        self.tokens = 0
+        self._left_out = set(tokenizer.special_ids).difference(markers)
 
-    def add(self, tokens: Sequence[int]) -> None:
-        for token in tokens:
-            if self._parser is None:
-                return
-            if token in self._tokenizer.special_ids and token not in self._markers:
-                continue
-            before = self._parser.reasons
-            self._parser.feed(self._text(token))
-            self.tokens += before and self._parser.reasons
-            if not self._parser.may_reason:
-                self._parser = None
+    def __missing__(self, token: int) -> str | None:
+        text = self[token] = None if token in self._left_out else self._text(token)
+        return text
 
     def _text(self, token: int) -> str:
         """Of a part of a character it is a sign that is no part of a marker."""
@@ -37,3 +28,32 @@ class ThoughtCount:
             return self._tokenizer.token_bytes(token).decode("utf-8", "replace")
         except RondoError:
             return ""  # A model may have more rows in its embedding than the tokenizer has tokens.
+
+
+class ThoughtCount:
+    """Follows one sample, token by token, with a parser of its own: the answer's is fed texts that join tokens. Only
+    what may end the reasoning is parsed. The markers around it do not count, but for the beginning of one that is
+    several tokens."""
+
+    def __init__(self, parser: Parser | None, texts: ReadTexts) -> None:
+        self._parser = parser
+        self._texts = texts
+        self.tokens = 0
+
+    def add(self, tokens: Sequence[int]) -> None:
+        parser = self._parser
+        for token in tokens:
+            if parser is None:
+                break
+            text = self._texts[token]
+            if text is None:
+                continue
+            if parser.reasons_through(text):
+                self.tokens += 1
+                continue
+            before = parser.reasons
+            parser.feed(text)
+            self.tokens += before and parser.reasons
+            if not parser.may_reason:
+                parser = None
+        self._parser = parser

@@ -36,8 +36,7 @@ class Turn:
     def thoughts(self) -> ThoughtCount:
         """For one sample's tokens."""
         plain = self.dialect.without_calls()
-        parser = plain.parser(self.prompt.ending, (), self.prompt.continued)
-        return self.replies.count_thoughts(plain, parser)
+        return self.replies.count_thoughts(plain.parser(self.prompt.ending, (), self.prompt.continued))
 
 
 async def make_turn(served: Served, body: ChatRequest, id: str, size: int) -> Turn:

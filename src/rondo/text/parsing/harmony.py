@@ -51,6 +51,9 @@ class Harmony:
     def reasons(self) -> bool:
         return self._header is not None and self._kind is Reasoning
 
+    def reasons_through(self, text: str) -> bool:
+        return self.reasons and not self._text and _START[0] not in text
+
     def feed(self, text: str) -> list[Part]:
         parts: list[Part] = []
         for at in range(0, len(text), PIECE):

@@ -92,6 +92,9 @@ class MarkedCalls:
         self._at_head = True
         self._after_call = False
 
+    def reasons_through(self, text: str) -> bool:
+        return False
+
     def feed(self, text: str) -> list[Part]:
         parts: list[Part] = []
         for at in range(0, len(text), PIECE):

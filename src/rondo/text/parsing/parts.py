@@ -53,6 +53,10 @@ class Parser(Protocol):
     def reasons(self) -> bool:
         """Whether what comes next is reasoning, as far as one can know."""
 
+    def reasons_through(self, text: str) -> bool:
+        """Whether `text`, which comes next, is certain to leave it where it reasons. A parser that is asked for nothing
+        but `reasons` need not be fed it then. False is always a right answer."""
+
     @property
     def may_reason(self) -> bool:
         """Whether reasoning may still come; where it may not, it never will."""

@@ -29,6 +29,9 @@ class Think:
     def reasons(self) -> bool:
         return self._phase == "reasoning" or (self._phase == "head" and self._inside)
 
+    def reasons_through(self, text: str) -> bool:
+        return self._phase == "reasoning" and not self._text and self._closing[0] not in text
+
     @property
     def may_reason(self) -> bool:
         return self._phase != "answer"
