@@ -62,15 +62,14 @@ def admin(operated):
 class Asking(threading.Thread):
     """A client in the middle of a request."""
 
-    def __init__(self, url, **changes):
+    def __init__(self, url, id="any", **changes):
         super().__init__()
         self.url, self.body, self.answer = url + "/v1/completions", BODY | changes, None
+        self.headers = {"Authorization": "Bearer user", "X-Request-Id": id}
         self.start()
 
     def run(self):
-        self.answer = httpx.post(
-            self.url, json=self.body, headers={"Authorization": "Bearer user"}, timeout=30
-        )
+        self.answer = httpx.post(self.url, json=self.body, headers=self.headers, timeout=30)
 
     def reasons(self):
         self.join(30)
@@ -201,6 +200,18 @@ def test_abort_requests_by_the_ids_of_their_answers(operated, admin, pace):
     ended = {c["index"]: c["finish_reason"] for e in events for c in e["choices"] if c["finish_reason"]}
     assert ended == dict.fromkeys(range(4), "abort")
     assert other.reasons() == ["length"]
+
+
+def test_abort_requests_by_the_ids_that_clients_gave(operated, admin, pace):
+    """Those in the log: all that was asked with it ends, and is counted once under whatever names it is called."""
+    other, *mine = [Asking(operated.url, id) for id in ("theirs", "job-7", "job-7")]
+    asyncio.run(until(lambda: sum(operated.engine.load()) == 3))
+    aborted = admin.post("/abort_requests", json={"request_ids": ["job-7", "job-7", "job"]})
+    assert aborted.json() == {"status": "aborted", "aborted": 2}
+    assert [one.reasons() for one in mine] == [["abort"], ["abort"]]
+    pace.hurry()
+    assert other.reasons() == ["length"]
+    assert admin.post("/abort_requests", json={"request_ids": ["job-7"]}).json()["aborted"] == 0
 
 
 def test_no_ids_are_those_of_all_requests(operated, admin, pace):

@@ -21,7 +21,7 @@ MODES = get_args(PauseMode)
 
 
 class AbortRequests(Wire):
-    """No ids at all are those of all answers that are under way."""
+    """Ids of answers, or those that their requests came with. None at all are those of all that is under way."""
 
     request_ids: Many[str]
 
@@ -66,9 +66,10 @@ def lifecycle_routes(
 
     async def abort_requests(request: Request) -> Response:
         body = parse(AbortRequests, await read_body(request, served.max_body_bytes))
-        running = [name for name in body.request_ids or served.parts if served.knows(name)]
-        for name in running:
-            await served.abort(name)
+        names = body.request_ids or list(served.parts)
+        running = dict.fromkeys(id for name in names for id in served.going_by(name))
+        for id in running:
+            await served.abort(id)
         return JSONResponse({"status": "aborted", "aborted": len(running)})
 
     async def weight_info(request: Request) -> Response:

@@ -104,7 +104,9 @@ OF_THE_OPERATOR: dict[str, Described] = {
     "POST /resume": Described("Go on"),
     "GET /is_paused": Described("Whether it is paused"),
     "POST /reset_prefix_cache": Described("Forget the prefixes of prompts"),
-    "POST /abort_requests": Described("End requests by the ids of their answers", AbortRequests),
+    "POST /abort_requests": Described(
+        "End requests by the ids of their answers, or their X-Request-Id", AbortRequests
+    ),
     "GET /weight_info": Described("The version and the state of the weights"),
     "POST /init_weight_transfer_engine": Described("Before the first update", InitTransfer, bodyless=True),
     "POST /start_weight_update": Described("Begin an update of the weights"),

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from rondo.base.account import current
 from rondo.base.errors import InvalidRequest, NotFound
 from rondo.client.engine import Engine
 from rondo.client.openai import ChatRequest, CompletionRequest, SamplingBody
@@ -34,6 +35,8 @@ class Served:
     """The tokens that end an answer."""
     parts: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """The engine's requests behind each answer that is under way."""
+    asked_as: dict[str, str] = field(default_factory=dict)
+    """The X-Request-Id of each of them; one client may give the same to several."""
 
     aborted: set[str] = field(default_factory=set)
     """Those that the operator wants to end: the engine may know of none just then, between two of its requests."""
@@ -41,10 +44,14 @@ class Served:
     @contextmanager
     def under_way(self, id: str, requests: Sequence[GenerateRequest]) -> Iterator[None]:
         self.parts[id] = tuple(request.id for request in requests)
+        account = current()
+        if account is not None:
+            self.asked_as[id] = account.request_id
         try:
             yield
         finally:
             del self.parts[id]
+            self.asked_as.pop(id, None)
             self.aborted.discard(id)
 
     async def abort(self, id: str) -> None:
@@ -54,9 +61,12 @@ class Served:
         for part in self.parts.get(id, (id,)):
             await self.engine.abort(part)
 
-    def knows(self, id: str) -> bool:
-        """Whether an answer, or a request of the engine's, goes by it just now."""
-        return id in self.parts or any(id in ids for ids in self.parts.values())
+    def going_by(self, name: str) -> list[str]:
+        """What can be aborted that goes by it just now: an answer, a request of the engine's, or all the answers to
+        one X-Request-Id."""
+        if name in self.parts or any(name in ids for ids in self.parts.values()):
+            return [name]
+        return [id for id, asked in self.asked_as.items() if asked == name]
 
     @property
     def adapters(self) -> Sequence[str]:
