@@ -20,6 +20,7 @@ from rondo.ops.paged_attention import DecodeStep, paged_decode
 from rondo.ops.pages import Pages
 from rondo.ops.quantized import Quantized, quantized_linear
 from rondo.ops.rope import RopeSpec, rope_tables, rotate
+from rondo.ops.sharded import rules as _sharded_rules  # noqa: F401 registers itself
 
 __all__ = [
     "NO_TOKEN",

@@ -1,0 +1,149 @@
+"""How each operation runs on DTensors, registered with the operations: which cuts stay, and what has to move.
+
+Rows and heads stay where they are. A weight that is cut beside rows that are cut is gathered, as FSDP does; a row that
+is cut itself is gathered where it must be seen whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rondo.ops.activation import gated
+from rondo.ops.attention import AttentionSpec, packed_attention
+from rondo.ops.linear import linear
+from rondo.ops.logprobs import _token_logprobs
+from rondo.ops.norm import rms_norm
+from rondo.ops.rope import RopeSpec, rotate
+from rondo.ops.sharded.layout import Dims, Layout, Way, shards_among
+
+
+def _any_shards(*args: Any, **kwargs: Any) -> bool:
+    return shards_among(*args, *kwargs.values())
+
+
+@linear.fast(_any_shards, first=True)
+def linear_on_shards(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    layout = Layout.of(x, weight) if bias is None else Layout.of(x, weight, bias)
+    ways = [_linear_way(cut, x.ndim - 1) for cut in layout.cuts()]
+    # Of the ranks whose results are added up, the first alone adds the bias.
+    first = layout.rank([axis for axis, way in enumerate(ways) if way.adds]) == 0
+
+    def op(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return linear(x, weight, bias if bias is None or first else _nothing(bias))
+
+    result: Tensor = layout.run(op, ways, (*x.shape[:-1], weight.shape[0]))
+    return result
+
+
+def _nothing(bias: Tensor) -> Tensor:
+    """Zeros that give its gradient zeros: every rank has one to add to the sum."""
+    return bias.masked_fill(torch.ones((), dtype=torch.bool, device=bias.device), 0.0)
+
+
+def _linear_way(cut: Dims, last: int) -> Way:
+    """Of x [.., K], weight [N, K] and bias [N]."""
+    x, weight = cut[0], cut[1]
+    if x is not None and x != last:
+        return _of(cut, (x, None, None), x, summed=(1, 2))
+    if weight == 0:
+        return _of(cut, (None, 0, 0), last, summed=(0,))
+    if x == last or weight == 1:
+        return _of(cut, (last, 1, None), summed=(2,), adds=True)
+    return Way([None] * len(cut))
+
+
+def _of(
+    cut: Dims, inputs: Dims, output: int | None = None, summed: Sequence[int] = (), adds: bool = False
+) -> Way:
+    """For as many tensors as there are."""
+    return Way(inputs[: len(cut)], output, summed, adds)
+
+
+@rms_norm.fast(_any_shards, first=True)
+def rms_norm_on_shards(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+    layout = Layout.of(x, weight)
+    whole = x.ndim - 1
+    ways = [
+        Way((None, None)) if of_x in (None, whole) else Way((of_x, None), of_x, summed=(1,))
+        for of_x, _ in layout.cuts()
+    ]
+    result: Tensor = layout.run(lambda x, weight: rms_norm(x, weight, eps, offset), ways, x.shape)
+    return result
+
+
+@gated.fast(_any_shards, first=True)
+def gated_on_shards(kind: str, gate: Tensor, up: Tensor) -> Tensor:
+    layout = Layout.of(gate, up)
+    cuts = [of_gate if of_gate is not None else of_up for of_gate, of_up in layout.cuts()]
+    ways = [Way((cut, cut), cut) for cut in cuts]
+    result: Tensor = layout.run(lambda gate, up: gated(kind, gate, up), ways, gate.shape)
+    return result
+
+
+@rotate.fast(_any_shards, first=True)
+def rotate_on_shards(spec: RopeSpec, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Tables follow the tokens; all heads have the same."""
+    layout = Layout.of(x, cos, sin)
+    by_cut = {0: Way((0, 0, 0), 0), 1: Way((1, None, None), 1, summed=(1, 2))}
+    ways = [by_cut.get(-1 if cut[0] is None else cut[0], Way((None,) * 3)) for cut in layout.cuts()]
+    result: Tensor = layout.run(lambda x, cos, sin: rotate(spec, x, cos, sin), ways, x.shape)
+    return result
+
+
+@_token_logprobs.fast(_any_shards, first=True)
+def token_logprobs_on_shards(logits: Tensor, tokens: Tensor, scale: Tensor | None) -> Tensor:
+    """By rows: where the vocabulary is cut each rank is given whole rows instead, as many numbers as it had."""
+    layout = Layout.of(logits, tokens) if scale is None else Layout.of(logits, tokens, scale)
+    of_scale = 0 if scale is not None and scale.shape[0] == logits.shape[0] > 1 else None
+    ways = [
+        Way((None,) * len(cut)) if cut[0] is None else _of(cut, (0, 0, of_scale), 0, summed=(2,))
+        for cut in layout.cuts()
+    ]
+
+    def op(logits: Tensor, tokens: Tensor, scale: Tensor | None = None) -> Tensor:
+        return _token_logprobs(logits, tokens, scale)
+
+    result: Tensor = layout.run(op, ways, tokens.shape)
+    return result
+
+
+@packed_attention.fast(_any_shards, first=True)
+def packed_attention_on_shards(
+    spec: AttentionSpec,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: Sequence[int],
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """By heads, where each rank has equally many and they go with the same keys, or with whole groups of them; else
+    every rank computes all."""
+    layout = Layout.of(q, k, v) if sinks is None else Layout.of(q, k, v, sinks)
+    cuts = layout.cuts()
+    axes = [axis for axis, cut in enumerate(cuts) if 1 in cut[:3]]
+    ranks = prod(layout.mesh.size(axis) for axis in axes)
+    heads, keys = spec.num_heads, spec.num_kv_heads
+    if heads % ranks or (keys % ranks and ranks % keys):
+        axes, ranks = [], 1
+    shared = keys % ranks != 0
+    by_heads = (1, None, None, 0) if shared else (1, 1, 1, 0)
+    local = replace(spec, num_heads=heads // ranks, num_kv_heads=max(1, keys // ranks))
+    own = layout.rank(axes) * keys // ranks
+
+    def op(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
+        if shared:
+            k, v = k[:, own : own + 1], v[:, own : own + 1]
+        return packed_attention(local, q, k, v, cu_seqlens, sinks)
+
+    ways = [
+        _of(cut, by_heads, 1, summed=(1, 2) if shared else ()) if axis in axes else Way((None,) * len(cut))
+        for axis, cut in enumerate(cuts)
+    ]
+    result: Tensor = layout.run(op, ways, (*q.shape[:2], v.shape[2]))
+    return result
