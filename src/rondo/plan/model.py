@@ -1,0 +1,168 @@
+"""What a model is to the planner: its sizes, its parameters, and the operations that a token costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from rondo.base.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Latent:
+    """Latent attention (MLA): keys and values come out of one low-rank latent a token."""
+
+    kv_rank: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+    q_rank: int | None = None
+
+
+@dataclass(frozen=True)
+class Experts:
+    """The feed-forward part of a sparse layer. `shared` is the width of the dense one that every token takes."""
+
+    count: int
+    chosen: int
+    intermediate: int
+    shared: int = 0
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A decoder's sizes. Of `layers` the first `dense_layers` are dense where the others have experts;
+    `predict_layers` further ones predict more than one token (MTP)."""
+
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    gated: bool = True
+    tied: bool = False
+    experts: Experts | None = None
+    dense_layers: int = 0
+    latent: Latent | None = None
+    predict_layers: int = 0
+    windows: tuple[int | None, ...] = ()
+    """How far each layer sees back; empty where all see everything."""
+    context: int | None = None
+
+    def __post_init__(self) -> None:
+        for field in ("layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab"):
+            if getattr(self, field) < 1:
+                raise ConfigError(f"{field} of {self.name} must be above 0.", param=field)
+        if self.heads % self.kv_heads:
+            raise ConfigError(
+                f"heads ({self.heads}) of {self.name} do not divide by kv_heads ({self.kv_heads}).",
+                param="kv_heads",
+            )
+
+    @property
+    def query_width(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def value_width(self) -> int:
+        return self.heads * (self.latent.value_dim if self.latent else self.head_dim)
+
+    @property
+    def kv_width(self) -> int:
+        """Of keys and of values each, as attention computes with them."""
+        return self.kv_heads * self.head_dim
+
+    @cached_property
+    def attention_parameters(self) -> int:
+        """Of one layer's projections."""
+        if (latent := self.latent) is None:
+            return self.hidden * (2 * self.query_width + 2 * self.kv_width)
+        query = self.heads * (latent.nope_dim + latent.rope_dim)
+        asked = self.hidden * query if latent.q_rank is None else latent.q_rank * (self.hidden + query)
+        kept = self.hidden * (latent.kv_rank + latent.rope_dim)
+        unfolded = latent.kv_rank * self.heads * (latent.nope_dim + latent.value_dim)
+        return asked + kept + unfolded + self.value_width * self.hidden
+
+    @property
+    def matrices(self) -> int:
+        """Of a feed-forward layer: gate, up and down, or two."""
+        return 3 if self.gated else 2
+
+    @cached_property
+    def dense_parameters(self) -> int:
+        """Of one dense feed-forward layer."""
+        return self.matrices * self.hidden * self.intermediate
+
+    @cached_property
+    def expert_parameters(self) -> int:
+        """Of one layer's experts that are chosen among, all of them."""
+        if self.experts is None:
+            return 0
+        return self.experts.count * self.matrices * self.hidden * self.experts.intermediate
+
+    @cached_property
+    def beside_experts(self) -> int:
+        """Of a sparse layer's feed-forward part that every token takes: the router and the shared experts."""
+        if self.experts is None:
+            return 0
+        return self.hidden * self.experts.count + self.matrices * self.hidden * self.experts.shared
+
+    @property
+    def sparse_layers(self) -> int:
+        return 0 if self.experts is None else self.layers - self.dense_layers
+
+    @property
+    def vocabulary_parameters(self) -> int:
+        """Of the embedding, or of the head."""
+        return self.vocab * self.hidden
+
+    @cached_property
+    def undivided(self) -> int:
+        """Of all layers, but their experts that are chosen among."""
+        dense = self.layers - self.sparse_layers
+        return (
+            self.layers * (self.attention_parameters + 2 * self.hidden)
+            + dense * self.dense_parameters
+            + self.sparse_layers * self.beside_experts
+        )
+
+    @cached_property
+    def parameters(self) -> int:
+        vocabulary = self.vocabulary_parameters * (1 if self.tied else 2)
+        return self.undivided + self.sparse_layers * self.expert_parameters + vocabulary + self.hidden
+
+    @cached_property
+    def active_parameters(self) -> int:
+        """Those that multiply a token: the embedding is looked up, and of the experts only the chosen ones count."""
+        chosen = 0
+        if self.experts is not None:
+            chosen = self.expert_parameters * self.experts.chosen // self.experts.count
+        layer = self.attention_parameters + (
+            self.beside_experts + chosen if self.sparse_layers else self.dense_parameters
+        )
+        further = self.predict_layers * (layer + 2 * self.hidden**2 + self.vocabulary_parameters)
+        norms = 2 * self.layers * self.hidden
+        return self.undivided - norms + self.sparse_layers * chosen + self.vocabulary_parameters + further
+
+    def attention_flops(self, sequence: int, *, causal: bool = True) -> float:
+        """Of scores and sums over values, for a token on the way forward, all layers."""
+        spans = self.windows or (None,) * self.layers
+        width = self.query_width + self.value_width
+        return sum(2 * width * _seen(sequence, window, causal) for window in spans) + (
+            2 * width * _seen(sequence, None, causal) * self.predict_layers
+        )
+
+    def flops_per_token(self, sequence: int, *, causal: bool = True) -> float:
+        """Of a training step, forward and backward. With `causal` what the mask hides does not count: both ways of
+        counting are in use, and differ by a tenth."""
+        return 6.0 * self.active_parameters + 3 * self.attention_flops(sequence, causal=causal)
+
+
+def _seen(sequence: int, window: int | None, causal: bool) -> float:
+    """How many tokens one sees, on average."""
+    if window is None or window >= sequence:
+        return sequence / 2 if causal else float(sequence)
+    return window - window * window / (2 * sequence) if causal else float(window)

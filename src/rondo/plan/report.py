@@ -1,0 +1,274 @@
+"""Plans as tables for people and as objects for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rondo.base.units import human_count
+from rondo.plan.estimate import Estimate
+from rondo.plan.planning import Plan
+from rondo.plan.serving import Load, Served, Serving
+
+GIB = 2**30
+GB = 1e9
+
+
+def as_object(plan: Plan) -> dict[str, Any]:
+    return {
+        "profile": plan.profile,
+        "fits": plan.chosen is not None and plan.chosen.fits,
+        "plan": None if plan.chosen is None else estimate_object(plan.chosen),
+        "reasons": plan.reasons,
+        "classic": _rules_object(plan),
+        "cost": None if plan.cost is None else estimate_object(plan.cost),
+        "agrees": plan.agrees,
+        "looked_at": plan.found.looked_at,
+    }
+
+
+def _rules_object(plan: Plan) -> dict[str, Any]:
+    rules = plan.rules
+    if rules is None:
+        return {"plan": None, "reason": plan.no_rules}
+    return {
+        "plan": estimate_object(rules.plan),
+        "rule": rules.rule,
+        "branch": rules.branch,
+        "over": rules.over,
+        "notes": list(rules.notes),
+    }
+
+
+def estimate_object(plan: Estimate) -> dict[str, Any]:
+    memory, step = plan.memory, plan.step
+    return {
+        "model": plan.shape.name,
+        "parameters": plan.shape.parameters,
+        "active_parameters": plan.shape.active_parameters,
+        "gpu": plan.cluster.gpu.name,
+        "gpus": plan.cluster.gpus,
+        "layout": dict(vars(plan.layout)),
+        "policy": {
+            "zero": plan.policy.zero,
+            "microbatch": plan.policy.microbatch,
+            "microbatches": plan.microbatches,
+            "checkpointing": plan.policy.checkpointing,
+            "precision": plan.policy.precision,
+            "offload": plan.policy.offload,
+            "loss": plan.policy.loss,
+            "optimizer_bytes": plan.policy.optimizer_bytes,
+        },
+        "tokens_per_step": plan.batch.tokens,
+        "sequence": plan.batch.length,
+        "fits": plan.fits,
+        "memory_bytes": dict(vars(memory)) | {"total": memory.total, "available": plan.cluster.gpu.memory},
+        "traffic_bytes": dict(vars(plan.traffic)),
+        "bubble": plan.bubble,
+        "step_seconds": plan.seconds,
+        "seconds": dict(vars(step)),
+        "tokens_per_second_per_gpu": plan.speed,
+        "tokens_per_second": plan.speed * plan.cluster.gpus,
+        "mfu": plan.mfu,
+        "mfu_causal": plan.mfu_causal,
+        "peak": plan.cluster.gpu.peak(plan.policy.precision),
+    }
+
+
+def lines(plan: Plan) -> list[str]:
+    shape, cluster, batch = plan.task.shape, plan.task.cluster, plan.task.batch
+    active = f", {human_count(shape.active_parameters)} active" if shape.experts else ""
+    said = [
+        f"{shape.name}: {human_count(shape.parameters)} parameters{active}",
+        f"{cluster.gpus} x {cluster.gpu.name}, {cluster.gpu.memory / GIB:.0f} GiB each, {cluster.node} a node",
+        f"{human_count(batch.tokens)} tokens a step: {batch.sequences} sequences of {batch.length:,}",
+        "",
+    ]
+    columns = _columns(plan)
+    if columns:
+        said += _table([["", *columns], *_rows(list(columns.values()))])
+        said.append("")
+    if plan.chosen is not None:
+        said += ["memory of the fullest GPU, GiB", *_table(_memory_rows(plan.chosen)), ""]
+        said += ["sent by one GPU in a step, GB", *_table(_traffic_rows(plan.chosen)), ""]
+    said += [f"- {reason}" for reason in plan.reasons]
+    said += [f"- {verdict}" for verdict in _verdict(plan)]
+    return said
+
+
+def _columns(plan: Plan) -> dict[str, Estimate]:
+    both: dict[str, Estimate] = {}
+    if plan.chosen is not None:
+        both["plan"] = plan.chosen
+    if plan.profile == "cost" and plan.rules is not None:
+        both["classic rules"] = plan.rules.plan
+    if plan.profile == "classic" and plan.cost is not None:
+        both["cost model"] = plan.cost
+    return both
+
+
+def _rows(plans: Sequence[Estimate]) -> list[list[str]]:
+    return [
+        ["layout", *(layout_text(plan) for plan in plans)],
+        ["memory policy", *(policy_text(plan) for plan in plans)],
+        ["microbatch", *(f"{plan.policy.microbatch} x {plan.microbatches}" for plan in plans)],
+        [
+            "memory",
+            *(f"{plan.memory.total / GIB:.1f} GiB{'' if plan.fits else ', DOES NOT FIT'}" for plan in plans),
+        ],
+        ["step", *(f"{plan.seconds:.3g} s" for plan in plans)],
+        ["tokens/s a GPU", *(f"{plan.speed:,.0f}" for plan in plans)],
+        ["tokens/s", *(human_count(int(plan.speed * plan.cluster.gpus)) for plan in plans)],
+        ["bubble", *(f"{plan.bubble:.1%}" for plan in plans)],
+        ["MFU, causal MFU", *(f"{plan.mfu:.1%}, {plan.mfu_causal:.1%}" for plan in plans)],
+        ["of peak", *(_peak(plan) for plan in plans)],
+    ]
+
+
+def _peak(plan: Estimate) -> str:
+    return f"{plan.cluster.gpu.peak(plan.policy.precision) / 1e12:.0f} Tflop/s {plan.policy.precision}"
+
+
+def layout_text(plan: Estimate) -> str:
+    layout = plan.layout
+    degrees = [f"dp {layout.dp}"]
+    degrees += [
+        f"{name} {getattr(layout, name)}" for name in ("tp", "pp", "cp", "ep") if getattr(layout, name) > 1
+    ]
+    if layout.tp > 1 and plan.policy.sequence_parallel:
+        degrees[1] += " + sp"
+    if layout.pp > 1:
+        pieces = f" x{layout.virtual}" if layout.virtual > 1 else ""
+        degrees.append(f"{layout.schedule}{pieces}")
+    return ", ".join(degrees)
+
+
+def policy_text(plan: Estimate) -> str:
+    policy = plan.policy
+    words = [f"zero {policy.zero}" if plan.layout.shards > 1 else "nothing divided"]
+    words.append(
+        "no checkpointing" if policy.checkpointing == "none" else f"{policy.checkpointing} checkpointing"
+    )
+    if policy.offload != "none":
+        words.append(f"{policy.offload} in host memory")
+    return ", ".join(words)
+
+
+def _memory_rows(plan: Estimate) -> list[list[str]]:
+    memory = plan.memory
+    parts = {
+        "parameters": memory.parameters,
+        "gradients": memory.gradients,
+        "optimizer": memory.optimizer,
+        "gathered": memory.gathered,
+        "activations": memory.activations,
+        "one layer at work": memory.working,
+        "logits": memory.logits,
+        "fragmentation": memory.fragmentation,
+        "beside the allocator": memory.fixed,
+        "in host memory": memory.host,
+    }
+    return [["  " + name, f"{value / GIB:.1f}"] for name, value in parts.items() if value]
+
+
+def _traffic_rows(plan: Estimate) -> list[list[str]]:
+    sent = vars(plan.traffic)
+    shown = [["  " + name, f"{value / GB:,.1f}"] for name, value in sent.items() if value]
+    return shown or [["  none", ""]]
+
+
+def _verdict(plan: Plan) -> list[str]:
+    if plan.cost is None:
+        return []
+    if plan.rules is None:
+        return [f"the classic rules have no answer: {plan.no_rules}"]
+    if plan.agrees:
+        return ["the classic rules say the same"]
+    other = plan.rules.plan
+    said = f"the classic rules ({plan.rules.rule}; {plan.rules.branch}) "
+    if not other.fits:
+        need = f"{other.memory.total / GIB:.1f} GiB of {other.cluster.gpu.memory / GIB:.1f}"
+        return [f"{said}do not fit here: {need}"]
+    more = other.seconds / plan.cost.seconds - 1
+    return [f"{said}fit too, and take {more:.0%} longer than the cost model's choice"]
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+
+
+def serving_object(served: Served, load: Load) -> dict[str, Any]:
+    return {
+        "load": dict(vars(load)),
+        "plan": None if served.best is None else _serving(served.best),
+        "reasons": served.reasons,
+        "others": [_serving(other) for other in served.others],
+    }
+
+
+def _serving(serving: Serving) -> dict[str, Any]:
+    replica = serving.replica
+    return {
+        "replicas": serving.replicas,
+        "tp": replica.tp,
+        "gpus": serving.gpus,
+        "weights": replica.weights,
+        "cache": replica.cache,
+        "weight_bytes_per_gpu": replica.weight_bytes,
+        "cache_bytes_per_gpu": replica.cache_bytes,
+        "cache_tokens": int(
+            replica.cache_bytes / replica.request_bytes(replica.load.length) * replica.load.length
+        ),
+        "most_requests": replica.most_requests,
+        "requests": serving.requests,
+        "requests_per_second": serving.rate,
+        "tokens_per_second": serving.tokens,
+        "first_token_seconds": serving.first,
+        "token_seconds": serving.between,
+        "flags": flags(serving),
+    }
+
+
+def flags(serving: Serving) -> list[str]:
+    """Of `rondo serve`, for each replica. Weights of fewer bits are made by `rondo model quantize`."""
+    replica = serving.replica
+    given = ["--max-num-seqs", str(max(8, 2 * serving.requests)), "--max-model-len", str(replica.load.length)]
+    if replica.tp > 1:
+        given += ["--tensor-parallel-size", str(replica.tp)]
+    if replica.cache == "fp8":
+        given += ["--kv-cache-dtype", "fp8"]
+    return given
+
+
+def serving_lines(served: Served, load: Load, title: str) -> list[str]:
+    said = [title, f"{load.rate:g} requests a second, {load.prompt} tokens in, {load.answer} out", ""]
+    shown = [*([served.best] if served.best else []), *served.others]
+    if shown:
+        said += [*_table([_SERVING_TITLES, *(_serving_row(s, s is served.best) for s in shown)]), ""]
+    if served.best is not None:
+        said.append(f"each replica: rondo serve MODEL {' '.join(flags(served.best))}")
+        said.append("")
+    return said + [f"- {reason}" for reason in served.reasons]
+
+
+_SERVING_TITLES = [
+    "", "weights", "cache", "tp", "replicas", "GPUs", "at a time", "most", "requests/s", "first token", "a token",
+]  # fmt: skip
+
+
+def _serving_row(serving: Serving, best: bool) -> list[str]:
+    replica = serving.replica
+    return [
+        "plan" if best else "",
+        replica.weights,
+        replica.cache,
+        str(replica.tp),
+        str(serving.replicas),
+        str(serving.gpus),
+        str(serving.requests),
+        str(replica.most_requests),
+        f"{serving.rate:.3g}",
+        f"{1e3 * serving.first:.0f} ms",
+        f"{1e3 * serving.between:.1f} ms",
+    ]

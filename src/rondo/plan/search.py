@@ -1,0 +1,160 @@
+"""The cost model's own choice: of all layouts and policies that divide, the fastest that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import Any
+
+from rondo.base.errors import ConfigError
+from rondo.plan.cluster import Cluster
+from rondo.plan.estimate import Estimate
+from rondo.plan.layout import Batch, Layout, Policy, Schedule, microbatches, problems
+from rondo.plan.model import Shape
+
+ROOM = 0.95
+"""Of a GPU's memory: what a plan may need, since figures are true within a tenth."""
+ALIKE = 1.02
+"""Of plans that take hardly longer than the fastest, the one that divides the model least is chosen."""
+MOST_STAGES = 64
+LONG = 16384
+"""From this length on a sequence may be divided."""
+MICROBATCHES = (1, 2, 4, 8, 16)
+LAYOUT_PINS = ("dp", "tp", "pp", "cp", "ep", "virtual", "schedule")
+POLICY_PINS = ("zero", "microbatch", "checkpointing", "offload")
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is to be planned. `policy` holds what is given; `pins` say which of the searched fields are given too."""
+
+    shape: Shape
+    cluster: Cluster
+    batch: Batch
+    policy: Policy = field(default_factory=lambda: Policy(loss="chunked"))
+    pins: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Found:
+    """Plans that fit, fastest first; where none does, the one that needs the least."""
+
+    plans: list[Estimate]
+    nearest: Estimate | None
+    looked_at: int
+
+    @property
+    def best(self) -> Estimate | None:
+        if not self.plans:
+            return None
+        alike = [plan for plan in self.plans if plan.seconds <= ALIKE * self.plans[0].seconds]
+        return min(alike, key=lambda plan: (_divided(plan.layout), plan.policy.zero, plan.seconds))
+
+
+def _divided(layout: Layout) -> int:
+    return layout.tp * layout.pp * layout.cp
+
+
+def search(task: Task) -> Found:
+    """In host memory only where nothing else fits."""
+    offloads = [task.pins["offload"]] if "offload" in task.pins else ["none", "optimizer", "all"]
+    looked_at, nearest, reasons = 0, None, []
+    for offload in offloads:
+        plans: list[Estimate] = []
+        for layout, policy in _choices(task, offload):
+            wrong = next(problems(task.shape, task.cluster, layout, policy, task.batch), None)
+            if wrong is not None:
+                reasons.append(wrong)
+                continue
+            looked_at += 1
+            plan = Estimate(task.shape, task.cluster, layout, policy, task.batch)
+            if plan.fits_in(ROOM * task.cluster.gpu.memory):
+                plans.append(plan)
+            elif nearest is None or plan.memory.total < nearest.memory.total:
+                nearest = plan
+        if plans:
+            plans.sort(key=lambda plan: plan.seconds)
+            return Found(plans, None, looked_at)
+    if nearest is None:
+        where, reason = reasons[0] if reasons else _of_pins(task)
+        raise ConfigError(f"No layout is possible with what is given. {where}: {reason}.", param=where)
+    return Found([], nearest, looked_at)
+
+
+def _of_pins(task: Task) -> tuple[str, str]:
+    """Why no layout has the degrees that are given."""
+    gpus, left = task.cluster.gpus, task.cluster.gpus
+    for axis in ("tp", "pp", "cp", "dp"):
+        degree = task.pins.get(axis, 1)
+        if left % degree:
+            return axis, f"{degree} does not divide {gpus} GPUs, or what the other degrees leave of them"
+        left //= degree
+    if task.pins.get("ep", 1) > 1 and task.shape.experts is None:
+        return "ep", f"{task.shape.name} has no experts"
+    return "gpus", f"no layout divides {gpus} as given"
+
+
+def _choices(task: Task, offload: str) -> Iterator[tuple[Layout, Policy]]:
+    for layout in _layouts(task):
+        for policy in _policies(task, layout, offload):
+            for virtual in _virtual(task, layout, policy):
+                schedule = task.pins.get("schedule") or _schedule(layout.pp, virtual)
+                yield replace(layout, virtual=virtual, schedule=schedule), policy
+
+
+def _schedule(stages: int, virtual: int) -> Schedule:
+    return "none" if stages == 1 else "interleaved" if virtual > 1 else "1f1b"
+
+
+def _layouts(task: Task) -> Iterator[Layout]:
+    gpus, shape = task.cluster.gpus, task.shape
+    pins = task.pins
+    tps = _pinned(pins, "tp", _powers(task.cluster.node))
+    pps = _pinned(pins, "pp", [n for n in _divisors(gpus) if n <= shape.layers])
+    cps = _pinned(pins, "cp", _powers(32) if task.batch.length >= LONG else [1])
+    for tp, pp, cp in product(tps, pps, cps):
+        dp = pins.get("dp") or max(1, gpus // (tp * pp * cp))
+        if "dp" not in pins and dp * tp * pp * cp != gpus and not {"tp", "pp", "cp"} <= pins.keys():
+            continue
+        whole = shape.experts.count if shape.experts else 1
+        for ep in _pinned(pins, "ep", [n for n in _powers(whole) if n <= dp * cp * tp]):
+            yield Layout(dp, tp, pp, cp, ep)
+
+
+def _policies(task: Task, layout: Layout, offload: str) -> Iterator[Policy]:
+    zeros = _pinned(task.pins, "zero", [3] if offload == "all" else [1, 2, 3] if layout.shards > 1 else [1])
+    kept = _pinned(task.pins, "checkpointing", ["none", "selective", "full"])
+    most = max(1, task.batch.sequences // layout.dp)
+    each = _pinned(task.pins, "microbatch", [n for n in MICROBATCHES if n <= most])
+    for zero, checkpointing, microbatch in product(zeros, kept, each):
+        yield replace(
+            task.policy,
+            zero=zero,
+            checkpointing=checkpointing,
+            microbatch=microbatch,
+            offload=offload,  # type: ignore[arg-type]
+        )
+
+
+def _virtual(task: Task, layout: Layout, policy: Policy) -> Iterable[int]:
+    if "virtual" in task.pins:
+        return [task.pins["virtual"]]
+    if layout.pp == 1 or task.pins.get("schedule") in ("1f1b", "gpipe", "zero-bubble"):
+        return [1]
+    if microbatches(layout, policy, task.batch) % layout.pp:
+        return [1]
+    most = task.shape.layers // layout.pp
+    return sorted({1, *(n for n in (2, 4, most) if n <= most)})
+
+
+def _pinned(pins: Mapping[str, Any], name: str, otherwise: Iterable[Any]) -> list[Any]:
+    return [pins[name]] if name in pins else list(otherwise)
+
+
+def _powers(most: int) -> list[int]:
+    return [1 << n for n in range(most.bit_length()) if 1 << n <= most]
+
+
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, min(number, MOST_STAGES) + 1) if number % n == 0]

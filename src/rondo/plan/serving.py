@@ -1,0 +1,339 @@
+"""Serving: how many replicas of a model, over how many GPUs each, with which types of weights and cache, a load needs.
+
+A step of decoding reads the weights once and each request's keys and values; a prompt is computed at the rate of
+products. With continuous batching a replica does both in turn, so a request costs its prompt and its share of as many
+steps as its answer has tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+
+from rondo.base.errors import ConfigError
+from rondo.plan import calibration as known
+from rondo.plan.cluster import Cluster
+from rondo.plan.model import Shape
+
+WEIGHT_BYTES = {"bf16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.53}
+"""Of one parameter, with scales."""
+CACHE_BYTES = {"bf16": 2, "fp8": 1}
+EXACT_FIRST = ("bf16", "fp8", "int8", "int4")
+MOST_REQUESTS = 1024
+"""Of one replica at a time."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """Requests a second, each with a prompt and an answer in tokens; and, where they matter, the most seconds until
+    the first token and between two. `shared` is the part of prompts that a prefix cache has seen."""
+
+    rate: float
+    prompt: int
+    answer: int
+    first: float | None = None
+    between: float | None = None
+    shared: float = 0.0
+
+    def __post_init__(self) -> None:
+        for field in ("rate", "prompt", "answer"):
+            if getattr(self, field) <= 0:
+                raise ConfigError(f"{field} must be above 0.", param=field)
+        if not 0 <= self.shared < 1:
+            raise ConfigError("shared must be at least 0 and below 1.", param="shared")
+        for field in ("first", "between"):
+            if (value := getattr(self, field)) is not None and value <= 0:
+                raise ConfigError(f"{field} must be above 0.", param=field)
+
+    @property
+    def length(self) -> int:
+        return self.prompt + self.answer
+
+
+@dataclass(frozen=True)
+class Replica:
+    """One engine over `tp` GPUs."""
+
+    shape: Shape
+    cluster: Cluster
+    load: Load
+    tp: int
+    weights: str = "bf16"
+    cache: str = "bf16"
+
+    @cached_property
+    def weight_bytes(self) -> float:
+        """Of one GPU. The embedding and the head stay in 16 bits."""
+        vocabulary = self.shape.vocabulary_parameters * (1 if self.shape.tied else 2)
+        inner = self.shape.parameters - vocabulary
+        return (inner * WEIGHT_BYTES[self.weights] + 2 * vocabulary) / self.tp
+
+    def _of_layer(self) -> int:
+        """Bytes of one GPU's cache, a token and a layer."""
+        each = CACHE_BYTES[self.cache]
+        if (latent := self.shape.latent) is not None:
+            return each * (latent.kv_rank + latent.rope_dim)
+        return 2 * each * self.shape.head_dim * math.ceil(self.shape.kv_heads / self.tp)
+
+    def request_bytes(self, length: float) -> float:
+        """Of a request of that length; layers with a window keep no more than it."""
+        windows = self.shape.windows or (None,) * self.shape.layers
+        return self._of_layer() * sum(min(length, window or length) for window in windows)
+
+    @cached_property
+    def cache_bytes(self) -> float:
+        room = self.cluster.gpu.memory * known.CACHE_SHARE - self.weight_bytes - known.SERVING_FIXED_BYTES
+        return max(0.0, room)
+
+    @cached_property
+    def most_requests(self) -> int:
+        """That fit at their full length."""
+        return min(MOST_REQUESTS, int(self.cache_bytes / self.request_bytes(self.load.length)))
+
+    def step_seconds(self, requests: float) -> float:
+        """Of one token of each."""
+        gpu, shape = self.cluster.gpu, self.shape
+        read = self._read(requests) / (gpu.bandwidth * known.DECODE_SHARE[self.weights])
+        kept = requests * self.request_bytes(self.load.prompt + self.load.answer / 2)
+        read += kept / (gpu.bandwidth * known.BANDWIDTH_SHARE)
+        computed = 2 * shape.active_parameters * requests / self.tp / self._rate()
+        reduced = 0.0
+        if self.tp > 1:
+            sent = 4 * shape.hidden * requests * (self.tp - 1) / self.tp
+            link = self.cluster.link(self.tp) * known.LINK_SHARE
+            reduced = 2 * shape.layers * (known.REDUCE_SECONDS + sent / link)
+        return max(read, computed) + reduced + shape.layers * known.DECODE_LAYER_SECONDS
+
+    def _read(self, requests: float) -> float:
+        """Weights of one step: of the experts those that some token is sent to. The embedding is looked up."""
+        shape = self.shape
+        looked_up = 0 if shape.tied else shape.vocabulary_parameters
+        whole = self.weight_bytes - 2 * looked_up / self.tp
+        if shape.experts is None:
+            return whole
+        experts = shape.sparse_layers * shape.expert_parameters * WEIGHT_BYTES[self.weights] / self.tp
+        untouched: float = (1 - shape.experts.chosen / shape.experts.count) ** requests
+        return whole - experts * untouched
+
+    def _rate(self) -> float:
+        """Operations a second: weights of 4 and 8 bits are multiplied in 16 where the device has nothing better."""
+        gpu = self.cluster.gpu
+        low: float = gpu.peak("fp8") * known.LOW_SHARE["fp8"] if self.weights == "fp8" else gpu.peak("bf16")
+        return low * gpu.sustained * known.PREFILL_SHARE / known.PRODUCT_SHARE
+
+    @cached_property
+    def prompt_seconds(self) -> float:
+        length = self.load.prompt * (1 - self.load.shared)
+        shape, gpu = self.shape, self.cluster.gpu
+        flops = 2 * shape.active_parameters * length
+        attention = shape.attention_flops(self.load.prompt) * length
+        half = gpu.peak("bf16") * gpu.sustained * known.ATTENTION_SHARE
+        computed = (flops / self._rate() + attention / half) / self.tp
+        sent = 4 * 2 * shape.hidden * length * (self.tp - 1) / self.tp * shape.layers
+        reduced = sent / (self.cluster.link(self.tp) * known.LINK_SHARE) if self.tp > 1 else 0.0
+        return max(computed + reduced, self.step_seconds(1))
+
+    def rate(self, requests: float) -> float:
+        """Requests a second with so many at a time."""
+        return requests / (self.load.answer * self.step_seconds(requests) + requests * self.prompt_seconds)
+
+    def between_seconds(self, requests: float) -> float:
+        """Between two tokens of one request: a step, and the prompts of others that are computed meanwhile."""
+        return self.step_seconds(requests) + requests * self.prompt_seconds / self.load.answer
+
+    def requests_for(self, rate: float) -> int | None:
+        """The fewest at a time with which it has that rate, if any that fit have."""
+        low, high = 1, self.most_requests
+        if high < 1 or self.rate(high) < rate:
+            return None
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self.rate(middle) >= rate else (middle + 1, high)
+        return low
+
+    @property
+    def fits(self) -> bool:
+        return self.most_requests >= 1
+
+
+@dataclass(frozen=True)
+class Serving:
+    """Replicas that carry a load; `requests` are at a time on each."""
+
+    replica: Replica
+    replicas: int
+    requests: int
+
+    @property
+    def gpus(self) -> int:
+        return self.replicas * self.replica.tp
+
+    @property
+    def rate(self) -> float:
+        """The most that all of them carry."""
+        return self.replicas * max(self.replica.rate(n) for n in _counts(self.replica.most_requests))
+
+    @property
+    def first(self) -> float:
+        """Seconds until the first token: the prompt, and waiting for others' as busy as the replicas are."""
+        busy = min(0.95, self.replica.load.rate / self.rate)
+        own = self.replica.prompt_seconds + self.replica.step_seconds(self.requests)
+        return own + self.replica.prompt_seconds * busy / (2 * (1 - busy))
+
+    @property
+    def between(self) -> float:
+        return self.replica.between_seconds(self.requests)
+
+    @property
+    def tokens(self) -> float:
+        """Of answers, a second, all replicas at the load."""
+        return self.replica.load.rate * self.replica.load.answer
+
+    def meets(self, load: Load) -> bool:
+        return (load.first is None or self.first <= load.first) and (
+            load.between is None or self.between <= load.between
+        )
+
+
+def _counts(most: int) -> list[int]:
+    return sorted({most, *(1 << n for n in range(max(1, most).bit_length()) if 1 << n <= most)})
+
+
+@dataclass(frozen=True)
+class Served:
+    """The choice, and the best of every other type of weights; `reasons` in plain words."""
+
+    best: Serving | None
+    others: list[Serving]
+    reasons: list[str]
+
+
+def plan_serving(
+    shape: Shape,
+    cluster: Cluster,
+    load: Load,
+    *,
+    tp: int | None = None,
+    weights: str | None = None,
+    cache: str | None = None,
+) -> Served:
+    """As exact as the cluster allows: 16 bits if they carry the load, else 8, else 4; then the fewest GPUs."""
+    if shape.context is not None and load.length > shape.context:
+        raise ConfigError(
+            f"prompt and answer are {load.length} tokens, and {shape.name} sees {shape.context}.",
+            param="prompt",
+        )
+    tried = list(_replicas(shape, cluster, load, tp, weights, cache))
+    if not tried:
+        raise ConfigError(f"tp: {tp} does not divide {shape.name} on this cluster.", param="tp")
+    carried = [serving for replica in tried if (serving := _carry(replica)) is not None]
+    good = [serving for serving in carried if serving.meets(load) and serving.gpus <= cluster.gpus]
+    ordered = sorted(good, key=_preference)
+    by_weights: dict[tuple[str, str], Serving] = {}
+    for serving in sorted(carried, key=lambda s: (s.gpus, _preference(s))):
+        by_weights.setdefault((serving.replica.weights, serving.replica.cache), serving)
+    best = ordered[0] if ordered else None
+    others = [serving for serving in by_weights.values() if serving != best]
+    return Served(best, others, _reasons(best, tried, carried, cluster, load))
+
+
+def _preference(serving: Serving) -> tuple[int, int, int, int]:
+    replica = serving.replica
+    return EXACT_FIRST.index(replica.weights), CACHE_BYTES[replica.cache] == 1, serving.gpus, replica.tp
+
+
+def _replicas(
+    shape: Shape, cluster: Cluster, load: Load, tp: int | None, weights: str | None, cache: str | None
+) -> Iterator[Replica]:
+    degrees = [tp] if tp else [1 << n for n in range(cluster.node.bit_length()) if 1 << n <= cluster.node]
+    types = (
+        [weights]
+        if weights
+        else [kind for kind in EXACT_FIRST if kind != "fp8" or "fp8" in cluster.gpu.peaks]
+    )
+    for each, kind, kept in product(degrees, types, [cache] if cache else list(CACHE_BYTES)):
+        if each > cluster.gpus or shape.heads % each or (shape.kv_heads % each and each % shape.kv_heads):
+            continue
+        yield Replica(shape, cluster, load, each, kind, kept)
+
+
+def _carry(replica: Replica) -> Serving | None:
+    """As few replicas as carry the load without being too busy; more where a target asks for fewer at a time."""
+    if not replica.fits:
+        return None
+    load = replica.load
+    most = max(replica.rate(n) for n in _counts(replica.most_requests))
+    fewest = max(1, math.ceil(load.rate / (most * known.BUSY)))
+    for count in range(fewest, 4 * fewest + 1):
+        requests = replica.requests_for(load.rate / count)
+        if requests is None:
+            continue
+        serving = Serving(replica, count, requests)
+        if serving.meets(load):
+            return serving
+    requests = replica.requests_for(load.rate / fewest)
+    return None if requests is None else Serving(replica, fewest, requests)
+
+
+def _reasons(
+    best: Serving | None, tried: list[Replica], carried: list[Serving], cluster: Cluster, load: Load
+) -> list[str]:
+    if best is None:
+        return _why_not(tried, carried, cluster, load)
+    replica, words = best.replica, []
+    exact = [r for r in tried if r.weights == "bf16" and r.tp <= replica.tp]
+    if replica.weights != "bf16":
+        held = max((r.most_requests for r in exact), default=0)
+        words.append(
+            f"{replica.weights} weights: in bf16 "
+            + ("they do not fit" if held == 0 else "the GPUs that are there do not carry the load")
+        )
+    if replica.tp > 1:
+        smaller = Replica(replica.shape, cluster, load, replica.tp // 2, replica.weights, replica.cache)
+        if not smaller.fits:
+            words.append(f"TP {replica.tp}: over {smaller.tp} the weights leave no room for the cache")
+        else:
+            words.append(
+                f"TP {replica.tp}: over {smaller.tp} the same load takes more GPUs or misses a target "
+                f"({1e3 * smaller.between_seconds(best.requests):.0f} ms a token instead of "
+                f"{1e3 * best.between:.0f})"
+            )
+    if replica.cache == "fp8":
+        wide = Replica(replica.shape, cluster, load, replica.tp, replica.weights, "bf16")
+        words.append(
+            f"fp8 cache: it holds {replica.most_requests} requests of {load.length} tokens, "
+            f"in bf16 {wide.most_requests}"
+        )
+    words.append(
+        f"{best.replicas} replica{'s' * (best.replicas > 1)}: together they carry {best.rate:.3g} requests a second, "
+        f"and are {load.rate / best.rate:.0%} busy at {load.rate:g}"
+    )
+    share = replica.prompt_seconds / (
+        replica.prompt_seconds + load.answer * replica.step_seconds(best.requests)
+    )
+    if load.prompt * (1 - load.shared) >= 512 and load.shared == 0:
+        words.append(
+            "prefix cache: on; what prompts have in common is then computed once (--shared says how much)"
+        )
+    words.append(f"a request's own time is {share:.0%} prompt and {1 - share:.0%} answer")
+    return words
+
+
+def _why_not(tried: list[Replica], carried: list[Serving], cluster: Cluster, load: Load) -> list[str]:
+    if not any(replica.fits for replica in tried):
+        least = min(tried, key=lambda r: r.weight_bytes)
+        need = (least.weight_bytes + known.SERVING_FIXED_BYTES) / known.CACHE_SHARE
+        return [
+            f"The weights do not fit: over {least.tp} GPUs in {least.weights} one needs {need / 2**30:.0f} GiB and "
+            f"has {cluster.gpu.memory / 2**30:.0f}"
+        ]
+    enough = [serving for serving in carried if serving.meets(load)]
+    if not enough:
+        return [
+            "No choice meets the targets of latency at this load: raise --ttft or --tpot, or take faster GPUs"
+        ]
+    least_gpus = min(serving.gpus for serving in enough)
+    return [f"The load needs {least_gpus} GPUs at least, and there are {cluster.gpus}"]
