@@ -1,8 +1,8 @@
 """The planner beside published training runs: memory of the fullest GPU in GiB, and tokens a second of one GPU.
 
-Nothing is measured here: both columns are arithmetic and other people's figures, and the ratio is ours over theirs. A
-row marked with * is one that constants were fitted on (`rondo.plan.calibration`); the others are held out. Rows that are
-missed by more than a tenth (memory) or a quarter (speed) are named below the table, with the reason as far as it is known.
+Nothing is measured here: the columns are arithmetic and other people's figures, and the ratio is ours over theirs. A
+row marked with * is one that constants were fitted on (`rondo.plan.calibration`); the others are held out. Those missed
+by more than a tenth (memory) or a quarter (speed) are named below the table, with the reason as far as it is known.
 """
 
 from collections.abc import Iterator

@@ -247,11 +247,15 @@ def serving_lines(served: Served, load: Load, title: str) -> list[str]:
     if shown:
         said += [*_table([_SERVING_TITLES, *(_serving_row(s, s is served.best) for s in shown)]), ""]
     if served.best is not None:
+        if (method := METHODS.get(served.best.replica.weights)) is not None:
+            said.append(f"first: rondo model quantize MODEL --method {method}")
         said.append(f"each replica: rondo serve MODEL {' '.join(flags(served.best))}")
         said.append("")
     return said + [f"- {reason}" for reason in served.reasons]
 
 
+METHODS = {"fp8": "fp8", "int8": "int8", "int4": "awq"}
+"""Of `rondo model quantize`."""
 _SERVING_TITLES = [
     "", "weights", "cache", "tp", "replicas", "GPUs", "at a time", "most", "requests/s", "first token", "a token",
 ]  # fmt: skip

@@ -311,14 +311,13 @@ def _reasons(
         f"{best.replicas} replica{'s' * (best.replicas > 1)}: together they carry {best.rate:.3g} requests a second, "
         f"and are {load.rate / best.rate:.0%} busy at {load.rate:g}"
     )
-    share = replica.prompt_seconds / (
-        replica.prompt_seconds + load.answer * replica.step_seconds(best.requests)
-    )
+    prompts = best.requests * replica.prompt_seconds
+    share = prompts / (prompts + load.answer * replica.step_seconds(best.requests))
     if load.prompt * (1 - load.shared) >= 512 and load.shared == 0:
         words.append(
             "prefix cache: on; what prompts have in common is then computed once (--shared says how much)"
         )
-    words.append(f"a request's own time is {share:.0%} prompt and {1 - share:.0%} answer")
+    words.append(f"of a replica's time {share:.0%} goes to prompts and {1 - share:.0%} to answers")
     return words
 
 
