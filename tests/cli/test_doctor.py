@@ -8,7 +8,8 @@ from rondo.base.errors import ConfigError
 from rondo.cli import doctor
 from rondo.cli.main import main
 from rondo.ops import probe
-from rondo.ops.native import level
+from rondo.ops.native import level, tune
+from rondo.ops.native.tuned import Found
 
 
 @pytest.fixture(scope="module")
@@ -23,6 +24,8 @@ def _few(monkeypatch, some):
         probe, "measure_limits", lambda budget: probe.Limits(1e10, {"fp32": 1e11, "bf16": 1e12})
     )
     monkeypatch.setattr(doctor, "SECONDS", 0.001)
+    found = Found(few=24, columns=512, times_with_few_rows=1.25, times_with_many_rows=1.0)
+    monkeypatch.setattr(tune, "tune", lambda products: {product.name: found for product in products})
 
 
 def test_what_runs_is_said_without_measuring(capsys):
@@ -40,6 +43,8 @@ def test_the_table_has_a_row_for_each_operation(capsys):
     assert "limits: 10.0 GB/s read; products 100 Gflop/s in fp32, 1e+03 Gflop/s in bf16" in lines
     assert len([line for line in lines if line.startswith(("linear", "rms norm"))]) == 4
     assert any("%" in line for line in lines)
+    (tuned,) = (line.split() for line in lines if line.startswith("fp32 3072 x 1024"))
+    assert tuned[-4:] == ["24", "1.25", "512", "1.00"]
 
 
 def test_programs_get_numbers(capsys):
@@ -53,9 +58,15 @@ def test_programs_get_numbers(capsys):
     assert "kernels" not in machine
     assert main(["doctor", "--kernels", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    kernels, limits = found.pop("kernels"), found.pop("limits")
+    kernels, limits, tuned = found.pop("kernels"), found.pop("limits"), found.pop("tuned")
     assert found == machine
     assert limits == {"read_bytes_per_second": 1e10, "flops": {"fp32": 1e11, "bf16": 1e12}}
+    assert {
+        "few": 24,
+        "columns": 512,
+        "times_with_few_rows": 1.25,
+        "times_with_many_rows": 1.0,
+    } in tuned.values()
     assert sorted((kernel["operation"], kernel["type"]) for kernel in kernels) == [
         (operation, dtype) for operation in ("linear", "rms norm") for dtype in ("bf16", "fp32")
     ]

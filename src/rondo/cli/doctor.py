@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rondo.cli.arguments import Parser
@@ -51,10 +52,13 @@ def _machine() -> dict[str, Any]:
 
 
 def _kernels() -> dict[str, Any]:
-    from rondo.ops.probe import cases, measure_limits
+    from rondo.ops.native.tune import tune
+    from rondo.ops.probe import cases, measure_limits, products
 
     limits = measure_limits(1.5)
+    known = tune(products())
     return {
+        "tuned": {name: found.model_dump() for name, found in known.items()},
         "limits": {"read_bytes_per_second": limits.read, "flops": limits.flops},
         "kernels": [_row(case, limits) for case in cases(ROWS)],
     }
@@ -95,5 +99,18 @@ def _shown(found: dict[str, Any]) -> list[str]:
         rate = f"{kernel['rate'] / 1e9:.1f} {unit}"
         names = (kernel["operation"], kernel["type"], kernel["sizes"], kernel["version"])
         rows.append((*names, rate, f"{kernel['share']:.0%}", kernel["why"]))
+    return lines + _table(rows) + _tuned(found["tuned"])
+
+
+def _tuned(tuned: dict[str, dict[str, Any]]) -> list[str]:
+    """What every product that was tuned on this machine is cut by, and what that gave."""
+    rows = [("tuned product", "rows a thread to share", "times", "columns at a time", "times")]
+    for name, found in sorted(tuned.items()):
+        few, many = (f"{found[f'times_with_{rows}_rows']:.2f}" for rows in ("few", "many"))
+        rows.append((name, str(found["few"]), few, str(found["columns"]), many))
+    return _table(rows) if tuned else []
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return lines + ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]

@@ -100,6 +100,10 @@ class EngineConfig(Section):
         False,
         description="Start only where a request's bits depend on nothing but itself, and are the learner's.",
     )
+    autotune: bool = Field(
+        True,
+        description="Try at the first start, for 2 s at most, how products are best cut here; no result changes.",
+    )
     seed: int = Field(0, description="Where requests without a seed of their own get theirs from.")
     adapters_dir: str | None = Field(
         None, description="A folder of adapters' folders: each is served under its name, loaded at first use."

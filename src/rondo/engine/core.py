@@ -15,6 +15,7 @@ from rondo.client.types import FinishReason, GenerateRequest
 from rondo.engine.adapter_reader import AdapterReader
 from rondo.engine.adapters import Adapters, LoadedAdapter, unloaded
 from rondo.engine.announce import announce
+from rondo.engine.autotune import autotune
 from rondo.engine.blocks import BlockPool
 from rondo.engine.cache import KVCache, block_bytes, choose_num_blocks, kv_dtype
 from rondo.engine.config import EngineConfig
@@ -104,7 +105,9 @@ class EngineCore:
         self._requests: dict[str, list[Request]] = {}
         if config.threads is not None:
             torch.set_num_threads(config.threads)
-        announce(model, self.runner.compiled is not None)
+        one_call = self.runner.compiled is not None
+        announce(model, one_call)
+        autotune(model, config, one_call)
 
     @property
     def weight_version(self) -> int:

@@ -20,7 +20,9 @@ from rondo.ops.dispatch import Op, references_only
 from rondo.ops.draw import choose_tokens
 from rondo.ops.linear import linear
 from rondo.ops.native.ahead import lost, runs
+from rondo.ops.native.linear import takes_bf16
 from rondo.ops.native.numbers import SHORT
+from rondo.ops.native.tuned import Product
 from rondo.ops.norm import rms_norm
 from rondo.ops.paged_attention import DecodeStep, paged_decode
 from rondo.ops.pages import Pages
@@ -128,6 +130,15 @@ def cases(
         yield _decode(dtype, 1 + streamed // (2 * CONTEXT * KV * DIM * dtype.itemsize))
         yield from _between(dtype, streamed // (TOKENS * dtype.itemsize))
     yield _drawing()
+
+
+def products() -> list[Product]:
+    """Those of `cases` whose cuts can be tuned here."""
+    return [
+        Product(dtype, INNER, HIDDEN, torch.get_num_threads())
+        for dtype in TYPES
+        if dtype != torch.bfloat16 or takes_bf16()
+    ]
 
 
 def _linear(dtype: torch.dtype, rows: int, shape: tuple[int, int], streamed: int) -> Case:

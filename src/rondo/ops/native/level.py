@@ -27,15 +27,26 @@ _FEWER = {
 }
 
 
-@cache
 def cpu_flags() -> frozenset[str]:
     """As the system names them; empty where it does not."""
+    return frozenset(_said("flags", "Features").split())
+
+
+def cpu_model() -> str:
+    """As the system names it, with how much its caches hold."""
+    return (
+        f"{_said('model name') or platform.processor() or platform.machine()} {_said('cache size')}".strip()
+    )
+
+
+@cache
+def _said(*names: str) -> str:
+    """What the system says of its first CPU under the first of these names that it has."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        return frozenset()
-    named = next((line for line in lines if line.startswith(("flags", "Features"))), "")
-    return frozenset(named.partition(":")[2].split())
+        return ""
+    return next((line for line in lines if line.startswith(names)), "").partition(":")[2].strip()
 
 
 def best() -> str:

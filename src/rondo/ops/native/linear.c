@@ -4,6 +4,7 @@
  * are shared out among threads, each of which goes through them in blocks that stay near; of few, threads share the columns.
  */
 #include <omp.h>
+#include <time.h>
 
 #include "product.h"
 #include "shares.h"
@@ -12,18 +13,21 @@ typedef struct {
     const void *x, *weight, *bias;
     void *out;
     float *memory;
+    double *seconds; /* of each thread, those that it had for itself; or NULL */
     int64_t rows, in, width, type, threads;
+    int64_t few;     /* rows a thread, below which columns are shared */
+    int64_t columns; /* that are made at a time where they are rounded */
 } Args;
 
-/* Floats of a block of rows that stay in a core's own cache; columns that are made at a time where they are rounded. */
-enum { NEAR = 1 << 16, COLUMNS = 1024 };
+/* Floats of a block of rows that stay in a core's own cache. */
+enum { NEAR = 1 << 16 };
 
 static inline int64_t block_of(const Args *a) {
     const int64_t rows = NEAR / a->in / (2 * LONG) * (2 * LONG);
     return least(a->rows, most(rows, 2 * LONG));
 }
 
-static inline int64_t columns_of(const Args *a) { return a->type == F32 ? a->width : least(a->width, COLUMNS); }
+static inline int64_t columns_of(const Args *a) { return a->type == F32 ? a->width : least(a->width, a->columns); }
 
 static inline int64_t packed_size(const Args *a) { return rounded(packed_rows(block_of(a)) * a->in); }
 
@@ -65,13 +69,21 @@ static void part(const Args *a, int64_t first, int64_t last, int64_t from, int64
     }
 }
 
+/* Not those in which others had the core. */
+static double own_seconds(void) {
+    struct timespec t;
+    return clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t) ? 0 : (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
 void linear(const Args *a) {
 #pragma omp parallel num_threads(a->threads) if (a->threads > 1)
     {
         const int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads();
         float *memory = a->memory + thread * own_size(a);
-        if (shares_columns(a->rows, threads))
+        const double start = a->seconds ? own_seconds() : 0;
+        if (threads > 1 && a->rows < a->few * threads)
             part(a, 0, a->rows, share(a->width, UNIT, thread, threads), share(a->width, UNIT, thread + 1, threads), memory);
         else part(a, share(a->rows, LONG, thread, threads), share(a->rows, LONG, thread + 1, threads), 0, a->width, memory);
+        if (a->seconds) a->seconds[thread] = own_seconds() - start;
     }
 }

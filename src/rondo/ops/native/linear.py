@@ -20,6 +20,7 @@ from rondo.ops.native.level import best, level
 from rondo.ops.native.numbers import GIVEN
 from rondo.ops.native.readable import address, readable
 from rondo.ops.native.room import room
+from rondo.ops.native.tuned import AS_BUILT, Cut, cut_of
 
 STEP = 16
 """Inputs are a multiple of this many, or padded to one."""
@@ -30,8 +31,8 @@ TYPES = (torch.float32, torch.bfloat16)
 
 class _Args(ctypes.Structure):
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("x", "weight", "bias", "out", "memory")),
-        *((name, ctypes.c_int64) for name in ("rows", "in", "width", "type", "threads")),
+        *((name, ctypes.c_void_p) for name in ("x", "weight", "bias", "out", "memory", "seconds")),
+        *((name, ctypes.c_int64) for name in ("rows", "in", "width", "type", "threads", "few", "columns")),
     )
 
 
@@ -95,8 +96,16 @@ class _Linear(torch.autograd.Function):
         return linear_gradients(grads[0], x, weight, ctx.needs_input_grad)
 
 
-def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """[..., K] x [N, K] -> [..., N], without a gradient; K is not 0."""
+def product(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    cut: Cut | None = None,
+    threads: int | None = None,
+    seconds: Tensor | None = None,
+) -> Tensor:
+    """[..., K] x [N, K] -> [..., N], without a gradient; K is not 0. Neither the cut nor the threads change a bit. Into
+    `seconds` (fp64) go those that each thread had for itself."""
     if x.shape[-1] != weight.shape[1] or (bias is not None and bias.shape != weight.shape[:1]):
         biased = "" if bias is None else f" and a bias of {tuple(bias.shape)}"
         raise RuntimeError(
@@ -113,17 +122,22 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     rows = x.numel() // inputs
     if not rows:
         return out
+    if threads is None:
+        threads = torch.get_num_threads() if rows * width * inputs > WORK_FOR_THREADS else 1
+    cut = cut or (AS_BUILT if _wanted else cut_of(x.dtype, width, inputs, threads))
     arguments = _Args(
         x.data_ptr(),
         weight.data_ptr(),
         address(bias),
         out.data_ptr(),
         None,
+        address(seconds),
         rows,
         inputs,
         width,
         GIVEN[x.dtype],
-        torch.get_num_threads() if rows * width * inputs > WORK_FOR_THREADS else 1,
+        threads,
+        *cut,
     )
     compiled.linear_memory.restype = ctypes.c_int64
     memory = room(compiled.linear_memory(ctypes.byref(arguments)))
