@@ -86,6 +86,9 @@ def test_sent_bytes():
     divided = traffic(LLAMA, Layout(dp=8), Policy(zero=3), BATCH)
     assert divided.data == pytest.approx(8 * (2 * 2 + 4) * LLAMA.parameters * 7 / 8, rel=1e-3)
 
+    gradients = traffic(LLAMA, Layout(dp=8), Policy(zero=2), BATCH)
+    assert gradients.data == pytest.approx((8 * 4 + 2) * LLAMA.parameters * 7 / 8, rel=1e-3)
+
     staged = traffic(LLAMA, Layout(dp=2, pp=4, schedule="1f1b"), policy, BATCH)
     assert staged.pipeline == 4 * tokens * h * 32
 

@@ -201,7 +201,7 @@ def everything(shape: Shape, layout: Layout, policy: Policy, sequence: int) -> f
     hidden, wide = shape.hidden, shape.query_width + shape.value_width
     inside: float
     between, inside = (4 + 2 * input_bytes(policy)) * hidden, 2 * wide + 4 * shape.heads
-    inside += 2 * (shape.query_width + shape.value_width) if shape.latent else 4 * shape.kv_width
+    inside += 2 * wide if shape.latent else 4 * shape.kv_width * layout.tp / min(layout.tp, shape.kv_heads)
     if not shape.gated:
         inside += 4 * shape.intermediate
     elif shape.experts is None:

@@ -13,9 +13,8 @@ from rondo.plan.memory import everything, saved_a_layer, stage_parameters
 from rondo.plan.model import Shape
 from rondo.plan.traffic import (
     context_a_layer,
-    data_a_round,
+    data_rounds,
     expert_a_layer,
-    gathers_each_time,
     pipeline_a_microbatch,
     tensor_a_layer,
 )
@@ -89,8 +88,7 @@ def step(shape: Shape, cluster: Cluster, layout: Layout, policy: Policy, batch: 
         expert,
         pipeline,
         busy * bubble_share(layout, count),
-        _data(shape, cluster, layout, policy, busy / count)
-        * (count if gathers_each_time(layout, policy) else 1),
+        _data(shape, cluster, layout, policy, count, busy / count),
         _optimizer(shape, cluster, layout, policy),
         _offload(shape, cluster, layout, policy, batch, busy / count) * count,
     )
@@ -196,11 +194,17 @@ def _across(cluster: Cluster, layout: Layout) -> float:
     return cluster.link(2, layout.ranks // layout.pp)
 
 
-def _data(shape: Shape, cluster: Cluster, layout: Layout, policy: Policy, round_seconds: float) -> float:
-    """What of a round's gathering and reducing the computing of one microbatch does not hide."""
-    sent = data_a_round(shape, layout, policy)
-    seconds = sent / (cluster.link(layout.shards, layout.tp) * known.LINK_SHARE)
-    return max(seconds - round_seconds, known.ALWAYS_SHOWN * seconds)
+def _data(
+    shape: Shape, cluster: Cluster, layout: Layout, policy: Policy, count: int, round_seconds: float
+) -> float:
+    """What of gathering and reducing the computing of a microbatch does not hide: of each one, and once of the last."""
+    rounds = data_rounds(shape, layout, policy)
+    link = cluster.link(layout.shards, layout.tp) * known.LINK_SHARE
+    return _shown(rounds.each / link, round_seconds) * count + _shown(rounds.once / link, round_seconds)
+
+
+def _shown(seconds: float, hidden: float) -> float:
+    return max(seconds - hidden, known.ALWAYS_SHOWN * seconds)
 
 
 def _optimizer(shape: Shape, cluster: Cluster, layout: Layout, policy: Policy) -> float:
@@ -230,4 +234,4 @@ def _offload(
         own = held.dense / layout.shards + held.experts / layout.expert_shards
         moved += (2 * policy.gather_bytes + policy.gradient_bytes) * own
     seconds = moved / (cluster.gpu.host_link * known.LINK_SHARE)
-    return max(seconds - round_seconds, known.ALWAYS_SHOWN * seconds)
+    return _shown(seconds, round_seconds)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rondo.plan.layout import Batch, Layout, Policy, microbatches
-from rondo.plan.memory import WEIGHT_BYTES, Held, input_bytes, stage_parameters
+from rondo.plan.memory import WEIGHT_BYTES, input_bytes, stage_parameters
 from rondo.plan.model import Shape
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes one rank sends in a step. `data` is the whole of it where gradients are reduced once a step."""
+    """Bytes one rank sends in a step."""
 
     data: float
     tensor: float
@@ -25,8 +25,9 @@ def traffic(shape: Shape, layout: Layout, policy: Policy, batch: Batch) -> Traff
     tokens = policy.microbatch * batch.length / layout.cp
     layers = shape.layers / layout.pp
     sparse = shape.sparse_layers / layout.pp
+    rounds = data_rounds(shape, layout, policy)
     return Traffic(
-        data=data_a_round(shape, layout, policy) * (count if gathers_each_time(layout, policy) else 1),
+        data=rounds.each * count + rounds.once,
         tensor=tensor_a_layer(shape, layout, policy, tokens) * layers * count,
         pipeline=pipeline_a_microbatch(shape, layout, tokens) * count,
         context=context_a_layer(shape, layout, tokens) * layers * count,
@@ -67,25 +68,31 @@ def expert_a_layer(shape: Shape, layout: Layout, policy: Policy, tokens: float) 
     return each * tokens / layout.tp * (layout.ep - 1) / layout.ep
 
 
-def gathers_each_time(layout: Layout, policy: Policy) -> bool:
-    """Whether data parallelism's traffic is a microbatch's, not a step's."""
-    return policy.zero == 3 and layout.pp == 1
+@dataclass(frozen=True)
+class Rounds:
+    """Data parallelism's bytes: of each microbatch, and of the whole step once."""
+
+    each: float
+    once: float
 
 
-def data_a_round(shape: Shape, layout: Layout, policy: Policy) -> float:
+def data_rounds(shape: Shape, layout: Layout, policy: Policy) -> Rounds:
+    """Gradients reduced (to shards), parameters gathered. Divided gradients are reduced each time, and divided parameters
+    gathered twice each time; but in a pipeline those stay whole, as do the gradients that add up."""
     held = stage_parameters(shape, layout, 0)
-    return data_of(Held(held.dense, 0.0), layout.shards, policy, layout) + data_of(
-        Held(0.0, held.experts), layout.expert_shards, policy, layout
-    )
+    sent = _shared(held.dense, layout.shards) + _shared(held.experts, layout.expert_shards)
+    reduced, gathered = policy.reduce_bytes * sent, policy.gather_bytes * sent
+    match policy.zero:
+        case 0:
+            return Rounds(0.0, 2 * reduced)
+        case 2:
+            return Rounds(reduced, gathered)
+        case 3 if layout.pp == 1:
+            return Rounds(2 * gathered + reduced, 0.0)
+        case _:
+            return Rounds(0.0, gathered + reduced)
 
 
-def data_of(held: Held, shards: int, policy: Policy, layout: Layout) -> float:
-    """Gradients reduced (to shards), parameters gathered."""
-    reduced, gathered = policy.reduce_bytes, policy.gather_bytes
-    if policy.zero == 0:
-        each = 2 * reduced
-    elif gathers_each_time(layout, policy):
-        each = 2 * gathered + reduced
-    else:
-        each = gathered + reduced
-    return each * held.all * (shards - 1) / shards
+def _shared(parameters: float, ranks: int) -> float:
+    """What a rank sends of each byte of a parameter, once around."""
+    return parameters * (ranks - 1) / ranks
