@@ -15,8 +15,9 @@ from rondo.plan.model import Shape
 
 ROOM = 0.95
 """Of a GPU's memory: what a plan may need, since figures are true within a tenth."""
-ALIKE = 1.02
-"""Of plans that take hardly longer than the fastest, the one that divides the model least is chosen."""
+ALIKE = 1.05
+"""Predictions are no truer than that: of plans that take hardly longer than the fastest, the one that divides the model
+least is chosen."""
 MOST_STAGES = 64
 LONG = 16384
 """From this length on a sequence may be divided."""

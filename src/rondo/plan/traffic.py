@@ -77,8 +77,8 @@ class Rounds:
 
 
 def data_rounds(shape: Shape, layout: Layout, policy: Policy) -> Rounds:
-    """Gradients reduced (to shards), parameters gathered. Divided gradients are reduced each time, and divided parameters
-    gathered twice each time; but in a pipeline those stay whole, as do the gradients that add up."""
+    """Gradients reduced (to shards), parameters gathered. Divided gradients are reduced each time, and divided
+    parameters gathered twice each time; but in a pipeline those stay whole, as do the gradients that add up."""
     held = stage_parameters(shape, layout, 0)
     sent = _shared(held.dense, layout.shards) + _shared(held.experts, layout.expert_shards)
     reduced, gathered = policy.reduce_bytes * sent, policy.gather_bytes * sent
