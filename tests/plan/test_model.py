@@ -10,6 +10,7 @@ from rondo.base.errors import ConfigError
 from rondo.plan.hf import read_config, shape_of
 from rondo.plan.model import Shape
 from rondo.plan.shapes import SHAPES
+from support.families import CONFIGS
 from support.tiny import tiny_config
 
 
@@ -85,28 +86,16 @@ def test_windows_bound_what_attention_costs():
     assert seen.attention_flops(4096) < 0.6 * whole.attention_flops(4096)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"tie_word_embeddings": False},
-        {
-            "model_type": "qwen3_moe",
-            "num_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 24,
-            "norm_topk_prob": True,
-        },
-    ],
-    ids=["tied", "head", "experts"],
-)
-def test_a_config_counts_what_the_model_has(changes):
-    config = tiny_config(**changes)
+@pytest.mark.parametrize("family", CONFIGS)
+def test_a_config_counts_what_the_model_has(family):
+    """But biases and norms of queries and keys, a hundredth of models as small as these."""
+    config = CONFIGS[family]().to_dict()
     model = models.new(config, seed=0)
+    shape = shape_of(config, family)
     counted = sum(parameter.numel() for parameter in model.parameters())
-    assert shape_of(config, "tiny").parameters == pytest.approx(
-        counted, rel=0.01
-    )  # norms of q and k are left out
+    assert shape.parameters == pytest.approx(counted, rel=0.015)
+    windows = tuple(getattr(layer.attention, "window", None) for layer in models.parse(config).layers)
+    assert shape.windows == (windows if any(windows) else ())
 
 
 def test_a_missing_size_is_named():

@@ -125,7 +125,7 @@ def _windows(config: Mapping[str, Any], layers: int, kind: str, name: str) -> tu
     if isinstance(types, list) and len(types) == layers:
         return tuple(window if each == "sliding_attention" else None for each in types)
     match kind:
-        case "mistral":
+        case "mistral" | "phi3":
             return (window,) * layers
         case "gemma2":
             return tuple(None if i % 2 else window for i in range(layers))

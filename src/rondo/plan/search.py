@@ -18,6 +18,9 @@ ROOM = 0.95
 ALIKE = 1.05
 """Predictions are no truer than that: of plans that take hardly longer than the fastest, the one that divides the model
 least is chosen."""
+WIDE = 128
+"""Among more ranks than these, gathering each layer waits on the slowest of many: of plans alike, one without it is
+chosen."""
 MOST_STAGES = 64
 LONG = 16384
 """From this length on a sequence may be divided."""
@@ -50,11 +53,13 @@ class Found:
         if not self.plans:
             return None
         alike = [plan for plan in self.plans if plan.seconds <= ALIKE * self.plans[0].seconds]
-        return min(alike, key=lambda plan: (_divided(plan.layout), plan.policy.zero, plan.seconds))
+        return min(alike, key=_trouble)
 
 
-def _divided(layout: Layout) -> int:
-    return layout.tp * layout.pp * layout.cp
+def _trouble(plan: Estimate) -> tuple[bool, int, int, float]:
+    layout, zero = plan.layout, plan.policy.zero
+    wide = zero == 3 and layout.shards > WIDE
+    return wide, layout.tp * layout.pp * layout.cp, zero, plan.seconds
 
 
 def search(task: Task) -> Found:
