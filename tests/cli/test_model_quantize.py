@@ -134,8 +134,13 @@ def test_text_of_ones_own(name: str, folder: Path, tmp_path: Path, capsys: Any):
     ("name", "content", "code", "says"),
     [
         ("none.txt", None, 4, "none.txt: No such file"),
-        ("none.jsonl", None, 4, "none.jsonl: name a .jsonl file, or a folder that holds some"),
-        ("folder", None, 4, "folder: name a .jsonl file, or a folder that holds some"),
+        (
+            "none.jsonl",
+            None,
+            4,
+            "none.jsonl: name a .jsonl, .txt or .parquet file, or a folder that holds some",
+        ),
+        ("folder", None, 4, "folder: name a .jsonl, .txt or .parquet file, or a folder that holds some"),
         ("folder.txt", None, 4, "folder.txt: Is a directory"),
         ("binary.txt", b"\xff\xfe\0", 2, "binary.txt is not text in UTF-8"),
         ("binary.jsonl", b"\xff\xfe\0", 2, "binary.jsonl, line 1: not JSON"),

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from rondo.base.errors import InvalidRequest, NotFound
-from rondo.data.sources import dataset_hash, read_jsonl
+from rondo.data.sources import dataset_hash, read_records
 
 
 def write(path: Path, *lines: str) -> Path:
@@ -14,9 +14,9 @@ def write(path: Path, *lines: str) -> Path:
 def test_the_three_kinds_of_record_and_a_folder_of_files(tmp_path: Path) -> None:
     write(tmp_path / "b.jsonl", '{"prompt": "a", "completion": "b"}')
     write(tmp_path / "a.jsonl", '{"text": "x"}', "", '{"messages": [{"role": "assistant", "content": "hi"}]}')
-    records = read_jsonl(tmp_path)
+    records = read_records(tmp_path)
     assert [sorted(r) for r in records] == [["text"], ["messages"], ["completion", "prompt"]]
-    assert dataset_hash(records) == dataset_hash(read_jsonl(tmp_path))
+    assert dataset_hash(records) == dataset_hash(read_records(tmp_path))
     assert dataset_hash(records) != dataset_hash(records[:2])
 
 
@@ -40,11 +40,11 @@ def test_the_three_kinds_of_record_and_a_folder_of_files(tmp_path: Path) -> None
 def test_a_broken_line_is_named(tmp_path: Path, line: str, problem: str) -> None:
     file = write(tmp_path / "x.jsonl", '{"text": "fine"}', line)
     with pytest.raises(InvalidRequest, match=f"line 2: .*{problem}"):
-        read_jsonl(file)
+        read_records(file)
 
 
 def test_no_file_and_no_records(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match=r"no data at .*nothing\.jsonl"):
-        read_jsonl(tmp_path / "nothing.jsonl")
+        read_records(tmp_path / "nothing.jsonl")
     with pytest.raises(InvalidRequest, match="no records"):
-        read_jsonl(write(tmp_path / "x.jsonl", ""))
+        read_records(write(tmp_path / "x.jsonl", ""))

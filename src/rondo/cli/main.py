@@ -20,6 +20,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "train": ("rondo.cli.train", "pretrain or fine-tune a model"),
     "rl": ("rondo.cli.rl", "tune a model with reinforcement learning"),
     "plan": ("rondo.cli.plan", "say how to lay a model out over GPUs, and what that comes to"),
+    "data": ("rondo.cli.data", "tokenize text into shards for training, and look into them"),
     "job": ("rondo.cli.job", "list the training jobs of this machine and show one"),
     "model": ("rondo.cli.model", "make, import, export, quantize, inspect and list models"),
     "bench": ("rondo.cli.bench", "measure a server, or a model without one"),

@@ -93,9 +93,9 @@ def _target(out: str) -> Path:
 
 def _texts(path: Path) -> list[str]:
     if path.suffix != ".txt":
-        from rondo.data.sources import read_jsonl
+        from rondo.data.sources import read_records
 
-        return [_text(record) for record in read_jsonl(path)]
+        return [_text(record) for record in read_records(path)]
     try:
         return [path.read_text("utf-8")]
     except OSError as error:

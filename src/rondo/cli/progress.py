@@ -1,11 +1,17 @@
 """Progress on standard error: a bar on a terminal, a few plain lines elsewhere."""
 
+from __future__ import annotations
+
 import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
-from rondo.base.units import human_bytes, human_seconds
+from rondo.base.units import human_bytes, human_count, human_seconds
+
+if TYPE_CHECKING:
+    from rondo.data.prepare import Progress
 
 PLAIN_SECONDS = 5.0
 
@@ -67,3 +73,44 @@ def _plain(label: str) -> Callable[[str, int, int], None]:
             print(f"{label}: {stage} {human_bytes(done)} of {human_bytes(total)}", file=sys.stderr)
 
     return report
+
+
+@contextlib.contextmanager
+def token_progress(label: str) -> Iterator[Callable[[Progress], None]]:
+    """Of `rondo data prepare`: bytes of text read, and tokens made of it."""
+    began = spoke = time.monotonic()
+    last: list[Progress] = []
+    if sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bars
+
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[told]}"),
+            TimeRemainingColumn(),
+        )
+        with Bars(*columns, console=Console(stderr=True)) as bars:
+            task = bars.add_task(label, total=None, told="")
+            yield lambda now: bars.update(task, completed=now.bytes, total=now.of_bytes, told=_tokens(now))
+        return
+
+    def report(now: Progress) -> None:
+        nonlocal spoke
+        last[:] = [now]
+        if time.monotonic() - spoke >= PLAIN_SECONDS:
+            spoke = time.monotonic()
+            print(
+                f"{label}: {human_bytes(now.bytes)} of {human_bytes(now.of_bytes)}, {_tokens(now)}",
+                file=sys.stderr,
+            )
+
+    yield report
+    for now in last:
+        print(f"{label}: {_tokens(now)}, done in {human_seconds(time.monotonic() - began)}", file=sys.stderr)
+
+
+def _tokens(now: Progress) -> str:
+    broken = f", {now.broken} broken" if now.broken else ""
+    return f"{human_count(now.tokens)} tokens, {human_count(int(now.tokens_per_second))}/s{broken}"

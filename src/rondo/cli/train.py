@@ -10,14 +10,15 @@ from rondo.cli.arguments import Parser
 from rondo.cli.tree import read_command_line
 
 if TYPE_CHECKING:
-    from rondo.train.jobs import Kind
+    from rondo.train.data import Kind
 
-USAGE = """usage: rondo train pretrain|sft --model MODEL --data FILE [--train.KEY=VALUE ...]
+USAGE = """usage: rondo train pretrain|sft --model MODEL --data SOURCE [--train.KEY=VALUE ...]
 
   pretrain  every token of every document
   sft       what the assistant says, through the model's chat template
 
-Data are JSON lines: {"text": ...}, {"messages": [...]} or {"prompt": ..., "completion": ...}.
+Data are JSON lines: {"text": ...}, {"messages": [...]} or {"prompt": ..., "completion": ...}; or plain text, or
+Parquet, or what `rondo data prepare` wrote.
 The same command again resumes the job from its last checkpoint. `rondo config` lists the settings."""
 
 
@@ -30,7 +31,13 @@ def run(argv: list[str]) -> int:
     kind: Kind = "pretrain" if argv[0] == "pretrain" else "sft"
     parser = Parser(f"rondo train {kind}", "Train a model; the same command again resumes.")
     parser.add_argument("--model", help="a name from `rondo model list`, a folder, or a job's hash")
-    parser.add_argument("--data", help="a .jsonl file, or a folder of them")
+    parser.add_argument(
+        "--data",
+        action="append",
+        metavar="SOURCE[@WEIGHT]",
+        help="prepared shards, a .jsonl, .txt or .parquet file, or a folder of them, here or at s3://; "
+        "more than one are mixed",
+    )
     parser.epilog = "Every setting is a flag too: --train.lr=3e-4; `rondo config` lists them."
     if any(flag in argv for flag in ("-h", "--help")):
         parser.print_help()

@@ -81,6 +81,25 @@ def plan_rows(lengths: Sequence[int], budget: int) -> list[list[int]]:
     return [sorted(row) for row in rows]
 
 
+def flat_row(tokens: Sequence[Ints], weights: Sequence[Floats]) -> Row:
+    """One row of documents that share nothing, without a look at their numbers one by one."""
+    sizes = [len(ids) - 1 for ids in tokens]
+    starts = np.cumsum([0, *sizes])
+    positions = np.arange(starts[-1]) - np.repeat(starts[:-1], sizes)
+    learned = np.concatenate([each[1:] for each in weights]).astype(np.float32)
+    where = np.flatnonzero(learned)
+    return Row(
+        tokens=np.concatenate([ids[:-1] for ids in tokens]).astype(np.int64),
+        positions=positions,
+        cu_seqlens=starts.tolist(),
+        parents=[-1] * len(sizes),
+        where=where,
+        targets=np.concatenate([ids[1:] for ids in tokens]).astype(np.int64)[where],
+        weights=learned[where],
+        columns={},
+    )
+
+
 def pack(items: Iterable[Document | Tree], budget: int) -> list[Row]:
     """Rows of at most `budget` tokens that hold every prediction of `items` with a weight, each exactly once."""
     trees = [part for item in items for part in _fit(_as_tree(item), budget)]

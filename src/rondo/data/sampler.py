@@ -1,90 +1,229 @@
-"""The order of a data set: a function of the seed and the position, so a resumed job reads on where it stopped."""
+"""The order of the data: a function of the seed and of what came before, and of nothing else.
+
+Documents are cut into pieces only where they are longer than the context. The pieces of each source come in a
+permutation of their own each epoch; sources take turns so that their shares of the tokens are their weights; and a step
+takes pieces in that order until one does not fit, then those of the next ones that fill what is left best. Neither
+the number of ranks nor how a step is cut into microbatches has a part in it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rondo.base.errors import InvalidRequest
+from rondo.base.errors import InvalidRequest, StorageError
+
+Ints = NDArray[np.int64]
+
+LOOKAHEAD = 256
+"""How many pieces a step may look past the one that does not fit; no more than an epoch has."""
+BLOCK = 1024
+"""How many pieces of a source are looked up at once."""
+ROUNDS = 8
 
 
 @dataclass(frozen=True)
 class Position:
     """Everything a sampler has to remember."""
 
-    epoch: int = 0
-    index: int = 0
-    """How many documents of this epoch's order are done."""
-    offset: int = 0
-    """How many tokens of the next document are done."""
+    drawn: tuple[int, ...] = ()
+    """How many pieces of each source are done, in all epochs together."""
+    tokens: tuple[int, ...] = ()
+    """How many tokens those had."""
+    ahead: tuple[int, ...] = ()
+    """Which of the pieces after these are done as well."""
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> Position:
+        """From what a checkpoint holds."""
+        if state.keys() != cls.__dataclass_fields__.keys():
+            raise StorageError(
+                "the checkpoint's position in the data is of another version of Rondo. Remove the job's "
+                "checkpoints to start anew, or finish it with the version that wrote it."
+            )
+        return cls(**{name: tuple(values) for name, values in state.items()})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Piece:
-    """Tokens `begin` to `end` of a document."""
+    """Tokens `begin` to `end` of a document. The last is only predicted: it begins the document's next piece."""
 
+    source: int
     document: int
     begin: int
     end: int
 
-
-@lru_cache(maxsize=4)
-def order(count: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """A permutation of range(count). Philox's raw stream is the same in every NumPy version."""
-    keys = np.random.Philox(key=[seed % 2**64, epoch]).random_raw(count)
-    return np.argsort(keys, kind="stable")
+    @property
+    def size(self) -> int:
+        """How many tokens go in, and how many are predicted."""
+        return self.end - self.begin - 1
 
 
-def take_tokens(
-    lengths: Sequence[int], seed: int, position: Position, budget: int, longest: int
-) -> tuple[list[Piece], Position]:
-    """The next pieces with exactly `budget` predicted tokens, documents cut where the budget or `longest` ends.
+class Shuffle:
+    """A permutation of range(count), computed where it is asked: nothing as large as the data is kept.
 
-    A piece overlaps its successor by one token, so that every token but a document's first is predicted once an epoch.
+    A Feistel network over the next power of four, walked until the result is in range.
     """
-    pieces: list[Piece] = []
-    epoch, index, offset = position.epoch, position.index, position.offset
-    _check(lengths, 2)
-    while budget > 0:
-        if index == len(lengths):
-            epoch, index, offset = epoch + 1, 0, 0
-        document = int(order(len(lengths), seed, epoch)[index])
-        left = lengths[document] - 1 - offset
-        count = min(left, budget, longest)
-        if count > 0:
-            pieces.append(Piece(document, offset, offset + count + 1))
-            budget -= count
-        if count == max(left, 0):
-            index, offset = index + 1, 0
-        else:
-            offset += count
-    return pieces, Position(epoch, index, offset)
+
+    def __init__(self, count: int, seed: int, epoch: int, stream: int = 0) -> None:
+        self._count = count
+        self._half = np.uint64(max(1, -(-(count - 1).bit_length() // 2)))
+        self._mask = np.uint64((1 << int(self._half)) - 1)
+        key = [seed % 2**64, (epoch + (stream << 40)) % 2**64]
+        # Philox's raw stream is the same in every NumPy version.
+        self._keys = np.random.Philox(key=key).random_raw(ROUNDS).astype(np.uint64)
+
+    def __call__(self, indices: Ints) -> Ints:
+        found = self._mix(indices.astype(np.uint64))
+        while (outside := found >= self._count).any():
+            found[outside] = self._mix(found[outside])
+        return found.astype(np.int64)
+
+    def _mix(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        left, right = values >> self._half, values & self._mask
+        for key in self._keys:
+            left, right = right, left ^ (_scramble(right + key) & self._mask)
+        return (left << self._half) | right
 
 
-def take_whole(
-    lengths: Sequence[int], seed: int, position: Position, budget: int
-) -> tuple[list[int], Position]:
-    """The next whole documents with at most `budget` tokens together, but at least one."""
-    taken: list[int] = []
-    epoch, index, used = position.epoch, position.index, 0
-    _check(lengths, 1)
-    while True:
-        if index == len(lengths):
-            epoch, index = epoch + 1, 0
-        document = int(order(len(lengths), seed, epoch)[index])
-        if taken and used + lengths[document] > budget:
-            return taken, Position(epoch, index)
-        taken.append(document)
-        used += lengths[document]
-        index += 1
+def _scramble(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The finaliser of SplitMix64."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
 
 
-def _check(lengths: Sequence[int], least: int) -> None:
-    if not any(length >= least for length in lengths):
-        raise InvalidRequest(
-            "the data set is empty: no document has enough tokens to learn from", param="data"
+class Pieces:
+    """The pieces of a set of documents, in the documents' order. One of fewer than two tokens has nothing to learn
+    from, and gives none. Without `longest` every document stays whole."""
+
+    def __init__(self, lengths: NDArray[Any], longest: int | None = None) -> None:
+        inputs = np.maximum(lengths.astype(np.int64) - 1, 0)
+        self._lengths = lengths
+        self._longest = longest or max(int(inputs.max(initial=1)), 1)
+        self._ends = np.cumsum(-(-inputs // self._longest))
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def at(self, indices: Ints, source: int = 0) -> list[Piece]:
+        documents = np.searchsorted(self._ends, indices, side="right")
+        firsts = np.where(documents > 0, self._ends[documents - 1], 0)
+        begins = (indices - firsts) * self._longest
+        ends = np.minimum(begins + self._longest + 1, self._lengths[documents])
+        return [
+            Piece(source, document, begin, end)
+            for document, begin, end in zip(documents.tolist(), begins.tolist(), ends.tolist(), strict=True)
+        ]
+
+
+class _Source:
+    """The endless order of one source: epoch after epoch."""
+
+    def __init__(self, pieces: Pieces, number: int, seed: int) -> None:
+        self.pieces, self._number, self._seed = pieces, number, seed
+        self._at: tuple[int, int] | None = None
+        self._block: list[Piece] = []
+
+    def piece(self, n: int) -> Piece:
+        epoch, index = divmod(n, len(self.pieces))
+        at = epoch, index // BLOCK
+        if at != self._at:
+            first = at[1] * BLOCK
+            wanted = np.arange(first, min(first + BLOCK, len(self.pieces)))
+            shuffled = Shuffle(len(self.pieces), self._seed, epoch, self._number)(wanted)
+            self._at, self._block = at, self.pieces.at(shuffled, self._number)
+        return self._block[index % BLOCK]
+
+
+class Sampler:
+    """`take(position)` gives the pieces of one step, at most `budget` tokens unless one alone has more."""
+
+    def __init__(self, sources: Sequence[Pieces], weights: Sequence[float], seed: int, budget: int) -> None:
+        if not all(map(len, sources)):
+            raise InvalidRequest(
+                "the data set is empty: no document has enough tokens to learn from", param="data"
+            )
+        self._sources = [_Source(pieces, number, seed) for number, pieces in enumerate(sources)]
+        self._weights = list(weights)
+        self._budget = budget
+        self._lookahead = min(LOOKAHEAD, sum(map(len, sources)))
+        self._next = Position()
+        self._ahead: deque[Piece] = deque()
+        """The pieces from the next position on, as far as anybody has looked: up to `_drawn` and `_tokens`."""
+        self._drawn = [0] * len(sources)
+        self._tokens = [0] * len(sources)
+
+    def take(self, position: Position) -> tuple[list[Piece], Position]:
+        if position != self._next:
+            self._seek(position)
+        done = set(position.ahead)
+        taken: list[int] = []
+        room, first = self._budget, 0
+        while first in done or self._peek(first).size <= room or not taken:
+            if first not in done:
+                taken.append(first)
+                room -= self._ahead[first].size
+            first += 1
+        taken += self._fill(room, [i for i in range(first + 1, first + self._lookahead) if i not in done])
+        pieces = [self._ahead[i] for i in taken]
+        self._next = self._drop(position, done.union(taken))
+        return pieces, self._next
+
+    def epochs(self, position: Position) -> float:
+        """How often the source that went round most often has gone round."""
+        return max(
+            n / len(source.pieces)
+            for n, source in zip(self._start(position).drawn, self._sources, strict=True)
         )
+
+    def _fill(self, room: int, candidates: Sequence[int]) -> list[int]:
+        """The largest that fits, again and again; of equals the earliest."""
+        if room <= 0:
+            return []
+        by_size = sorted((self._peek(i).size, -i) for i in candidates if self._peek(i).size <= room)
+        taken = []
+        while at := bisect_right(by_size, (room, 0)):
+            size, index = by_size.pop(at - 1)
+            taken.append(-index)
+            room -= size
+        return taken
+
+    def _drop(self, position: Position, done: set[int]) -> Position:
+        """The position after the pieces that are done without a gap."""
+        position = self._start(position)
+        drawn, tokens, dropped = list(position.drawn), list(position.tokens), 0
+        while dropped in done:
+            piece = self._ahead.popleft()
+            drawn[piece.source] += 1
+            tokens[piece.source] += piece.size
+            dropped += 1
+        ahead = sorted(i - dropped for i in done if i > dropped)
+        return Position(tuple(drawn), tuple(tokens), tuple(ahead))
+
+    def _peek(self, index: int) -> Piece:
+        while len(self._ahead) <= index:
+            behind = [tokens / weight for tokens, weight in zip(self._tokens, self._weights, strict=True)]
+            source = behind.index(min(behind))
+            piece = self._sources[source].piece(self._drawn[source])
+            self._ahead.append(piece)
+            self._drawn[source] += 1
+            self._tokens[source] += piece.size
+        return self._ahead[index]
+
+    def _seek(self, position: Position) -> None:
+        position = self._start(position)
+        if len(position.drawn) != len(self._sources):
+            raise StorageError(f"the position is one in {len(position.drawn)} sources of data, not in these")
+        self._ahead.clear()
+        self._drawn, self._tokens = list(position.drawn), list(position.tokens)
+
+    def _start(self, position: Position) -> Position:
+        zeros = (0,) * len(self._sources)
+        return position if position.drawn else Position(zeros, zeros)

@@ -1,13 +1,16 @@
 """A model's tokenizer: Hugging Face's files in, the same tokens and prompts as transformers out."""
 
+import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from copy import copy
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
 from rondo.base.errors import InvalidRequest
+from rondo.base.hashing import sha256_json
 from rondo.text import chat, special
 from rondo.text.backend import decoder_spec, load_backend
 from rondo.text.decoding import parse_decoder
@@ -39,6 +42,7 @@ class Tokenizer:
         self.bos_id = self._named_id("bos_token")
         self.pad_id = self._named_id("pad_token")
         added = backend.get_added_tokens_decoder()
+        self._added = [f"{index} {token!r}" for index, token in added.items()]
         self.special_ids = frozenset(index for index, token in added.items() if token.special)
         self.vocab_size = max(backend.get_vocab_size(with_added_tokens=True), max(added, default=-1) + 1)
         self._decoding = parse_decoder(decoder_spec(backend), str(folder.path / "tokenizer.json"))
@@ -69,6 +73,18 @@ class Tokenizer:
             file = Path(path) / name
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(data)
+
+    @cached_property
+    def digest(self) -> str:
+        """Equal for tokenizers that make the same tokens of a text, as far as their files tell."""
+        return sha256_json(
+            {
+                "tokenizer": hashlib.sha256(self._folder.files["tokenizer.json"]).hexdigest(),
+                "added": sorted(self._added),
+                "split_special": self._backend.encode_special_tokens,
+                "end": list(self.eos_ids[:1]),
+            }
+        )
 
     def _named_id(self, name: str) -> int | None:
         text = self._named.get(name)

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from rondo.base.config import Section
+from rondo.data.config import LoaderConfig
 
 
 class OptimConfig(Section):
@@ -28,7 +29,11 @@ class TrainConfig(OptimConfig):
     """Pretraining and supervised fine-tuning."""
 
     model: str = Field("", description="a model's folder, or its name under RONDO_HOME/models")
-    data: str = Field("", description="a .jsonl file, or a folder of them")
+    data: str | list[str] = Field(
+        "",
+        description="prepared shards, a .jsonl, .txt or .parquet file, or a folder of them, here or at s3://; "
+        "several are mixed by their weights: web@0.7",
+    )
     steps: int = Field(100, gt=0, description="optimizer steps")
     tokens_per_step: int = Field(
         16384, gt=0, description="the batch, in tokens, whatever the number of devices"
@@ -42,6 +47,7 @@ class TrainConfig(OptimConfig):
     device: str = Field("cpu", description="cpu, cuda, ...")
     save_every: int = Field(50, ge=0, description="steps between checkpoints; 0 saves at the end alone")
     keep: int = Field(2, gt=0, description="how many checkpoints stay")
+    loader: LoaderConfig = Field(LoaderConfig(), description="reading the data")
 
     @model_validator(mode="after")
     def _row_fits(self) -> TrainConfig:

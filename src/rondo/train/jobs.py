@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 
 from rondo import models
 from rondo.base.errors import ConfigError
-from rondo.base.paths import path_of
-from rondo.data.sources import Record, dataset_hash, read_jsonl
+from rondo.data.prefetch import Prefetch
 from rondo.models.store import fingerprint, resolve
 from rondo.text.tokenizer import Tokenizer
-from rondo.train import pretrain, sft
+from rondo.train import data
 from rondo.train.config import TrainConfig
+from rondo.train.data import Kind
 from rondo.train.job import Job
 from rondo.train.learner import Learner
-from rondo.train.loop import Batches, OnResume, OnStep, export, train
-
-Kind = Literal["pretrain", "sft"]
+from rondo.train.loop import OnResume, OnStep, export, train
 
 
 @dataclass(frozen=True)
@@ -28,7 +25,7 @@ class Plan:
     kind: Kind
     config: TrainConfig
     model: Path
-    records: list[Record]
+    sources: list[data.Source]
     job: Job
 
 
@@ -38,14 +35,14 @@ def plan(kind: Kind, config: TrainConfig) -> Plan:
         if not getattr(config, name):
             raise ConfigError(f"which {name}? Give --{name}.", param=f"train.{name}")
     model = resolve(config.model)
-    records = read_jsonl(path_of(config.data, "train.data"))
+    sources = data.open_sources(kind, config)
     spec = {
         "kind": kind,
         "model": fingerprint(model),
-        "dataset": dataset_hash(records),
-        "config": config.model_dump(mode="json", exclude={"model", "data"}),
+        "dataset": data.digest(sources),
+        "config": config.model_dump(mode="json", exclude={"model", "data", "loader"}),
     }
-    return Plan(kind, config, model, records, Job.of(spec, model=config.model, data=config.data))
+    return Plan(kind, config, model, sources, Job.of(spec, model=config.model, data=_named(config.data)))
 
 
 def run(plan: Plan, on_step: OnStep | None = None, on_resume: OnResume | None = None) -> Path:
@@ -58,11 +55,11 @@ def run(plan: Plan, on_step: OnStep | None = None, on_resume: OnResume | None = 
         tokenizer = Tokenizer.load(plan.model)
         model = models.load(plan.model, dtype=getattr(torch, config.dtype), device=config.device)
         learner = Learner(model, config)
-        train(learner, _batches(plan, tokenizer), config, job, on_step, on_resume)
+        batches = data.batches(plan.kind, plan.sources, tokenizer, config)
+        with Prefetch(batches, config.loader.prefetch) as fetched:
+            train(learner, fetched, config, job, on_step, on_resume)
         return export(learner, tokenizer.save, job)
 
 
-def _batches(plan: Plan, tokenizer: Tokenizer) -> Batches:
-    if plan.kind == "pretrain":
-        return pretrain.batches(pretrain.documents(tokenizer, plan.records), plan.config)
-    return sft.batches(sft.examples(tokenizer, plan.records, plan.config.max_length), plan.config)
+def _named(data: str | list[str]) -> str:
+    return data if isinstance(data, str) else ", ".join(data)

@@ -10,7 +10,7 @@ from pathlib import Path
 from rondo import models
 from rondo.base.errors import RondoError
 from rondo.base.files import atomic_dir
-from rondo.data.packing import Row
+from rondo.data.loader import Batch
 from rondo.data.sampler import Position
 from rondo.train import checkpoint
 from rondo.train.config import TrainConfig
@@ -19,7 +19,7 @@ from rondo.train.learner import Learner, Metrics
 from rondo.train.losses import cross_entropy
 from rondo.train.schedule import learning_rate
 
-Batches = Callable[[Position], tuple[list[Row], Position]]
+Batches = Callable[[Position], Batch]
 OnStep = Callable[[int, Metrics], None]
 OnResume = Callable[[int], None]
 """Told, before the first step, the step of the checkpoint that a job goes on from."""
@@ -64,9 +64,9 @@ def _step(
     learner: Learner, batches: Batches, position: Position, config: TrainConfig
 ) -> tuple[Position, Metrics]:
     begin = time.perf_counter()
-    rows, position = batches(position)
+    batch = batches(position)
     loaded = time.perf_counter()
-    metrics = learner.forward_backward(rows, cross_entropy)
+    metrics = learner.forward_backward(batch.rows, cross_entropy, valid=batch.valid)
     lr = learning_rate(
         learner.step,
         lr=config.lr,
@@ -77,13 +77,15 @@ def _step(
     )
     metrics |= learner.optim_step(lr)
     seconds = time.perf_counter() - begin
-    tokens = sum(len(row.tokens) for row in rows)
+    tokens = sum(len(row.tokens) for row in batch.rows)
     metrics |= {
         "seconds": seconds,
         "tokens_per_second": tokens / seconds,
         "loader_share": (loaded - begin) / seconds,
+        "unfilled": batch.unfilled,
+        "epochs": batch.epochs,
     }
-    return position, metrics
+    return batch.position, metrics
 
 
 def _resume(learner: Learner, job: Job) -> Position:
@@ -93,7 +95,7 @@ def _resume(learner: Learner, job: Job) -> Position:
         return Position()
     learner.load(found.path, found.step)
     job.forget_after(found.step)
-    return Position(**found.state()["position"])
+    return Position.of(found.state()["position"])
 
 
 def _record(job: Job, learner: Learner, position: Position, config: TrainConfig, metrics: Metrics) -> None:

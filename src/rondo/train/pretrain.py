@@ -1,12 +1,14 @@
-"""Pretraining: every token of every document, cut where a step's budget ends and carried on in the next."""
+"""Pretraining: every token of every document once an epoch. A document longer than `max_length` comes in pieces."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rondo.data.packing import Document, Row, pack
-from rondo.data.sampler import Position, take_tokens
-from rondo.data.sources import Record
+from rondo.data.datasets import Dataset, InMemory
+from rondo.data.loader import Loader
+from rondo.data.packing import Document
+from rondo.data.records import Record
+from rondo.data.texts import closed, text_of
 from rondo.text.tokenizer import Tokenizer
 from rondo.train.config import TrainConfig
 from rondo.train.loop import Batches
@@ -14,25 +16,24 @@ from rondo.train.loop import Batches
 
 def documents(tokenizer: Tokenizer, records: Sequence[Record]) -> list[list[int]]:
     """One list of token ids a record, closed by the end-of-text token where the tokenizer has one."""
-    texts = [_text(tokenizer, record) for record in records]
-    end = list(tokenizer.eos_ids[:1])
-    return [ids + end if ids[-1:] != end else ids for ids in tokenizer.encode_batch(texts)]
+    texts = [text_of(tokenizer, record) for record in records]
+    return [closed(tokenizer, ids) for ids in tokenizer.encode_batch(texts)]
+
+
+def dataset(tokens: Sequence[Sequence[int]]) -> InMemory:
+    return InMemory(Document(ids, [1.0] * len(ids)) for ids in tokens)
 
 
 def batches(tokens: Sequence[Sequence[int]], config: TrainConfig) -> Batches:
-    lengths = [len(ids) for ids in tokens]
-
-    def batch(position: Position) -> tuple[list[Row], Position]:
-        pieces, position = take_tokens(
-            lengths, config.seed, position, config.tokens_per_step, config.max_length
-        )
-        cut = [tokens[piece.document][piece.begin : piece.end] for piece in pieces]
-        return pack([Document(ids, [1.0] * len(ids)) for ids in cut], config.tokens_per_microbatch), position
-
-    return batch
+    return mixed([dataset(tokens)], [1.0], config)
 
 
-def _text(tokenizer: Tokenizer, record: Record) -> str:
-    if "messages" in record:
-        return tokenizer.render(record["messages"], record.get("tools"), add_generation_prompt=False)
-    return str(record["text"]) if "text" in record else f"{record['prompt']}{record['completion']}"
+def mixed(datasets: Sequence[Dataset], weights: Sequence[float], config: TrainConfig) -> Batches:
+    return Loader(
+        datasets,
+        weights=weights,
+        seed=config.seed,
+        tokens_per_step=config.tokens_per_step,
+        tokens_per_microbatch=config.tokens_per_microbatch,
+        longest=config.max_length,
+    )

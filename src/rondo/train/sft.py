@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from rondo.base.errors import InvalidRequest
-from rondo.data.packing import Document, Row, pack
-from rondo.data.sampler import Position, take_whole
-from rondo.data.sources import Record
+from rondo.data.datasets import Dataset, InMemory
+from rondo.data.loader import Loader
+from rondo.data.packing import Document
+from rondo.data.records import Record
 from rondo.text.tokenizer import Tokenizer
 from rondo.train.config import TrainConfig
 from rondo.train.loop import Batches
@@ -27,13 +28,18 @@ def examples(tokenizer: Tokenizer, records: Sequence[Record], max_length: int) -
 
 
 def batches(documents: Sequence[Document], config: TrainConfig) -> Batches:
-    lengths = [len(document.tokens) for document in documents]
+    return mixed([InMemory(documents)], [1.0], config)
 
-    def batch(position: Position) -> tuple[list[Row], Position]:
-        taken, position = take_whole(lengths, config.seed, position, config.tokens_per_step)
-        return pack([documents[index] for index in taken], config.tokens_per_microbatch), position
 
-    return batch
+def mixed(datasets: Sequence[Dataset], weights: Sequence[float], config: TrainConfig) -> Batches:
+    return Loader(
+        datasets,
+        weights=weights,
+        seed=config.seed,
+        tokens_per_step=config.tokens_per_step,
+        tokens_per_microbatch=config.tokens_per_microbatch,
+        longest=None,
+    )
 
 
 def _documents(tokenizer: Tokenizer, record: Record) -> list[Document]:

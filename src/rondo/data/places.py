@@ -1,0 +1,171 @@
+"""Files to read, and a folder to write into, on the local disk or in an object store."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol, cast
+
+from rondo.base.errors import NotFound, StorageError
+from rondo.base.files import atomic_write, storage_error
+from rondo.base.paths import path_of
+from rondo.data.remote import is_remote, store_of, translated
+
+
+@dataclass(frozen=True)
+class File:
+    name: str
+    """A path, or a URL."""
+    size: int
+    stamp: str
+    """Another one when the content is another: the store's ETag, or the time of the last change."""
+
+
+def find_files(source: str, suffixes: Sequence[str]) -> list[File]:
+    """A file, or those of a folder that end in one of `suffixes`, in name order."""
+    found = _remote_files(source, suffixes) if is_remote(source) else _local_files(source, suffixes)
+    if not found:
+        raise NotFound(
+            f"no data at {source}: name a .jsonl, .txt or .parquet file, or a folder that holds some",
+            param="data",
+        )
+    return found
+
+
+def open_file(name: str) -> BinaryIO:
+    if is_remote(name):
+        store, path = store_of(name)
+        with translated(name):
+            return cast(BinaryIO, store.open(path, "rb", cache_type="readahead", block_size=8 << 20))
+    try:
+        return open(name, "rb")
+    except OSError as error:
+        raise StorageError(f"Cannot read {name}: {error.strerror}.") from error
+
+
+def _local_files(source: str, suffixes: Sequence[str]) -> list[File]:
+    path = path_of(source, "data")
+    paths = sorted(p for p in path.iterdir() if p.name.endswith(tuple(suffixes))) if path.is_dir() else [path]
+    if not all(p.is_file() for p in paths):
+        return []
+    stats = [(p, p.stat()) for p in paths]
+    return [File(str(p), stat.st_size, str(stat.st_mtime_ns)) for p, stat in stats]
+
+
+def _remote_files(source: str, suffixes: Sequence[str]) -> list[File]:
+    store, path = store_of(source)
+    scheme = source.partition("://")[0]
+    with translated(source):
+        info = store.info(path)
+        if info["type"] == "directory":
+            listed = store.ls(path, detail=True)
+            infos = [
+                each for each in listed if each["type"] == "file" and each["name"].endswith(tuple(suffixes))
+            ]
+        else:
+            infos = [info]
+    return sorted(
+        (File(f"{scheme}://{each['name']}", int(each["size"]), _stamp(each)) for each in infos),
+        key=lambda file: file.name,
+    )
+
+
+def _stamp(info: dict[str, Any]) -> str:
+    return next((str(info[name]) for name in ("ETag", "etag", "mtime", "created") if info.get(name)), "")
+
+
+class Folder(Protocol):
+    """Where a command writes. A file appears whole or not at all."""
+
+    name: str
+
+    def read(self, name: str) -> bytes | None:
+        """None where there is no such file."""
+
+    def write(self, name: str, data: bytes) -> None: ...
+
+    def put(self, name: str, local: Path) -> None:
+        """Moves a finished file in."""
+
+    def names(self, folder: str = "") -> list[str]: ...
+
+    def remove(self, folder: str = "") -> None: ...
+
+
+def folder_of(name: str) -> Folder:
+    return RemoteFolder(name.rstrip("/")) if is_remote(name) else LocalFolder(path_of(name, "--out"))
+
+
+class LocalFolder:
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        self.name = str(path)
+
+    def read(self, name: str) -> bytes | None:
+        try:
+            return (self.path / name).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise StorageError(f"Cannot read {self.path / name}: {error.strerror}.") from error
+
+    def write(self, name: str, data: bytes) -> None:
+        atomic_write(self.path / name, data)
+
+    def put(self, name: str, local: Path) -> None:
+        try:
+            os.replace(local, self.path / name)
+        except OSError as error:
+            raise storage_error(self.path / name, error) from error
+
+    def names(self, folder: str = "") -> list[str]:
+        path = self.path / folder
+        return sorted(file.name for file in path.iterdir()) if path.is_dir() else []
+
+    def remove(self, folder: str = "") -> None:
+        with contextlib.suppress(FileNotFoundError):
+            path = self.path / folder
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+class RemoteFolder:
+    def __init__(self, url: str) -> None:
+        self.name = url
+        self._store, self._path = store_of(url)
+
+    def read(self, name: str) -> bytes | None:
+        with translated(f"{self.name}/{name}"):
+            try:
+                return bytes(self._store.cat_file(f"{self._path}/{name}"))
+            except FileNotFoundError:
+                return None
+
+    def write(self, name: str, data: bytes) -> None:
+        with translated(f"{self.name}/{name}"):
+            self._store.makedirs(self._parent(name), exist_ok=True)
+            self._store.pipe_file(f"{self._path}/{name}", data)
+
+    def put(self, name: str, local: Path) -> None:
+        with translated(f"{self.name}/{name}"):
+            self._store.makedirs(self._parent(name), exist_ok=True)
+            self._store.put_file(str(local), f"{self._path}/{name}")
+        local.unlink()
+
+    def names(self, folder: str = "") -> list[str]:
+        with translated(self.name):
+            try:
+                found = self._store.ls(f"{self._path}/{folder}".rstrip("/"), detail=False)
+            except FileNotFoundError:
+                return []
+        return sorted(name.rstrip("/").rpartition("/")[2] for name in found)
+
+    def remove(self, folder: str = "") -> None:
+        with translated(self.name), contextlib.suppress(FileNotFoundError):
+            self._store.rm(f"{self._path}/{folder}".rstrip("/"), recursive=True)
+
+    def _parent(self, name: str) -> str:
+        return f"{self._path}/{name}".rpartition("/")[0]

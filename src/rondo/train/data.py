@@ -1,0 +1,90 @@
+"""What a job learns from: files of records, prepared shards, or a mixture of both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from rondo.base.errors import InvalidRequest, ModelError
+from rondo.base.hashing import sha256_json
+from rondo.data.cache import Cache
+from rondo.data.datasets import Dataset, InMemory
+from rondo.data.formats import Form
+from rondo.data.index import Index
+from rondo.data.mixture import Weighted, weighted
+from rondo.data.records import Record
+from rondo.data.remote import is_remote
+from rondo.data.shards import Shards, is_prepared, read_index
+from rondo.data.sources import dataset_hash, read_records
+from rondo.text.tokenizer import Tokenizer
+from rondo.train import pretrain, sft
+from rondo.train.config import TrainConfig
+from rondo.train.loop import Batches
+
+Kind = Literal["pretrain", "sft"]
+
+
+@dataclass(frozen=True)
+class Source:
+    told: Weighted
+    index: Index | None = None
+    """Of prepared shards."""
+    records: list[Record] = field(default_factory=list)
+    """Of files."""
+
+    @property
+    def digest(self) -> str:
+        return self.index.digest if self.index else dataset_hash(self.records)
+
+
+def open_sources(kind: Kind, config: TrainConfig) -> list[Source]:
+    return [_open(kind, told, config) for told in weighted(config.data)]
+
+
+def digest(sources: Sequence[Source]) -> str:
+    """The hash of what is learned, whatever it was called and wherever it lay."""
+    if len(sources) == 1:
+        return sources[0].digest
+    total = sum(source.told.weight for source in sources)
+    return sha256_json([[source.digest, source.told.weight / total] for source in sources])
+
+
+def batches(kind: Kind, sources: Sequence[Source], tokenizer: Tokenizer, config: TrainConfig) -> Batches:
+    """Prepared shards from afar are kept on this machine if all of them fit into the cache."""
+    afar = [source for source in sources if source.index and is_remote(source.told.source)]
+    fits = sum(source.index.size for source in afar if source.index) <= config.loader.cache_bytes
+    cache = Cache(config.loader.cache_bytes) if fits else None
+    datasets = [_dataset(kind, source, tokenizer, config, cache) for source in sources]
+    weights = [source.told.weight for source in sources]
+    mixed = pretrain.mixed if kind == "pretrain" else sft.mixed
+    return mixed(datasets, weights, config)
+
+
+def _open(kind: Kind, told: Weighted, config: TrainConfig) -> Source:
+    if not is_prepared(told.source):
+        form = Form(config.loader.fields, config.loader.text_unit)
+        return Source(told, records=read_records(told.source, form, config.loader.max_broken))
+    if kind == "sft":
+        raise InvalidRequest(
+            f"{told.source} is prepared: it holds tokens, and no longer says which of them are the assistant's. "
+            "Give sft the records it was made from.",
+            param="train.data",
+        )
+    return Source(told, read_index(told.source))
+
+
+def _dataset(
+    kind: Kind, source: Source, tokenizer: Tokenizer, config: TrainConfig, cache: Cache | None
+) -> Dataset:
+    if source.index is None:
+        if kind == "sft":
+            return InMemory(sft.examples(tokenizer, source.records, config.max_length))
+        return pretrain.dataset(pretrain.documents(tokenizer, source.records))
+    if source.index.tokenizer != tokenizer.digest:
+        raise ModelError(
+            f"{source.told.source} was prepared with another tokenizer than the model's: prepare it anew with "
+            "--tokenizer and this model.",
+            param="train.data",
+        )
+    return Shards(source.told.source, source.index, cache)

@@ -1,0 +1,5 @@
+"""A worker that never says anything."""
+
+import sys
+
+sys.stdin.read()
