@@ -70,6 +70,12 @@ waiting for the slowest rank."""
 
 # Speed, set once.
 
+ATTENTION_PASSES = 3.5
+"""Forward passes' worth of attention in forward and backward: its scores are computed again in the latter."""
+SELECTIVE_AGAIN, SELECTIVE_SPARSE_AGAIN = 0.5, 0.1
+"""Of a forward pass's products: what selective checkpointing computes again, in models without experts and with."""
+BETWEEN_AGAIN = {"none": 0.0, "selective": 0.3, "full": 0.4}
+"""Of the reading and writing between products: what is done again."""
 LAYER_SECONDS = 0.0003
 """Starting any layer's kernels, forward and backward, a microbatch."""
 CAPTURED = 0.1

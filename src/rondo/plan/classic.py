@@ -14,7 +14,7 @@ and ZeRO-1; up to 4, ZeRO-2 and checkpointing; up to 10, ZeRO-3; beyond, ZeRO-3 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -22,7 +22,7 @@ from rondo.base.errors import ConfigError
 from rondo.plan.estimate import Estimate
 from rondo.plan.layout import Layout, problems
 from rondo.plan.memory import memory
-from rondo.plan.search import Task
+from rondo.plan.search import Task, powers
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def _of_experts(task: Task, notes: list[str]) -> Layout:
     experts, cluster = task.shape.experts, task.cluster
     assert experts is not None
     states = 18 * task.shape.parameters / cluster.gpu.memory
-    pp = next((n for n in _powers(min(64, cluster.gpus)) if _shares(task, n)), 1)
+    pp = next((n for n in powers(min(64, cluster.gpus)) if _shares(task, n)), 1)
     if pp > 1:
         notes.append(
             f"PP {pp}, since {task.batch.sequences} sequences do not divide among {cluster.gpus} GPUs"
@@ -145,11 +145,7 @@ def _shares(task: Task, pp: int) -> bool:
 
 
 def _largest_power(most: int, fine: Callable[[int], bool]) -> int:
-    return max(n for n in _powers(most) if fine(n) or n == 1)
-
-
-def _powers(most: int) -> Iterator[int]:
-    return (1 << n for n in range(most.bit_length()) if 1 << n <= most)
+    return max(n for n in powers(most) if fine(n) or n == 1)
 
 
 def _degrees(layout: Layout) -> str:

@@ -9,7 +9,7 @@ from rondo.base.errors import ConfigError
 from rondo.plan.classic import Classic, agrees, classic
 from rondo.plan.estimate import Estimate
 from rondo.plan.reasons import GIB, reasons
-from rondo.plan.search import Found, Task, search
+from rondo.plan.search import ROOM, Found, Task, search
 
 Profile = Literal["cost", "classic"]
 MOST_GPUS = 1 << 20
@@ -73,8 +73,16 @@ def _of_rules(rules: Classic) -> list[str]:
 def _what_would_fit(task: Task, found: Found) -> list[str]:
     nearest = found.nearest
     assert nearest is not None
-    need, there = nearest.memory.total / GIB, task.cluster.gpu.memory / GIB
-    words = [f"nothing fits: the least that the fullest GPU needs is {need:.1f} GiB, and it has {there:.1f}"]
+    need, there = nearest.memory.total / GIB, ROOM * task.cluster.gpu.memory / GIB
+    words = [
+        f"nothing fits: the least that the fullest GPU needs is {need:.1f} GiB, and a plan may take {there:.1f}"
+    ]
+    if need <= there:
+        host, room = nearest.memory.host / GIB, task.cluster.gpu.host_memory / GIB
+        words = [
+            f"nothing fits: beside a GPU's {there:.1f} GiB, {host:.1f} GiB wait in host memory, and a GPU's share of "
+            f"that is {room:.1f} (--host-memory)"
+        ]
     gpus = task.cluster.gpus
     while (gpus := 2 * gpus) <= min(MOST_GPUS, 64 * task.cluster.gpus):
         more = replace(task, cluster=replace(task.cluster, gpus=gpus))

@@ -51,10 +51,9 @@ def reasons(best: Estimate, found: Found) -> list[str]:
         )
     if policy.offload != "none":
         words.append(f"{policy.offload} in host memory: nothing fits without")
-    if layout.tp * layout.pp * layout.cp == 1:
-        words.append(
-            "only the batch is divided among GPUs: the model fits, and dividing it costs more than it gives"
-        )
+    if layout.tp * layout.pp * layout.cp == 1 < best.cluster.gpus:
+        what = "only the batch and the experts are" if layout.ep > 1 else "only the batch is"
+        words.append(f"{what} divided among GPUs: dividing layers costs more than it gives")
     words.append(_where_time_goes(best))
     return words
 
@@ -73,6 +72,8 @@ def _without(found: Found, best: Estimate, what: str, instead: str, fine: Callab
     if other is None:
         return f"{what}: with {instead} nothing fits"
     more = other.seconds / best.seconds - 1
+    if abs(more) < 0.005:
+        return f"{what}: with {instead} the best that fits takes as long"
     if more < 0:
         return f"{what}: with {instead} a step is {-more:.0%} faster, and the model more divided"
     return f"{what}: with {instead} the best that fits takes {more:.0%} longer"

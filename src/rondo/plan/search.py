@@ -116,15 +116,15 @@ def _schedule(stages: int, virtual: int) -> Schedule:
 def _layouts(task: Task) -> Iterator[Layout]:
     gpus, shape = task.cluster.gpus, task.shape
     pins = task.pins
-    tps = _pinned(pins, "tp", _powers(task.cluster.node))
+    tps = _pinned(pins, "tp", powers(task.cluster.node))
     pps = _pinned(pins, "pp", [n for n in _divisors(gpus) if n <= shape.layers])
-    cps = _pinned(pins, "cp", _powers(32) if task.batch.length >= LONG else [1])
+    cps = _pinned(pins, "cp", powers(32) if task.batch.length >= LONG else [1])
     for tp, pp, cp in product(tps, pps, cps):
         dp = pins.get("dp") or max(1, gpus // (tp * pp * cp))
         if "dp" not in pins and dp * tp * pp * cp != gpus and not {"tp", "pp", "cp"} <= pins.keys():
             continue
         whole = shape.experts.count if shape.experts else 1
-        for ep in _pinned(pins, "ep", [n for n in _powers(whole) if n <= dp * cp * tp]):
+        for ep in _pinned(pins, "ep", [n for n in powers(whole) if n <= dp * cp * tp]):
             yield Layout(dp, tp, pp, cp, ep)
 
 
@@ -158,7 +158,8 @@ def _pinned(pins: Mapping[str, Any], name: str, otherwise: Iterable[Any]) -> lis
     return [pins[name]] if name in pins else list(otherwise)
 
 
-def _powers(most: int) -> list[int]:
+def powers(most: int) -> list[int]:
+    """Of two, up to `most`."""
     return [1 << n for n in range(most.bit_length()) if 1 << n <= most]
 
 

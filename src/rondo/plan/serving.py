@@ -307,9 +307,9 @@ def _reasons(
             f"fp8 cache: it holds {replica.most_requests} requests of {load.length} tokens, "
             f"in bf16 {wide.most_requests}"
         )
+    busy = f"{best.rate:.3g} requests a second, {load.rate / best.rate:.0%} busy at {load.rate:g}"
     words.append(
-        f"{best.replicas} replica{'s' * (best.replicas > 1)}: together they carry {best.rate:.3g} requests a second, "
-        f"and are {load.rate / best.rate:.0%} busy at {load.rate:g}"
+        f"{best.replicas} replicas carry {busy}" if best.replicas > 1 else f"1 replica carries {busy}"
     )
     prompts = best.requests * replica.prompt_seconds
     share = prompts / (prompts + load.answer * replica.step_seconds(best.requests))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from rondo.plan import calibration as known
 from rondo.plan.cluster import Cluster
@@ -40,9 +41,9 @@ class Step:
     def seconds(self) -> float:
         return float(sum(vars(self).values()))
 
-    @property
-    def computing(self) -> float:
-        return self.products + self.between + self.starting
+
+def step(shape: Shape, cluster: Cluster, layout: Layout, policy: Policy, batch: Batch) -> Step:
+    return _Clock(shape, cluster, layout, policy, batch).step()
 
 
 def bubble_share(layout: Layout, count: int) -> float:
@@ -58,68 +59,191 @@ def slowest(layers: int, layout: Layout) -> float:
     return math.ceil(layers / pieces) * pieces / layers if layout.pp > 1 else 1.0
 
 
-def step(shape: Shape, cluster: Cluster, layout: Layout, policy: Policy, batch: Batch) -> Step:
-    count = microbatches(layout, policy, batch)
-    tokens = policy.microbatch * batch.length / layout.cp
-    uneven = slowest(shape.layers, layout)
-    layers, sparse = shape.layers / layout.pp * uneven, shape.sparse_layers / layout.pp * uneven
-    further = shape.predict_layers / layout.pp
+@dataclass(frozen=True)
+class _Clock:
+    """Times of one rank; unless a name says otherwise, of one microbatch."""
 
-    products = _products(shape, cluster, layout, policy, tokens, batch.length) * count * uneven
-    between = (
-        _between(shape, cluster, layout, policy, batch.length) * tokens * (layers + further)
-        + _logits(shape, cluster, layout, policy) * tokens
-    ) * count
-    starting = (layers * known.LAYER_SECONDS + sparse * known.EXPERT_LAYER_SECONDS) * count
-    starting *= _repeats(policy) * (known.CAPTURED if policy.captured else 1)
-    tensor = _tensor(shape, cluster, layout, policy, tokens) * layers * count
-    context = _context(shape, cluster, layout, policy, tokens, batch.length) * layers * count
-    expert = _expert(shape, cluster, layout, policy, tokens) * sparse * count
-    busy = products + between + starting + tensor + context + expert
-    pipeline = (
-        pipeline_a_microbatch(shape, layout, tokens) * count / (known.LINK_SHARE * _across(cluster, layout))
-    )
-    return Step(
-        products,
-        between,
-        starting,
-        tensor,
-        context,
-        expert,
-        pipeline,
-        busy * bubble_share(layout, count),
-        _data(shape, cluster, layout, policy, count, busy / count),
-        _optimizer(shape, cluster, layout, policy),
-        _offload(shape, cluster, layout, policy, batch, busy / count) * count,
-    )
+    shape: Shape
+    cluster: Cluster
+    layout: Layout
+    policy: Policy
+    batch: Batch
+
+    def step(self) -> Step:
+        count = microbatches(self.layout, self.policy, self.batch)
+        parts = {
+            "products": self._products(),
+            "between": self._between(),
+            "starting": self._starting(),
+            "tensor": self._tensor() * self._layers,
+            "context": self._context() * self._layers,
+            "expert": self._expert() * self._sparse_layers,
+        }
+        busy = sum(parts.values())
+        return Step(
+            **{name: seconds * count for name, seconds in parts.items()},
+            pipeline=self._pipeline() * count,
+            bubble=busy * count * bubble_share(self.layout, count),
+            data=self._data_of_step(count, hidden=busy),
+            optimizer=self._optimizer_of_step(),
+            offload=_shown(self._offload(), busy) * count,
+        )
+
+    @cached_property
+    def _tokens(self) -> float:
+        return self.policy.microbatch * self.batch.length / self.layout.cp
+
+    @cached_property
+    def _uneven(self) -> float:
+        return slowest(self.shape.layers, self.layout)
+
+    @cached_property
+    def _layers(self) -> float:
+        return self.shape.layers / self.layout.pp * self._uneven
+
+    @cached_property
+    def _sparse_layers(self) -> float:
+        return self.shape.sparse_layers / self.layout.pp * self._uneven
+
+    @cached_property
+    def _half_rate(self) -> float:
+        """Operations a second in 16 bits."""
+        return self.cluster.gpu.peak("bf16") * self.cluster.gpu.sustained * known.PRODUCT_SHARE
+
+    @cached_property
+    def _rate(self) -> float:
+        gpu, precision = self.cluster.gpu, self.policy.precision
+        share = gpu.sustained * known.PRODUCT_SHARE * known.LOW_SHARE.get(precision, 1.0)
+        return gpu.peak(precision) * share
+
+    @cached_property
+    def _attention_rate(self) -> float:
+        ring = known.RING_SHARE if self.layout.cp > 1 else 1.0
+        return self._half_rate * known.ATTENTION_SHARE * ring
+
+    @cached_property
+    def _memory_rate(self) -> float:
+        return self.cluster.gpu.bandwidth * known.BANDWIDTH_SHARE
+
+    def _link(self, ranks: int, stride: int = 1) -> float:
+        return self.cluster.link(ranks, stride) * known.LINK_SHARE
+
+    def _products(self) -> float:
+        """Attention and the head compute in 16 bits."""
+        shape = self.shape
+        head = (1 + shape.predict_layers) * shape.vocabulary_parameters
+        chosen = _chosen(shape)
+        width = max(shape.intermediate, shape.hidden) / self.layout.tp
+        slowed = (shape.active_parameters - head - chosen) * _narrow(width)
+        if shape.experts is not None:
+            slowed += chosen * _narrow(shape.experts.intermediate)
+        again, attended = self._again()
+        products = 2 * slowed * (3 + again) / self._rate + 6 * head / self._half_rate
+        forward = shape.attention_flops(self.batch.length) / self._attention_rate
+        attention = forward * (known.ATTENTION_PASSES + attended)
+        return (products + attention) * self._tokens / (self.layout.tp * self.layout.pp) * self._uneven
+
+    def _again(self) -> tuple[float, float]:
+        """Forward passes more: of products, and of attention."""
+        match self.policy.checkpointing:
+            case "full":
+                return self.policy.layers_full, self.policy.layers_full
+            case "selective":
+                sparse = self.shape.sparse_layers > 0
+                return (known.SELECTIVE_SPARSE_AGAIN if sparse else known.SELECTIVE_AGAIN), 0.0
+            case _:
+                return 0.0, 0.0
+
+    def _between(self) -> float:
+        """Norms, rotations, activations, sums, casts, and what is done with logits."""
+        kept_all = replace(self.policy, fused_mlp=False)
+        layer = known.PASSES * everything(self.shape, self.layout, kept_all, self.batch.length)
+        match self.policy.checkpointing:
+            case "full":
+                layer *= 1 + known.BETWEEN_AGAIN["full"] * self.policy.layers_full
+            case kind:
+                layer *= 1 + known.BETWEEN_AGAIN[kind]
+        layers = self._layers + self.shape.predict_layers / self.layout.pp
+        logits = 2 * known.LOGITS_BYTES["plain"] * self.shape.vocab / (self.layout.tp * self.layout.pp)
+        return (layer * layers + logits) * self._tokens / self._memory_rate
+
+    def _starting(self) -> float:
+        seconds = known.LAYER_SECONDS * self._layers + known.EXPERT_LAYER_SECONDS * self._sparse_layers
+        if self.policy.checkpointing == "full":
+            seconds *= 1 + self.policy.layers_full / 3
+        return seconds * (known.CAPTURED if self.policy.captured else 1)
+
+    def _tensor(self) -> float:
+        """Of a layer."""
+        sent = tensor_a_layer(self.shape, self.layout, self.policy, self._tokens)
+        shown = 1 - known.HIDDEN_TENSOR if self.policy.overlap else 1.0
+        return sent / self._link(self.layout.tp) * shown
+
+    def _context(self) -> float:
+        """Of a layer: what of the ring's traffic attention does not hide."""
+        if self.layout.cp == 1:
+            return 0.0
+        flops = known.ATTENTION_PASSES * self.shape.attention_flops(self.batch.length) / self.shape.layers
+        attention = flops * self._tokens / self.layout.tp / self._attention_rate
+        sent = context_a_layer(self.shape, self.layout, self._tokens)
+        return max(0.0, sent / self._link(self.layout.cp, self.layout.tp) - attention)
+
+    def _expert(self) -> float:
+        """Of a layer. Between nodes a token goes once to each node that it needs, within one to each of its experts."""
+        experts, ep = self.shape.experts, self.layout.ep
+        if experts is None or ep == 1:
+            return 0.0
+        sent = expert_a_layer(self.shape, self.layout, self.policy, self._tokens)
+        nodes = max(1, ep // self.cluster.node)
+        distinct = nodes * (1 - (1 - 1 / nodes) ** experts.chosen) / experts.chosen
+        inside = sent / self.cluster.gpu.link
+        outside = sent * (1 - 1 / nodes) * distinct / self.cluster.gpu.network
+        shown = known.EXPERTS_SHOWN if self.policy.expert_overlap else 1.0
+        return max(inside, outside) / known.LINK_SHARE * shown
+
+    def _pipeline(self) -> float:
+        sent = pipeline_a_microbatch(self.shape, self.layout, self._tokens)
+        return sent / self._link(2, self.layout.ranks // self.layout.pp)
+
+    def _data_of_step(self, count: int, hidden: float) -> float:
+        """What of gathering and reducing the computing of a microbatch does not hide: of each, and once of the last."""
+        rounds = data_rounds(self.shape, self.layout, self.policy)
+        link = self._link(self.layout.shards, self.layout.tp)
+        return _shown(rounds.each / link, hidden) * count + _shown(rounds.once / link, hidden)
+
+    def _optimizer_of_step(self) -> float:
+        """Each state is read and written once; in host memory that is slow, and gradients go there, parameters back."""
+        policy, count = self.policy, self._own_parameters(divided=self.policy.zero > 0)
+        touched = 2 * (policy.optimizer_bytes + policy.gradient_bytes) * count
+        if policy.offload == "none":
+            return touched / self._memory_rate
+        moved = (policy.gradient_bytes + policy.gather_bytes) * count
+        return touched / known.HOST_BANDWIDTH + moved / self._host_link
+
+    def _offload(self) -> float:
+        """Activations to host memory and back, parameters from there twice, gradients to it."""
+        policy, moved = self.policy, 0.0
+        if policy.offloaded:
+            kept = saved_a_layer(self.shape, self.layout, policy, self.batch.length)
+            moved += 2 * policy.offloaded * kept * self._tokens * self.shape.layers / self.layout.pp
+        if policy.offload == "all":
+            moved += (2 * policy.gather_bytes + policy.gradient_bytes) * self._own_parameters(divided=True)
+        return moved / self._host_link
+
+    @property
+    def _host_link(self) -> float:
+        return self.cluster.gpu.host_link * known.LINK_SHARE
+
+    def _own_parameters(self, *, divided: bool) -> float:
+        held = stage_parameters(self.shape, self.layout, 0)
+        if not divided:
+            return held.all
+        return held.dense / self.layout.shards + held.experts / self.layout.expert_shards
 
 
-def _repeats(policy: Policy) -> float:
-    """Work over that of forward and backward alone (3), by what is computed again."""
-    match policy.checkpointing:
-        case "full":
-            return 1 + policy.layers_full / 3
-        case _:
-            return 1.0
-
-
-def _products(
-    shape: Shape, cluster: Cluster, layout: Layout, policy: Policy, tokens: float, sequence: int
-) -> float:
-    """Of a microbatch, on the average stage. Attention and the head compute in 16 bits."""
-    gpu = cluster.gpu
-    share = gpu.sustained * known.PRODUCT_SHARE
-    rate = gpu.peak(policy.precision) * share * known.LOW_SHARE.get(policy.precision, 1.0)
-    half = gpu.peak("bf16") * share
-    head = (1 + shape.predict_layers) * shape.vocabulary_parameters
-    chosen = _chosen(shape)
-    wide = shape.active_parameters - head - chosen
-    wide *= 1 + known.NARROW * layout.tp / max(shape.intermediate, shape.hidden)
-    narrow = chosen * (1 + known.NARROW / shape.experts.intermediate) if shape.experts else 0.0
-    again, attended = _again(shape, policy)
-    flops = 2 * (wide + narrow) * (3 + again) / rate + 6 * head / half
-    attention = shape.attention_flops(sequence) * (3.5 + attended) / (half * _attention_share(layout))
-    return (flops + attention) * tokens / (layout.tp * layout.pp)
+def _narrow(width: float) -> float:
+    """How much longer a product of that width takes than its operations say."""
+    return 1 + known.NARROW / width
 
 
 def _chosen(shape: Shape) -> float:
@@ -130,108 +254,5 @@ def _chosen(shape: Shape) -> float:
     return layers * shape.expert_parameters * shape.experts.chosen / shape.experts.count
 
 
-def _again(shape: Shape, policy: Policy) -> tuple[float, float]:
-    """Forward passes more: of products, and of attention."""
-    match policy.checkpointing:
-        case "full":
-            return policy.layers_full, policy.layers_full
-        case "selective":
-            return (0.1 if shape.sparse_layers else 0.5), 0.0
-        case _:
-            return 0.0, 0.0
-
-
-def _attention_share(layout: Layout) -> float:
-    return known.ATTENTION_SHARE * (known.RING_SHARE if layout.cp > 1 else 1)
-
-
-def _between(shape: Shape, cluster: Cluster, layout: Layout, policy: Policy, sequence: int) -> float:
-    """Of a layer and a token: norms, rotations, activations, sums, casts."""
-    whole = everything(shape, layout, replace(policy, fused_mlp=False), sequence)
-    repeats = {"none": 1.0, "selective": 1.3, "full": 1 + 0.4 * policy.layers_full}[policy.checkpointing]
-    return known.PASSES * repeats * whole / (cluster.gpu.bandwidth * known.BANDWIDTH_SHARE)
-
-
-def _logits(shape: Shape, cluster: Cluster, layout: Layout, policy: Policy) -> float:
-    passes = 2 * known.LOGITS_BYTES["plain"]
-    return passes * shape.vocab / (layout.tp * layout.pp) / (cluster.gpu.bandwidth * known.BANDWIDTH_SHARE)
-
-
-def _tensor(shape: Shape, cluster: Cluster, layout: Layout, policy: Policy, tokens: float) -> float:
-    link = cluster.link(layout.tp) * known.LINK_SHARE
-    seconds = tensor_a_layer(shape, layout, policy, tokens) / link
-    return seconds * (1 - known.HIDDEN_TENSOR if policy.overlap else 1)
-
-
-def _context(
-    shape: Shape, cluster: Cluster, layout: Layout, policy: Policy, tokens: float, sequence: int
-) -> float:
-    """What of the ring's traffic attention does not hide."""
-    if layout.cp == 1:
-        return 0.0
-    link = cluster.link(layout.cp, layout.tp) * known.LINK_SHARE
-    rate = cluster.gpu.peak("bf16") * cluster.gpu.sustained * _attention_share(layout)
-    attention = 3.5 * shape.attention_flops(sequence) / shape.layers * tokens / layout.tp / rate
-    return max(0.0, context_a_layer(shape, layout, tokens) / link - attention)
-
-
-def _expert(shape: Shape, cluster: Cluster, layout: Layout, policy: Policy, tokens: float) -> float:
-    """Between nodes a token goes once to each node that it needs, within one to each of its experts."""
-    experts = shape.experts
-    if experts is None or layout.ep == 1:
-        return 0.0
-    sent = expert_a_layer(shape, layout, policy, tokens)
-    nodes = max(1, layout.ep // cluster.node)
-    apart = 1 - 1 / nodes
-    distinct = nodes * (1 - (1 - 1 / nodes) ** experts.chosen) / experts.chosen
-    inside = sent / (cluster.gpu.link * known.LINK_SHARE)
-    outside = sent * apart * distinct / (cluster.gpu.network * known.LINK_SHARE)
-    return max(inside, outside) * (known.EXPERTS_SHOWN if policy.expert_overlap else 1.0)
-
-
-def _across(cluster: Cluster, layout: Layout) -> float:
-    """The link from one pipeline stage to the next."""
-    return cluster.link(2, layout.ranks // layout.pp)
-
-
-def _data(
-    shape: Shape, cluster: Cluster, layout: Layout, policy: Policy, count: int, round_seconds: float
-) -> float:
-    """What of gathering and reducing the computing of a microbatch does not hide: of each one, and once of the last."""
-    rounds = data_rounds(shape, layout, policy)
-    link = cluster.link(layout.shards, layout.tp) * known.LINK_SHARE
-    return _shown(rounds.each / link, round_seconds) * count + _shown(rounds.once / link, round_seconds)
-
-
 def _shown(seconds: float, hidden: float) -> float:
     return max(seconds - hidden, known.ALWAYS_SHOWN * seconds)
-
-
-def _optimizer(shape: Shape, cluster: Cluster, layout: Layout, policy: Policy) -> float:
-    """Each state is read and written once; in host memory that is slow, and gradients go there, parameters back."""
-    held = stage_parameters(shape, layout, 0)
-    dense, experts = (layout.shards, layout.expert_shards) if policy.zero else (1, 1)
-    count = held.dense / dense + held.experts / experts
-    touched = 2 * (policy.optimizer_bytes + policy.gradient_bytes) * count
-    if policy.offload == "none":
-        return touched / (cluster.gpu.bandwidth * known.BANDWIDTH_SHARE)
-    moved = (policy.gradient_bytes + policy.gather_bytes) * count
-    return touched / known.HOST_BANDWIDTH + moved / (cluster.gpu.host_link * known.LINK_SHARE)
-
-
-def _offload(
-    shape: Shape, cluster: Cluster, layout: Layout, policy: Policy, batch: Batch, round_seconds: float
-) -> float:
-    """Of a microbatch: activations to host memory and back, parameters from there twice, gradients to it; hidden as far
-    as it takes no longer than computing."""
-    moved = 0.0
-    if policy.offloaded:
-        tokens = policy.microbatch * batch.length / layout.cp
-        kept = saved_a_layer(shape, layout, policy, batch.length) * tokens * shape.layers / layout.pp
-        moved += 2 * policy.offloaded * kept
-    if policy.offload == "all":
-        held = stage_parameters(shape, layout, 0)
-        own = held.dense / layout.shards + held.experts / layout.expert_shards
-        moved += (2 * policy.gather_bytes + policy.gradient_bytes) * own
-    seconds = moved / (cluster.gpu.host_link * known.LINK_SHARE)
-    return _shown(seconds, round_seconds)
