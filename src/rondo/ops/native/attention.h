@@ -6,7 +6,8 @@
  *
  *   keys   [blocks, size, KV, D]     values [blocks, size, KV, DV]   of the type `kept`
  *   key_scales, value_scales [blocks, size, KV] where it has them, else NULL
- *   q      [B, H, D]   k [B, KV, D]  v [B, KV, DV]  out [B, H, DV]   of the type `given`; k and v NULL where they are written already
+ *   q      [B, H, D]   k [B, KV, D]  v [B, KV, DV]  out [B, H, DV]   of the type `given`; k and v NULL where they are written already.
+ *   Numbers of q are also of the type `asked`.
  *   tables [requests, pages]   owners [B] the request of each token, NULL where each has its own
  *   lengths [B] (the new token counted)  slots [B]  sinks [H] float or NULL
  *   lse    [B, H] or NULL: the logarithm of what a head's weights were divided by, for the way back
@@ -17,7 +18,7 @@
 #define RONDO_ATTENTION_H
 #include <stdlib.h>
 
-#include "vectors.h"
+#include "pairs.h"
 #ifdef __aarch64__
 #include <arm_neon.h>
 #endif
@@ -30,7 +31,7 @@ typedef struct {
     const int64_t *tables, *owners, *lengths, *slots;
     const float *sinks;
     float *lse;
-    int64_t kept, given, batch, heads, kv, dim, value_dim, size, pages, window, threads;
+    int64_t kept, given, asked, batch, heads, kv, dim, value_dim, size, pages, window, threads;
     float scale, softcap;
 } Attention;
 
@@ -74,6 +75,18 @@ typedef float Wave __attribute__((vector_size(4 * WAVE), aligned(4), may_alias))
 typedef uint32_t WaveBits __attribute__((vector_size(4 * WAVE)));
 
 static inline int64_t in_waves(int64_t dim) { return (dim + WAVE - 1) / WAVE * WAVE; }
+
+/* Whether queries meet keys by dot products of bf16, where they lie: two numbers are as long as a float. */
+static inline int in_pairs(const Attention *a) {
+#ifdef HAS_DOTS
+    return a->asked == BF16 && a->kept == BF16 && a->dim % (2 * WAVE) == 0;
+#else
+    return 0 * (a->asked == BF16);
+#endif
+}
+
+/* Floats of a query, and of a key in a tile. */
+static inline int64_t query_size(const Attention *a) { return in_pairs(a) ? a->dim / 2 : in_waves(a->dim); }
 
 /* c + a b. */
 ALWAYS_INLINE Wave fused_wave(Wave a, Wave b, Wave c) { return (Wave)MULTIPLIED(a, b, c); }
@@ -120,10 +133,18 @@ ALWAYS_INLINE void sum_lanes(Wave (*of)[4], Half *all, const int M) {
     for (int m = 0; m < M; m++) all[m] = sums(folded(of[m][0]), folded(of[m][1]), folded(of[m][2]), folded(of[m][3]));
 }
 
+ALWAYS_INLINE Wave meet_wave(const int pairs, Wave q, Wave k, Wave sum) {
+#ifdef HAS_DOTS
+    if (pairs) return (Wave)DOT_PAIRS(sum, q, k);
+#endif
+    (void)pairs;
+    return fused_wave(q, k, sum);
+}
+
 /* Products of M queries, side by side, with rows that are `apart` numbers from one to the next, four at a time so that sums
  * of lanes are shared; the last row stands in for missing ones, so that a row's product does not depend on the others. */
-ALWAYS_INLINE void dot(const float *query, const float *rows, int64_t apart, int64_t count, float *const *out,
-                       const int64_t D, const int M) {
+ALWAYS_INLINE void products(const int pairs, const float *query, const float *rows, int64_t apart, int64_t count, float *const *out,
+                            const int64_t D, const int M) {
     for (int64_t t = 0; t < count; t += 4) {
         const int64_t last = count - 1 - t;
         const float *a = rows + t * apart, *b = a + least(1, last) * apart, *c = a + least(2, last) * apart, *d = a + least(3, last) * apart;
@@ -138,10 +159,10 @@ ALWAYS_INLINE void dot(const float *query, const float *rows, int64_t apart, int
             for (int m = 0; m < M; m++) {
                 Wave q = wave_at(query + m * D + i);
                 PIN(q);
-                sums_of[m][0] = fused_wave(q, ka, sums_of[m][0]);
-                sums_of[m][1] = fused_wave(q, kb, sums_of[m][1]);
-                sums_of[m][2] = fused_wave(q, kc, sums_of[m][2]);
-                sums_of[m][3] = fused_wave(q, kd, sums_of[m][3]);
+                sums_of[m][0] = meet_wave(pairs, q, ka, sums_of[m][0]);
+                sums_of[m][1] = meet_wave(pairs, q, kb, sums_of[m][1]);
+                sums_of[m][2] = meet_wave(pairs, q, kc, sums_of[m][2]);
+                sums_of[m][3] = meet_wave(pairs, q, kd, sums_of[m][3]);
             }
         }
         Half all[BESIDE];
@@ -152,6 +173,16 @@ ALWAYS_INLINE void dot(const float *query, const float *rows, int64_t apart, int
             else memcpy(out[m] + t, all + m, (last + 1) * sizeof(float));
         }
     }
+}
+
+ALWAYS_INLINE void dot(const float *query, const float *rows, int64_t apart, int64_t count, float *const *out, const int64_t D,
+                       const int M) {
+    products(0, query, rows, apart, count, out, D, M);
+}
+
+ALWAYS_INLINE void dot_pairs(const float *query, const float *rows, int64_t apart, int64_t count, float *const *out, const int64_t D,
+                             const int M) {
+    products(1, query, rows, apart, count, out, D, M);
 }
 
 /* sum [M, D] += weights [M, count] @ rows [count, D], each result one chain over rows. */
@@ -215,6 +246,7 @@ ALWAYS_INLINE void add(float *const *weights, const float *rows, int64_t apart, 
         else NAME##_BESIDE(x, rows, apart, count, out, D);                                                             \
     }
 FOR_COUNT(dot, const float *)
+FOR_COUNT(dot_pairs, const float *)
 FOR_COUNT(add, float *const *)
 
 /* How many of those that are left go together. */
@@ -305,11 +337,17 @@ static inline void fetch(const Attention *a, const void *pages, int64_t bytes, i
 /* Whether the token before had the same past. */
 static inline int is_near(const Attention *a, int64_t b) { return a->owners && b > 0 && a->owners[b] == a->owners[b - 1]; }
 
-/* The queries of a token and key head, scaled. */
+/* The queries of a token and key head; scaled, if not in pairs: their scores are, then. */
 static void read_queries(const Attention *a, int64_t b, int64_t head, float *query) {
-    const int64_t G = a->heads / a->kv, D = in_waves(a->dim);
+    const int64_t G = a->heads / a->kv, D = query_size(a);
     for (int64_t g = 0; g < G; g++, query += D) {
-        widen(a->given, a->q, (b * a->heads + head * G + g) * a->dim, query, a->dim);
+        const int64_t from = (b * a->heads + head * G + g) * a->dim;
+        if (in_pairs(a)) {
+            if (a->given == BF16) memcpy(query, (const uint16_t *)a->q + from, D * sizeof(float));
+            else narrow(BF16, (const float *)a->q + from, query, 0, a->dim);
+            continue;
+        }
+        widen(a->given, a->q, from, query, a->dim);
         for (int64_t d = 0; d < a->dim; d++) query[d] *= a->scale;
         for (int64_t d = a->dim; d < D; d++) query[d] = 0;
     }
@@ -323,6 +361,25 @@ static inline const float *read_rows(const Attention *a, const void *pages, int6
     return rows_of(a->kept, pages, row * a->kv + head, a->kv, count, dim, D, to, apart);
 }
 
+/* As `read_rows`, of keys: where they lie, if they can be met there. */
+static inline const float *read_keys(const Attention *a, int64_t row, int64_t head, int64_t count, float *to, int64_t *apart) {
+    if (!in_pairs(a)) return read_rows(a, a->keys, row, head, count, a->dim, to, apart);
+    *apart = a->kv * a->dim / 2;
+    return (const float *)((const uint16_t *)a->keys + (row * a->kv + head) * a->dim);
+}
+
+/* Scores of M queries beside one another. */
+static inline void score(const Attention *a, const float *query, const float *rows, int64_t apart, int64_t count, float *const *out, int64_t M) {
+    const int64_t D = query_size(a);
+    if (!in_pairs(a)) {
+        dot_rows(query, rows, apart, count, out, D, M);
+        return;
+    }
+    dot_pairs_rows(query, rows, apart, count, out, D, M);
+    for (int64_t m = 0; m < M; m++)
+        for (int64_t t = 0; t < count; t++) out[m][t] *= a->scale;
+}
+
 /* As `tile_at`, of few tokens: what is asked for at once should not be more than memory brings while they are used. */
 static inline int64_t bite_at(const Attention *a, int64_t request, int64_t t, int64_t to, int64_t *row) {
     return tile_at(a, request, t, least(to, t + BITE), row);
@@ -331,7 +388,7 @@ static inline int64_t bite_at(const Attention *a, int64_t request, int64_t t, in
 /* While scores are made, values are asked for; while those are added up, the keys of `next`, whose head is `next_head`. */
 static void attend_slice(const Attention *a, const Slice *slice, int64_t head, const Slice *next, int64_t next_head, Scratch x,
                          float *partial) {
-    const int64_t KV = a->kv, G = a->heads / KV, D = in_waves(a->dim), DV = in_waves(a->value_dim), stride = part_size(a);
+    const int64_t KV = a->kv, G = a->heads / KV, D = query_size(a), DV = in_waves(a->value_dim), stride = part_size(a);
     const int64_t b = slice->request, from = slice->from, to = slice->to;
     const int64_t end = next && !is_near(a, next->request) ? next->to : 0, value_bytes = is_near(a, b) ? 0 : row_bytes(a, a->value_dim);
     int64_t row, count, apart, ahead = next ? next->from : 0;
@@ -341,12 +398,12 @@ static void attend_slice(const Attention *a, const Slice *slice, int64_t head, c
     for (int64_t t = from; t < to; t += count) {
         count = bite_at(a, b, t, to, &row);
         if (value_bytes) fetch(a, a->values, value_bytes, row, head, count);
-        const float *keys = read_rows(a, a->keys, row, head, count, a->dim, x.keys, &apart);
+        const float *keys = read_keys(a, row, head, count, x.keys, &apart);
         if (a->key_scales) read_scales(a->key_scales + row * KV + head, KV, count, x.scales);
         for (int64_t g = 0, M; g < G; g += M) {
             M = beside(G - g);
             for (int64_t m = 0; m < M; m++) scores[m] = x.scores + (g + m) * SLICE + t - from;
-            dot_rows(x.query + g * D, keys, apart, count, scores, D, M);
+            score(a, x.query + g * D, keys, apart, count, scores, M);
             for (int64_t m = 0; a->key_scales && m < M; m++) multiply(scores[m], x.scales, count);
         }
     }
@@ -433,6 +490,17 @@ static void read_tile(const Attention *a, const void *pages, const float *scales
     }
 }
 
+/* The same of keys that are met as they are. */
+static void read_pairs(const Attention *a, int64_t b, int64_t t, int64_t end, int64_t head, float *to) {
+    int64_t row, count, apart;
+    const int64_t D = query_size(a);
+    for (; t < end; t += count) {
+        count = tile_at(a, b, t, end, &row);
+        const float *rows = read_keys(a, row, head, count, to, &apart);
+        for (int64_t i = 0; i < count; i++, to += D) memcpy(to, rows + i * apart, D * sizeof(float));
+    }
+}
+
 /* One slice of what a query sees; `scores[t]` is its score of token t, then its weight. */
 typedef struct {
     int64_t from, to;
@@ -479,14 +547,14 @@ static inline void ask_for(const Attention *a, Ahead *next, int64_t head, int64_
 
 static void score_tile(const Attention *a, const Query *queries, int64_t count, const float *query, const float *keys, const float *scales,
                        int64_t t, int64_t end, int64_t head, Ahead *next) {
-    const int64_t D = in_waves(a->dim), share = ((next->to - next->from) * BESIDE + count - 1) / count;
+    const int64_t D = query_size(a), share = ((next->to - next->from) * BESIDE + count - 1) / count;
     EACH_QUERIES
-        dot_rows(query + r * D, keys + (s.first - t) * D, D, s.last - s.first, scores, D, M);
+        score(a, query + r * D, keys + (s.first - t) * D, D, s.last - s.first, scores, M);
         for (int64_t m = 0; m < M; m++) {
             const int64_t before = least(s.first, s.to[m]), after = most(s.from[m], s.last);
             float *first = own[m].scores + s.from[m], *last = own[m].scores + after;
-            if (s.from[m] < before) dot_rows(query + (r + m) * D, keys + (s.from[m] - t) * D, D, before - s.from[m], &first, D, 1);
-            if (after < s.to[m]) dot_rows(query + (r + m) * D, keys + (after - t) * D, D, s.to[m] - after, &last, D, 1);
+            if (s.from[m] < before) score(a, query + (r + m) * D, keys + (s.from[m] - t) * D, D, before - s.from[m], &first, 1);
+            if (after < s.to[m]) score(a, query + (r + m) * D, keys + (after - t) * D, D, s.to[m] - after, &last, 1);
             if (scales) multiply(first, scales + s.from[m] - t, s.to[m] - s.from[m]);
         }
     }
@@ -523,7 +591,8 @@ static void attend_slices(const Attention *a, int64_t b, const Query *queries, i
     Ahead keys = {a->keys, row_bytes(a, a->dim), b, first, first}, values = {a->values, row_bytes(a, a->value_dim), b, first, first};
     for (int64_t t = first, end; t < last; t = end) {
         end = least(t + TILE, last);
-        read_tile(a, a->keys, a->key_scales, b, t, end, head, a->dim, x.keys, x.scales);
+        if (in_pairs(a)) read_pairs(a, b, t, end, head, x.keys);
+        else read_tile(a, a->keys, a->key_scales, b, t, end, head, a->dim, x.keys, x.scales);
         Ahead *next = end < last ? &keys : &values;
         next->from = end < last ? end : first, next->to = least(next->from + TILE, last);
         score_tile(a, queries, n, x.query, x.keys, a->key_scales ? x.scales : NULL, t, end, head, next);
@@ -545,7 +614,7 @@ static void attend_run(const Attention *a, int64_t b, int64_t n, int64_t head, S
     int64_t slices = 0;
     for (int64_t j = 0; j < n; j++) {
         slices = most(slices, (a->lengths[b + j] - begin(a, b + j) + SLICE - 1) / SLICE);
-        read_queries(a, b + j, head, x.query + j * G * in_waves(a->dim));
+        read_queries(a, b + j, head, x.query + j * G * query_size(a));
     }
     for (int64_t i = 0; i < slices; i++) {
         for (int64_t r = 0; r < n * G; r++) {

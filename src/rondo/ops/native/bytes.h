@@ -16,7 +16,7 @@ typedef struct {
     const uint8_t *rows[ACROSS];
     const float *scales;
     const int32_t *zeros;
-    int64_t apart; /* of a group's zeros from another's */
+    int64_t apart, even; /* of a group's zeros from another's; whether all rows are there */
 } Sixteen;
 
 /* Half of what `count` bytes of e8m0 stand for. */
@@ -35,16 +35,23 @@ static void halves_of_powers(const uint8_t *from, int64_t count, float *to) {
 static Sixteen sixteen_at(const Weight *w, int64_t K, int64_t n, int64_t last, float *room) {
     const int64_t groups = K / w->group, bytes = bytes_of(w->kind, K);
     float *scales = room, *zeros = scales + ACROSS * groups, *each = zeros + ACROSS * groups;
-    Sixteen s = {.scales = scales, .zeros = (int32_t *)zeros, .apart = w->zeros ? ACROSS : 0};
+    Sixteen s = {.scales = scales, .zeros = (int32_t *)zeros, .apart = w->zeros ? ACROSS : 0, .even = last - n >= ACROSS - 1};
     int64_t at[ACROSS];
     for (int64_t c = 0; c < ACROSS; c++) {
         const int64_t own = least(n + c, last);
         s.rows[c] = (const uint8_t *)w->data + own * bytes;
         at[c] = (w->block == 1 ? own : own / w->block) * groups;
-        if (w->kind == MXFP4) halves_of_powers((const uint8_t *)w->scales + at[c], groups, each + c * groups);
-        else memcpy(each + c * groups, (const float *)w->scales + at[c], groups * sizeof(float));
     }
-    transpose(each, ACROSS, groups, groups, scales, ACROSS);
+    const int64_t size = w->kind == MXFP4 ? 1 : sizeof(float), after = at[ACROSS - 1] + groups, taken = ACROSS * groups;
+    for (int64_t i = 0; i < taken * size; i += 64) __builtin_prefetch((const char *)w->scales + after * size + i, 0, 3);
+    for (int64_t i = 0; w->zeros && i < taken; i += 64) __builtin_prefetch(w->zeros + after + i, 0, 3);
+    if (w->kind != MXFP4 && w->block == 1 && s.even) transpose((const float *)w->scales + at[0], ACROSS, groups, groups, scales, ACROSS);
+    else {
+        for (int64_t c = 0; c < ACROSS; c++)
+            if (w->kind == MXFP4) halves_of_powers((const uint8_t *)w->scales + at[c], groups, each + c * groups);
+            else memcpy(each + c * groups, (const float *)w->scales + at[c], groups * sizeof(float));
+        transpose(each, ACROSS, groups, groups, scales, ACROSS);
+    }
     for (int64_t c = 0; c < ACROSS; c++)
         if (w->zeros)
             for (int64_t g = 0; g < groups; g++) ((int32_t *)zeros)[g * ACROSS + c] = w->zeros[at[c] + g];
@@ -125,6 +132,28 @@ ALWAYS_INLINE void turn_lanes(const __m512i *sums, int64_t shared, __m512i *lane
     if (shared < 2) lane[0] = _mm512_add_epi32(lane[0], lane[2]);
 }
 
+/* Where a tile is among the pieces of x and the groups of a weight, and its sixteen results so far. */
+typedef struct {
+    __m512 acc;
+    const float *scales;
+    const int32_t *zeros;
+    int64_t p;
+} Place;
+
+/* Adds the pieces of a run, whose sums are in lanes; `next` if a group ends with each. */
+ALWAYS_INLINE void add_run(Place *at, const Sixteen *s, Rounded x, const __m512i *sums, int64_t shared, int64_t pieces, int next, const int whole,
+                           const int M) {
+    __m512i lane[4];
+    turn_lanes(sums, shared, lane);
+    for (int64_t i = 0; i < pieces; i++, at->p++) {
+        const __m512i off = _mm512_mullo_epi32(of_columns(at->zeros, M), of_rows(x.sums + at->p, x.pieces, M));
+        const __m512 sum = _mm512_cvtepi32_ps(_mm512_sub_epi32(lane[i * (4 / shared)], off));
+        const __m512 by = (__m512)of_rows(x.scales + at->p, x.pieces, M), scale = (__m512)of_columns(at->scales, M);
+        at->acc = whole ? _mm512_mul_ps(_mm512_mul_ps(sum, by), scale) : _mm512_fmadd_ps(sum, _mm512_mul_ps(by, scale), at->acc);
+        if (next) at->scales += ACROSS, at->zeros += s->apart;
+    }
+}
+
 /* Columns `first` on of M rows of x from m on: sixteen results in all. Rows of the weight are read one after another, as far
  * as there is room for sums: memory is fastest so. */
 ALWAYS_INLINE __m512 bytes_tile(const int64_t kind, const int whole, const Weight *w, Rounded x, int64_t m, int64_t K, const Sixteen *s,
@@ -132,10 +161,7 @@ ALWAYS_INLINE __m512 bytes_tile(const int64_t kind, const int whole, const Weigh
     const int64_t span = bytes_of(kind, span_of(w)), group = bytes_of(kind, w->group), all = bytes_of(kind, K), shared = pieces_in_chunk(w, K);
     const int64_t each = numbers_in_chunk(w), apart = 2 * x.wide;
     const int8_t *numbers = (const int8_t *)(x.numbers + m * x.wide);
-    const float *scales = s->scales + first;
-    const int32_t *zeros = s->zeros + first;
-    __m512 acc = _mm512_setzero_ps();
-    int64_t p = m * x.pieces;
+    Place place = {_mm512_setzero_ps(), s->scales + first, s->zeros + first, m * x.pieces};
     for (int64_t at = 0, own = 0, end = group; at < all;) {
         __m512i sums[RUNS][ACROSS];
         Run runs[RUNS];
@@ -154,30 +180,63 @@ ALWAYS_INLINE __m512 bytes_tile(const int64_t kind, const int whole, const Weigh
 #pragma GCC unroll 2
                 for (int i = 0; i < M; i++) sums[r][c + i * ACROSS / M] = found[i];
             }
-        for (int64_t r = 0; r < count; r++) {
-            __m512i lane[4];
-            turn_lanes(sums[r], shared, lane);
-            for (int64_t i = 0; i < (shared > 1 ? runs[r].count / group : 1); i++, p++) {
-                const __m512i off = _mm512_mullo_epi32(of_columns(zeros, M), of_rows(x.sums + p, x.pieces, M));
-                const __m512 sum = _mm512_cvtepi32_ps(_mm512_sub_epi32(lane[i * (4 / shared)], off));
-                const __m512 by = (__m512)of_rows(x.scales + p, x.pieces, M), scale = (__m512)of_columns(scales, M);
-                acc = whole ? _mm512_mul_ps(_mm512_mul_ps(sum, by), scale) : _mm512_fmadd_ps(sum, _mm512_mul_ps(by, scale), acc);
-                if (shared > 1 || runs[r].ends) scales += ACROSS, zeros += s->apart;
+        for (int64_t r = 0; r < count; r++)
+            add_run(&place, s, x, sums[r], shared, shared > 1 ? runs[r].count / group : 1, shared > 1 || runs[r].ends, whole, M);
+    }
+    return place.acc;
+}
+
+/* The same for four bits, where runs are of one or two chunks. There are so many sums that they cost more than memory: so they
+ * stay in registers, and the numbers of x meet all columns once they are there. Lines of the next columns are asked for. */
+ALWAYS_INLINE __m512 codes_tile(const int64_t kind, const Weight *w, Rounded x, int64_t m, int64_t K, const Sixteen *s, int64_t first, const int M,
+                                const int CHUNKS) {
+    const int64_t group = bytes_of(kind, w->group), all = bytes_of(kind, K), shared = pieces_in_chunk(w, K), apart = 2 * x.wide;
+    const int64_t pieces = shared > 1 ? CHUNK / group : 1, runs = shared > 1 ? 1 : group / (CHUNKS * CHUNK);
+    const int columns = ACROSS / M;
+    const int64_t ahead = columns * all;
+    const uint8_t *row = s->rows[first];
+    const __m512i *numbers = (const __m512i *)(x.numbers + m * x.wide);
+    Place place = {_mm512_setzero_ps(), s->scales + first, s->zeros + first, m * x.pieces};
+    for (int64_t at = 0, run = 1; at < all; run = run == runs ? 1 : run + 1) {
+        __m512i sums[ACROSS];
+#pragma GCC unroll 2
+        for (int i = 0; i < CHUNKS; i++, at += CHUNK, numbers += 4) {
+            __m512i own[2][4];
+#pragma GCC unroll 2
+            for (int r = 0; r < M; r++)
+#pragma GCC unroll 4
+                for (int j = 0; j < 4; j++) own[r][j] = _mm512_loadu_si512((const int8_t *)(numbers + j) + r * apart);
+            const uint8_t *line = row + at;
+#pragma GCC unroll 16
+            for (int c = 0; c < columns; c++, line += all) {
+                __m512i bytes = _mm512_loadu_si512(line);
+                HOLD(bytes);
+                const __m512i low = part_of(kind, bytes, 0), high = part_of(kind, bytes, 1);
+                __builtin_prefetch(line + ahead, 0, 3);
+#pragma GCC unroll 2
+                for (int r = 0; r < M; r++) {
+                    const __m512i upper = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(_mm512_setzero_si512(), low, own[r][0]), high, own[r][1]);
+                    const __m512i lower = i ? sums[c + r * columns] : _mm512_setzero_si512();
+                    sums[c + r * columns] = _mm512_add_epi32(
+                        _mm512_slli_epi32(upper, 8), _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(lower, own[r][2], low), own[r][3], high));
+                }
             }
         }
+        add_run(&place, s, x, sums, shared, pieces, shared > 1 || run == runs, 0, M);
     }
-    return acc;
+    return place.acc;
 }
 
 /* tile [2, ACROSS]: a row of x from m on, or two. */
 ALWAYS_INLINE void bytes_columns(const int64_t kind, const int whole, const Weight *w, Rounded x, int64_t M, int64_t K, const Sixteen *s,
                                  float *tile, int64_t m, const int CHUNKS) {
+    const int codes = kind != INT8 && CHUNKS && s->even;
     if (m + 1 == M) {
-        _mm512_storeu_ps(tile, bytes_tile(kind, whole, w, x, m, K, s, 0, 1, CHUNKS));
+        _mm512_storeu_ps(tile, codes ? codes_tile(kind, w, x, m, K, s, 0, 1, CHUNKS) : bytes_tile(kind, whole, w, x, m, K, s, 0, 1, CHUNKS));
         return;
     }
     for (int half = 0; half < ACROSS; half += 8) {
-        const __m512 both = bytes_tile(kind, whole, w, x, m, K, s, half, 2, CHUNKS);
+        const __m512 both = codes ? codes_tile(kind, w, x, m, K, s, half, 2, CHUNKS) : bytes_tile(kind, whole, w, x, m, K, s, half, 2, CHUNKS);
         _mm256_storeu_ps(tile + half, _mm512_castps512_ps256(both));
         _mm256_storeu_ps(tile + ACROSS + half, _mm512_extractf32x8_ps(both, 1));
     }

@@ -10,6 +10,9 @@
 /* Columns of a tile; as many rows of x as have their sums in registers; how much of these stays near. */
 enum { DOT_COLUMNS = 12, DOT_FEW = 24, NEAR_PAIRS = 12 << 10 };
 
+/* As lanes, these rows would leave too many empty. */
+static inline int are_few_dots(int64_t M) { return M <= 12 || (M > SIDE && M <= DOT_FEW); }
+
 static inline uint32_t two_at(const void *x, int64_t pair) {
     uint32_t both;
     memcpy(&both, (const char *)x + 4 * pair, 4);
@@ -18,7 +21,7 @@ static inline uint32_t two_at(const void *x, int64_t pair) {
 
 /* Of few rows [pairs of K, M]. */
 static void pack_dots(const float *x, int64_t M, int64_t K, float *packed) {
-    if (M > DOT_FEW) {
+    if (!are_few_dots(M)) {
         pack_pairs(x, M, K, packed);
         return;
     }
@@ -108,7 +111,7 @@ static void few_dot_rows(const uint16_t *x, int64_t M, int64_t K, const uint16_t
     case M: few_dot_groups(x, K, w + from * K, groups, out, apart, M); break;
     switch (M) {
         DOTS_OF(1) DOTS_OF(2) DOTS_OF(3) DOTS_OF(4) DOTS_OF(5) DOTS_OF(6) DOTS_OF(7) DOTS_OF(8)
-        DOTS_OF(9) DOTS_OF(10) DOTS_OF(11) DOTS_OF(12) DOTS_OF(13) DOTS_OF(14) DOTS_OF(15) DOTS_OF(16)
+        DOTS_OF(9) DOTS_OF(10) DOTS_OF(11) DOTS_OF(12)
         DOTS_OF(17) DOTS_OF(18) DOTS_OF(19) DOTS_OF(20) DOTS_OF(21) DOTS_OF(22) DOTS_OF(23) DOTS_OF(24)
     }
 #undef DOTS_OF
@@ -116,8 +119,10 @@ static void few_dot_rows(const uint16_t *x, int64_t M, int64_t K, const uint16_t
         for (int64_t m = 0; m < M; m++) out[m * apart + n - from] = one_dot(x + 2 * m, M, w + n * K, K);
 }
 
-/* Adds to sums [C, V vectors of rows] over pairs of K. */
-ALWAYS_INLINE void dots_tile(const float *x, int64_t tile, const uint16_t *w, int64_t K, int64_t depth, float *sums, const int V, const int C) {
+/* Adds to sums [C, V vectors of rows] over pairs of K. Meanwhile a line of `next` is asked for with each: all at once, they
+ * would be waited for. */
+ALWAYS_INLINE void dots_tile(const float *x, int64_t tile, const uint16_t *w, int64_t K, int64_t depth, const char *next,
+                             float *sums, const int V, const int C) {
     Wide sum[DOT_COLUMNS][2];
 #pragma GCC unroll 16
     for (int c = 0; c < C; c++)
@@ -125,6 +130,7 @@ ALWAYS_INLINE void dots_tile(const float *x, int64_t tile, const uint16_t *w, in
         for (int v = 0; v < V; v++) sum[c][v] = (Wide){0};
     for (int64_t k = 0; k < depth; k += 2) {
         Pairs rows[2];
+        __builtin_prefetch(next + 32 * k, 0, 3);
 #pragma GCC unroll 2
         for (int v = 0; v < V; v++) memcpy(rows + v, x + v * tile + k / 2 * SIDE, sizeof *rows);
 #pragma GCC unroll 16
@@ -143,23 +149,23 @@ ALWAYS_INLINE void dots_tile(const float *x, int64_t tile, const uint16_t *w, in
 /* As `product`; `sums` has room for 12 columns of 32 rows. */
 static void dots_product(const float *packed, int64_t M, int64_t K, const uint16_t *w, int64_t from, int64_t to, float *out,
                          int64_t apart, float *sums) {
-    if (M <= DOT_FEW) {
+    if (are_few_dots(M)) {
         few_dot_rows((const uint16_t *)packed, M, K, w, from, to, out, apart);
         return;
     }
     const int64_t tile = strips(K) * STRIP / 2 * SIDE;
     for (int64_t n = from, count; n < to; n += count) {
         count = least(DOT_COLUMNS, to - n);
-        for (int64_t i = 0; i < count * K; i += 32) __builtin_prefetch(w + (n + count) * K + i, 0, 2);
         for (int64_t m = 0; m < M; m += 2 * SIDE) {
             const int V = M - m > SIDE ? 2 : 1;
             memset(sums, 0, count * V * SIDE * sizeof(float));
             for (int64_t k = 0; k < K; k += DEEP) {
                 const float *x = packed + m / SIDE * tile + k / 2 * SIDE;
                 const int64_t depth = least(DEEP, K - k);
+                const char *next = (const char *)(w + (n + count) * K + 16 * k);
                 int64_t c = 0;
 #define COLUMNS(V, C)                                                                                                  \
-    for (; c + C <= count; c += C) dots_tile(x, tile, w + (n + c) * K + k, K, depth, sums + c * V * SIDE, V, C);
+    for (; c + C <= count; c += C) dots_tile(x, tile, w + (n + c) * K + k, K, depth, next, sums + c * V * SIDE, V, C);
                 if (V == 2) { COLUMNS(2, 12) COLUMNS(2, 4) COLUMNS(2, 1) }
                 else { COLUMNS(1, 12) COLUMNS(1, 4) COLUMNS(1, 1) }
 #undef COLUMNS

@@ -61,7 +61,7 @@ typedef struct {
 
 static Attention attention_of(const Args *a, const Layer *l) {
     return (Attention){.keys = l->keys, .values = l->values, .key_scales = l->key_scales, .value_scales = l->value_scales,
-                       .tables = a->tables + l->group * a->requests * a->pages, .kept = a->kept, .given = F32,
+                       .tables = a->tables + l->group * a->requests * a->pages, .kept = a->kept, .given = F32, .asked = a->given,
                        .heads = l->heads, .kv = l->kv, .dim = l->dim, .value_dim = l->dim, .size = a->size, .pages = a->pages, .window = l->window,
                        .scale = (float)l->scale};
 }

@@ -16,7 +16,20 @@ from rondo.ops.pages import Pages
 
 _PAGES = ("keys", "values", "key_scales", "value_scales")
 _POINTERS = (*_PAGES, "q", "k", "v", "out", "tables", "owners", "lengths", "slots", "sinks", "lse")
-_NUMBERS = ("kept", "given", "batch", "heads", "kv", "dim", "value_dim", "size", "pages", "window", "threads")
+_NUMBERS = (
+    "kept",
+    "given",
+    "asked",
+    "batch",
+    "heads",
+    "kv",
+    "dim",
+    "value_dim",
+    "size",
+    "pages",
+    "window",
+    "threads",
+)
 WORK_FOR_THREADS = 1 << 16
 """Multiplications below which waking another thread costs more than it saves."""
 
@@ -91,6 +104,7 @@ def attention_arguments(
         sinks=address(sinks),
         kept=KEPT[keys.dtype],
         given=GIVEN[q.dtype],
+        asked=GIVEN[q.dtype],
         batch=q.shape[0],
         heads=spec.num_heads,
         kv=spec.num_kv_heads,
