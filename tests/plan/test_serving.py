@@ -93,6 +93,17 @@ def test_what_cannot_be_served_says_why():
     assert "targets" in fast.reasons[0]
 
 
+def test_a_tighter_target_leaves_less_of_a_step_to_prompts():
+    h100 = Cluster(GPUS["h100"], 8)
+    pieces = [
+        plan_serving(SHAPES["llama-3-8b"], h100, Load(5, 4000, 300, between=between), tp=1).best
+        for between in (0.015, 0.03, 0.1)
+    ]
+    tokens = [best.step_tokens for best in pieces if best is not None]
+    assert tokens == sorted(tokens)
+    assert tokens[0] < tokens[-1]
+
+
 def test_flags_are_those_of_the_server():
     from rondo.cli.flags import FLAGS
 

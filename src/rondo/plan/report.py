@@ -222,6 +222,7 @@ def _serving(serving: Serving) -> dict[str, Any]:
         ),
         "most_requests": replica.most_requests,
         "requests": serving.requests,
+        "step_tokens": serving.step_tokens,
         "requests_per_second": serving.rate,
         "tokens_per_second": serving.tokens,
         "first_token_seconds": serving.first,
@@ -234,6 +235,7 @@ def flags(serving: Serving) -> list[str]:
     """Of `rondo serve`, for each replica. Weights of fewer bits are made by `rondo model quantize`."""
     replica = serving.replica
     given = ["--max-num-seqs", str(max(8, 2 * serving.requests)), "--max-model-len", str(replica.load.length)]
+    given += ["--max-num-batched-tokens", str(serving.step_tokens)]
     if replica.tp > 1:
         given += ["--tensor-parallel-size", str(replica.tp)]
     if replica.cache == "fp8":

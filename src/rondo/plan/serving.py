@@ -24,6 +24,7 @@ CACHE_BYTES = {"bf16": 2, "fp8": 1}
 EXACT_FIRST = ("bf16", "fp8", "int8", "int4")
 MOST_REQUESTS = 1024
 """Of one replica at a time."""
+STEP_TOKENS, STEP_PIECE, MOST_STEP_TOKENS = 2048, 256, 16384
 
 
 @dataclass(frozen=True)
@@ -186,6 +187,17 @@ class Serving:
     @property
     def between(self) -> float:
         return self.replica.between_seconds(self.requests)
+
+    @property
+    def step_tokens(self) -> int:
+        """Of one step, prompts' pieces included. Where a time between tokens is asked for, no piece may break it."""
+        replica, load = self.replica, self.replica.load
+        if load.between is None:
+            return STEP_TOKENS
+        slack = max(0.0, load.between - replica.step_seconds(self.requests))
+        fresh = load.prompt * (1 - load.shared)
+        pieces = int(slack / replica.prompt_seconds * fresh) // STEP_PIECE
+        return self.requests + STEP_PIECE * min(max(1, pieces), MOST_STEP_TOKENS // STEP_PIECE)
 
     @property
     def tokens(self) -> float:
