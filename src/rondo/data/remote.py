@@ -56,7 +56,7 @@ def translated(url: str) -> Iterator[None]:
         yield
     except FileNotFoundError as error:
         raise NotFound(
-            f"there is nothing at {url}: {_said(error)}. Check the bucket and the path.", param="data"
+            f"there is nothing at {url}{_why(error)}. Check the bucket and the path.", param="data"
         ) from error
     except PermissionError as error:
         raise StorageError(
@@ -103,6 +103,12 @@ def _named(url: str, error: Exception) -> Exception | None:
     if kinds & {"ParamValidationError", "ClientError", "BotoCoreError"}:
         return InvalidRequest(f"the store refuses {url}: {_said(error)}", param="data")
     return None
+
+
+def _why(error: Exception) -> str:
+    """Some name the path alone, which is known."""
+    said = _said(error)
+    return f": {said.rstrip('.')}" if " " in said else ""
 
 
 def _said(error: Exception) -> str:
