@@ -7,6 +7,8 @@ import pytest
 from rondo.cli.main import main
 from support.tiny import tiny_config
 
+SIZES = ["--hidden-size", "32", "--heads", "4", "--intermediate-size", "48", "--vocab-size", "300"]
+
 
 def call(capsys, *argv, code=0):
     assert main(["plan", *argv]) == code
@@ -52,8 +54,7 @@ def test_a_config_a_folder_and_sizes(capsys, tmp_path):
         for given in (tmp_path, tmp_path / "config.json")
     ]
     assert counts[0] == counts[1]
-    sizes = ["--hidden-size", "32", "--layers", "2", "--heads", "4", "--kv-heads", "2", "--head-dim", "8"]
-    sizes += ["--intermediate-size", "48", "--vocab-size", "300"]
+    sizes = [*SIZES, "--layers", "2", "--kv-heads", "2", "--head-dim", "8"]
     untied = json.loads(call(capsys, *sizes, "--json"))["plan"]["parameters"]
     assert untied == counts[0] + 300 * 32
 
@@ -78,6 +79,7 @@ def test_what_does_not_fit_is_the_exit_code(capsys):
         ([], "Say which model"),
         (["--layers", "3"], "'hidden_size'"),
         (["llama-3-8b", "--layers", "3"], "--layers"),
+        ([*SIZES, "--layers", "999999999"], "layers"),
         (["llama-3-8b", "--gpu", "h101"], "Unknown gpu 'h101'. Did you mean h100?"),
         (["llama-3-8b", "--gpu", "mine", "--memory", "48"], "--peak, --bandwidth, --link"),
         (["llama-3-8b", "--tp", "3"], "tp: 3"),

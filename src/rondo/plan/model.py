@@ -7,6 +7,8 @@ from functools import cached_property
 
 from rondo.base.errors import ConfigError
 
+LARGEST, MOST_LAYERS = 2**24, 10_000
+
 
 @dataclass(frozen=True)
 class Latent:
@@ -56,6 +58,10 @@ class Shape:
         for field in ("layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab"):
             if getattr(self, field) < 1:
                 raise ConfigError(f"{field} of {self.name} must be above 0.", param=field)
+            if getattr(self, field) > LARGEST:
+                raise ConfigError(f"{field} of {self.name} is above {LARGEST:,}.", param=field)
+        if self.layers > MOST_LAYERS:
+            raise ConfigError(f"layers of {self.name} are above {MOST_LAYERS:,}.", param="layers")
         if self.heads % self.kv_heads:
             raise ConfigError(
                 f"heads ({self.heads}) of {self.name} do not divide by kv_heads ({self.kv_heads}).",
@@ -149,11 +155,10 @@ class Shape:
 
     def attention_flops(self, sequence: int, *, causal: bool = True) -> float:
         """Of scores and sums over values, for a token on the way forward, all layers."""
-        spans = self.windows or (None,) * self.layers
-        width = self.query_width + self.value_width
-        return sum(2 * width * _seen(sequence, window, causal) for window in spans) + (
-            2 * width * _seen(sequence, None, causal) * self.predict_layers
-        )
+        seen = sum(_seen(sequence, window, causal) for window in self.windows)
+        whole = self.predict_layers + (0 if self.windows else self.layers)
+        seen += whole * _seen(sequence, None, causal)
+        return 2 * (self.query_width + self.value_width) * seen
 
     def flops_per_token(self, sequence: int, *, causal: bool = True) -> float:
         """Of a training step, forward and backward. With `causal` what the mask hides does not count: both ways of

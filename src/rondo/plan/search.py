@@ -68,7 +68,11 @@ def search(task: Task) -> Found:
     looked_at, nearest, reasons = 0, None, []
     for offload in offloads:
         plans: list[Estimate] = []
+        full: set[tuple[Layout, int, str]] = set()  # with a larger microbatch it is no less
         for layout, policy in _choices(task, offload):
+            kind = (layout, policy.zero, policy.checkpointing)
+            if kind in full:
+                continue
             wrong = next(problems(task.shape, task.cluster, layout, policy, task.batch), None)
             if wrong is not None:
                 reasons.append(wrong)
@@ -77,7 +81,9 @@ def search(task: Task) -> Found:
             plan = Estimate(task.shape, task.cluster, layout, policy, task.batch)
             if plan.fits_in(ROOM * task.cluster.gpu.memory):
                 plans.append(plan)
-            elif nearest is None or plan.memory.total < nearest.memory.total:
+                continue
+            full.add(kind)
+            if nearest is None or plan.memory.total < nearest.memory.total:
                 nearest = plan
         if plans:
             plans.sort(key=lambda plan: plan.seconds)
