@@ -82,7 +82,6 @@ def _gpu(
 _ALL = (
     _gpu("a100-40", 39.5, 312, 1.555, 300, network=25, sustained=0.73),
     _gpu("a100", 79.2, 312, 2.04, 300, network=25, sustained=0.73),
-    _gpu("a100-jean-zay", 79.2, 312, 2.04, 300, network=6.25, sustained=0.73),
     _gpu("h100", 79.6, 989, 3.35, 450, fp8=1979, sustained=0.79, host=50),
     _gpu("h100-500w", 94.5, 989, 2.4, 450, fp8=1979, sustained=0.55, host=50),
     _gpu("h100-pcie", 79.6, 756, 2.0, 300, fp8=1513, sustained=0.65, host=50),
