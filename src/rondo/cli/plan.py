@@ -29,7 +29,6 @@ SIZES = {
     "moe_intermediate_size": "--expert-size",
 }
 OPTIMIZERS = {"adamw": 12, "adamw-bf16": 8, "muon": 8, "adamw-8bit": 6}
-PINS = ("dp", "tp", "pp", "cp", "ep", "virtual", "schedule", "zero", "microbatch", "checkpointing", "offload")
 
 
 def run(argv: list[str]) -> int:
@@ -42,7 +41,7 @@ def _train(given: argparse.Namespace, shape: Shape, cluster: Cluster) -> int:
     from rondo.plan.layout import Batch, Policy
     from rondo.plan.planning import plan
     from rondo.plan.report import as_object, lines
-    from rondo.plan.search import Task
+    from rondo.plan.search import PINS, Task
 
     if given.tokens_per_step % given.seq:
         raise ConfigError(

@@ -25,8 +25,8 @@ MOST_STAGES = 64
 LONG = 16384
 """From this length on a sequence may be divided."""
 MICROBATCHES = (1, 2, 4, 8, 16)
-LAYOUT_PINS = ("dp", "tp", "pp", "cp", "ep", "virtual", "schedule")
-POLICY_PINS = ("zero", "microbatch", "checkpointing", "offload")
+PINS = ("dp", "tp", "pp", "cp", "ep", "virtual", "schedule", "zero", "microbatch", "checkpointing", "offload")
+"""What may be given."""
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,6 @@ _HALF = Policy(
 )
 _FULL_GRADIENTS = replace(_HALF, precision="bf16", gradient_bytes=6)
 """A copy in fp32 that adds up, undivided, beside the one in bf16."""
-
-
 _GPU = replace(GPUS["a100"], network=6.25e9)
 """Eight share the 400 Gb/s of a node of Jean Zay."""
 _WAITING = "speed: kernels were started one by one, each waiting for the one before (CUDA_LAUNCH_BLOCKING)"
