@@ -9,9 +9,11 @@
 #ifdef HAS_DOTS
 /* Columns of a tile; as many rows of x as have their sums in registers; how much of these stays near. */
 enum { DOT_COLUMNS = 12, DOT_FEW = 24, NEAR_PAIRS = 12 << 10 };
+/* So few rows leave registers for sixteen lines of weights; and how much of K is in a line. */
+enum { DOT_LINES = 8, LINE_DEEP = 32 };
 
 /* As lanes, these rows would leave too many empty. */
-static inline int are_few_dots(int64_t M) { return M <= 12 || (M > SIDE && M <= DOT_FEW); }
+static inline int are_few_dots(int64_t M) { return M <= DOT_LINES || (M > SIDE && M <= DOT_FEW); }
 
 static inline uint32_t two_at(const void *x, int64_t pair) {
     uint32_t both;
@@ -49,27 +51,58 @@ ALWAYS_INLINE void turn_sixteen(const uint16_t *w, int64_t apart, Pairs *turned)
     for (int j = 0; j < 4; j++) turned[j] = side_by_side(first[j], second[j]);
 }
 
+/* The same of sixteen pairs: whole lines, each read once. */
+ALWAYS_INLINE void turn_lines(const uint16_t *w, int64_t apart, Pairs *turned) {
+    __m512 a[SIDE], b[SIDE];
+#pragma GCC unroll 16
+    for (int i = 0; i < SIDE; i++) a[i] = _mm512_loadu_ps(w + 2 * i * apart);
+#pragma GCC unroll 8
+    for (int i = 0; i < SIDE; i += 2) b[i] = _mm512_unpacklo_ps(a[i], a[i + 1]), b[i + 1] = _mm512_unpackhi_ps(a[i], a[i + 1]);
+#pragma GCC unroll 4
+    for (int i = 0; i < SIDE; i += 4) {
+        a[i] = _mm512_shuffle_ps(b[i], b[i + 2], 0x44), a[i + 1] = _mm512_shuffle_ps(b[i], b[i + 2], 0xee);
+        a[i + 2] = _mm512_shuffle_ps(b[i + 1], b[i + 3], 0x44), a[i + 3] = _mm512_shuffle_ps(b[i + 1], b[i + 3], 0xee);
+    }
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; j++) {
+        const __m512 low = _mm512_shuffle_f32x4(a[j], a[4 + j], 0x44), high = _mm512_shuffle_f32x4(a[j], a[4 + j], 0xee);
+        const __m512 Low = _mm512_shuffle_f32x4(a[8 + j], a[12 + j], 0x44), High = _mm512_shuffle_f32x4(a[8 + j], a[12 + j], 0xee);
+        turned[j] = (Pairs)_mm512_shuffle_f32x4(low, Low, 0x88), turned[4 + j] = (Pairs)_mm512_shuffle_f32x4(low, Low, 0xdd);
+        turned[8 + j] = (Pairs)_mm512_shuffle_f32x4(high, High, 0x88), turned[12 + j] = (Pairs)_mm512_shuffle_f32x4(high, High, 0xdd);
+    }
+}
+
+/* Adds to sums [M] what pairs of K from `k` on make with sixteen columns. With each a line is asked for: as far from `next`
+ * on as it is from where a piece begins, in runs of DEEP that are `step` apart. */
+ALWAYS_INLINE void meet_pairs(const uint16_t *x, int64_t k, const Pairs *turned, const uint16_t *next, int64_t step, Wide *sum,
+                              const int pairs, const int M) {
+#pragma GCC unroll 16
+    for (int j = 0; j < pairs; j++) {
+        const uint64_t at = (uint64_t)k * SIDE + 32 * j;
+        __builtin_prefetch(next + at / DEEP * step + at % DEEP, 0, 3);
+#pragma GCC unroll 32
+        for (int m = 0; m < M; m++) sum[m] = DOT_PAIRS(sum[m], turned[j], two_at(x, (k / 2 + j) * M + m) - (Pairs){0});
+    }
+}
+
 /* Adds to 16 columns of M rows what DEEP of K make of them: x, w and K are where that begins. Meanwhile as much is asked
- * for from `next` on, in runs of DEEP that are `step` apart. Rows of w that are read side by side must not be many more: they
- * often are a power of two apart, and then share few places in a cache. */
+ * for of what comes next. Rows of w that are read side by side must not be many more: they often are a power of two apart,
+ * and then share few places in a cache. */
 ALWAYS_INLINE void few_dots(const uint16_t *x, int64_t K, int64_t depth, const uint16_t *w, const uint16_t *next, int64_t step,
                             float *out, int64_t apart, const int M) {
     Wide sum[DOT_FEW];
 #pragma GCC unroll 32
     for (int m = 0; m < M; m++) sum[m] = (Wide){0};
-    for (int64_t k = 0; k < depth; k += 8) {
+    int64_t k = 0;
+    for (; M <= DOT_LINES && k + LINE_DEEP <= depth; k += LINE_DEEP) {
+        Pairs turned[SIDE];
+        turn_lines(w + k, K / 2, turned);
+        meet_pairs(x, k, turned, next, step, sum, SIDE, M);
+    }
+    for (; k < depth; k += 8) {
         Pairs turned[4];
-#pragma GCC unroll 4
-        for (int line = 0; line < 4; line++) {
-            const uint64_t at = (uint64_t)k * SIDE + 32 * line;
-            __builtin_prefetch(next + at / DEEP * step + at % DEEP, 0, 3);
-        }
         turn_sixteen(w + k, K / 2, turned);
-#pragma GCC unroll 4
-        for (int j = 0; j < 4; j++)
-#pragma GCC unroll 32
-            for (int m = 0; m < M; m++)
-                sum[m] = DOT_PAIRS(sum[m], turned[j], two_at(x, (k / 2 + j) * M + m) - (Pairs){0});
+        meet_pairs(x, k, turned, next, step, sum, 4, M);
     }
 #pragma GCC unroll 32
     for (int m = 0; m < M; m++) *(Wide *)(out + m * apart) += sum[m];
@@ -111,7 +144,6 @@ static void few_dot_rows(const uint16_t *x, int64_t M, int64_t K, const uint16_t
     case M: few_dot_groups(x, K, w + from * K, groups, out, apart, M); break;
     switch (M) {
         DOTS_OF(1) DOTS_OF(2) DOTS_OF(3) DOTS_OF(4) DOTS_OF(5) DOTS_OF(6) DOTS_OF(7) DOTS_OF(8)
-        DOTS_OF(9) DOTS_OF(10) DOTS_OF(11) DOTS_OF(12)
         DOTS_OF(17) DOTS_OF(18) DOTS_OF(19) DOTS_OF(20) DOTS_OF(21) DOTS_OF(22) DOTS_OF(23) DOTS_OF(24)
     }
 #undef DOTS_OF
