@@ -1,5 +1,6 @@
 """`rondo doctor`: a table for people, an object for programs."""
 
+import dataclasses
 import json
 
 import pytest
@@ -10,6 +11,7 @@ from rondo.cli.main import main
 from rondo.ops import probe
 from rondo.ops.native import level, tune
 from rondo.ops.native.tuned import Found
+from rondo.ops.triton import report
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +49,20 @@ def test_the_table_has_a_row_for_each_operation(capsys):
     assert tuned[-4:] == ["24", "1.25", "512", "1.00"]
 
 
+def test_what_would_run_on_cuda_and_what_would_not(monkeypatch):
+    monkeypatch.setattr(report, "missing", lambda: None)
+    monkeypatch.setattr(report, "version", lambda: "Triton 9")
+    monkeypatch.setattr(report.torch.cuda, "is_available", lambda: False)
+    found = report.on_cuda()
+    assert found.plain == ["linear", "quantized linear"]
+    (line,) = doctor._shown_cuda(dataclasses.asdict(found))
+    assert line.startswith("CUDA: no device here; Triton 9 would run rms norm, ")
+    assert line.endswith("; torch linear, quantized linear")
+    monkeypatch.setattr(report, "missing", lambda: "Triton cannot be imported")
+    (line,) = doctor._shown_cuda(dataclasses.asdict(report.on_cuda()))
+    assert line == "CUDA: no device here; plain torch for every operation: Triton cannot be imported"
+
+
 def test_programs_get_numbers(capsys):
     assert main(["doctor", "--json"]) == 0
     machine = json.loads(capsys.readouterr().out)
@@ -59,7 +75,9 @@ def test_programs_get_numbers(capsys):
     assert main(["doctor", "--kernels", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     kernels, limits, tuned = found.pop("kernels"), found.pop("limits"), found.pop("tuned")
+    cuda = found.pop("cuda")
     assert found == machine
+    assert {*cuda["kernels"], *cuda["plain"]} > {"linear", "rms norm", "paged decode"}
     assert limits == {"read_bytes_per_second": 1e10, "flops": {"fp32": 1e11, "bf16": 1e12}}
     assert {
         "few": 24,

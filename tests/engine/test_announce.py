@@ -81,3 +81,19 @@ def test_what_is_lost_without_a_compiler(said, monkeypatch):
 def test_a_kernel_that_failed_to_compile_is_named(monkeypatch):
     monkeypatch.setattr(ahead, "library", lambda name: None if name == "draw" else name)
     assert ahead.lost() == "kernels that could not be compiled run as plain torch: draw"
+
+
+@pytest.mark.parametrize(("why", "runs"), [(None, "Triton 9"), ("Triton is not here", "plain torch")])
+def test_a_gpu_and_what_runs_there(said, monkeypatch, why, runs):
+    monkeypatch.setattr(module, "missing", lambda: why)
+    monkeypatch.setattr(module, "on_device", lambda device: why is None)
+    monkeypatch.setattr(module, "version", lambda: "Triton 9")
+    model = tiny_model()
+    monkeypatch.setattr(type(model), "device", torch.device("cuda"))
+    announce(model, one_call=False, graphs=why is None)
+    line, *lost = said
+    assert line == (
+        f"fp32 cuda, {runs}",
+        "decode from CUDA graphs" if why is None else "operation by operation",
+    )
+    assert len(lost) == (why is not None)

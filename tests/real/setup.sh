@@ -9,7 +9,7 @@ python=${1:-python3}
 shift || true
 here=$(dirname "${BASH_SOURCE[0]}")
 root=${RONDO_PEERS:-$HOME/.cache/rondo/peers}
-peers=(trl llama vllm webdataset)
+peers=(trl llama triton vllm webdataset)
 
 # How each peer is installed; `pip` is its own. What changes here, or in PEER.txt, makes the environment anew.
 # torch by itself first: the build of the machine's own index, before anything else can choose another.
@@ -22,6 +22,13 @@ install_trl() {
 install_llama() {
   CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF" pip --no-binary llama-cpp-python llama-cpp-python==0.3.36
   pip gguf==0.19.0 safetensors==0.8.0
+}
+
+# With what the package itself needs: it runs our own tests, with Triton's interpreter in place of a GPU.
+install_triton() {
+  pip torch==2.13.0
+  pip triton==3.9.0
+  pip -c "$here/../../constraints.txt" -r "$here/triton.txt"
 }
 
 # llama.cpp's own server, from the sources that llama-cpp-python carries. For benchmarks, and only by name.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from rondo.cli.arguments import Parser
@@ -54,6 +55,7 @@ def _machine() -> dict[str, Any]:
 def _kernels() -> dict[str, Any]:
     from rondo.ops.native.tune import tune
     from rondo.ops.probe import cases, measure_limits, products
+    from rondo.ops.triton.report import on_cuda
 
     limits = measure_limits(1.5)
     known = tune(products())
@@ -61,6 +63,7 @@ def _kernels() -> dict[str, Any]:
         "tuned": {name: found.model_dump() for name, found in known.items()},
         "limits": {"read_bytes_per_second": limits.read, "flops": limits.flops},
         "kernels": [_row(case, limits) for case in cases(ROWS)],
+        "cuda": asdict(on_cuda()),
     }
 
 
@@ -99,7 +102,7 @@ def _shown(found: dict[str, Any]) -> list[str]:
         rate = f"{kernel['rate'] / 1e9:.1f} {unit}"
         names = (kernel["operation"], kernel["type"], kernel["sizes"], kernel["version"])
         rows.append((*names, rate, f"{kernel['share']:.0%}", kernel["why"]))
-    return lines + _table(rows) + _tuned(found["tuned"])
+    return lines + _table(rows) + _tuned(found["tuned"]) + _shown_cuda(found["cuda"])
 
 
 def _tuned(tuned: dict[str, dict[str, Any]]) -> list[str]:
@@ -114,3 +117,13 @@ def _tuned(tuned: dict[str, dict[str, Any]]) -> list[str]:
 def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+
+
+def _shown_cuda(cuda: dict[str, Any]) -> list[str]:
+    device = f"CUDA: {cuda['device'] or 'no device here'}"
+    if cuda["why"]:
+        return [f"{device}; plain torch for every operation: {cuda['why']}"]
+    there = "runs" if cuda["device"] else "would run"
+    return [
+        f"{device}; {cuda['version']} {there} {', '.join(cuda['kernels'])}; torch {', '.join(cuda['plain'])}"
+    ]

@@ -10,15 +10,16 @@ from rondo.ops.dispatch import references_only
 from rondo.ops.native.ahead import lost, runs
 from rondo.ops.native.linear import TYPES, takes_bf16
 from rondo.ops.native.numbers import SHORT
+from rondo.ops.triton.at_hand import missing, on_device, version
 
 log = get_logger(__name__)
 
 
-def announce(model: Decoder, one_call: bool) -> None:
-    """`one_call` where a step of the model is compiled as a whole."""
+def announce(model: Decoder, one_call: bool, graphs: bool = False) -> None:
+    """`one_call` where a step of the model is compiled as a whole, `graphs` where decode steps are recorded."""
     dtype = SHORT.get(model.dtype, str(model.dtype))
     if model.device.type != "cpu":
-        log.info(f"{dtype} {model.device.type}")
+        _announce_device(dtype, model.device, graphs)
         return
     one_call = one_call and not references_only()
     version = runs(dtype) if one_call or _multiplies(model.dtype) else "plain torch"
@@ -27,6 +28,16 @@ def announce(model: Decoder, one_call: bool) -> None:
     log.info(f"{dtype} {version}, {threads} thread{'s' * (threads > 1)}", extra={"step": step})
     if why := lost():
         log.warning(why)
+
+
+def _announce_device(dtype: str, device: torch.device, graphs: bool) -> None:
+    kernels = version() if on_device(device) and not references_only() else "plain torch"
+    step = "decode from CUDA graphs" if graphs else "operation by operation"
+    log.info(f"{dtype} {device.type}, {kernels}", extra={"step": step})
+    if device.type == "cuda" and (why := missing()):
+        log.warning(
+            f"what is between products, and attention, is several times slower than it could be: {why}"
+        )
 
 
 def _multiplies(dtype: torch.dtype) -> bool:

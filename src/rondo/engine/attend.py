@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rondo.engine.cache import KVCache, LayerCache
-from rondo.ops import AttentionSpec, DecodeStep, packed_attention, paged_decode
+from rondo.ops import AttentionSpec, Chunks, DecodeStep, chunk_attention, packed_attention, paged_decode
 from rondo.ops.native.attend import Pasts, attend
 from rondo.ops.paged_attention import additive, padded_attention, slots_at
 
@@ -111,6 +111,8 @@ class StepLayout:
     pasts: Pasts | None = None
     """Of all tokens, where a compiled kernel takes them alike: nothing else than the decodes is laid out then, and
     `slots` are those of all."""
+    chunks: Chunks | None = None
+    """The tokens after the decodes, where a kernel takes them alike: nothing else is laid out of them then."""
 
 
 class Paged:
@@ -143,6 +145,10 @@ class Paged:
         count = 0 if decodes is None else decodes.count
         if decodes is not None:
             parts.append(paged_decode(spec, *pages, q[:count], k[:count], v[:count], decodes, sinks))
+        if layout.chunks is not None:
+            others = q[count:], k[count:], v[count:]
+            parts.append(chunk_attention(spec, *pages, *others, layout.chunks, sinks))
+            return _joined(parts)
         # Fresh tokens attend over what was stored, as later ones will: so it does not matter where a prompt is cut.
         keys, values = layer.keys.write(layout.slots, k[count:]), layer.values.write(layout.slots, v[count:])
         if len(layout.fresh) > 1:
@@ -151,4 +157,8 @@ class Paged:
             fresh = q[count : count + last], keys[:last], values[:last]
             parts.append(packed_attention(spec, *fresh, bounds, sinks))
         parts += [pieces.attend(spec, layer, q, sinks) for pieces in layout.pieces]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        return _joined(parts)
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

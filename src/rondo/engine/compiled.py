@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rondo.engine.cache import KVCache
+from rondo.engine.watched import Watched
 from rondo.models import Decoder
 from rondo.models.adapters.mixed import Served, Sites
 from rondo.models.decoder import DecoderLayer, Embed, Head
@@ -38,12 +39,7 @@ class CompiledDecoder:
         self.sites = sites
         self.by_length = any(spec.by_length for spec in model.ropes)
         """Whether rotations depend on how long a token's request is."""
-        modules = list(model.modules())
-        self._hooks = [
-            hooks for module in modules for hooks in (module._forward_hooks, module._forward_pre_hooks)
-        ]
-        self._parameters = [(module._parameters, name) for module in modules for name in module._parameters]
-        self._places: list[int] = []
+        self._watched = Watched(model)
         self._decoder: DenseDecoder | None = None
 
     @classmethod
@@ -53,23 +49,17 @@ class CompiledDecoder:
         return compiled if compiled._follow() else None
 
     def can(self, served: Sequence[Served | None]) -> bool:
-        """Whether it can run a step in which requests have these adapters. What hangs on a module (an adapter that is
-        attached, an observer) must see its module called."""
+        """Whether it can run a step in which requests have these adapters."""
         if references_only() or any(one is not None and not one.low_rank for one in served):
             return False
-        if any(self._hooks):
+        if self._watched.hooked:
             return False
         return self._follow()
 
     def _follow(self) -> bool:
         """Weights may move, and become others: then the model is looked at anew."""
-        places = [
-            0 if (parameter := parameters[name]) is None else parameter.data_ptr()
-            for parameters, name in self._parameters
-        ]
-        if places != self._places:
+        if self._watched.moved():
             self._decoder = _dense_decoder(self.model, self.cache.group_of, self.sites)
-            self._places = places
         return self._decoder is not None
 
     def logits(self, step: CompiledStep, read: Tensor | None) -> Tensor:

@@ -72,6 +72,9 @@ class EngineConfig(Section):
     overlap: bool = Field(
         False, description="Plan a step, and account for the one before, while the model computes."
     )
+    cuda_graphs: bool = Field(
+        False, description="On a GPU: record the model's decode steps once a size, and replay them."
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="Of the weights.")
     kv_dtype: Literal["auto", "float32", "bfloat16", "float16", "int8", "fp8"] = Field(
         "auto", description="Of the KV cache; the weights' by default."

@@ -89,6 +89,7 @@ class EngineCore:
             self.max_model_len,
             Mixer(self.adapters.reader.sites),
             hosts,
+            config.cuda_graphs,
         )
         self._overlap = None
         if config.overlap:
@@ -106,7 +107,7 @@ class EngineCore:
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         one_call = self.runner.compiled is not None
-        announce(model, one_call)
+        announce(model, one_call, self.runner.graphs is not None)
         autotune(model, config, one_call)
 
     @property
@@ -272,6 +273,7 @@ class EngineCore:
         self.adapters.drop_idle()
         if self.runner.mixer is not None:
             self.runner.mixer.forget()
+        self.runner.forget_graphs()
         self.sleeper.sleep(level)
         if self.speculation is not None:
             self.speculation.proposer.sleep(level)

@@ -17,12 +17,13 @@ from rondo.engine.compiled import CompiledStep
 from rondo.engine.plan import Plan
 from rondo.engine.request import Request
 from rondo.models.adapters.mixed import Served
-from rondo.ops import DecodeStep
+from rondo.ops import Chunks, DecodeStep
 from rondo.ops.dispatch import references_only
 from rondo.ops.native.attend import Pasts
 from rondo.ops.native.build import library
 from rondo.ops.native.layers import TokenRows
 from rondo.ops.native.numbers import GIVEN, KEPT
+from rondo.ops.triton.at_hand import on_device
 
 Ints = NDArray[np.int64]
 
@@ -213,6 +214,8 @@ def step_layouts(flat: Flat, device: torch.device, given: torch.dtype, kept: tor
     )
     if compiled:
         return [_alike(flat, past, lengths) for past in flat.pasts]
+    if on_device(device) and not references_only():
+        return [_in_chunks(flat, past, lengths, device) for past in flat.pasts]
     return [_step_layout(flat, past, lengths, device) for past in flat.pasts]
 
 
@@ -236,6 +239,20 @@ def _step_layout(flat: Flat, past: Past, lengths: Tensor, device: torch.device) 
         together(pieces, tables.block_size, device),
         related=first < count,
     )
+
+
+def _in_chunks(flat: Flat, past: Past, lengths: Tensor, device: torch.device) -> StepLayout:
+    """The decodes, and everybody else's next tokens, whether they have a past or not."""
+    count, tables = flat.decodes, past.tables
+    first = int(flat.owners[count - 1]) + 1 if count else 0
+    slots = to_device(past.slots[count:], device)
+    chunks = None
+    if first < len(flat.requests):
+        pasts, counts = past.seen[flat.starts[first:-1]], np.diff(flat.starts[first:])
+        table = tables.read(flat.rows[first:], int((pasts + counts).max()))
+        chunks = Chunks(to_device(table, device), slots, counts.tolist(), pasts.tolist())
+    decodes = _decode_step(flat, past, device) if count else None
+    return StepLayout(lengths, decodes, slots, related=first < count, chunks=chunks)
 
 
 def _alike(flat: Flat, past: Past, lengths: Tensor) -> StepLayout:

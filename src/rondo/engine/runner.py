@@ -14,6 +14,7 @@ from torch import Tensor
 from rondo.engine.attend import Paged, StepLayout
 from rondo.engine.cache import KVCache
 from rondo.engine.compiled import CompiledDecoder, CompiledStep
+from rondo.engine.graphs import graphs_of
 from rondo.engine.host import HostCache
 from rondo.engine.layout import (
     BlockTables,
@@ -33,6 +34,7 @@ from rondo.engine.sampler import Batch, Drawn, Sampled, Sampler
 from rondo.models import Decoder
 from rondo.models.adapters.mixed import Mixer, Mixture, Served, Span
 from rondo.models.additions import adding
+from rondo.models.parts import take
 
 Ints = NDArray[np.int64]
 
@@ -85,6 +87,7 @@ class Runner:
         max_model_len: int,
         mixer: Mixer | None = None,
         hosts: Sequence[HostCache] = (),
+        cuda_graphs: bool = False,
     ) -> None:
         self.model = model
         self.cache = cache
@@ -99,6 +102,7 @@ class Runner:
             for group in range(len(cache.num_blocks))
         ]
         self.compiled = CompiledDecoder.of(model, cache, None if mixer is None else mixer.sites)
+        self.graphs = graphs_of(model, cache, max_num_seqs, max_model_len) if cuda_graphs else None
 
     def run(self, plan: Plan) -> StepResult:
         step = self.prepare(plan)
@@ -155,11 +159,21 @@ class Runner:
             head = self.compiled.head
             x = self.compiled.trunk(step.layout, step.read)
         else:
-            with adding(step.mixture):
-                x = self.model.trunk(step.tokens, step.positions, Paged(self.cache, step.layout), step.read)
+            x = self._trunk(step, step.layout)
         if step.pools is not None:
             x = step.pools.take(x, self.model.head.norm, head)
         return None if step.batch is None else head(x)
+
+    def _trunk(self, step: Prepared, layouts: Sequence[StepLayout]) -> Tensor:
+        if self.graphs is not None and step.mixture is None and self.graphs.can(layouts):
+            return take(self.graphs.trunk(step.tokens, step.positions, layouts), step.read)
+        with adding(step.mixture):
+            return self.model.trunk(step.tokens, step.positions, Paged(self.cache, layouts), step.read)
+
+    def forget_graphs(self) -> None:
+        """Before the memory that they speak of goes."""
+        if self.graphs is not None:
+            self.graphs.forget()
 
     def _move_blocks(self, plan: Plan) -> None:
         """In this order, and all before the step writes. Copies complete what a request that is swapped out holds,

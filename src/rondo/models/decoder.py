@@ -18,6 +18,7 @@ from rondo.models.parts import (
     MoeMlp,
     RopeTables,
     norm_like,
+    normed_sum,
     take,
 )
 from rondo.ops import AttentionSpec, RopeSpec, rope_tables
@@ -52,8 +53,7 @@ class DecoderLayer(nn.Module):
 
     def forward(self, x: Tensor, ropes: RopeTables, attend: Attend, read: Tensor | None = None) -> Tensor:
         attended = self.attention(self.attention_norm(x), ropes, attend, read)
-        x = take(x, read) + self.attention_out_norm(attended)
-        normed = self.mlp_norm(x)
+        x, normed = normed_sum(self.mlp_norm, take(x, read), self.attention_out_norm(attended))
         x = x + self.mlp_out_norm(added(self.mlp, normed, self.mlp(normed)))
         return x
 

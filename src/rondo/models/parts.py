@@ -12,6 +12,7 @@ from rondo.ops import (
     AttentionSpec,
     ExpertWeights,
     RopeSpec,
+    add_rms_norm,
     gated,
     grouped_experts,
     linear,
@@ -51,6 +52,14 @@ class Norm(nn.Module):
 
 def norm_like(config: ModelConfig, size: int) -> Norm:
     return Norm(size, config.norm_eps, config.norm_offset)
+
+
+def normed_sum(norm: nn.Module, x: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
+    """x + added, and the norm of that: in one pass where a kernel has one."""
+    if type(norm) is Norm:
+        return add_rms_norm(x, added, norm.weight, norm.eps, norm.offset)
+    total = x + added
+    return total, norm(total)
 
 
 def take(x: Tensor, rows: Tensor | None) -> Tensor:

@@ -2,6 +2,7 @@
 
 from rondo.ops.activation import gated
 from rondo.ops.attention import AttentionSpec, packed_attention
+from rondo.ops.chunks import Chunks, chunk_attention
 from rondo.ops.draw import NO_TOKEN, choose_tokens, draw
 from rondo.ops.linear import linear
 from rondo.ops.logprobs import token_logprobs
@@ -15,17 +16,21 @@ from rondo.ops.native import packed as _native_packed  # noqa: F401 registers it
 from rondo.ops.native import paged_decode as _native_paged_decode  # noqa: F401 registers itself
 from rondo.ops.native import pointwise as _native_pointwise  # noqa: F401 registers itself
 from rondo.ops.native import quantized as _native_quantized  # noqa: F401 registers itself
-from rondo.ops.norm import rms_norm
+from rondo.ops.norm import add_rms_norm, rms_norm
 from rondo.ops.paged_attention import DecodeStep, paged_decode
 from rondo.ops.pages import Pages
 from rondo.ops.quantized import Quantized, quantized_linear
 from rondo.ops.rope import RopeSpec, rope_tables, rotate
 from rondo.ops.sharded import rules as _sharded_rules  # noqa: F401 registers itself
+from rondo.ops.triton import attention as _triton_attention  # noqa: F401 registers itself
+from rondo.ops.triton import pointwise as _triton_pointwise  # noqa: F401 registers itself
+from rondo.ops.triton import vocabulary as _triton_vocabulary  # noqa: F401 registers itself
 
 __all__ = [
     "NO_TOKEN",
     "RANK_MULTIPLE",
     "AttentionSpec",
+    "Chunks",
     "DecodeStep",
     "ExpertWeights",
     "Pages",
@@ -37,7 +42,9 @@ __all__ = [
     "RowGroups",
     "add_low_rank",
     "add_low_rank_to",
+    "add_rms_norm",
     "choose_tokens",
+    "chunk_attention",
     "draw",
     "gated",
     "grouped_experts",

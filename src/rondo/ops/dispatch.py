@@ -38,6 +38,11 @@ class Op(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.version(*args, **kwargs)(*args, **kwargs)
 
+    @property
+    def fast_versions(self) -> list[Callable[P, R]]:
+        """In the order in which they are asked."""
+        return [version for _, version in self._fast]
+
     def version(self, *args: P.args, **kwargs: P.kwargs) -> Callable[P, R]:
         """The one that runs."""
         if not _reference_only:

@@ -15,3 +15,12 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tens
     if offset:
         return F.rms_norm(x.float(), (x.shape[-1],), weight.float() + offset, eps).to(x.dtype)
     return F.rms_norm(x, (x.shape[-1],), weight, eps)
+
+
+@Op
+def add_rms_norm(
+    x: Tensor, added: Tensor, weight: Tensor, eps: float, offset: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """x + added, and the norm of that."""
+    total = x + added
+    return total, rms_norm(total, weight, eps, offset)

@@ -1,0 +1,1 @@
+"""What Triton compiles. Imported only where Triton is at hand."""
