@@ -2,7 +2,7 @@
 swapped, guessed for, on any number of threads, and as the learner computes them again on the same weights."""
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from rondo.engine.config import EngineConfig
 from rondo.engine.core import EngineCore
 from rondo.engine.deterministic import check_settings
 from rondo.models import Decoder
+from rondo.models.adapters import TokenformerSpec, attach_tokenformer, detach, save_tokenformer
 from rondo.ops.dispatch import use_reference
 from rondo.ops.native.build import compiler
 from rondo.ops.native.linear import linear_native
@@ -87,11 +88,18 @@ def core_of(model: Decoder, **settings: Any) -> EngineCore:
     return core
 
 
-def answers(core: EngineCore, prompts: list[list[int]] = PROMPTS) -> list[Answer]:
-    """Every other one sampled, the rest greedy."""
+def answers(core: EngineCore, adapters: Sequence[str | None] = (None,)) -> list[Answer]:
+    """Every other one sampled, the rest greedy; each with the next of `adapters`, in turn."""
     samples = [
-        core.add(GenerateRequest(str(i), prompt, (SAMPLED if i % 2 else GREEDY).with_(seed=i)))[0]
-        for i, prompt in enumerate(prompts)
+        core.add(
+            GenerateRequest(
+                str(i),
+                prompt,
+                (SAMPLED if i % 2 else GREEDY).with_(seed=i),
+                adapter=adapters[i % len(adapters)],
+            )
+        )[0]
+        for i, prompt in enumerate(PROMPTS)
     ]
     while core.has_work:
         core.step()
@@ -125,27 +133,33 @@ def marked(tokens: list[int], which: int, context: int = 0) -> Document:
     return Document(tokens, weights, {"which": [float(which)] * len(tokens)})
 
 
+def by_every_way(
+    model: Decoder, ways: Iterable[str] = WAYS, adapters: Sequence[str | None] = (None,), **others: Any
+) -> list[Answer]:
+    """What comes alone, and in each of these ways and after a prefix hit too."""
+    want = answers(core_of(model, max_num_seqs=1, prefix_cache=False, **others), adapters)
+    for i, way in enumerate(ways):
+        with threads(1 + i % 2):
+            core = core_of(model, **WAYS[way], **others)
+            assert answers(core, adapters) == want, way
+        counters = core.scheduler.counters
+        assert (counters.preemptions > 0) == ("num_blocks" in WAYS[way]), way
+        assert (counters.swaps > 0) == ("swap_bytes" in WAYS[way]), way
+    core = core_of(model, **others)
+    answers(core, adapters)
+    before = core.scheduler.counters.prefix_hits
+    assert answers(core, adapters) == want, "after a prefix hit"
+    assert core.scheduler.counters.prefix_hits > before
+    return want
+
+
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("name", [*COMMON, *OTHERS])
 def test_every_way_gives_the_same_bits(name: str, dtype: torch.dtype) -> None:
     model = model_of(name, dtype)
-    alone = core_of(model, max_num_seqs=1, prefix_cache=False)
-    assert (alone.runner.compiled is not None) == (name in COMMON)
-    want = answers(alone)
-    for i, (way, settings) in enumerate(WAYS.items()):
-        if name in WINDOWS_ALONE and "num_blocks" in settings:
-            continue
-        with threads(1 + i % 2):
-            core = core_of(model, **settings)
-            assert answers(core) == want, way
-        counters = core.scheduler.counters
-        assert (counters.preemptions > 0) == ("num_blocks" in settings), way
-        assert (counters.swaps > 0) == ("swap_bytes" in settings), way
-    core = core_of(model)
-    answers(core)
-    before = core.scheduler.counters.prefix_hits
-    assert answers(core) == want, "after a prefix hit"
-    assert core.scheduler.counters.prefix_hits > before
+    assert (core_of(model).runner.compiled is not None) == (name in COMMON)
+    ways = [way for way in WAYS if not (name in WINDOWS_ALONE and "num_blocks" in WAYS[way])]
+    want = by_every_way(model, ways)
     for count, shared in ((1, False), (2, False), (2, shares_prefixes(model.attention_specs()))):
         with threads(count):
             assert scored(model, want, shared) == [logprobs for _, logprobs in want], ("learner", shared)
@@ -162,11 +176,14 @@ def test_what_it_cannot_promise_is_refused_by_name(tmp_path: Path) -> None:
         {"kv_dtype": "int8"},
         {"kv_dtype": "bfloat16"},
         {"tensor_parallel": 2},
-        {"adapters_dir": str(tmp_path)},
     ):
         assert refused(**settings) == next(iter(settings))
-    core = core_of(model_of("qwen3", torch.float32), kv_dtype="float32")
-    with pytest.raises(ConfigError, match="adapters"):
+    model = model_of("qwen3", torch.float32)
+    core = core_of(model, kv_dtype="float32")
+    attach_tokenformer(model, TokenformerSpec())
+    save_tokenformer(model, tmp_path)
+    detach(model)
+    with pytest.raises(ConfigError, match="is a Tokenformer"):
         core.load_adapter("one", tmp_path)
     with use_reference():
         assert refused() == "deterministic"

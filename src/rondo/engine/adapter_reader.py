@@ -8,19 +8,20 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from rondo.base.errors import ModelError, NotFound
+from rondo.base.errors import ConfigError, ModelError, NotFound
 from rondo.models import Decoder
 from rondo.models.adapters import read_adapter
 from rondo.models.adapters.mixed import Served, Sites
+from rondo.models.adapters.tokenformer import Tokenformer
 
 
 class AdapterReader:
-    """For one model; from any thread."""
+    """For one model; from any thread. `deterministic`: what it reads adds what a learner's own adapter does."""
 
-    def __init__(self, model: Decoder, max_rank: int) -> None:
-        self.sites = Sites(model)
+    def __init__(self, model: Decoder, max_rank: int, deterministic: bool = False) -> None:
+        self.sites = Sites(model, as_learner=deterministic)
         self._config = model.config
         self._max_rank = max_rank
 
@@ -32,6 +33,8 @@ class AdapterReader:
             _, parts = read_adapter(self._shape, folder, max_rank=self._max_rank, device=self.sites.device)
         except OSError as error:
             raise ModelError(f"cannot read {folder}: {error.strerror}.") from error
+        if self.sites.as_learner:
+            _check_rows(folder, parts.values())
         served = Served(self.sites, parts.items())
         tensors = served.tensors()
         if not all(bool(tensor.isfinite().all()) for _, tensor in tensors):
@@ -43,6 +46,16 @@ class AdapterReader:
         """The model without weights: those of the real one may be asleep."""
         with torch.device("meta"):
             return Decoder(self._config)
+
+
+def _check_rows(folder: Path, parts: Iterable[nn.Module]) -> None:
+    """Refuses what adds, to a row of a batch, something else than to the row alone."""
+    if any(isinstance(part, Tokenformer) for part in parts):
+        raise ConfigError(
+            f"{folder} is a Tokenformer, whose mixtures of products are torch's: their bits depend on how many rows "
+            "there are. Take LoRA, or leave out deterministic.",
+            param="deterministic",
+        )
 
 
 def _checksum(tensors: Iterable[tuple[str, Tensor]]) -> str:

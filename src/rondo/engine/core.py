@@ -19,7 +19,7 @@ from rondo.engine.autotune import autotune
 from rondo.engine.blocks import BlockPool
 from rondo.engine.cache import KVCache, block_bytes, choose_num_blocks, kv_dtype
 from rondo.engine.config import EngineConfig
-from rondo.engine.deterministic import hold_bits, refusal
+from rondo.engine.deterministic import hold_bits
 from rondo.engine.groups import GroupedPool
 from rondo.engine.host import host_caches, swap_of
 from rondo.engine.intake import Intake, max_model_len, not_finite, nothing_left
@@ -153,8 +153,6 @@ class EngineCore:
     def load_adapter(self, name: str, folder: str | Path, replace: bool = False) -> None:
         """Serves the adapter in `folder` under `name`. With `replace` it may be a new version of one that is there:
         requests in progress end with the version they have."""
-        if self.config.deterministic:
-            raise refusal("adapters", "are not loaded: what they add rounds otherwise in a learner. Merge it")
         self.adapters.add(name, folder, replace)
 
     def unload_adapter(self, name: str) -> list[Request]:
@@ -351,7 +349,7 @@ class EngineCore:
         return number
 
     def _adapter_reader(self) -> AdapterReader:
-        return AdapterReader(self.model, self.config.max_adapter_rank)
+        return AdapterReader(self.model, self.config.max_adapter_rank, self.config.deterministic)
 
     def _compute(self, plan: Plan) -> StepResult:
         return self.runner.run(plan)

@@ -27,12 +27,6 @@ def check_settings(config: EngineConfig) -> None:
             "tensor_parallel",
             f"is {config.tensor_parallel}: sums over processes are not those of one. Set it to 1",
         )
-    if config.adapters_dir is not None:
-        raise refusal(
-            "adapters_dir",
-            "is set: what adapters of requests add is not what a learner's own adds, to the bit. Merge "
-            "the adapter into its model, and serve that",
-        )
 
 
 def hold_bits(model: Decoder, config: EngineConfig, owner: object) -> Callable[[], object]:
@@ -48,10 +42,6 @@ def hold_bits(model: Decoder, config: EngineConfig, owner: object) -> Callable[[
         )
     if model.dtype not in TYPES:
         raise refusal("dtype", f"is {model.dtype}: it keeps its bits in float32 and bfloat16")
-    if model.config.quantization is not None:
-        raise refusal(
-            "deterministic", "is set, and the model's weights are quantized. Serve it without deterministic"
-        )
     if kv_dtype(config, model.dtype) != model.dtype:
         raise refusal(
             "kv_dtype",

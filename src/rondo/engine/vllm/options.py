@@ -26,6 +26,7 @@ REFUSED = {
     "recompute_tokens_per_second": OWN,
     "overlap": OWN,
     "deterministic": OWN,
+    "autotune": OWN,
     "speculation": f"{OWN} (vLLM has --speculative-config, for vllm.args)",
     "draft_model": OWN,
     "adapters_dir": "is of Rondo's own engine: load adapters with /v1/load_lora_adapter",

@@ -25,9 +25,11 @@ MANY_PADDED_ROWS = 32
 
 
 class Sites:
-    """The modules of a model that adapters add to, numbered."""
+    """The modules of a model that adapters add to, numbered. `as_learner`: what is added is what the same adapter adds
+    when it hangs on the model, to the bit, and not what is fastest."""
 
-    def __init__(self, model: Decoder) -> None:
+    def __init__(self, model: Decoder, as_learner: bool = False) -> None:
+        self.as_learner = as_learner
         self.device = model.device
         # On a CPU in fp32 whatever the model's dtype: few have fast products of two bytes, and it is what PEFT does.
         self.dtype = torch.float32 if self.device.type == "cpu" else model.dtype
@@ -47,23 +49,26 @@ class Served:
 
     def __init__(self, sites: Sites, parts: Iterable[tuple[str, nn.Module]]) -> None:
         self.pairs: dict[int, Pair] = {}
-        self.tokenformers: dict[int, Tokenformer] = {}
+        self.modules: dict[int, nn.Module] = {}
+        """Those that compute what they add themselves."""
         shared: dict[int, Tensor] = {}
         for path, part in parts:
             site = sites.paths[path]
-            if isinstance(part, Lora):
+            if sites.as_learner:
+                self.modules[site] = part.to(sites.device).requires_grad_(False)
+            elif isinstance(part, Lora):
                 key = id(part.a)
                 if key not in shared:
                     shared[key] = _padded(part.a.detach(), sites)
                 self.pairs[site] = shared[key], _padded(part.b.detach().float().T * part.scale, sites)
             elif isinstance(part, Tokenformer):
-                self.tokenformers[site] = part.to(sites.device, sites.dtype).requires_grad_(False)
+                self.modules[site] = part.to(sites.device, sites.dtype).requires_grad_(False)
         self.addresses = self._addresses(len(sites.paths)) if sites.addressable else None
 
     @property
     def low_rank(self) -> bool:
         """Whether `addresses` says all there is to it."""
-        return self.addresses is not None and not self.tokenformers
+        return self.addresses is not None and not self.modules
 
     def tensors(self) -> list[tuple[str, Tensor]]:
         """Each once, under a name that says where it belongs."""
@@ -72,7 +77,7 @@ class Served:
             for site, pair in self.pairs.items()
             for name, x in zip("ab", pair, strict=True)
         ]
-        for site, part in self.tokenformers.items():
+        for site, part in self.modules.items():
             named += [(f"{site}.{name}", x) for name, x in part.named_parameters()]
         return list({x.data_ptr(): (name, x) for name, x in named}.values())
 
@@ -114,7 +119,7 @@ class Together:
 
     def __init__(self, served: Sequence[Served]) -> None:
         self.served = served
-        self.tokenformers = [(group, one) for group, one in enumerate(served) if one.tokenformers]
+        self.of_modules = [(group, one) for group, one in enumerate(served) if one.modules]
         self._pairs: dict[int, Pairs | None] = {}
 
     def pairs(self, site: int) -> Pairs | None:
@@ -168,17 +173,17 @@ class Rows:
         pairs = self.together.pairs(site)
         if pairs is not None:
             add_low_rank(out, x, pairs, self.groups)
-        for group, served in self.together.tokenformers:
-            if site in served.tokenformers:
+        for group, served in self.together.of_modules:
+            if site in served.modules:
                 _add_to(served, site, self.groups.each[group], x, out)
 
 
 def _add_to(served: Served, site: int, where: Tensor | slice, x: Tensor, out: Tensor) -> None:
-    pair, tokenformer = served.pairs.get(site), served.tokenformers.get(site)
+    pair, module = served.pairs.get(site), served.modules.get(site)
     if pair is not None:
         add_low_rank_to(out, x, pair, where)
-    if tokenformer is not None:
-        out[where] = (out[where] + tokenformer(x[where])).to(out.dtype)
+    if module is not None:
+        out[where] = (out[where] + module(x[where])).to(out.dtype)
 
 
 def _where(rows: list[int], mixer: "Mixer") -> Tensor | slice:
