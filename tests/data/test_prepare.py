@@ -23,6 +23,7 @@ from rondo.data.prepare import RECORDS, Progress, Request, prepare
 from rondo.data.sampler import Piece
 from rondo.data.shards import Shards, check_shards, read_index
 from rondo.text.tokenizer import Tokenizer
+from support.waiting import wait_until
 
 TEXTS = [f"the cat sat {n} times on the mat " * (1 + n % 7) for n in range(300)]
 
@@ -107,6 +108,17 @@ def test_another_preparation_does_not_mix_with_what_is_there(
         prepare(request(prepared[0], tmp_path / "mine", tokenizer_folder, replace=True))
 
 
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 SCRIPT = """
 import sys
 from pathlib import Path
@@ -125,9 +137,11 @@ def test_killed_as_a_whole_and_resumed_with_one_worker_it_has_the_same_bytes(
     assert process.stdout
     while not list((tmp_path / "out" / RECORDS).glob("part-*.json")):
         assert process.stdout.readline(), "it ended before it could be killed"
+    workers = children(process.pid)
     process.kill()
     process.wait()
     process.stdout.close()
+    wait_until(lambda: not any(map(alive, workers)))
     assert not (tmp_path / "out" / INDEX).exists()
     with pytest.raises(InvalidRequest, match="not ended"):
         read_index(str(tmp_path / "out"))
@@ -138,25 +152,20 @@ def test_killed_as_a_whole_and_resumed_with_one_worker_it_has_the_same_bytes(
     assert seen or len(done) == len({s.name[:12] for s in read_index(str(prepared[1])).shards})
 
 
-def children() -> list[int]:
-    with open(f"/proc/{os.getpid()}/task/{os.getpid()}/children") as file:
-        return [int(pid) for pid in file.read().split()]
-
-
 def test_a_worker_that_is_killed_is_replaced(
     prepared: tuple[Path, Path], tokenizer_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    before, killed = set(children()), list[int]()
+    before, killed = set(children(os.getpid())), list[int]()
 
     def kill_once(now: Progress) -> None:
         if not killed:
-            killed.append(min(set(children()) - before))
+            killed.append(min(set(children(os.getpid())) - before))
             os.kill(killed[0], signal.SIGKILL)
 
     again = request(prepared[0], tmp_path / "out", tokenizer_folder, workers=2, shard_bytes=30_000)
     prepare(again, kill_once)
     assert contents(tmp_path / "out") == contents(prepared[1])
-    assert set(children()) == before
+    assert set(children(os.getpid())) == before
 
 
 def test_a_part_that_kills_its_workers_is_an_error_that_names_it(

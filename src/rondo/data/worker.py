@@ -208,7 +208,7 @@ def main() -> None:
     except RondoError as error:
         voice.say("error", [type(error).__name__, error.message, error.param, error.code])
     except OSError as error:
-        told = storage_error(json.dumps(str(error.filename or "a shard")).strip('"'), error)
+        told = storage_error(str(error.filename or "a shard"), error)
         voice.say("error", [type(told).__name__, told.message, told.param, told.code])
 
 
