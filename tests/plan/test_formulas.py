@@ -1,17 +1,24 @@
 """Memory, traffic and bubbles, beside the published formulas written out by hand."""
 
+import os
 from dataclasses import replace
 
 import pytest
+import torch
 
+from rondo import models
 from rondo.base.errors import ConfigError
+from rondo.models.attend import Packed
+from rondo.ops.native.build import compiler
 from rondo.plan.cluster import GPUS, Cluster, gpu_of
+from rondo.plan.hf import shape_of
 from rondo.plan.layout import Batch, Layout, Policy, check
 from rondo.plan.memory import everything, in_flight, layers_of_stage, memory
 from rondo.plan.model import Shape
 from rondo.plan.shapes import SHAPES, gpt
 from rondo.plan.time import bubble_share, step
 from rondo.plan.traffic import traffic
+from support.tiny import tiny_config
 
 LLAMA = SHAPES["llama-3-8b"]
 BATCH = Batch(64, 8192)
@@ -28,9 +35,44 @@ def test_states_of_a_parameter(zero, each):
 def test_what_a_llama_layer_keeps():
     """2h(6 + 2 kv/a) + 8f + 4a bytes a token, 4f where SwiGLU's product is computed again."""
     h, f, a, kv = LLAMA.hidden, LLAMA.intermediate, LLAMA.heads, LLAMA.kv_heads
-    kept = everything(LLAMA, Layout(), Policy(fused_mlp=False), 8192)
+    kept = everything(LLAMA, Layout(), Policy(swiglu="kept"), 8192)
     assert kept == 2 * h * (6 + 2 * kv / a) + 8 * f + 4 * a
     assert everything(LLAMA, Layout(), Policy(), 8192) == kept - 4 * f
+
+
+@pytest.mark.skipif(
+    not compiler() or os.environ.get("RONDO_OPS") == "reference",
+    reason="plain torch keeps more: needs a C compiler, RONDO_NATIVE and RONDO_OPS left alone",
+)
+def test_what_a_layer_of_our_own_keeps():
+    """Measured: two layers' saved tensors less those of one, in bf16; the norms keep a float each."""
+    measured = saved_a_token(layers=2) - saved_a_token(layers=1)
+    shape = shape_of(OWN | {"num_hidden_layers": 1}, "own")
+    expected = everything(shape, Layout(), Policy(swiglu="kernel"), TOKENS)
+    assert measured == expected + 2 * 4
+
+
+TOKENS = 64
+OWN = tiny_config(
+    model_type="llama", hidden_size=64, intermediate_size=224, num_attention_heads=4, head_dim=16
+)
+
+
+def saved_a_token(layers: int) -> float:
+    model = models.new(OWN | {"num_hidden_layers": layers}, seed=0, dtype=torch.bfloat16)
+    own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+    saved: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.untyped_storage()._cdata not in own:
+            saved[tensor.untyped_storage()._cdata] = tensor
+        return tensor
+
+    tokens = torch.arange(TOKENS)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        logits = model(tokens, tokens, Packed([0, TOKENS]))
+    assert logits.requires_grad
+    return sum(tensor.untyped_storage().nbytes() for tensor in saved.values()) / TOKENS
 
 
 def test_what_a_gpt_layer_keeps():

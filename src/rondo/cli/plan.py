@@ -56,7 +56,7 @@ def _train(given: argparse.Namespace, shape: Shape, cluster: Cluster) -> int:
     policy = Policy(
         precision=given.precision,
         loss=given.loss,
-        fused_mlp=not given.keep_activations,
+        swiglu=given.swiglu,
         optimizer_bytes=OPTIMIZERS[given.optimizer],
     )
     pins = {name: value for name in PINS if (value := getattr(given, name)) is not None}
@@ -185,7 +185,10 @@ def _training(parser: argparse.ArgumentParser) -> None:
         "--loss", choices=("plain", "fused", "chunked"), default="chunked", help="how logits are kept"
     )
     group.add_argument(
-        "--keep-activations", action="store_true", help="SwiGLU's product is kept, not computed again"
+        "--swiglu",
+        choices=("again", "kernel", "kept"),
+        default="kernel",
+        help="what of it backward computes again",
     )
     fixed = parser.add_argument_group("fixed, where the search is to leave a choice alone")
     for name in ("dp", "tp", "pp", "cp", "ep", "virtual", "microbatch"):

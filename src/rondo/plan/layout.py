@@ -13,6 +13,7 @@ from rondo.plan.model import Shape
 Schedule = Literal["none", "gpipe", "1f1b", "interleaved", "zero-bubble"]
 Checkpointing = Literal["none", "selective", "full"]
 Offload = Literal["none", "optimizer", "all"]
+Swiglu = Literal["again", "kernel", "kept"]
 Loss = Literal["plain", "fused", "chunked"]
 
 
@@ -45,9 +46,10 @@ class Layout:
 
 @dataclass(frozen=True)
 class Policy:
-    """What is kept where. `zero` 1, 2 and 3 divide the optimizer's state, also gradients, also parameters. `fused_mlp`
-    computes the activation function again in the backward pass; `overlap` hides tensor parallelism's traffic behind
-    products. `offloaded` is the share of saved activations that wait in host memory."""
+    """What is kept where. `zero` 1, 2 and 3 divide the optimizer's state, also gradients, also parameters. `swiglu`
+    says what is kept of it: gate and up (`again`: the rest is computed again), their product too, as by Rondo's own
+    kernel (`kernel`), and the activated gate, as by plain operations (`kept`). `overlap` hides tensor parallelism's
+    traffic behind products. `offloaded` is the share of saved activations that wait in host memory."""
 
     zero: Literal[0, 1, 2, 3] = 1
     microbatch: int = 1
@@ -55,7 +57,7 @@ class Policy:
     precision: str = "bf16"
     offload: Offload = "none"
     loss: Loss = "fused"
-    fused_mlp: bool = True
+    swiglu: Swiglu = "again"
     flash: bool = True
     dropout: bool = False
     sequence_parallel: bool = True

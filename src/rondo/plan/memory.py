@@ -12,6 +12,10 @@ WEIGHT_BYTES = 2
 """Of what computes: bf16, fp16, or values cast to 8 bits for each product."""
 
 
+SWIGLU_BYTES = {"again": 4, "kernel": 6, "kept": 8}
+"""Kept of each of the intermediate width: gate and up; the product too; and the activated gate."""
+
+
 @dataclass(frozen=True)
 class Memory:
     """Bytes of one rank at its peak; `stage` is the pipeline stage where they are the most. `host` is what waits in
@@ -205,9 +209,9 @@ def everything(shape: Shape, layout: Layout, policy: Policy, sequence: int) -> f
     if not shape.gated:
         inside += 4 * shape.intermediate
     elif shape.experts is None:
-        inside += (4 if policy.fused_mlp else 8) * shape.intermediate
+        inside += SWIGLU_BYTES[policy.swiglu] * shape.intermediate
     else:
-        inside += _experts(shape, 4 if policy.fused_mlp else 8)
+        inside += _experts(shape, SWIGLU_BYTES[policy.swiglu])
     if policy.dropout:
         between += 2 * hidden
     if not policy.flash:

@@ -36,7 +36,7 @@ class Task:
     shape: Shape
     cluster: Cluster
     batch: Batch
-    policy: Policy = field(default_factory=lambda: Policy(loss="chunked"))
+    policy: Policy = field(default_factory=lambda: Policy(loss="chunked", swiglu="kernel"))
     pins: Mapping[str, Any] = field(default_factory=dict)
 
 

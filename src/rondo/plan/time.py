@@ -156,7 +156,7 @@ class _Clock:
 
     def _between(self) -> float:
         """Norms, rotations, activations, sums, casts, and what is done with logits."""
-        kept_all = replace(self.policy, fused_mlp=False)
+        kept_all = replace(self.policy, swiglu="kept")
         layer = known.PASSES * everything(self.shape, self.layout, kept_all, self.batch.length)
         match self.policy.checkpointing:
             case "full":

@@ -69,7 +69,7 @@ def llama3() -> Iterator[Row]:
         shape,
         "h100",
         (2048, 8192),
-        Policy(zero=2, fused_mlp=False),
+        Policy(zero=2, swiglu="kept"),
         gpus=16384,
         tp=8,
         pp=16,

@@ -13,7 +13,7 @@ from rondo.plan.shapes import SHAPES
 def titan() -> Iterator[Row]:
     source = "torchtitan, December 2024"
     small, middle, large = (SHAPES[f"llama-3-{size}"] for size in ("8b", "70b", "405b"))
-    kept = Policy(zero=3, microbatch=2, checkpointing="selective", loss="plain", fused_mlp=False)
+    kept = Policy(zero=3, microbatch=2, checkpointing="selective", loss="plain", swiglu="kept")
     for gpus, table in (
         (
             8,
