@@ -78,7 +78,7 @@ static inline int64_t in_waves(int64_t dim) { return (dim + WAVE - 1) / WAVE * W
 
 /* Whether queries meet keys by dot products of bf16, where they lie: two numbers are as long as a float. */
 static inline int in_pairs(const Attention *a) {
-#ifdef HAS_DOTS
+#if defined HAS_DOTS && defined __AVX512F__
     return a->asked == BF16 && a->kept == BF16 && a->dim % (2 * WAVE) == 0;
 #else
     return 0 * (a->asked == BF16);
@@ -134,7 +134,7 @@ ALWAYS_INLINE void sum_lanes(Wave (*of)[4], Half *all, const int M) {
 }
 
 ALWAYS_INLINE Wave meet_wave(const int pairs, Wave q, Wave k, Wave sum) {
-#ifdef HAS_DOTS
+#if defined HAS_DOTS && defined __AVX512F__
     if (pairs) return (Wave)DOT_PAIRS(sum, q, k);
 #endif
     (void)pairs;
@@ -180,7 +180,7 @@ ALWAYS_INLINE void dot(const float *query, const float *rows, int64_t apart, int
     products(0, query, rows, apart, count, out, D, M);
 }
 
-ALWAYS_INLINE void dot_pairs(const float *query, const float *rows, int64_t apart, int64_t count, float *const *out, const int64_t D,
+ALWAYS_INLINE void dot_words(const float *query, const float *rows, int64_t apart, int64_t count, float *const *out, const int64_t D,
                              const int M) {
     products(1, query, rows, apart, count, out, D, M);
 }
@@ -246,7 +246,7 @@ ALWAYS_INLINE void add(float *const *weights, const float *rows, int64_t apart, 
         else NAME##_BESIDE(x, rows, apart, count, out, D);                                                             \
     }
 FOR_COUNT(dot, const float *)
-FOR_COUNT(dot_pairs, const float *)
+FOR_COUNT(dot_words, const float *)
 FOR_COUNT(add, float *const *)
 
 /* How many of those that are left go together. */
@@ -375,7 +375,7 @@ static inline void score(const Attention *a, const float *query, const float *ro
         dot_rows(query, rows, apart, count, out, D, M);
         return;
     }
-    dot_pairs_rows(query, rows, apart, count, out, D, M);
+    dot_words_rows(query, rows, apart, count, out, D, M);
     for (int64_t m = 0; m < M; m++)
         for (int64_t t = 0; t < count; t++) out[m][t] *= a->scale;
 }

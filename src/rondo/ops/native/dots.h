@@ -53,6 +53,7 @@ ALWAYS_INLINE void turn_sixteen(const uint16_t *w, int64_t apart, Pairs *turned)
 
 /* The same of sixteen pairs: whole lines, each read once. */
 ALWAYS_INLINE void turn_lines(const uint16_t *w, int64_t apart, Pairs *turned) {
+#ifdef __AVX512F__
     __m512 a[SIDE], b[SIDE];
 #pragma GCC unroll 16
     for (int i = 0; i < SIDE; i++) a[i] = _mm512_loadu_ps(w + 2 * i * apart);
@@ -70,6 +71,9 @@ ALWAYS_INLINE void turn_lines(const uint16_t *w, int64_t apart, Pairs *turned) {
         turned[j] = (Pairs)_mm512_shuffle_f32x4(low, Low, 0x88), turned[4 + j] = (Pairs)_mm512_shuffle_f32x4(low, Low, 0xdd);
         turned[8 + j] = (Pairs)_mm512_shuffle_f32x4(high, High, 0x88), turned[12 + j] = (Pairs)_mm512_shuffle_f32x4(high, High, 0xdd);
     }
+#else
+    for (int j = 0; j < 4; j++) turn_sixteen(w + 8 * j, apart, turned + 4 * j);
+#endif
 }
 
 /* Adds to sums [M] what pairs of K from `k` on make with sixteen columns. With each a line is asked for: as far from `next`
