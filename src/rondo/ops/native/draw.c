@@ -8,6 +8,8 @@
  *
  * A row's token depends on that row alone. Sums are of whole pieces first, in fp64: what is drawn is looked for in one piece.
  */
+#include <omp.h>
+
 #include "logprobs.h"
 
 enum { WORD = 32 };
@@ -74,7 +76,10 @@ static void choose(const Args *a, int64_t r, float *room) {
 }
 
 void choose_rows(const Args *a) {
-#pragma omp parallel for schedule(static) num_threads(a->threads) if (a->threads > 1)
-    for (int64_t part = 0; part < a->threads; part++)
-        for (int64_t r = a->rows * part / a->threads; r < a->rows * (part + 1) / a->threads; r++) choose(a, r, a->room + part * 2 * a->width);
+#pragma omp parallel num_threads(a->threads) if (a->threads > 1)
+    {
+        float *room = a->room + omp_get_thread_num() * 2 * a->width;
+#pragma omp for schedule(dynamic) nowait
+        for (int64_t r = 0; r < a->rows; r++) choose(a, r, room);
+    }
 }

@@ -2,9 +2,8 @@
  * pages, feed-forward, head. Between the products of a small model it is waking threads that costs, and whatever else is
  * called: by then weights have streamed through the caches, and its memory is far. Here threads start once a step.
  *
- * With many tokens each thread takes its share of them through all layers, and waits for the others only where tokens of
- * one request see each other. With few, each takes a share of every product's columns. The arithmetic of a token is the
- * same in both: it depends on the token and its past alone.
+ * They take shares one by one, phase by phase (`phases.h`): with many tokens, parts of them through half a layer; with few,
+ * parts of a product's columns. The arithmetic of a token is the same in both: it depends on the token and its past alone.
  *
  * Numbers between operations are fp32, rounded where the model's type would round them.
  *
@@ -19,6 +18,7 @@
 
 #include "layers.h"
 #include "low_rank.h"
+#include "phases.h"
 
 static inline float at(int64_t type, const void *from, int64_t i) {
     return type == F32 ? ((const float *)from)[i] : from_bf16(((const uint16_t *)from)[i]);
@@ -83,16 +83,14 @@ static void adapt(const Step *s, Projection p, const float *x, int64_t first, in
     }
 }
 
-/* Makes x ready for a projection, unless it is so from the one before. */
-static void ready(Own own, Projection p, const float *x, int64_t rows, const Projection *before) {
-    if (!before || !as_ready(before->weight, p.weight)) make_ready(p.weight, x, rows, p.in, own.packed);
-}
-
-/* Columns `from` to `to` for tokens `first` on, whose x are ready too; out is where column `from` goes. */
-static void project(const Step *s, Own own, Projection p, const float *x, int64_t first, int64_t rows, int64_t from,
+/* Columns `from` to `to` for tokens `first` on, whose x are made ready unless they are so already; out is where column `from`
+ * goes. */
+static void project(const Step *s, Own *own, Projection p, const float *x, int64_t first, int64_t rows, int64_t from,
                     int64_t to, float *out, int64_t apart) {
     const int64_t type = s->args->given;
-    weight_product(p.weight, x, own.packed, rows, p.in, from, to, out, apart, own.room);
+    if (!own->ready || !as_ready(own->ready, p.weight)) make_ready(p.weight, x, rows, p.in, own->packed);
+    own->ready = p.weight;
+    weight_product(p.weight, x, own->packed, rows, p.in, from, to, out, apart, own->room);
     for (int64_t r = 0; r < rows; r++) {
         float *restrict row = out + r * apart;
         if (p.bias)
@@ -111,16 +109,21 @@ static void add_rows_to(const Args *a, float *restrict x, const float *restrict 
     }
 }
 
-static void norms(const Step *s, Own own, const void *weight, int64_t first, int64_t rows) {
-    const int64_t hidden = s->args->hidden, last = share(rows, 1, own.part + 1, s->parts);
-    for (int64_t r = share(rows, 1, own.part, s->parts); r < last; r++)
-        norm(s->args, s->x + (first + r) * hidden, weight, own.normed + r * hidden, hidden);
+/* Where the thread's part of `count` things begins, and where it ends. */
+static inline int64_t part_from(const Own *own, int64_t count, int64_t unit) { return share(count, unit, own->part, own->parts); }
+static inline int64_t part_to(const Own *own, int64_t count, int64_t unit) { return share(count, unit, own->part + 1, own->parts); }
+
+static void norms(const Step *s, const Own *own, const void *weight, int64_t first, int64_t rows) {
+    const int64_t hidden = s->args->hidden, last = part_to(own, rows, 1);
+    for (int64_t r = part_from(own, rows, 1); r < last; r++)
+        norm(s->args, s->x + (first + r) * hidden, weight, own->normed + r * hidden, hidden);
 }
 
 /* Heads `from` to `to` of a projection, with their norm and rotation where they have one. */
-static void project_heads(const Step *s, const Layer *l, Own own, Projection p, int64_t first, int64_t rows,
+static void project_heads(const Step *s, const Layer *l, Own *own, Projection p, int64_t first, int64_t rows,
                           const void *weight, int turns, int64_t from, int64_t to, float *out) {
-    project(s, own, p, own.normed, first, rows, from * l->dim, to * l->dim, out, p.width);
+    if (from >= to) return;
+    project(s, own, p, own->normed, first, rows, from * l->dim, to * l->dim, out, p.width);
     for (int64_t r = 0; r < rows; r++)
         for (int64_t h = 0; h < to - from; h++) {
             float *head = out + r * p.width + h * l->dim;
@@ -129,104 +132,103 @@ static void project_heads(const Step *s, const Layer *l, Own own, Projection p, 
         }
 }
 
-/* Queries of tokens `first` on; their keys and values go to the pages. */
-static void ask(const Step *s, const Layer *l, Own own, int64_t first, int64_t rows) {
+/* Heads `from` to `to` of keys or values, which go to the pages. */
+static void keep_heads(const Step *s, const Layer *l, int64_t first, int64_t rows, float *heads, int64_t from, int64_t to,
+                       void *pages, float *scales) {
     const Args *a = s->args;
-    const int64_t D = l->dim, width = l->heads * D, narrow = l->kv * D;
-    int64_t from = share(l->heads, 1, own.part, s->parts), to = share(l->heads, 1, own.part + 1, s->parts);
-    const Projection q = {&l->q, l->q_bias, l->sites[Q], a->hidden, width}, k = {&l->k, l->k_bias, l->sites[K], a->hidden, narrow},
-                     v = {&l->v, l->v_bias, l->sites[V], a->hidden, narrow};
-    ready(own, q, own.normed, rows, NULL);
-    project_heads(s, l, own, q, first, rows, l->q_norm, 1, from, to, s->q + first * width + from * D);
-    from = share(l->kv, 1, own.part, s->parts), to = share(l->kv, 1, own.part + 1, s->parts);
-    float *keys = own.kv, *values = own.kv + rows * narrow;
-    ready(own, k, own.normed, rows, &q);
-    project_heads(s, l, own, k, first, rows, l->k_norm, 1, from, to, keys + from * D);
-    ready(own, v, own.normed, rows, &k);
-    project_heads(s, l, own, v, first, rows, NULL, 0, from, to, values + from * D);
     for (int64_t r = 0; r < rows; r++)
-        for (int64_t h = from; h < to; h++) {
-            const int64_t place = a->slots[l->group * a->tokens + first + r] * l->kv + h, row = (r * l->kv + h) * D;
-            keep(a->kept, keys + row, l->keys, l->key_scales, place, D);
-            keep(a->kept, values + row, l->values, l->value_scales, place, D);
-        }
+        for (int64_t h = from; h < to; h++)
+            keep(a->kept, heads + (r * l->kv + h) * l->dim, pages, scales,
+                 a->slots[l->group * a->tokens + first + r] * l->kv + h, l->dim);
 }
 
-static void attend(const Step *s, const Layer *l, Own own, int64_t first, int64_t rows) {
-    const int64_t width = l->heads * l->dim;
-    Attention attention = attention_of(s->args, l);
-    attention.q = s->q + first * width, attention.out = own.mixed;
+/* Queries of tokens `first` on; their keys and values go to the pages. What is cut into parts is the heads of all three, one
+ * after another. */
+static void ask(const Step *s, const Layer *l, Own *own, int64_t first, int64_t rows) {
+    const Args *a = s->args;
+    const int64_t D = l->dim, width = l->heads * D, narrow = l->kv * D, all = l->heads + 2 * l->kv;
+    const Projection q = {&l->q, l->q_bias, l->sites[Q], a->hidden, width}, k = {&l->k, l->k_bias, l->sites[K], a->hidden, narrow},
+                     v = {&l->v, l->v_bias, l->sites[V], a->hidden, narrow};
+    const int64_t begin = part_from(own, all, 1), end = part_to(own, all, 1), to = least(end, l->heads);
+    project_heads(s, l, own, q, first, rows, l->q_norm, 1, begin, to, s->q + first * width + begin * D);
+    float *keys = own->kv, *values = own->kv + rows * narrow;
+    const int64_t key = most(begin - l->heads, 0), keys_end = least(end - l->heads, l->kv);
+    project_heads(s, l, own, k, first, rows, l->k_norm, 1, key, keys_end, keys + key * D);
+    keep_heads(s, l, first, rows, keys, key, keys_end, l->keys, l->key_scales);
+    const int64_t value = most(begin - l->heads - l->kv, 0), values_end = end - l->heads - l->kv;
+    project_heads(s, l, own, v, first, rows, NULL, 0, value, values_end, values + value * D);
+    keep_heads(s, l, first, rows, values, value, values_end, l->values, l->value_scales);
+}
+
+/* Neighbours that are one task with a key head: those of one request see their past together. */
+static inline int64_t tokens_of_task(const Args *a, const Attention *attention) { return a->related ? neighbours(attention) : 1; }
+
+static inline int64_t attention_tasks(const Args *a, const Layer *l, int64_t rows) {
+    const Attention attention = attention_of(a, l);
+    const int64_t together = tokens_of_task(a, &attention);
+    return (rows + together - 1) / together * l->kv;
+}
+
+static void attend(const Step *s, const Layer *l, const Own *own, int64_t first, int64_t rows) {
+    const Args *a = s->args;
+    const int64_t width = l->heads * l->dim, group = l->heads / l->kv * l->dim, tasks = attention_tasks(a, l, rows);
+    Attention attention = attention_of(a, l);
+    attention.q = s->q + first * width, attention.out = own->mixed;
     attention.owners = s->owners + first, attention.lengths = s->lengths + first;
-    const Scratch scratch = scratch_in(&attention, own.attention);
-    const int64_t group = l->heads / l->kv * l->dim;
-    if (s->parts == 1)
-        for (int64_t r = 0, n; r < rows; r += n) {
-            n = run_at(&attention, r, rows);
-            for (int64_t head = 0; head < l->kv; head++) {
-                if (n > 1) attend_run(&attention, r, n, head, scratch, own.partials);
-                else attend_token(&attention, r, head, rows, scratch, own.partials);
-            }
-            settle(s->args->given, own.mixed + r * width, n * width);
+    const Scratch scratch = scratch_in(&attention, own->attention);
+    const int64_t together = tokens_of_task(a, &attention), last = part_to(own, tasks, 1);
+    for (int64_t task = part_from(own, tasks, 1); task < last; task++) {
+        const int64_t head = task % l->kv, end = least(rows, (task / l->kv + 1) * together);
+        for (int64_t r = task / l->kv * together, n; r < end; r += n) {
+            n = run_at(&attention, r, end);
+            if (n > 1) attend_run(&attention, r, n, head, scratch, own->partials);
+            else attend_token(&attention, r, head, rows, scratch, own->partials);
+            for (int64_t i = r; i < r + n; i++) settle(a->given, own->mixed + i * width + head * group, group);
         }
-    const int64_t tasks = s->parts == 1 ? 0 : rows * l->kv, last = share(tasks, 1, own.part + 1, s->parts);
-    for (int64_t task = share(tasks, 1, own.part, s->parts); task < last; task++) {
-        const int64_t r = task / l->kv, head = task % l->kv;
-        attend_token(&attention, r, head, rows, scratch, own.partials);
-        settle(s->args->given, own.mixed + r * width + head * group, group);
     }
 }
 
-static void output(const Step *s, const Layer *l, Own own, int64_t first, int64_t rows) {
+static void output(const Step *s, const Layer *l, Own *own, int64_t first, int64_t rows) {
     const Args *a = s->args;
-    const int64_t from = share(a->hidden, UNIT, own.part, s->parts), to = share(a->hidden, UNIT, own.part + 1, s->parts);
+    const int64_t from = part_from(own, a->hidden, UNIT), to = part_to(own, a->hidden, UNIT);
     const Projection o = {&l->o, l->o_bias, l->sites[O], l->heads * l->dim, a->hidden};
-    ready(own, o, own.mixed, rows, NULL);
-    project(s, own, o, own.mixed, first, rows, from, to, own.normed + from, a->hidden);
-    add_rows_to(a, s->x + first * a->hidden, own.normed + from, rows, from, to, a->hidden);
+    project(s, own, o, own->mixed, first, rows, from, to, own->normed + from, a->hidden);
+    add_rows_to(a, s->x + first * a->hidden, own->normed + from, rows, from, to, a->hidden);
 }
 
-static void feed(const Step *s, const Layer *l, Own own, int64_t first, int64_t rows) {
+static void feed(const Step *s, const Layer *l, Own *own, int64_t first, int64_t rows) {
     const Args *a = s->args;
-    const int64_t from = share(l->inner, UNIT, own.part, s->parts), to = share(l->inner, UNIT, own.part + 1, s->parts);
+    const int64_t from = part_from(own, l->inner, UNIT), to = part_to(own, l->inner, UNIT);
     const Projection gate = {&l->gate, NULL, l->sites[GATE], a->hidden, l->inner}, up = {&l->up, NULL, l->sites[UP], a->hidden, l->inner};
-    ready(own, gate, own.normed, rows, NULL);
-    project(s, own, gate, own.normed, first, rows, from, to, own.act + from, l->inner);
-    ready(own, up, own.normed, rows, &gate);
-    project(s, own, up, own.normed, first, rows, from, to, own.up + from, l->inner);
+    project(s, own, gate, own->normed, first, rows, from, to, own->act + from, l->inner);
+    project(s, own, up, own->normed, first, rows, from, to, own->up + from, l->inner);
     for (int64_t r = 0; r < rows; r++) {
-        float *restrict row = own.act + r * l->inner + from;
-        const float *restrict by = own.up + r * l->inner + from;
+        float *restrict row = own->act + r * l->inner + from;
+        const float *restrict by = own->up + r * l->inner + from;
         for (int64_t i = 0; i < to - from; i++) row[i] = row[i] * sigmoid(row[i]) * by[i];
         settle(a->given, row, to - from);
     }
 }
 
-static void bring(const Step *s, const Layer *l, Own own, int64_t first, int64_t rows) {
+static void bring(const Step *s, const Layer *l, Own *own, int64_t first, int64_t rows) {
     const Args *a = s->args;
-    const int64_t from = share(a->hidden, UNIT, own.part, s->parts), to = share(a->hidden, UNIT, own.part + 1, s->parts);
+    const int64_t from = part_from(own, a->hidden, UNIT), to = part_to(own, a->hidden, UNIT);
     const Projection down = {&l->down, NULL, l->sites[DOWN], l->inner, a->hidden};
-    ready(own, down, own.act, rows, NULL);
-    project(s, own, down, own.act, first, rows, from, to, own.normed + from, a->hidden);
-    add_rows_to(a, s->x + first * a->hidden, own.normed + from, rows, from, to, a->hidden);
+    project(s, own, down, own->act, first, rows, from, to, own->normed + from, a->hidden);
+    add_rows_to(a, s->x + first * a->hidden, own->normed + from, rows, from, to, a->hidden);
 }
 
-/* Moves the tokens that are read, of those from `first` to `end`, together at `first`; returns their number, and in
- * `index` how many are read before them. */
-static int64_t gather(const Step *s, const Layer *l, int64_t first, int64_t end, int64_t *index) {
+/* Moves the tokens that are read together at the first one. */
+static void gather(const Step *s, const Layer *l) {
     const Args *a = s->args;
     const int64_t hidden = a->hidden, width = l->heads * l->dim;
-    *index = first;
-    if (a->reads == a->tokens) return end - first;
-    int64_t i = 0, count = 0;
-    while (i < a->reads && a->read[i] < first) i++;
-    for (*index = i; i < a->reads && a->read[i] < end; i++, count++) {
-        const int64_t from = a->read[i], to = first + count;
+    for (int64_t to = 0; to < a->reads; to++) {
+        const int64_t from = a->read[to];
         if (from == to) continue;
         memcpy(s->x + to * hidden, s->x + from * hidden, hidden * sizeof(float));
         memcpy(s->q + to * width, s->q + from * width, width * sizeof(float));
         s->owners[to] = s->owners[from], s->lengths[to] = s->lengths[from];
     }
-    return count;
 }
 
 static void take_in(const Step *s, int64_t first, int64_t end) {
@@ -243,25 +245,74 @@ static void take_in(const Step *s, int64_t first, int64_t end) {
     memcpy(s->lengths + first, a->lengths + first, (end - first) * sizeof(int64_t));
 }
 
-/* The head over rows whose norm is made; `index` is how many are read before them. */
-static void tell(const Step *s, Own own, int64_t rows, int64_t index) {
+/* What is asked for of tokens `first` on: what the head would be given. */
+static void hand_over(const Step *s, int64_t first, int64_t rows) {
+    const int64_t hidden = s->args->hidden;
+    narrow(s->args->given, s->x + first * hidden, s->args->out, first * hidden, rows * hidden);
+}
+
+/* The head over rows whose norm is made. */
+static void tell(const Step *s, Own *own, int64_t first, int64_t rows) {
     const Args *a = s->args;
-    const int64_t from = share(a->width, UNIT, own.part, s->parts), to = share(a->width, UNIT, own.part + 1, s->parts);
-    float *out = a->logits + index * a->width + from;
-    make_ready(&a->head, own.normed, rows, a->hidden, own.packed);
-    weight_product(&a->head, own.normed, own.packed, rows, a->hidden, from, to, out, a->width, own.room);
+    const int64_t from = part_from(own, a->width, UNIT), to = part_to(own, a->width, UNIT);
+    float *out = a->logits + first * a->width + from;
+    if (!own->ready) make_ready(&a->head, own->normed, rows, a->hidden, own->packed);
+    own->ready = &a->head;
+    weight_product(&a->head, own->normed, own->packed, rows, a->hidden, from, to, out, a->width, own->room);
     for (int64_t r = 0; r < rows; r++) settle(a->given, out + r * a->width, to - from);
 }
 
-/* Where the share of a thread begins: shares cost about the same, counting a token's products and its past. */
-static int64_t begin_of(const Args *a, int64_t part, int64_t parts) {
-    if (!a->count) return share(a->tokens, 1, part, parts);
+/* Phases are: tokens are taken in; those of each layer; those of the end. */
+typedef struct {
+    int64_t layer, what; /* layer is -1 at the start, and their number at the end */
+} Stage;
+
+static inline Stage stage_of(const Args *a, int64_t phase, int64_t each) {
+    if (phase == 0) return (Stage){-1, 0};
+    const int64_t layer = least((phase - 1) / each, a->count);
+    return (Stage){layer, phase - 1 - layer * each};
+}
+
+static inline const Layer *layer_at(const Args *a, Stage at) {
+    return at.layer < 0 || at.layer == a->count ? NULL : a->layers + at.layer;
+}
+
+/* In the last layer only tokens that are read are left once all keys and values are kept. */
+static inline int gathers(const Args *a, int64_t layer) { return layer == a->count - 1 && a->reads < a->tokens; }
+
+static inline int64_t rows_at(const Args *a, Stage at, int64_t gather) {
+    return a->count && (at.layer == a->count || (at.layer == a->count - 1 && at.what > gather)) ? a->reads : a->tokens;
+}
+
+/* By tokens: phases of a layer, and of the end. */
+enum { ASK_ALL, GATHER_ALL, ANSWER_ALL, EACH_BY_TOKENS };
+
+static int64_t token_shares(const void *work, int64_t phase) {
+    const Step *s = work;
+    const Stage at = stage_of(s->args, phase, EACH_BY_TOKENS);
+    if (at.layer == s->args->count) return at.what == 0 ? s->parts : -1;
+    return at.layer < 0 || at.what != GATHER_ALL ? s->parts : gathers(s->args, at.layer);
+}
+
+/* Two cuts: parts of about one cost, counting a token's products and its past, where each thread has one; else parts of as
+ * many tokens, whose vectors have no empty places. */
+static void cut_tokens(const Step *s) {
+    const Args *a = s->args;
     const Layer *l = a->layers;
+    const int64_t unit = s->parts > a->threads ? ROWS : 1;
+    for (int64_t part = 0; part <= s->parts; part++) s->bounds[part] = share(a->tokens, unit, part, s->parts);
+    if (!a->count || s->parts > a->threads) return;
     const int64_t width = l->heads * l->dim, each = a->hidden * (2 * width + 2 * l->kv * l->dim + 3 * l->inner);
-    int64_t total = 0, so_far = 0, t = 0;
-    for (int64_t i = 0; i < a->tokens; i++) total += each + 4 * width * a->lengths[i];
-    while (t < a->tokens && so_far < total * part / parts) so_far += each + 4 * width * a->lengths[t++];
-    return t;
+    int64_t total = 0, so_far = 0, part = 1;
+    for (int64_t t = 0; t < a->tokens; t++) total += each + 4 * width * a->lengths[t];
+    for (int64_t t = 0; t < a->tokens; so_far += each + 4 * width * a->lengths[t++])
+        for (; part < s->parts && so_far >= total * part / s->parts; part++) s->bounds[part] = t;
+    for (; part < s->parts; part++) s->bounds[part] = a->tokens;
+}
+
+/* Where a part of the tokens begins: of those that are left. */
+static inline int64_t begin_of(const Step *s, int64_t rows, int64_t part) {
+    return rows == s->args->tokens ? s->bounds[part] : share(rows, 1, part, s->parts);
 }
 
 /* Blocks of about one size: a last one of a few tokens would be dear. So would places in vectors that are left empty. */
@@ -270,72 +321,103 @@ static inline int64_t even(int64_t tokens) {
     return blocks ? packed_rows((tokens + blocks - 1) / blocks) : 1;
 }
 
-#define BLOCKS(FROM, TO)                                                                                               \
-    for (int64_t t = (FROM), size = even((TO) - t), rows; rows = least((TO) - t, size), t < (TO); t += rows)
+static void answer(const Step *s, const Layer *l, Own *own, int64_t first, int64_t rows) {
+    attend(s, l, own, first, rows);
+    own->ready = NULL;
+    output(s, l, own, first, rows);
+    norms(s, own, l->mlp_norm, first, rows);
+    own->ready = NULL;
+    feed(s, l, own, first, rows);
+    own->ready = NULL;
+    bring(s, l, own, first, rows);
+}
 
-static void by_tokens(const Step *s, Own own, int64_t thread) {
+static void end(const Step *s, Own *own, int64_t first, int64_t rows) {
+    if (s->args->out) hand_over(s, first, rows);
+    if (!s->args->logits) return;
+    norms(s, own, s->args->head_norm, first, rows);
+    tell(s, own, first, rows);
+}
+
+static void take_tokens(const Step *s, Own *own, Taken t) {
     const Args *a = s->args;
-    const int64_t first = begin_of(a, thread, s->threads), end = begin_of(a, thread + 1, s->threads);
-    int64_t stop = end, index = first;
-    take_in(s, first, end);
-    for (int64_t i = 0; i < a->count; i++) {
-        const Layer *l = a->layers + i;
-        BLOCKS(first, end) {
-            norms(s, own, l->attention_norm, t, rows);
-            ask(s, l, own, t, rows);
-        }
-        if (a->related) {
-#pragma omp barrier
-        }
-        if (i + 1 == a->count) stop = first + gather(s, l, first, end, &index);
-        BLOCKS(first, stop) {
-            attend(s, l, own, t, rows);
-            output(s, l, own, t, rows);
-            norms(s, own, l->mlp_norm, t, rows);
-            feed(s, l, own, t, rows);
-            bring(s, l, own, t, rows);
-        }
+    const Stage at = stage_of(a, t.phase, EACH_BY_TOKENS);
+    const Layer *l = layer_at(a, at);
+    if (l && at.what == GATHER_ALL) {
+        gather(s, l);
+        return;
     }
-    if (a->out && stop > first) narrow(a->given, s->x + first * a->hidden, a->out, index * a->hidden, (stop - first) * a->hidden);
-    if (!a->logits) return;
-    BLOCKS(first, stop) {
-        norms(s, own, a->head_norm, t, rows);
-        tell(s, own, rows, index + t - first);
+    const int64_t all = rows_at(a, at, GATHER_ALL), last = begin_of(s, all, t.share + 1);
+    int64_t first = begin_of(s, all, t.share);
+    if (at.layer < 0) {
+        take_in(s, first, last);
+        return;
+    }
+    for (int64_t rows, size = even(last - first); first < last; first += rows) {
+        rows = least(last - first, size);
+        own->ready = NULL;
+        if (at.layer == a->count) end(s, own, first, rows);
+        else if (at.what == ANSWER_ALL) answer(s, l, own, first, rows);
+        else {
+            norms(s, own, l->attention_norm, first, rows);
+            ask(s, l, own, first, rows);
+        }
     }
 }
 
-static void by_columns(const Step *s, Own own) {
+/* By columns: phases of a layer, and of the end. */
+enum { NORM, ASK, GATHER, ATTEND, OUTPUT, NORM_AGAIN, FEED, BRING, EACH_BY_COLUMNS };
+enum { NORM_LAST, TELL };
+
+/* Of `units` that meet `numbers` of a weight, or of keys and values. */
+static inline int64_t some_shares(const Args *a, int64_t units, int64_t numbers) { return shares_of(units, numbers, a->threads); }
+
+static int64_t column_shares(const void *work, int64_t phase) {
+    const Step *s = work;
     const Args *a = s->args;
-    int64_t rows = a->tokens, index;
-    if (own.part == 0) take_in(s, 0, rows);
-#pragma omp barrier
-    for (int64_t i = 0; i < a->count; i++) {
-        const Layer *l = a->layers + i;
-        norms(s, own, l->attention_norm, 0, rows);
-#pragma omp barrier
-        ask(s, l, own, 0, rows);
-#pragma omp barrier
-        if (i + 1 == a->count && a->reads < a->tokens) {
-            if (own.part == 0) gather(s, l, 0, rows, &index);
-            rows = a->reads;
-#pragma omp barrier
-        }
-        attend(s, l, own, 0, rows);
-#pragma omp barrier
-        output(s, l, own, 0, rows);
-#pragma omp barrier
-        norms(s, own, l->mlp_norm, 0, rows);
-#pragma omp barrier
-        feed(s, l, own, 0, rows);
-#pragma omp barrier
-        bring(s, l, own, 0, rows);
-#pragma omp barrier
+    const Stage at = stage_of(a, phase, EACH_BY_COLUMNS);
+    const int64_t rows = rows_at(a, at, GATHER), some = least(rows, a->threads), hidden = (a->hidden + UNIT - 1) / UNIT;
+    if (at.layer < 0) return 1;
+    if (at.layer == a->count) {
+        if (at.what == NORM_LAST) return a->logits ? some : 1;
+        return at.what == TELL && a->logits ? some_shares(a, (a->width + UNIT - 1) / UNIT, a->width * a->hidden) : -1;
     }
-    if (a->out && own.part == 0) narrow(a->given, s->x, a->out, 0, rows * a->hidden);
-    if (!a->logits) return;
-    norms(s, own, a->head_norm, 0, rows);
-#pragma omp barrier
-    tell(s, own, rows, 0);
+    const Layer *l = a->layers + at.layer;
+    const int64_t heads = l->heads + 2 * l->kv;
+    switch (at.what) {
+    case NORM: case NORM_AGAIN: return some;
+    case ASK: return some_shares(a, heads, heads * l->dim * a->hidden);
+    case GATHER: return gathers(a, at.layer);
+    case ATTEND: return some_shares(a, attention_tasks(a, l, rows), 2 * rows * l->kv * l->dim * a->longest);
+    case OUTPUT: return some_shares(a, hidden, a->hidden * l->heads * l->dim);
+    case FEED: return some_shares(a, (l->inner + UNIT - 1) / UNIT, 2 * a->hidden * l->inner);
+    default: return some_shares(a, hidden, a->hidden * l->inner);
+    }
+}
+
+static void take_columns(const Step *s, Own *own, Taken t) {
+    const Args *a = s->args;
+    const Stage at = stage_of(a, t.phase, EACH_BY_COLUMNS);
+    const Layer *l = layer_at(a, at);
+    const int64_t rows = rows_at(a, at, GATHER);
+    own->part = t.share, own->parts = t.count;
+    if (at.layer < 0) take_in(s, 0, rows);
+    else if (l)
+        switch (at.what) {
+        case NORM: norms(s, own, l->attention_norm, 0, rows); break;
+        case ASK: ask(s, l, own, 0, rows); break;
+        case GATHER: gather(s, l); break;
+        case ATTEND: attend(s, l, own, 0, rows); break;
+        case OUTPUT: output(s, l, own, 0, rows); break;
+        case NORM_AGAIN: norms(s, own, l->mlp_norm, 0, rows); break;
+        case FEED: feed(s, l, own, 0, rows); break;
+        default: bring(s, l, own, 0, rows);
+        }
+    else if (at.what == TELL) tell(s, own, 0, rows);
+    else {
+        if (a->out) hand_over(s, 0, rows);
+        if (a->logits) norms(s, own, a->head_norm, 0, rows);
+    }
 }
 
 /* How weights of a type are multiplied: a `Way`. */
@@ -346,14 +428,19 @@ int64_t layers_memory(const Args *a) { return memory_size(a); }
 void layers(const Args *a) {
     const Sizes sizes = sizes_of(a);
     float *q = a->memory + a->tokens * a->hidden, *rest = a->memory + shared_size(a, &sizes);
-    int64_t *owners = (int64_t *)(q + a->tokens * sizes.q);
-#pragma omp parallel num_threads(a->threads)
+    int64_t *owners = (int64_t *)(q + a->tokens * sizes.q), *lengths = owners + a->tokens, *bounds = lengths + a->tokens;
+    const Step step = {a, a->memory, q, owners, lengths, bounds, parts_of(a)};
+    const int columns = has_one_block(a);
+    if (!columns) cut_tokens(&step);
+    Phases phases = phases_of(columns ? column_shares : token_shares, &step);
+#pragma omp parallel num_threads(a->threads) if (a->threads > 1)
     {
-        const int columns = has_one_block(a);
-        const int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads();
-        const Step step = {a, a->memory, q, owners, owners + a->tokens, threads, columns ? threads : 1};
-        const Own own = own_in(a, &sizes, rest, thread, columns ? thread : 0);
-        if (columns) by_columns(&step, own);
-        else by_tokens(&step, own, thread);
+        Own own = own_in(a, &sizes, rest, omp_get_thread_num());
+        Taken taken = {-1, 0, 0};
+        for (int64_t phase = -1; take_share(&phases, &taken); phase = taken.phase) {
+            if (phase != taken.phase) own.ready = NULL;
+            if (columns) take_columns(&step, &own, taken);
+            else take_tokens(&step, &own, taken);
+        }
     }
 }

@@ -49,14 +49,16 @@ typedef struct {
 typedef struct {
     const Args *args;
     float *x, *q;
-    int64_t *owners, *lengths;
-    int64_t threads, parts; /* into how many parts columns are cut */
+    int64_t *owners, *lengths, *bounds;
+    int64_t parts; /* into which tokens are cut at `bounds` */
 } Step;
 
-/* One thread's memory, and that of its block of tokens: one block for all where columns are shared. */
+/* One thread's memory, and that of its block of tokens: one block for all where columns are shared. `part` is the thread's of
+ * `parts` of the columns; `packed` is ready for the weight `ready`, or NULL. */
 typedef struct {
     float *normed, *kv, *mixed, *act, *up, *packed, *room, *attention, *partials;
-    int64_t part;
+    const Weight *ready;
+    int64_t part, parts;
 } Own;
 
 static Attention attention_of(const Args *a, const Layer *l) {
@@ -66,7 +68,12 @@ static Attention attention_of(const Args *a, const Layer *l) {
                        .scale = (float)l->scale};
 }
 
-static inline int has_one_block(const Args *a) { return shares_columns(a->tokens, a->threads); }
+/* Whether columns are shared: of few tokens, or of a block of them where weights are so large that each thread has some of every
+ * product, and none reads all of them. */
+static inline int has_one_block(const Args *a) {
+    const int large = a->count && a->hidden * a->layers->inner >= GRAIN * a->threads;
+    return shares_columns(a->tokens, a->threads) || (a->threads > 1 && large && a->tokens <= BLOCK);
+}
 
 static inline int64_t block_of(const Args *a) { return has_one_block(a) ? a->tokens : least(a->tokens, BLOCK); }
 
@@ -94,7 +101,10 @@ static inline int64_t block_size(const Args *a, const Sizes *s) {
     return block_of(a) * (a->hidden + 2 * s->kv + s->q + 2 * s->inner);
 }
 
-static inline int64_t shared_size(const Args *a, const Sizes *s) { return rounded(a->tokens * (a->hidden + s->q + 4)); }
+static inline int64_t shared_size(const Args *a, const Sizes *s) { return rounded(a->tokens * (a->hidden + s->q + 6) + 4); }
+
+/* Into how many parts tokens are cut: a block each, and as many for each thread. */
+static inline int64_t parts_of(const Args *a) { return blocks_of(a->tokens, BLOCK, a->threads); }
 
 /* How many floats `memory` must have: what all see, what is a thread's, and blocks. */
 static inline int64_t memory_size(const Args *a) {
@@ -102,12 +112,12 @@ static inline int64_t memory_size(const Args *a) {
     return shared_size(a, &s) + a->threads * own_size(a, &s) + (has_one_block(a) ? 1 : a->threads) * block_size(a, &s);
 }
 
-static Own own_in(const Args *a, const Sizes *s, float *memory, int64_t thread, int64_t part) {
+static Own own_in(const Args *a, const Sizes *s, float *memory, int64_t thread) {
     float *room = memory + thread * own_size(a, s), *attention = room + s->room, *partials = attention + s->attention;
     float *packed = partials + s->partials;
     float *normed = memory + a->threads * own_size(a, s) + (has_one_block(a) ? 0 : thread * block_size(a, s));
     const int64_t block = block_of(a);
     float *kv = normed + block * a->hidden, *mixed = kv + block * 2 * s->kv, *act = mixed + block * s->q, *up = act + block * s->inner;
-    return (Own){normed, kv, mixed, act, up, packed, room, attention, partials, part};
+    return (Own){normed, kv, mixed, act, up, packed, room, attention, partials, NULL, 0, 1};
 }
 #endif

@@ -1,7 +1,7 @@
 /* x [rows, in] times the transpose of weight [width, in], plus bias [width]; all of one type, fp32 or bf16, and rounded once.
  *
  * It is the product of `layers.c`, and so to the bit: a row's results know neither its neighbours nor the threads. Many rows
- * are shared out among threads, each of which goes through them in blocks that stay near; of few, threads share the columns.
+ * are shared out among threads in blocks that stay near; of few, threads share the columns.
  */
 #include <omp.h>
 #include <time.h>
@@ -47,15 +47,29 @@ static inline void add_bias(const Args *a, float *restrict row, int64_t from, in
         for (int64_t n = from; n < to; n++) row[n - from] += from_bf16(((const uint16_t *)a->bias)[n]);
 }
 
+/* A thread's memory; `ready` is the first of the rows that are packed there, or -1. */
+typedef struct {
+    float *memory;
+    int64_t ready;
+} Own;
+
+/* Packs rows from r on, unless they are so. */
+static void make_ready(const Args *a, Own *own, int64_t r, int64_t rows) {
+    const int64_t K = a->in;
+    float *packed = own->memory, *wide = packed + packed_size(a);
+    if (own->ready == r) return;
+    if (a->type != F32) widen(a->type, a->x, r * K, wide, rows * K);
+    pack(a->type, a->type == F32 ? (const float *)a->x + r * K : wide, rows, K, packed);
+    own->ready = r;
+}
+
 /* Rows `first` to `last`, columns `from` to `to`. */
-static void part(const Args *a, int64_t first, int64_t last, int64_t from, int64_t to, float *memory) {
+static void part(const Args *a, int64_t first, int64_t last, int64_t from, int64_t to, Own *own) {
     const int64_t K = a->in, size = block_of(a), columns = columns_of(a);
-    float *packed = memory, *wide = packed + packed_size(a), *results = wide + (a->type == F32 ? 0 : packed_size(a));
-    float *room = results + results_size(a);
+    float *packed = own->memory, *results = packed + (a->type == F32 ? 1 : 2) * packed_size(a), *room = results + results_size(a);
     for (int64_t r = first, rows; r < last; r += rows) {
         rows = least(size, last - r);
-        if (a->type != F32) widen(a->type, a->x, r * K, wide, rows * K);
-        pack(a->type, a->type == F32 ? (const float *)a->x + r * K : wide, rows, K, packed);
+        make_ready(a, own, r, rows);
         for (int64_t n = from, end; n < to; n = end) {
             end = least(n + columns, to);
             const int64_t apart = a->type == F32 ? a->width : end - n;
@@ -75,15 +89,25 @@ static double own_seconds(void) {
     return clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t) ? 0 : (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
+/* A thread's next share. Where its time is asked for each has as many, however busy the machine is. */
+static inline int64_t take(const Args *a, int64_t thread, int64_t turn, int64_t *taken) {
+    return a->seconds ? turn * omp_get_num_threads() + thread : __atomic_fetch_add(taken, 1, __ATOMIC_RELAXED);
+}
+
 void linear(const Args *a) {
+    const int columns = a->threads > 1 && a->rows < a->few * a->threads;
+    const int64_t shares = columns ? shares_of((a->width + UNIT - 1) / UNIT, a->width * a->in, a->threads)
+                                   : blocks_of(a->rows, block_of(a), a->threads);
+    int64_t taken = 0;
 #pragma omp parallel num_threads(a->threads) if (a->threads > 1)
     {
-        const int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads();
-        float *memory = a->memory + thread * own_size(a);
+        const int64_t thread = omp_get_thread_num();
         const double start = a->seconds ? own_seconds() : 0;
-        if (threads > 1 && a->rows < a->few * threads)
-            part(a, 0, a->rows, share(a->width, UNIT, thread, threads), share(a->width, UNIT, thread + 1, threads), memory);
-        else part(a, share(a->rows, LONG, thread, threads), share(a->rows, LONG, thread + 1, threads), 0, a->width, memory);
+        Own own = {a->memory + thread * own_size(a), -1};
+        for (int64_t turn = 0, i; (i = take(a, thread, turn, &taken)) < shares; turn++) {
+            if (columns) part(a, 0, a->rows, share(a->width, UNIT, i, shares), share(a->width, UNIT, i + 1, shares), &own);
+            else part(a, share(a->rows, LONG, i, shares), share(a->rows, LONG, i + 1, shares), 0, a->width, &own);
+        }
         if (a->seconds) a->seconds[thread] = own_seconds() - start;
     }
 }

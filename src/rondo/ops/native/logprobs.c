@@ -5,6 +5,8 @@
  * A row's number depends on that row alone. Returns whether all tokens are below V and none below 0; those that are not
  * have no number.
  */
+#include <omp.h>
+
 #include "logprobs.h"
 
 typedef struct {
@@ -18,10 +20,11 @@ typedef struct {
 int logprob_rows(const Args *a) {
     const int64_t n = a->width;
     int known = 1;
-#pragma omp parallel for schedule(static) reduction(& : known) num_threads(a->threads) if (a->threads > 1)
-    for (int64_t part = 0; part < a->threads; part++)
-        for (int64_t r = a->rows * part / a->threads; r < a->rows * (part + 1) / a->threads; r++) {
-            float *x = a->room + part * n;
+#pragma omp parallel reduction(& : known) num_threads(a->threads) if (a->threads > 1)
+    {
+        float *x = a->room + omp_get_thread_num() * n;
+#pragma omp for schedule(dynamic) nowait
+        for (int64_t r = 0; r < a->rows; r++) {
             if (a->tokens[r] < 0 || a->tokens[r] >= n) {
                 known = 0;
                 continue;
@@ -30,5 +33,6 @@ int logprob_rows(const Args *a) {
             if (a->scales) scale_by(x, a->scales[r], n);
             a->out[r] = logprob(x, n, a->tokens[r]);
         }
+    }
     return known;
 }

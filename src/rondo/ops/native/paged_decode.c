@@ -5,6 +5,8 @@
  */
 #include "attention.h"
 
+enum { NEIGHBOURS = 4 }; /* tasks that a thread takes at once: it asks for the next one's memory while it computes one */
+
 /* The slices, the first one of each request (and, last, their number), and how many of each head are still to come.
  * partials [slices, H, stride]: the largest score, the sum of the weights relative to it, and the sum of the values. */
 typedef struct {
@@ -52,7 +54,7 @@ static int run_all(const Attention *a, const Work *work, int64_t tasks) {
         float *memory = calloc(scratch_size(a), sizeof(float));
         if (!memory) failed = 1;
         const Scratch x = scratch_in(a, memory);
-#pragma omp for schedule(static)
+#pragma omp for schedule(dynamic, NEIGHBOURS)
         for (int64_t task = 0; task < tasks; task++)
             if (memory) run_task(a, work, x, task, tasks);
         free(memory);
