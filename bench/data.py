@@ -99,7 +99,7 @@ def share_of_a_step(dataset: Dataset, folder: Path, steps: int, depth: int) -> f
 
 def main() -> None:
     options = arguments(__doc__, tokenizers="Hugging Face's tokenizers, encode_batch")
-    size, rounds, steps = (1 << 20, 1, 3) if options.quick else (12 << 20, 3, 12)
+    size, rounds, steps = (1 << 20, 1, 3) if options.quick else (24 << 20, 3, 12)
     report = Report("data")
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
@@ -116,7 +116,7 @@ def main() -> None:
         unclosed = index.tokens - index.documents  # the peer closes no document
         sides = {}
         for count in WORKERS:
-            sides[f"ours {count}"] = lambda count=count: ours(text, tokenizer, out, count)
+            sides[f"ours {count}"] = lambda count=count: ours(text, tokenizer, root / "timed", count)
             if "tokenizers" in options.peers:
                 sides[f"peer {count}"] = lambda count=count: theirs(text, tokenizer, count, unclosed)
         found = {side: median(values) for side, values in alternate(rounds, **sides).items()}

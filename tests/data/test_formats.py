@@ -1,5 +1,6 @@
 import gzip
 import json
+import sys
 from pathlib import Path
 
 import pyarrow
@@ -8,7 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rondo.base.errors import InvalidRequest, NotFound
+from rondo.base.errors import ConfigError, InvalidRequest, MissingExtra, NotFound
+from rondo.data import remote
 from rondo.data.formats import Form, lines_before, parts_of, read_part
 from rondo.data.places import File, find_files
 from rondo.data.sources import read_records
@@ -62,9 +64,11 @@ def test_parquet_by_row_groups(tmp_path: Path) -> None:
 
 def test_conversations_come_out_of_parquet(tmp_path: Path) -> None:
     said = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
-    table = pyarrow.Table.from_pylist([{"messages": said}])
+    call = {"function": {"name": "f", "arguments": "{}"}}
+    called = [{"role": "user", "content": "hi"}, {"role": "assistant", "tool_calls": [call]}]
+    table = pyarrow.Table.from_pylist([{"messages": said}, {"messages": called}])
     pyarrow.parquet.write_table(table, tmp_path / "x.parquet")
-    assert read_records(tmp_path / "x.parquet") == [{"messages": said}]
+    assert read_records(tmp_path / "x.parquet") == [{"messages": said}, {"messages": called}]
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
@@ -104,6 +108,19 @@ def test_a_bounded_number_of_broken_lines_may_be_left_out(tmp_path: Path) -> Non
     assert read_records(tmp_path / "x.jsonl", max_broken=2) == [{"text": "a"}]
     with pytest.raises(InvalidRequest, match=r"more than the 1 broken records .* line 2: .*; .* line 3: "):
         read_records(tmp_path / "x.jsonl", max_broken=1)
+
+
+def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "x.parquet").touch()
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(MissingExtra, match=r"pip install 'rondo\[data\]'"):
+        read_records(tmp_path / "x.parquet")
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    remote._store.cache_clear()
+    with pytest.raises(MissingExtra, match=r"pip install 'rondo\[s3\]'"):
+        read_records("s3://bucket/x.jsonl")
+    with pytest.raises(ConfigError, match="no kind of store called nowhere://"):
+        read_records("nowhere://bucket/x.jsonl")
 
 
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:

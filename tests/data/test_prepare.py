@@ -214,6 +214,18 @@ def test_empty_data_are_an_error(tmp_path: Path, tokenizer_folder: Path) -> None
         prepare(request(tmp_path / "nothing.jsonl", tmp_path / "out", tokenizer_folder))
 
 
+def test_what_is_there_is_replaced_if_that_is_asked(tmp_path: Path, tokenizer_folder: Path) -> None:
+    first = request(write_lines(tmp_path / "a.jsonl", TEXTS[:9]), tmp_path / "out", tokenizer_folder)
+    prepare(first)
+    (tmp_path / "out" / INDEX).write_text("{}")
+    with pytest.raises(InvalidRequest, match="not the index"):
+        prepare(first)
+    other = write_lines(tmp_path / "b.jsonl", TEXTS[:5])
+    index = prepare(request(other, tmp_path / "out", tokenizer_folder, replace=True))
+    assert index.documents == 5
+    check_shards(str(tmp_path / "out"), index)
+
+
 def truncate(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-512])
 

@@ -226,13 +226,21 @@ def _parquet(part: Part, form: Form) -> Iterator[Found]:
             for batch in file.iter_batches(ROWS, row_groups=groups, columns=columns):
                 for row in batch.to_pylist():
                     number += 1
-                    present = {name: value for name, value in row.items() if value is not None}
-                    record, problem = _checked(present, form)
+                    record, problem = _checked(_present(row), form)
                     yield Found(number, record, problem, part.size * number // total)
         except (OSError, ValueError) as error:
             raise InvalidRequest(
                 f"{part.file.name} is damaged after row {number}: {error}", param="data"
             ) from error
+
+
+def _present(value: Any) -> Any:
+    """A column gives every row all the fields that any has: those without a value are not there."""
+    if isinstance(value, list):
+        return [_present(each) for each in value]
+    if isinstance(value, dict):
+        return {name: _present(each) for name, each in value.items() if each is not None}
+    return value
 
 
 def _row_groups(file: File, size: int) -> list[Part]:

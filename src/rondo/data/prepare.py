@@ -144,7 +144,7 @@ def _alone(out: Folder) -> Iterator[Path]:
 def _begin(request: Request, plan: _Plan, out: Folder) -> Index | None:
     """The index, if all is done already; else the folder is this preparation's from here on."""
     index = out.read(INDEX)
-    if index is not None:
+    if index is not None and not request.replace:
         found = parse_index(index, f"{out.name}/{INDEX}")
         if found.made_from == plan.digest:
             return found
