@@ -47,6 +47,16 @@ def atomic_write(path: str | Path, data: bytes | str) -> None:
         _discard(temp)
 
 
+def move_file(finished: Path, path: Path) -> None:
+    """A file that was written beside its place, on the same disk, is synced and renamed."""
+    try:
+        _fsync_dir(finished)
+        os.replace(finished, path)
+        _fsync_dir(path.parent)
+    except OSError as error:
+        raise storage_error(path, error) from error
+
+
 @contextlib.contextmanager
 def atomic_dir(path: str | Path, *, replace: bool = False, needed: int | None = None) -> Iterator[Path]:
     """Yields an empty folder that becomes `path` when the block ends well, and vanishes when it does not.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
 from rondo.base.errors import NotFound, StorageError
-from rondo.base.files import atomic_write, storage_error
+from rondo.base.files import atomic_write, move_file
 from rondo.base.paths import path_of
 from rondo.data.remote import is_remote, store_of, translated
 
@@ -91,6 +90,9 @@ class Folder(Protocol):
     def read(self, name: str) -> bytes | None:
         """None where there is no such file."""
 
+    def read_all(self, folder: str) -> dict[str, bytes]:
+        """Every file of a folder in it, by its name there."""
+
     def write(self, name: str, data: bytes) -> None: ...
 
     def put(self, name: str, local: Path) -> None:
@@ -118,14 +120,15 @@ class LocalFolder:
         except OSError as error:
             raise StorageError(f"Cannot read {self.path / name}: {error.strerror}.") from error
 
+    def read_all(self, folder: str) -> dict[str, bytes]:
+        files = [name for name in self.names(folder) if (self.path / folder / name).is_file()]
+        return {name: self.read(f"{folder}/{name}") or b"" for name in files}
+
     def write(self, name: str, data: bytes) -> None:
         atomic_write(self.path / name, data)
 
     def put(self, name: str, local: Path) -> None:
-        try:
-            os.replace(local, self.path / name)
-        except OSError as error:
-            raise storage_error(self.path / name, error) from error
+        move_file(local, self.path / name)
 
     def names(self, folder: str = "") -> list[str]:
         path = self.path / folder
@@ -148,6 +151,14 @@ class RemoteFolder:
                 return bytes(self._store.cat_file(f"{self._path}/{name}"))
             except FileNotFoundError:
                 return None
+
+    def read_all(self, folder: str) -> dict[str, bytes]:
+        paths = [f"{self._path}/{folder}/{name}" for name in self.names(folder)]
+        if not paths:
+            return {}
+        with translated(f"{self.name}/{folder}"):
+            found = self._store.cat(paths, on_error="raise")
+        return {name.rpartition("/")[2]: bytes(data) for name, data in found.items()}
 
     def write(self, name: str, data: bytes) -> None:
         with translated(f"{self.name}/{name}"):

@@ -30,7 +30,7 @@ from rondo.data.index import INDEX, LENGTHS, VERSION, Broken, Index, Shard, Sour
 from rondo.data.places import Folder, LocalFolder, find_files, folder_of
 from rondo.data.pool import Task, run_tasks
 from rondo.data.sources import too_many
-from rondo.data.worker import Setup, part_name
+from rondo.data.worker import LENGTHS_NOTE, NOTE, Setup, part_name
 from rondo.text.tokenizer import Tokenizer
 
 RECORDS = ".preparing"
@@ -257,13 +257,11 @@ def _counts(tally: dict[str, Any]) -> list[int]:
 
 def _notes(out: Folder) -> dict[int, dict[str, Any]]:
     """What the parts that are done have left, by their numbers."""
-    found = {}
-    for name in out.names(RECORDS):
-        if name.startswith("part-") and name.endswith(".json"):
-            data = out.read(f"{RECORDS}/{name}")
-            if data is not None:
-                found[int(name[len("part-") : -len(".json")])] = json.loads(data)
-    return found
+    return {
+        int(name[len("part-") : -len(NOTE)]): json.loads(data)
+        for name, data in out.read_all(RECORDS).items()
+        if name.endswith(NOTE)
+    }
 
 
 def located(part: Part, listed: Sequence[Sequence[Any]]) -> list[Broken]:
@@ -277,17 +275,18 @@ def located(part: Part, listed: Sequence[Sequence[Any]]) -> list[Broken]:
 
 
 def _index(request: Request, plan: _Plan, out: Folder, tokenizer: Tokenizer) -> Index:
-    notes = _notes(out)
-    found = [out.read(f"{RECORDS}/{part_name(number)}.lengths") for number in range(len(plan.parts))]
-    lengths = np.frombuffer(b"".join(data for data in found if data is not None), np.uint32)
-    shards = [Shard(**shard) for number in range(len(plan.parts)) for shard in notes[number]["shards"]]
+    written = out.read_all(RECORDS)
+    parts = [part_name(number) for number in range(len(plan.parts))]
+    notes = [json.loads(written[part + NOTE]) for part in parts]
+    lengths = np.frombuffer(b"".join(written[part + LENGTHS_NOTE] for part in parts), np.uint32)
+    shards = [Shard(**shard) for note in notes for shard in note["shards"]]
     if not len(lengths):
         raise InvalidRequest(
             f"{', '.join(request.sources)}: the data set is empty: no document has a token", param="data"
         )
     assert len(lengths) == sum(shard.documents for shard in shards)
-    written = to_npy(lengths)
-    out.write(LENGTHS, written)
+    listed = to_npy(lengths)
+    out.write(LENGTHS, listed)
     return Index(
         made_from=plan.digest,
         tokenizer=tokenizer.digest,
@@ -296,7 +295,7 @@ def _index(request: Request, plan: _Plan, out: Folder, tokenizer: Tokenizer) -> 
         documents=len(lengths),
         tokens=int(lengths.sum(dtype=np.int64)),
         longest=int(lengths.max()),
-        lengths_sha256=hashlib.sha256(written).hexdigest(),
+        lengths_sha256=hashlib.sha256(listed).hexdigest(),
         sources=[_source(request, plan, notes, number) for number in range(len(request.sources))],
         broken=[
             broken
@@ -307,7 +306,7 @@ def _index(request: Request, plan: _Plan, out: Folder, tokenizer: Tokenizer) -> 
     )
 
 
-def _source(request: Request, plan: _Plan, notes: dict[int, dict[str, Any]], source: int) -> Source:
+def _source(request: Request, plan: _Plan, notes: Sequence[dict[str, Any]], source: int) -> Source:
     own = [number for number, of in enumerate(plan.source_of) if of == source]
     tallies = [notes[number]["tally"] for number in own]
     return Source(

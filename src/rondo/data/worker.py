@@ -29,6 +29,7 @@ from rondo.text.tokenizer import Tokenizer
 
 BEAT_SECONDS = 0.5
 BATCH_DOCUMENTS, BATCH_CHARACTERS = 512, 1 << 20
+NOTE, LENGTHS_NOTE = ".json", ".lengths"
 LISTED = 100
 """How many broken records of a part are told one by one."""
 
@@ -95,8 +96,8 @@ class Tokenizing:
             return
         note = {"tally": asdict(tally), "shards": [shard.model_dump() for shard in shards]}
         where = f"{self._setup.records}/{part_name(number)}"
-        self._out.write(f"{where}.lengths", np.asarray(lengths, np.uint32).tobytes())
-        self._out.write(f"{where}.json", json.dumps(note).encode())
+        self._out.write(where + LENGTHS_NOTE, np.asarray(lengths, np.uint32).tobytes())
+        self._out.write(where + NOTE, json.dumps(note).encode())
 
     def _shard(self, number: int, nth: int) -> ShardWriter:
         stem = f"{number:06d}-{nth:03d}"
