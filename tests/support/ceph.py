@@ -106,7 +106,7 @@ def ceph(folder: Path) -> Iterator[S3]:
         store = str(uuid.uuid4())
         run("ceph", "osd", "new", store)
         run("ceph-osd", "-i", "0", "--mkfs", "--osd-uuid", store)
-        stack.enter_context(run.daemon("ceph-osd", "-i", "0"))
+        _start_store(run, stack)
         gateway = stack.enter_context(run.daemon("radosgw", "-n", "client.rgw.a"))
         _wait(gateway, f"http://127.0.0.1:{port}", folder / "log")
         user = ("--uid=test", "--display-name=test", f"--access-key={KEY}", f"--secret={SECRET}")
@@ -118,12 +118,13 @@ class _Commands:
     def __init__(self, folder: Path, config: Path) -> None:
         self._folder, self._config = folder, config
 
-    def __call__(self, program: str, *arguments: str, configured: bool = True) -> None:
+    def __call__(self, program: str, *arguments: str, configured: bool = True) -> str:
         command = [program, *(["-c", str(self._config)] if configured else []), *arguments]
         done = subprocess.run(
             command, cwd=self._folder, capture_output=True, text=True, timeout=START_SECONDS
         )
         assert done.returncode == 0, f"{' '.join(command)}: {done.stderr[-2000:]}"
+        return done.stdout
 
     @contextlib.contextmanager
     def daemon(self, program: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
@@ -135,6 +136,17 @@ class _Commands:
         finally:
             process.kill()  # its store is in memory: there is nothing to save
             process.wait(30)
+
+
+def _start_store(run: _Commands, stack: contextlib.ExitStack) -> None:
+    """Now and then one ends at once ('wrong fsid'), when it speaks to the monitor before it knows the cluster."""
+    for _ in range(8):
+        store = stack.enter_context(run.daemon("ceph-osd", "-i", "0"))
+        while store.poll() is None:
+            if " 1 up" in run("ceph", "osd", "stat"):
+                return
+            time.sleep(0.1)
+    raise AssertionError("Ceph's store did not come up")
 
 
 def _wait(gateway: subprocess.Popen[bytes], url: str, logs: Path) -> None:
