@@ -71,7 +71,7 @@ static Attention attention_of(const Args *a, const Layer *l) {
 /* Whether columns are shared: of few tokens, or of a block of them where weights are so large that each thread has some of every
  * product, and none reads all of them. */
 static inline int has_one_block(const Args *a) {
-    const int large = a->count && a->hidden * a->layers->inner >= GRAIN * a->threads;
+    const int large = a->count && a->hidden * a->layers->inner >= LARGE * a->threads;
     return shares_columns(a->tokens, a->threads) || (a->threads > 1 && large && a->tokens <= BLOCK);
 }
 

@@ -6,8 +6,8 @@
 
 /* So few rows a thread that columns are shared instead; columns that are never parted. */
 enum { FEW = 12, UNIT = 16 };
-/* Numbers of a weight that are a share: some 20 us. */
-enum { GRAIN = 1 << 19 };
+/* Numbers of a weight that are a share: of few rows some 100 us. Weights of fewer than LARGE for each thread are small. */
+enum { GRAIN = 1 << 21, LARGE = 1 << 19 };
 
 static inline int shares_columns(int64_t rows, int64_t threads) { return threads > 1 && rows < FEW * threads; }
 
