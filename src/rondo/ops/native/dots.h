@@ -89,11 +89,11 @@ ALWAYS_INLINE void meet_pairs(const uint16_t *x, int64_t k, const Pairs *turned,
     }
 }
 
-/* Adds to 16 columns of M rows what DEEP of K make of them: x, w and K are where that begins. Meanwhile as much is asked
+/* Adds to 16 columns of M rows what DEEP of K make of them, or begins these: x, w and K are where that begins. Meanwhile as much is asked
  * for of what comes next. Rows of w that are read side by side must not be many more: they often are a power of two apart,
  * and then share few places in a cache. */
 ALWAYS_INLINE void few_dots(const uint16_t *x, int64_t K, int64_t depth, const uint16_t *w, const uint16_t *next, int64_t step,
-                            float *out, int64_t apart, const int M) {
+                            float *out, int64_t apart, int begins, const int M) {
     Wide sum[DOT_FEW];
 #pragma GCC unroll 32
     for (int m = 0; m < M; m++) sum[m] = (Wide){0};
@@ -109,7 +109,10 @@ ALWAYS_INLINE void few_dots(const uint16_t *x, int64_t K, int64_t depth, const u
         meet_pairs(x, k, turned, next, step, sum, 4, M);
     }
 #pragma GCC unroll 32
-    for (int m = 0; m < M; m++) *(Wide *)(out + m * apart) += sum[m];
+    for (int m = 0; m < M; m++) {
+        Wide *to = (Wide *)(out + m * apart);
+        *to = (begins ? (Wide){0} : *to) + sum[m];
+    }
 }
 
 /* One number, by the instructions that make sixteen: so that it is the same. */
@@ -130,13 +133,12 @@ ALWAYS_INLINE void few_dot_groups(const uint16_t *x, int64_t K, const uint16_t *
                                   const int M) {
     const int64_t group = SIDE * K, together = M * K <= NEAR_PAIRS ? 1 : 8;
     for (int64_t count; (count = least(together, groups)) > 0; groups -= count, w += count * group, out += count * SIDE) {
-        for (int m = 0; m < M; m++) memset(out + m * apart, 0, count * SIDE * sizeof(float));
         for (int64_t k = 0; k < K; k += DEEP)
             for (int64_t i = 0; i < count; i++) {
                 const uint16_t *own = w + i * group + k, *next = own + group;
                 if (together == 1) next = w + group + SIDE * k;
                 else if (i + 1 == count) next = k + DEEP < K ? w + k + DEEP : w + count * group;
-                few_dots(x + k * M, K, least(DEEP, K - k), own, next, together == 1 ? DEEP : K, out + i * SIDE, apart, M);
+                few_dots(x + k * M, K, least(DEEP, K - k), own, next, together == 1 ? DEEP : K, out + i * SIDE, apart, k == 0, M);
             }
     }
 }
@@ -155,10 +157,10 @@ static void few_dot_rows(const uint16_t *x, int64_t M, int64_t K, const uint16_t
         for (int64_t m = 0; m < M; m++) out[m * apart + n - from] = one_dot(x + 2 * m, M, w + n * K, K);
 }
 
-/* Adds to sums [C, V vectors of rows] over pairs of K. Meanwhile a line of `next` is asked for with each: all at once, they
- * would be waited for. */
+/* Adds to sums [C, V vectors of rows] over pairs of K, or begins them. Meanwhile a line of `next` is asked for with each pair:
+ * all at once, they would be waited for. */
 ALWAYS_INLINE void dots_tile(const float *x, int64_t tile, const uint16_t *w, int64_t K, int64_t depth, const char *next,
-                             float *sums, const int V, const int C) {
+                             float *sums, int begins, const int V, const int C) {
     Wide sum[DOT_COLUMNS][2];
 #pragma GCC unroll 16
     for (int c = 0; c < C; c++)
@@ -179,7 +181,10 @@ ALWAYS_INLINE void dots_tile(const float *x, int64_t tile, const uint16_t *w, in
 #pragma GCC unroll 16
     for (int c = 0; c < C; c++)
 #pragma GCC unroll 2
-        for (int v = 0; v < V; v++) *(Wide *)(sums + (c * V + v) * SIDE) += sum[c][v];
+        for (int v = 0; v < V; v++) {
+            Wide *to = (Wide *)(sums + (c * V + v) * SIDE);
+            *to = (begins ? (Wide){0} : *to) + sum[c][v];
+        }
 }
 
 /* As `product`; `sums` has room for 12 columns of 32 rows. */
@@ -194,14 +199,13 @@ static void dots_product(const float *packed, int64_t M, int64_t K, const uint16
         count = least(DOT_COLUMNS, to - n);
         for (int64_t m = 0; m < M; m += 2 * SIDE) {
             const int V = M - m > SIDE ? 2 : 1;
-            memset(sums, 0, count * V * SIDE * sizeof(float));
             for (int64_t k = 0; k < K; k += DEEP) {
                 const float *x = packed + m / SIDE * tile + k / 2 * SIDE;
                 const int64_t depth = least(DEEP, K - k);
                 const char *next = (const char *)(w + (n + count) * K + 16 * k);
                 int64_t c = 0;
 #define COLUMNS(V, C)                                                                                                  \
-    for (; c + C <= count; c += C) dots_tile(x, tile, w + (n + c) * K + k, K, depth, next, sums + c * V * SIDE, V, C);
+    for (; c + C <= count; c += C) dots_tile(x, tile, w + (n + c) * K + k, K, depth, next, sums + c * V * SIDE, k == 0, V, C);
                 if (V == 2) { COLUMNS(2, 12) COLUMNS(2, 4) COLUMNS(2, 1) }
                 else { COLUMNS(1, 12) COLUMNS(1, 4) COLUMNS(1, 1) }
 #undef COLUMNS
