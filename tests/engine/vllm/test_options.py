@@ -147,12 +147,12 @@ def test_vllms_process_has_our_plugins_and_not_our_code(monkeypatch, tmp_path):
         "HF_HUB_OFFLINE": "0",
         "OMP_NUM_THREADS": "3",
         "VLLM_SERVER_DEV_MODE": "1",
-        "VLLM_PLUGINS": "theirs,rondo_folder,rondo_parent",
+        "VLLM_PLUGINS": "theirs,rondo_folder,rondo_parent,rondo_waiting",
         "RONDO_VLLM_PARENT": str(os.getpid()),
     }
     assert {name: given[name] for name in wanted} == wanted
     [package] = distributions(path=[str(folder.plugins)])
-    assert {entry.name for entry in package.entry_points} == {"rondo_folder", "rondo_parent"}
+    assert {entry.name for entry in package.entry_points} == {"rondo_folder", "rondo_parent", "rondo_waiting"}
     for entry in package.entry_points:
         assert entry.group == "vllm.general_plugins"
         assert f"def {entry.attr}(" in (folder.plugins / f"{entry.module}.py").read_text()

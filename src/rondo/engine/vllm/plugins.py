@@ -8,8 +8,16 @@ from pathlib import Path
 from rondo import __version__
 
 PACKAGE = "rondo_vllm"
-COPIES = {"rondo_vllm_plugin": "rondo.weights.vllm_plugin", "rondo_vllm_parent": "rondo.engine.vllm.parent"}
-ENTRY_POINTS = {"rondo_folder": "rondo_vllm_plugin:register", "rondo_parent": "rondo_vllm_parent:watch"}
+COPIES = {
+    "rondo_vllm_plugin": "rondo.weights.vllm_plugin",
+    "rondo_vllm_parent": "rondo.engine.vllm.parent",
+    "rondo_vllm_waiting": "rondo.engine.vllm.waiting",
+}
+ENTRY_POINTS = {
+    "rondo_folder": "rondo_vllm_plugin:register",
+    "rondo_parent": "rondo_vllm_parent:watch",
+    "rondo_waiting": "rondo_vllm_waiting:rest",
+}
 
 
 def write_plugins(folder: Path) -> None:
