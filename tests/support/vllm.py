@@ -17,6 +17,7 @@ import rondo
 from rondo import models
 from rondo.base.errors import RondoError
 from support.adapters import write_lora
+from support.awake import cores_awake
 from support.home import own_home
 from support.peers import PEERS, peer_python
 from support.ports import free_port
@@ -97,7 +98,10 @@ def serving(folder: Path, mode: str, log: Path, *more: str) -> Iterator[Vllm]:
             command(folder, mode, port, *more), env=os.environ | own, stdout=out, stderr=out
         )
     try:
-        with rondo.Client(f"http://127.0.0.1:{port}", admin_key="operator") as client:
+        with (
+            cores_awake(),
+            rondo.Client(f"http://127.0.0.1:{port}", admin_key="operator") as client,
+        ):
             served = Vllm(mode, f"http://127.0.0.1:{port}", process, client, log)
             wait_until_ready(served)
             yield served

@@ -1,8 +1,7 @@
 """In vLLM's processes on a CPU: those that wait for one another sleep meanwhile.
 
-vLLM's engine and its worker look for each other's messages in a loop of `sched_yield`. Of two cores nobody else then
-had one for up to ten seconds (Linux 6.18), our server and its clients among them. A plug-in of vLLM's, copied beside
-the others; it needs Python and vLLM alone.
+vLLM's engine looks for its worker's messages in a loop of `sched_yield`, which takes a core as long as the worker
+computes: one of two, on a small machine. A plug-in of vLLM's, copied beside the others; it needs Python and vLLM alone.
 """
 
 from __future__ import annotations
