@@ -32,8 +32,7 @@ TEMPLATE = (
 LONG = 1000
 """Tokens of an answer that is still under way when something happens to it."""
 LAYERS = 24
-"""Of a model that takes milliseconds a step. From one that takes less, tokens come faster than vLLM's own server can
-send them, which then does nothing else until the answer is there."""
+"""Of a model that takes milliseconds a step, so that such an answer takes seconds on any machine."""
 SETTINGS = {"dtype": "float32", "max_model_len": 2048, "max_num_seqs": 12, "max_queued": 40, "threads": 1}
 SERVER = {"served_model_name": "tiny", "admin_key": "operator"}
 EAGER = ["--enforce-eager"]

@@ -10,7 +10,7 @@ import os
 import time
 
 SECONDS = 20e-6
-"""With what the kernel adds to it, some 70 us."""
+"""With what the kernel adds to it, some 100 us."""
 
 
 def rest() -> None:
