@@ -2,9 +2,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 
+from rondo.ops import probe
 from rondo.ops.native import build
-from rondo.ops.native.ahead import KERNELS
+from rondo.ops.native.ahead import KERNELS, lost, runs
 
 needs_compiler = pytest.mark.skipif(
     not build.compiler(), reason="no C compiler here: install gcc to test the compiled kernels"
@@ -41,6 +43,26 @@ def test_without_a_compiler_the_slower_kernels_serve_and_it_is_said(home, monkey
     assert all("could not be compiled: the slower one serves" in text for text, _ in warnings)
     assert not list(home.rglob("*.so"))
     assert not list(home.rglob("*.partial"))
+
+
+@pytest.mark.parametrize("compiler", ["/nowhere/cc", "false"])
+def test_with_a_compiler_that_fails_every_operation_is_its_reference(home, monkeypatch, warnings, compiler):
+    """Or torch's own."""
+    monkeypatch.setenv("CC", compiler)
+    build.library.cache_clear()
+    try:
+        for case in probe.cases((1,), streamed=1):
+            with torch.inference_mode():
+                version = case.op.version(*case.given[0])
+                case.op(*case.given[0])
+            assert not version.__module__.startswith("rondo.ops.native."), case.operation
+        assert str(lost()).startswith(
+            "kernels that could not be compiled run as plain torch: layers, linear, "
+        )
+        assert runs("bf16") == "plain torch"
+        assert len(warnings) == len(KERNELS)
+    finally:
+        build.library.cache_clear()
 
 
 @needs_compiler

@@ -1,10 +1,13 @@
 """What `rondo doctor` measures: the operations as they are, and limits that mean something."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from rondo.ops import probe
 from rondo.ops.dispatch import use_reference
+from rondo.ops.limits import Limits, measure_limits
 from rondo.ops.native import ahead, build
 
 CASES = {f"{case.operation} {case.dtype}": case for case in probe.cases((2,), streamed=1)}
@@ -69,16 +72,15 @@ def _tensors(given):
             yield x.data
 
 
-def test_the_limit_is_what_takes_longer():
-    limits = probe.Limits(read=100.0, flops={"fp32": 10.0, "bf16": 1.0})
-    case = CASES["linear bf16"]
-    fields = vars(case)
-    assert limits.seconds(probe.Case(**fields | {"read": 1000.0, "flops": 1.0})) == 10
-    assert limits.seconds(probe.Case(**fields | {"read": 1.0, "flops": 1000.0})) == 100  # in fp32, then
-    assert limits.seconds(probe.Case(**fields | {"dtype": "fp32", "read": 0.0, "flops": 10.0})) == 1
+def test_a_limit_is_of_what_is_multiplied():
+    limits = Limits(read=100.0, flops={"fp32": 10.0, "bf16": 1.0, "int16": 20.0, "int8": 40.0})
+    for name, rate in (("linear bf16", 10), ("quantized linear int4", 20), ("quantized linear w8a8", 40)):
+        case = replace(CASES[name], read=1.0, flops=1000.0)
+        assert case.limit(limits) == 1000 / rate
+        assert replace(case, read=1e6).limit(limits) == 1e4
 
 
-def test_limits_are_those_of_some_machine():
-    limits = probe.measure_limits(0.3)
-    assert limits.read > 1e8
-    assert all(rate > 1e6 for rate in limits.flops.values())
+def test_a_share_is_a_positive_number():
+    limits = measure_limits(0.05)
+    for case in CASES.values():
+        assert case.limit(limits) / case.seconds(0.0) > 0

@@ -1,7 +1,9 @@
 """Tensor operations: for each a plain-torch reference and, where one pays, faster versions behind one dispatcher."""
 
+from rondo.ops import flash as _flash  # noqa: F401 registers itself
 from rondo.ops.activation import gated
 from rondo.ops.attention import AttentionSpec, packed_attention
+from rondo.ops.attention_parts import attention_part, attention_part_gradients
 from rondo.ops.chunks import Chunks, chunk_attention
 from rondo.ops.draw import NO_TOKEN, choose_tokens, draw
 from rondo.ops.linear import linear
@@ -43,6 +45,8 @@ __all__ = [
     "add_low_rank",
     "add_low_rank_to",
     "add_rms_norm",
+    "attention_part",
+    "attention_part_gradients",
     "choose_tokens",
     "chunk_attention",
     "draw",

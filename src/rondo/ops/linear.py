@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rondo.ops.dispatch import Op
+from rondo.ops.kept import kept
 from rondo.ops.native.level import cpu_flags
 
 WIDE_ROWS = 32
@@ -46,7 +47,11 @@ class _ThroughFp32(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return F.linear(x.float(), weight.float(), None if bias is None else bias.float()).to(x.dtype)
+
+        def multiply() -> Tensor:
+            return F.linear(x.float(), weight.float(), None if bias is None else bias.float()).to(x.dtype)
+
+        return kept("product", multiply)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
@@ -60,7 +65,7 @@ def linear_gradients(
     """Those of x, weight and bias that are needed, summed in fp32: by the CPU's own bf16 products where it has them,
     else through fp32."""
     for_x, for_weight, for_bias = needed
-    grad = grad.to(_multiplied(x.dtype))
+    grad = grad.to(multiplied(x.dtype))
     rows, inputs = grad.reshape(-1, grad.shape[-1]), x.reshape(-1, x.shape[-1])
     return (
         gradient_of_x(grad, weight) if for_x else None,
@@ -71,11 +76,12 @@ def linear_gradients(
 
 def gradient_of_x(grad: Tensor, weight: Tensor) -> Tensor:
     """[..., N] x [N, K] -> [..., K], of the weight's type."""
-    through = _multiplied(weight.dtype)
+    through = multiplied(weight.dtype)
     return (grad.to(through) @ weight.to(through)).to(weight.dtype)
 
 
-def _multiplied(dtype: torch.dtype) -> torch.dtype:
+def multiplied(dtype: torch.dtype) -> torch.dtype:
+    """What the CPU multiplies numbers of a type as, where the library would emulate them."""
     return torch.float32 if dtype == torch.bfloat16 and not cpu_multiplies_bf16() else dtype
 
 

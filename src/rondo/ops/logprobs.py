@@ -17,10 +17,10 @@ def token_logprobs(logits: Tensor, tokens: Tensor, temperature: float | Tensor =
     `temperature` is a number or [T]; 0 (greedy) counts as 1. Differentiable in `logits`; neither pass holds a second
     fp32 copy of them.
     """
-    return _token_logprobs(logits, tokens, _inverse_temperature(temperature, logits))
+    return _token_logprobs(logits, tokens, inverse_temperature(temperature, logits))
 
 
-def _inverse_temperature(temperature: float | Tensor, logits: Tensor) -> Tensor | None:
+def inverse_temperature(temperature: float | Tensor, logits: Tensor) -> Tensor | None:
     if isinstance(temperature, Tensor):
         temperature = temperature.to(device=logits.device, dtype=torch.float32)
         return torch.where(temperature == 0, 1.0, temperature).reciprocal()[:, None]
@@ -52,8 +52,8 @@ def _chunked(logits: Tensor, tokens: Tensor, scale: Tensor | None) -> Tensor:
 def row_logprobs(logits: Tensor, tokens: Tensor, scale: Tensor | None) -> Tensor:
     """The values alone, in blocks of rows: logits [T, V], tokens [T], scale [T, 1] or [1, 1] or 1 -> fp32 [T]."""
     result = torch.empty(logits.shape[0], dtype=torch.float32, device=logits.device)
-    for block in _blocks(logits):
-        rows = _scaled(logits, scale, block).log_softmax(-1)
+    for block in row_blocks(logits):
+        rows = scaled_rows(logits, scale, block).log_softmax(-1)
         result[block] = rows.gather(-1, tokens[block, None]).squeeze(-1)
     return result
 
@@ -77,20 +77,20 @@ class _ChunkedLogprobs(torch.autograd.Function):
         if scale is not None:
             upstream = upstream * scale
         grad = torch.empty_like(logits)
-        for block in _blocks(logits):
-            weight = _scaled(logits, scale, block).softmax(-1)
+        for block in row_blocks(logits):
+            weight = scaled_rows(logits, scale, block).softmax(-1)
             weight.mul_(-upstream[block])
             weight.scatter_add_(-1, tokens[block, None], upstream[block].expand(-1, 1))
             grad[block] = weight
         return grad, None, None
 
 
-def _blocks(logits: Tensor) -> list[slice]:
+def row_blocks(logits: Tensor) -> list[slice]:
     step = max(1, CHUNK_ELEMENTS // logits.shape[1])
     return [slice(start, start + step) for start in range(0, logits.shape[0], step)]
 
 
-def _scaled(logits: Tensor, scale: Tensor | None, block: slice) -> Tensor:
+def scaled_rows(logits: Tensor, scale: Tensor | None, block: slice) -> Tensor:
     part = logits[block].float()
     if scale is None:
         return part

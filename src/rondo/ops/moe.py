@@ -9,6 +9,7 @@ from torch import Tensor
 from rondo.ops.activation import gated
 from rondo.ops.linear import linear
 from rondo.ops.quantized import Quantized, grouped_quantized_linear
+from rondo.ops.sharded.layout import refuse_shards
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ def grouped_experts(
     x: Tensor, weights: Tensor, experts: Tensor, parts: ExpertWeights, activation: str
 ) -> Tensor:
     """x [T, H], weights and experts [T, k] -> [T, H]: each token's chosen experts, weighted and summed."""
+    refuse_shards("a mixture of experts", x, weights, experts, parts.gate, parts.up, parts.down)
     if len(x) == 0:
         return x
     order = experts.flatten().argsort(stable=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,7 @@ from rondo.ops.activation import gated
 from rondo.ops.attention import AttentionSpec
 from rondo.ops.dispatch import Op, references_only
 from rondo.ops.draw import choose_tokens
+from rondo.ops.limits import Limits
 from rondo.ops.linear import linear
 from rondo.ops.native.ahead import lost, runs
 from rondo.ops.native.linear import takes_bf16
@@ -34,13 +35,20 @@ CONTEXT, PAGE = 8192, 16
 TOKENS = 256
 """Of a step, for the operations between products."""
 TYPES = (torch.float32, torch.bfloat16)
-QUANTIZED: tuple[Kind, ...] = ("int8", "int4", "fp8", "mxfp4")
+QUANTIZED: dict[str, tuple[Kind, str]] = {
+    "int8": ("int8", "int16"),
+    "w8a8": ("int8", "int8"),
+    "int4": ("int4", "int16"),
+    "fp8": ("fp8", "fp32"),
+    "mxfp4": ("mxfp4", "int16"),
+}
+"""The kind of a weight, and what is multiplied: numbers of x are rounded to 16 bits, or to 8 (w8a8)."""
 
 
 @dataclass(frozen=True)
 class Case:
     """An operation on tensors of a kind; each call takes the next of `given`. `read` bytes come from memory in a call,
-    and `flops` are computed. `plain` is how torch alone does it, where it can."""
+    and `flops` are computed, on numbers as `Limits` names them. `plain` is how torch alone does it, where it can."""
 
     operation: str
     dtype: str
@@ -49,7 +57,12 @@ class Case:
     given: list[tuple[Any, ...]]
     read: float
     flops: float
+    arithmetic: str = "fp32"
     plain: Callable[..., Any] | None = None
+
+    def limit(self, limits: Limits) -> float:
+        """Seconds that a call takes at least."""
+        return limits.seconds(self.read, self.flops, self.arithmetic)
 
     def seconds(self, budget: float, call: Callable[..., Any] | None = None) -> float:
         """Of a call: the fastest round over all that is given, in about `budget` seconds."""
@@ -77,45 +90,6 @@ class Case:
         return "torch", (chosen.__doc__ or "").partition("\n")[0]
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What this machine gives the threads at hand: bytes a second read, operations a second of a product by type."""
-
-    read: float
-    flops: dict[str, float]
-
-    def seconds(self, case: Case) -> float:
-        fastest = max(rate for name, rate in self.flops.items() if name in ("fp32", case.dtype))
-        return max(case.read / self.read, case.flops / fastest)
-
-
-def measure_limits(budget: float) -> Limits:
-    """Within about `budget` seconds: sums over what no cache holds, and products of two large matrices."""
-    numbers = torch.ones(1 << 26)
-    read = numbers.numel() * 4 / _fastest(numbers.sum, budget / 3)
-    return Limits(read, {SHORT[dtype]: _product_rate(dtype, budget / 3) for dtype in TYPES})
-
-
-def _product_rate(dtype: torch.dtype, budget: float) -> float:
-    """Of as large a product as the budget has room for: some types are hundreds of times slower than others."""
-    size, seconds = 128, 0.0
-    while size < 2048 and seconds * 8 < budget / 10:
-        size *= 2
-        a = torch.ones(size, size, dtype=dtype)
-        seconds = _fastest(lambda a=a: F.linear(a, a), 0.0)  # type: ignore[misc]
-    return 2 * size**3 / _fastest(lambda: F.linear(a, a), budget / 2)
-
-
-def _fastest(action: Callable[[], Any], budget: float) -> float:
-    action()
-    best, end = float("inf"), time.perf_counter() + budget
-    while best == float("inf") or time.perf_counter() < end:
-        start = time.perf_counter()
-        action()
-        best = min(best, time.perf_counter() - start)
-    return best
-
-
 def cases(
     rows: Sequence[int], weights: Sequence[tuple[int, int]] = ((INNER, HIDDEN),), streamed: int = 96 << 20
 ) -> Iterator[Case]:
@@ -124,8 +98,8 @@ def cases(
     for dtype in TYPES:
         for shape in weights:
             yield from (_linear(dtype, count, shape, streamed) for count in rows)
-    for kind in QUANTIZED:
-        yield from (_quantized(kind, count, weights[0], streamed) for count in rows)
+    for name in QUANTIZED:
+        yield from (_quantized(name, count, weights[0], streamed) for count in rows)
     for dtype in TYPES:
         yield _decode(dtype, 1 + streamed // (2 * CONTEXT * KV * DIM * dtype.itemsize))
         yield from _between(dtype, streamed // (TOKENS * dtype.itemsize))
@@ -147,12 +121,13 @@ def _linear(dtype: torch.dtype, rows: int, shape: tuple[int, int], streamed: int
     x, weight = torch.randn(rows, inputs).to(dtype), torch.randn(width, inputs).to(dtype)
     given = [(x, weight.clone()) for _ in range(1 + streamed // size)]
     flops = 2.0 * rows * inputs * width
-    return Case("linear", SHORT[dtype], _sizes(rows, shape), linear, given, size, flops, F.linear)
+    name = SHORT[dtype]
+    return Case("linear", name, _sizes(rows, shape), linear, given, size, flops, name, F.linear)
 
 
-def _quantized(kind: Kind, rows: int, shape: tuple[int, int], streamed: int) -> Case:
+def _quantized(name: str, rows: int, shape: tuple[int, int], streamed: int) -> Case:
     """Bytes of any value are numbers of every kind, as long as no fp8 is NaN."""
-    width, inputs = shape
+    (kind, arithmetic), (width, inputs) = QUANTIZED[name], shape
     columns, group = inputs if kind in ("int8", "fp8") else inputs // 2, 128 if kind == "int4" else inputs
     scales = torch.full((width, inputs // group), 0.01)
     if kind == "mxfp4":
@@ -161,9 +136,11 @@ def _quantized(kind: Kind, rows: int, shape: tuple[int, int], streamed: int) -> 
     as_stored = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}.get(kind, torch.uint8)
     data = torch.randint(0, 120, (width, columns), dtype=torch.uint8).view(as_stored)
     x, many = torch.randn(rows, inputs), 1 + streamed // size
-    given = [(x, Quantized(kind, data.clone(), scales.clone())) for _ in range(many)]
+    activations: Literal["float", "int8"] = "int8" if name == "w8a8" else "float"
+    given = [(x, Quantized(kind, data.clone(), scales.clone(), activations=activations)) for _ in range(many)]
     flops = 2.0 * rows * inputs * width
-    return Case("quantized linear", kind, _sizes(rows, shape), quantized_linear, given, size, flops)
+    sizes = _sizes(rows, shape)
+    return Case("quantized linear", name, sizes, quantized_linear, given, size, flops, arithmetic)
 
 
 def _sizes(rows: int, shape: tuple[int, int]) -> str:
@@ -198,7 +175,8 @@ def _decode(dtype: torch.dtype, count: int) -> Case:
         for _ in range(count)
     ]
     read, flops = 2.0 * CONTEXT * KV * DIM * dtype.itemsize, 4.0 * CONTEXT * HEADS * DIM
-    return Case("paged decode", SHORT[dtype], f"{CONTEXT} tokens", paged_decode, given, read, flops)
+    name = SHORT[dtype]
+    return Case("paged decode", name, f"{CONTEXT} tokens", paged_decode, given, read, flops, name)
 
 
 def _between(dtype: torch.dtype, columns: int) -> Iterator[Case]:
@@ -208,13 +186,15 @@ def _between(dtype: torch.dtype, columns: int) -> Iterator[Case]:
     norms = [(torch.randn(TOKENS, HIDDEN).to(dtype), weight, 1e-6) for _ in range(1 + columns // HIDDEN)]
     plain = lambda x, weight, eps: F.rms_norm(x, weight.shape, weight, eps)  # noqa: E731
     shape = f"{TOKENS} x {HIDDEN}"
-    yield Case("rms norm", name, shape, rms_norm, norms, 2.0 * TOKENS * HIDDEN * size, 0.0, plain)
+    yield Case("rms norm", name, shape, rms_norm, norms, 2.0 * TOKENS * HIDDEN * size, 0.0, plain=plain)
     pairs = [
         ("silu", *(torch.randn(TOKENS, INNER).to(dtype) for _ in range(2)))
         for _ in range(1 + columns // (2 * INNER))
     ]
     plain = lambda kind, gate, up: F.silu(gate) * up  # noqa: E731
-    yield Case("swiglu", name, f"{TOKENS} x {INNER}", gated, pairs, 3.0 * TOKENS * INNER * size, 0.0, plain)
+    yield Case(
+        "swiglu", name, f"{TOKENS} x {INNER}", gated, pairs, 3.0 * TOKENS * INNER * size, 0.0, plain=plain
+    )
     rope = RopeSpec(DIM, 1e6)
     tables = [torch.randn(TOKENS, 1, DIM // 2).to(dtype) for _ in range(2)]
     heads = [

@@ -17,6 +17,7 @@ from torch import Tensor
 from rondo.ops.dispatch import Op
 from rondo.ops.linear import gradient_of_x, linear
 from rondo.ops.pages import encode
+from rondo.ops.sharded.layout import refuse_shards
 
 Kind = Literal["int8", "int4", "fp8", "mxfp4"]
 
@@ -134,6 +135,7 @@ class Quantized:
 def _check(weight: Quantized) -> None:
     """A form that no operation could make sense of is refused where it is made."""
     kind, data, scales = weight.kind, weight.data, weight.scales
+    refuse_shards("a quantized weight", *weight.tensors.values())
     if kind not in DATA_TYPES:
         raise ValueError(f"kind {kind!r} is not one of {', '.join(DATA_TYPES)}")
     if data.dtype != DATA_TYPES[kind] or data.dim() not in (2, 3):
@@ -202,6 +204,7 @@ def _powers(device: torch.device) -> Tensor:
 @Op
 def quantized_linear(x: Tensor, weight: Quantized, bias: Tensor | None = None) -> Tensor:
     """[..., K] x [N, K] -> [..., N] in the type of x; gradients go to x alone."""
+    refuse_shards("a product with quantized weights", x, bias)
     result: Tensor = QuantizedProduct.apply(x, weight, bias)  # type: ignore[no-untyped-call]
     return result
 

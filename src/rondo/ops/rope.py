@@ -46,15 +46,19 @@ def rope_tables(
     spec: RopeSpec, positions: Tensor, lengths: Tensor | None, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """cos and sin [T, 1, dim/2] for tokens at `positions` [T] in sequences of `lengths` [T]."""
-    if spec.by_length:
-        assert lengths is not None
-        angles = positions[:, None].float() * _frequencies_by_length(spec, lengths)
-    else:
-        angles = positions[:, None].float() * _frequencies(spec, positions.device)
+    angles = rope_angles(spec, positions, lengths)
     cos, sin = angles.cos(), angles.sin()
     if spec.attention_factor != 1.0:
         cos, sin = cos * spec.attention_factor, sin * spec.attention_factor
     return cos[:, None, :].to(dtype), sin[:, None, :].to(dtype)
+
+
+def rope_angles(spec: RopeSpec, positions: Tensor, lengths: Tensor | None = None) -> Tensor:
+    """By how much each pair of dimensions is turned: [T, dim/2]."""
+    if spec.by_length:
+        assert lengths is not None
+        return positions[:, None].float() * _frequencies_by_length(spec, lengths)
+    return positions[:, None].float() * _frequencies(spec, positions.device)
 
 
 @Op

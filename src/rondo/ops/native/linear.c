@@ -4,9 +4,9 @@
  * are shared out among threads in blocks that stay near; of few, threads share the columns.
  */
 #include <omp.h>
-#include <time.h>
 
 #include "product.h"
+#include "seconds.h"
 #include "shares.h"
 
 typedef struct {
@@ -81,12 +81,6 @@ static void part(const Args *a, int64_t first, int64_t last, int64_t from, int64
             }
         }
     }
-}
-
-/* Not those in which others had the core. */
-static double own_seconds(void) {
-    struct timespec t;
-    return clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t) ? 0 : (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
 /* A thread's next share. Where its time is asked for each has as many, however busy the machine is. */

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from rondo.ops.kept import kept
 from rondo.ops.linear import cpu_multiplies_bf16, linear, linear_gradients
 from rondo.ops.native.ahead import multiplies_bf16
 from rondo.ops.native.build import library
@@ -87,7 +88,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return product(x, weight, bias)
+        return kept("product", lambda: product(x, weight, bias))
 
     @staticmethod
     @once_differentiable

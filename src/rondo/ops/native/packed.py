@@ -24,6 +24,9 @@ from rondo.ops.attention import (
     packed_attention,
     window_mask,
 )
+from rondo.ops.attention_parts import attention_part, attention_part_gradients
+from rondo.ops.kept import kept
+from rondo.ops.linear import multiplied
 from rondo.ops.native.attend import Pasts, attend, can_attend
 from rondo.ops.paged_attention import additive
 from rondo.ops.pages import Pages
@@ -90,8 +93,11 @@ class _Attend(torch.autograd.Function):
         blocks: Sequence[Block],
         recompute: Recompute,
     ) -> Tensor:
-        lse = torch.empty(q.shape[:2], dtype=torch.float32)
-        out = _forward(spec, q, k, v, sinks, pasts, lse)
+        def attended() -> tuple[Tensor, Tensor]:
+            lse = torch.empty(q.shape[:2], dtype=torch.float32)
+            return _forward(spec, q, k, v, sinks, pasts, lse), lse
+
+        out, lse = kept("attention", attended)
         ctx.save_for_backward(q, k, v, sinks, out, lse)
         ctx.spec, ctx.blocks, ctx.recompute = spec, blocks, recompute
         return out
@@ -100,12 +106,16 @@ class _Attend(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         spec, (q, k, v, sinks, out, lse) = ctx.spec, ctx.saved_tensors
-        if spec.softcap is not None or spec.head_dim != spec.value_dim:
+        if not _fused_back(spec):
             given = _by_recompute(ctx.recompute, grads[0], (q, k, v, sinks))
         else:
             given = _Fused(spec, grads[0], q, k, v, out, lse).all(ctx.blocks)
             given = (*given, None if sinks is None else _of_sinks(grads[0], out, lse, sinks))
         return None, *given, None, None, None
+
+
+def _fused_back(spec: AttentionSpec) -> bool:
+    return spec.softcap is None and spec.head_dim == spec.value_dim
 
 
 def _by_recompute(
@@ -133,8 +143,9 @@ class _Fused:
     def __init__(
         self, spec: AttentionSpec, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
     ) -> None:
-        self.spec = spec
-        self.grad, self.q, self.k, self.v, self.out = grad, q, k, v, out
+        self.spec, self.dtype = spec, q.dtype
+        through = multiplied(q.dtype)
+        self.grad, self.q, self.k, self.v, self.out = (x.to(through) for x in (grad, q, k, v, out))
         self.lse = lse
 
     def all(self, blocks: Sequence[Block]) -> tuple[Tensor, Tensor, Tensor]:
@@ -142,9 +153,9 @@ class _Fused:
         columns = torch.cat([block.columns for block in blocks])
         queries, keys, values = zip(*(self._block(block) for block in blocks), strict=True)
         return (
-            _added(torch.cat(queries), rows, self.q),
-            _added(torch.cat(keys), columns, self.k),
-            _added(torch.cat(values), columns, self.v),
+            _added(torch.cat(queries), rows, self.q).to(self.dtype),
+            _added(torch.cat(keys), columns, self.k).to(self.dtype),
+            _added(torch.cat(values), columns, self.v).to(self.dtype),
         )
 
     def _block(self, block: Block) -> tuple[Tensor, Tensor, Tensor]:
@@ -194,9 +205,9 @@ class _Documents:
         return None if mask is None else mask[None, None]
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=32)
 def _layout(cu_seqlens: tuple[int, ...]) -> tuple[Pasts, list[_Documents]]:
-    """Every layer of a pass has the same documents; none of them is empty."""
+    """Every layer of a pass has the same documents, and of each part of a ring; none of them is empty."""
     with torch.inference_mode(False):
         lengths = np.concatenate([np.arange(1, stop - start + 1) for start, stop in pairwise(cu_seqlens)])
         owners = np.arange(cu_seqlens[-1]) - (lengths - 1)
@@ -231,3 +242,44 @@ def packed_native(
 
     pasts, documents = _layout(tuple(dict.fromkeys(cu_seqlens)))
     return attend_rows(spec, q, k, v, sinks, pasts, documents, recompute)
+
+
+def _part_can(spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Sequence[int]) -> bool:
+    return _can(spec, q, k, v, cu_seqlens)
+
+
+@attention_part.fast(_part_can)
+def attention_part_native(
+    spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    pasts, _ = _layout(tuple(dict.fromkeys(cu_seqlens)))
+    logarithms = torch.empty(q.shape[:2], dtype=torch.float32)
+    return _forward(spec, q, k, v, None, pasts, logarithms), logarithms
+
+
+def _part_gradients_can(
+    spec: AttentionSpec,
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    logarithms: Tensor,
+    cu_seqlens: Sequence[int],
+) -> bool:
+    return _fused_back(spec) and _part_can(spec, q, k, v, cu_seqlens)
+
+
+@attention_part_gradients.fast(_part_gradients_can)
+def attention_part_gradients_native(
+    spec: AttentionSpec,
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    logarithms: Tensor,
+    cu_seqlens: Sequence[int],
+) -> tuple[Tensor, Tensor, Tensor]:
+    _, documents = _layout(tuple(dict.fromkeys(cu_seqlens)))
+    return _Fused(spec, grad, q, k, v, out, logarithms).all(documents)

@@ -42,6 +42,15 @@ def shards_among(*given: object) -> bool:
     return module is not None and any(isinstance(each, module.DTensor) for each in given)
 
 
+def refuse_shards(what: str, *given: object) -> None:
+    """For what has no rule on shards."""
+    if shards_among(*given):
+        raise ValueError(
+            f"{what} takes no DTensors: give each rank a part of its own as plain tensors (to_local()), or all of them "
+            "(full_tensor())"
+        )
+
+
 @dataclass(frozen=True)
 class Layout:
     """Where an operation's tensors lie. All DTensors among them are of one mesh."""

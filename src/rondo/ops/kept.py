@@ -1,0 +1,95 @@
+"""Results that stay while the rest of a block of code is forgotten and computed again (selective checkpointing).
+
+A product or an attention asks `kept` for its result: the first time it is computed, and the keeper may hold it; when
+the block runs again what is held is given back instead. This is below autograd, so that the operation saves for its
+backward pass what it always does. Operations of torch are seen by the dispatcher (`Keeper` is a mode of it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+Kind = Literal["product", "attention"]
+T = TypeVar("T")
+
+_aten = torch.ops.aten
+OF_TORCH: dict[Any, Kind] = {
+    _aten.mm.default: "product",
+    _aten.addmm.default: "product",
+    _aten._scaled_mm.default: "product",
+    _aten._scaled_dot_product_flash_attention_for_cpu.default: "attention",
+    _aten._scaled_dot_product_flash_attention.default: "attention",
+    _aten._scaled_dot_product_efficient_attention.default: "attention",
+    _aten._scaled_dot_product_cudnn_attention.default: "attention",
+}
+
+_keeper: ContextVar[Keeper | None] = ContextVar("rondo_keeper", default=None)
+
+
+def kept(kind: Kind, compute: Callable[[], T]) -> T:
+    """`compute()`, or what it gave before."""
+    keeper = _keeper.get()
+    return compute() if keeper is None else keeper.result(kind, compute)
+
+
+class Keeper(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Of one block: attention's results, and those products of which `wanted` says so by their number in the block."""
+
+    def __init__(self, wanted: Callable[[int], bool]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._wanted = wanted
+        self._held: dict[tuple[Kind, int], Any] = {}
+        self._counts: dict[Kind, int] = {}
+        self._again = False
+        self._inside = False
+
+    @contextmanager
+    def run(self, *, again: bool) -> Iterator[None]:
+        """Around the block, and around it again."""
+        self._again, self._counts = again, {}
+        token = _keeper.set(self)
+        try:
+            with self:
+                yield
+        finally:
+            _keeper.reset(token)
+
+    def result(self, kind: Kind, compute: Callable[[], T]) -> T:
+        if self._inside:
+            return compute()
+        number = self._counts.get(kind, 0)
+        self._counts[kind] = number + 1
+        if self._again and (kind, number) in self._held:
+            given: T = _apart(self._held[kind, number])
+            return given
+        self._inside = True
+        try:
+            found = compute()
+        finally:
+            self._inside = False
+        if not self._again and (kind == "attention" or self._wanted(number)):
+            self._held[kind, number] = _apart(found)
+        return found
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        def compute() -> Any:
+            return func(*args, **(kwargs or {}))
+
+        kind = OF_TORCH.get(func)
+        return compute() if kind is None else self.result(kind, compute)
+
+
+def _apart(found: Any) -> Any:
+    """Without the graph that whoever asked hangs on the tensor itself."""
+    if isinstance(found, Tensor):
+        return found.detach()
+    return tuple(map(_apart, found)) if isinstance(found, tuple) else found
