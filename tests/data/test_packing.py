@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rondo.base.errors import InvalidRequest
-from rondo.data.packing import Document, Row, Tree, pack, plan_rows
+from rondo.data.packing import Document, Row, Tree, pack, padded, plan_rows
 
 alike = st.lists(st.lists(st.integers(1, 2), min_size=1, max_size=6), min_size=1, max_size=12)
 documents = st.lists(st.lists(st.integers(1, 99), min_size=1, max_size=20), min_size=1, max_size=12)
@@ -101,3 +101,13 @@ def test_prompts_that_begin_alike_are_computed_once() -> None:
     assert row.tokens.tolist() == [1, 2, 3, 5, 9, 9, 4, 9]
     assert row.parents == [-1, 0, 0, 0, 3]
     assert row.valid == 6
+
+
+@given(documents, st.integers(1, 8))
+def test_padding_predicts_what_was_predicted(tokens: list[list[int]], multiple: int) -> None:
+    for row in pack([Document(ids, [1.0] * len(ids)) for ids in tokens], 50):
+        longer = padded(row, multiple)
+        assert len(longer.tokens) == len(longer.positions) == longer.cu_seqlens[-1]
+        assert len(longer.tokens) % multiple == 0
+        assert len(longer.tokens) - len(row.tokens) < multiple
+        assert predicted(longer) == predicted(row)

@@ -22,13 +22,17 @@ from support.quantized import (
     GROUP,
     INT8,
     INT8_TOKENS,
+    Writer,
+    awq,
     change,
     checkpoint,
     compressed,
     configure,
     fp8,
+    fp8_blocks,
     gptq,
     int8,
+    packed,
 )
 from support.tiny import tiny_config, tiny_model
 
@@ -159,6 +163,42 @@ def test_a_file_that_is_not_as_its_config_says(case: str, tmp_path: Path):
     spoil(tmp_path)
     with pytest.raises(ModelError, match=words):
         load(tmp_path)
+
+
+FP8 = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"}
+BLOCKS = {"quant_method": "fp8", "weight_block_size": [GROUP, GROUP]}
+FORMATS: dict[str, tuple[Writer, dict[str, Any], str]] = {
+    "gptq": (gptq, GPTQ, "scales"),
+    "awq": (awq, AWQ, "scales"),
+    "packed": (packed, compressed("pack-quantized", INT4), "weight_scale"),
+    "int8": (int8, compressed("int-quantized", INT8, INT8_TOKENS), "weight_scale"),
+    "fp8": (fp8, compressed("float-quantized", FP8), "weight_scale"),
+    "fp8 in blocks": (fp8_blocks, BLOCKS, "weight_scale_inv"),
+}
+
+
+@pytest.mark.parametrize("case", FORMATS)
+def test_scales_that_are_missing_in_every_format(case: str, tmp_path: Path):
+    writer, settings, scales = FORMATS[case]
+    checkpoint("llama2", tmp_path, writer, settings)
+    without(f"{Q}.{scales}")(tmp_path)
+    with pytest.raises(ModelError, match=rf"1 missing: {Q}.{scales}"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("size", [16, 48])
+@pytest.mark.parametrize("case", ["gptq", "awq", "packed", "fp8 in blocks"])
+def test_a_group_size_that_the_scales_are_not_of(case: str, size: int, tmp_path: Path):
+    writer, settings, _ = FORMATS[case]
+    checkpoint("llama2", tmp_path, writer, settings)
+    wrong: dict[str, Any] = {
+        "packed": compressed("pack-quantized", INT4 | {"group_size": size}),
+        "fp8 in blocks": BLOCKS | {"weight_block_size": [size, size]},
+    }
+    configure(tmp_path, quantization_config=wrong.get(case, settings | {"group_size": size}))
+    with pytest.raises(ModelError, match=r"of (a|the wrong) shape") as caught:
+        load(tmp_path)
+    assert str(size) in caught.value.message
 
 
 @pytest.mark.parametrize(

@@ -229,10 +229,27 @@ def divided(mesh: DeviceMesh) -> dict[str, Any]:
     return found(model, want, scores.detach(), wanted.detach())
 
 
-def refused(mesh: DeviceMesh) -> str:
-    weight = distribute_tensor(random(*W), mesh, [ROW])
+def refused(mesh: DeviceMesh) -> dict[str, str]:
+    def cut(x: Tensor) -> DTensor:
+        return distribute_tensor(x, mesh, [ROW])
+
+    whole = ops.Quantized("int8", torch.ones(4, 32, dtype=torch.int8), torch.ones(4, 1))
+    plain = ops.ExpertWeights(random(2, 6, 32), random(2, 6, 32), random(2, 32, 6))
+    experts = ops.ExpertWeights(*(cut(each) for each in (plain.gate, plain.up, plain.down)))
+    x, chosen = random(4, 32), (torch.ones(4, 1), torch.zeros(4, 1, dtype=torch.int64))
+    tries: dict[str, Callable[[], object]] = {
+        "a plain tensor with a gradient": lambda: ops.linear(random(*X).requires_grad_(), cut(random(*W))),
+        "rows of a quantized product": lambda: ops.quantized_linear(cut(x), whole),
+        "quantized": lambda: whole.mapped(cut),
+        "rows of experts": lambda: ops.grouped_experts(cut(x), *chosen, plain, "silu"),
+        "experts": lambda: ops.grouped_experts(x, *chosen, experts, "silu"),
+    }
+    return {name: error_of(action) for name, action in tries.items()}
+
+
+def error_of(action: Callable[[], object]) -> str:
     try:
-        ops.linear(random(*X).requires_grad_(), weight)
+        action()
     except ValueError as error:
         return str(error)
     return "nothing"

@@ -98,7 +98,25 @@ def test_a_model_divided_by_heads_and_neurons(reports: list[dict[str, Any]]) -> 
 
 def test_a_plain_tensor_with_a_gradient_is_refused(reports: list[dict[str, Any]]) -> None:
     for report in reports:
-        assert "DTensor.from_local" in report["refused"]
+        assert "DTensor.from_local" in report["refused"]["a plain tensor with a gradient"]
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("rows of a quantized product", "a product with quantized weights"),
+        ("quantized", "a quantized weight"),
+        ("rows of experts", "a mixture of experts"),
+        ("experts", "a mixture of experts"),
+    ],
+)
+def test_what_takes_no_dtensors_says_what_to_give(
+    what: str, said: str, reports: list[dict[str, Any]]
+) -> None:
+    for report in reports:
+        message = report["refused"][what]
+        assert message.startswith(f"{said} takes no DTensors")
+        assert "to_local()" in message
 
 
 def test_without_dtensors_nothing_is_asked_of_them() -> None:

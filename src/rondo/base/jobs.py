@@ -13,6 +13,8 @@ SHORT = 12
 SHORTEST_PREFIX = 6
 EXPORT = "export"
 """In a job's folder: the model that it has left."""
+ADAPTER = "adapter"
+"""The adapter that it has left, where it has trained one."""
 HASH = re.compile(rf"[0-9a-f]{{{SHORTEST_PREFIX},64}}", re.IGNORECASE)
 
 

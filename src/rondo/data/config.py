@@ -18,6 +18,6 @@ class LoaderConfig(Section):
         0, ge=0, description="broken lines or rows that are left out before it is an error"
     )
     fields: dict[str, str] = Field(
-        {}, description="names in the data of text, messages, prompt, completion, tools: text=content"
+        {}, description="names in the data of text, messages, prompt, completion, chosen, ...: text=content"
     )
     text_unit: Literal["file", "line"] = Field("file", description="of plain text: what is one document")

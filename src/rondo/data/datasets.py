@@ -1,4 +1,5 @@
-"""Tokenized documents, found by their number: in memory here, in prepared shards in `shards.py`."""
+"""Tokenized documents, found by their number: in memory here, in prepared shards in `shards.py`, in groups that must
+not be parted in `groups.py`."""
 
 from __future__ import annotations
 
@@ -22,10 +23,12 @@ class Dataset(Protocol):
     def lengths(self) -> NDArray[Any]:
         """Of every document, in tokens."""
 
-    def read(self, pieces: Sequence[Piece]) -> list[Learned]: ...
+    def read(self, pieces: Sequence[Piece]) -> list[Any]:
+        """What the loader makes rows of: `Learned`, unless it was told how to make them of something else."""
 
     def valid(self, piece: Piece) -> int:
-        """How many predictions of a piece count in the loss, known without reading it."""
+        """How much of a piece counts in the loss, in predictions or whatever the loss averages over, known without
+        reading it."""
 
 
 class InMemory:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from rondo.data.datasets import Dataset, Learned
 from rondo.data.packing import Row, flat_row, plan_rows
 from rondo.data.sampler import Piece, Pieces, Position, Sampler
+
+MakeRow = Callable[[list[Any]], Row]
+"""Of what a dataset reads."""
 
 
 @dataclass(frozen=True)
@@ -15,7 +21,7 @@ class Batch:
     rows: list[Row]
     """Those of this rank."""
     valid: int
-    """How many predictions count in the loss, on all ranks together."""
+    """How many predictions, or whatever else the loss averages over, count in it, on all ranks together."""
     position: Position
     """Where the next batch begins."""
     unfilled: float
@@ -44,6 +50,7 @@ class Loader:
         longest: int | None,
         weights: Sequence[float] | None = None,
         rank: Rank | None = None,
+        make_row: MakeRow | None = None,
     ) -> None:
         """Documents with more than `longest` tokens to predict are cut; without it they stay whole."""
         self._datasets = list(datasets)
@@ -53,6 +60,7 @@ class Loader:
         self._tokens_per_step = tokens_per_step
         self._tokens_per_microbatch = tokens_per_microbatch
         self._rank = rank or Rank()
+        self._make_row = make_row or _flat
 
     def __call__(self, position: Position) -> Batch:
         pieces, after = self._sampler.take(position)
@@ -71,13 +79,32 @@ class Loader:
         rows = []
         for row in plan:
             own, learned = learned[: len(row)], learned[len(row) :]
-            rows.append(flat_row([tokens for tokens, _ in own], [weights for _, weights in own]))
+            rows.append(self._make_row(own))
         return rows
 
-    def _read(self, pieces: Sequence[Piece]) -> list[Learned]:
+    def _read(self, pieces: Sequence[Piece]) -> list[Any]:
         """All of one source together: a store far away is asked once."""
-        found: dict[Piece, Learned] = {}
+        found: dict[Piece, Any] = {}
         for source, dataset in enumerate(self._datasets):
             own = [piece for piece in pieces if piece.source == source]
             found |= zip(own, dataset.read(own), strict=True)
         return [found[piece] for piece in pieces]
+
+
+def rows_of_all(
+    dataset: Dataset,
+    tokens_per_microbatch: int,
+    *,
+    longest: int | None = None,
+    make_row: MakeRow | None = None,
+) -> list[Row]:
+    """Every piece of a dataset once, in rows."""
+    pieces = Pieces(dataset.lengths, longest)
+    all_pieces = pieces.at(np.arange(len(pieces)))
+    read = dataset.read(all_pieces)
+    plan = plan_rows([piece.size for piece in all_pieces], tokens_per_microbatch)
+    return [(make_row or _flat)([read[i] for i in row]) for row in plan]
+
+
+def _flat(own: list[Learned]) -> Row:
+    return flat_row([tokens for tokens, _ in own], [weights for _, weights in own])

@@ -2,17 +2,18 @@
 
 A row has two halves. What goes in: `tokens`, their `positions`, and the segments they form (`cu_seqlens`). What is
 predicted: for each prediction the input token it is made from (`where`), the token it should be (`targets`), its
-weight in the loss, and further columns (advantages, the sampler's log-probabilities, ...). Keeping the halves apart
-means that only tokens somebody learns from pass through the model's head, and that many answers to one prompt can
-share a single copy of it, and of whatever else they begin with alike, other prompts too: a segment may continue
-another one, its `parents` entry, from the position it starts at.
+weight in the loss, and further columns (advantages, the sampler's log-probabilities, ...). A document's predictions lie
+together, for losses of whole sequences (`documents`, `facts`). Keeping the halves apart means that only tokens somebody
+learns from pass through the model's head, and that many answers to one prompt can share a single copy of it, and of
+whatever else they begin with alike, other prompts too: a segment may continue another one, its `parents` entry, from
+the position it starts at.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,8 @@ class Document:
     tokens: Sequence[int]
     weights: Sequence[float]
     columns: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    facts: Mapping[str, float] = field(default_factory=dict)
+    """What a loss has to know of the document as a whole: which record it is of, whether it was the better answer."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,15 @@ class Tree:
 
     prefix: Sequence[int]
     branches: Sequence[Document]
+
+    def apart(self) -> list[Document]:
+        """Each branch with the prefix before it, as context."""
+        return [self._after_prefix(branch) for branch in self.branches]
+
+    def _after_prefix(self, branch: Document) -> Document:
+        zeros = [0.0] * len(self.prefix)
+        columns = {name: [*zeros, *column] for name, column in branch.columns.items()}
+        return Document([*self.prefix, *branch.tokens], [*zeros, *branch.weights], columns, branch.facts)
 
 
 @dataclass(frozen=True)
@@ -51,6 +63,10 @@ class Row:
     targets: Ints
     weights: Floats
     columns: dict[str, Floats]
+    documents: list[int]
+    """Where the predictions of each document begin, and where the last one's end."""
+    facts: dict[str, Floats] = field(default_factory=dict)
+    """One value a document."""
 
     @property
     def valid(self) -> int:
@@ -97,6 +113,21 @@ def flat_row(tokens: Sequence[Ints], weights: Sequence[Floats]) -> Row:
         targets=np.concatenate([ids[1:] for ids in tokens]).astype(np.int64)[where],
         weights=learned[where],
         columns={},
+        documents=[0, *np.cumsum([np.count_nonzero(each[1:]) for each in weights]).tolist()],
+    )
+
+
+def padded(row: Row, multiple: int) -> Row:
+    """The same row with one more document, from which nothing is predicted, where its length is no multiple."""
+    missing = -len(row.tokens) % multiple
+    if not missing:
+        return row
+    return replace(
+        row,
+        tokens=np.concatenate([row.tokens, np.zeros(missing, np.int64)]),
+        positions=np.concatenate([row.positions, np.arange(missing)]),
+        cu_seqlens=[*row.cu_seqlens, len(row.tokens) + missing],
+        parents=[*row.parents, -1],
     )
 
 
@@ -166,6 +197,8 @@ class _Builder:
         self.targets: list[int] = []
         self.weights: list[float] = []
         self.columns: dict[str, list[float]] = {}
+        self.documents = [0]
+        self.facts: dict[str, list[float]] = {}
 
     def segment(self, tokens: Sequence[int], parent: int, start: int) -> int:
         """Adds a segment whose first token has position `start`; returns its number."""
@@ -194,6 +227,10 @@ class _Builder:
             column = self.columns.setdefault(name, [0.0] * seen)
             source = branch.columns.get(name)
             column.extend([0.0] * len(keep) if source is None else [source[first + i] for i in keep])
+        for name in self.facts.keys() | branch.facts.keys():
+            facts = self.facts.setdefault(name, [0.0] * (len(self.documents) - 1))
+            facts.append(branch.facts.get(name, 0.0))
+        self.documents.append(len(self.where))
 
 
 def _row(trees: Sequence[_Grown]) -> Row:
@@ -218,6 +255,8 @@ def _row(trees: Sequence[_Grown]) -> Row:
         targets=np.asarray(out.targets, np.int64),
         weights=np.asarray(out.weights, np.float32),
         columns={name: np.asarray(column, np.float32) for name, column in out.columns.items()},
+        documents=out.documents,
+        facts={name: np.asarray(facts, np.float32) for name, facts in out.facts.items()},
     )
 
 

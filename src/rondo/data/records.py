@@ -1,12 +1,20 @@
-"""What a record is: `{"text"}`, `{"messages"}` or `{"prompt", "completion"}`."""
+"""What a record is: `{"text"}`, `{"messages"}` or `{"prompt", "completion"}`; a prompt and two answers to choose
+between; or one answer with a label that says whether it was good."""
 
 from __future__ import annotations
 
 from typing import Any
 
 Record = dict[str, Any]
-FIELDS = ("text", "messages", "prompt", "completion", "tools")
-_SHAPES = ('{"text": ...}', '{"messages": [...]}', '{"prompt": ..., "completion": ...}')
+FIELDS = ("text", "messages", "prompt", "completion", "tools", "chosen", "rejected", "label")
+_SHAPES = (
+    '{"text": ...}',
+    '{"messages": [...]}',
+    '{"prompt": ..., "completion": ...}',
+    '{"prompt" or "messages": ..., "chosen": ..., "rejected": ...}',
+    '{"prompt" or "messages": ..., "completion": ..., "label": true or false}',
+)
+PAIR = ("chosen", "rejected")
 
 
 def shapes() -> str:
@@ -15,8 +23,11 @@ def shapes() -> str:
 
 def check_record(record: Record) -> str | None:
     """What is wrong with a record, or None."""
+    judged = PAIR if any(name in record for name in PAIR) else ("completion",) if "label" in record else ()
+    if judged:
+        return _check_judged(record, judged)
     if "messages" in record:
-        return _check_messages(record["messages"])
+        return _check_messages(record["messages"]) or _check_learned(record["messages"])
     wanted = ("prompt", "completion") if "prompt" in record or "completion" in record else ("text",)
     for name in wanted:
         if name not in record:
@@ -36,6 +47,32 @@ def _check_messages(messages: Any) -> str | None:
             return f'messages[{index}]: "content" must be text'
         if message.get("content") is None and not message.get("tool_calls"):
             return f'messages[{index}] has neither "content" nor "tool_calls"'
+    return None
+
+
+def _check_learned(messages: list[dict[str, Any]]) -> str | None:
     if not any(message["role"] == "assistant" for message in messages):
         return "there is no assistant message to learn from"
     return None
+
+
+def _check_judged(record: Record, answers: tuple[str, ...]) -> str | None:
+    """A prompt, and answers to it that somebody has judged."""
+    if "messages" in record:
+        problem = _check_messages(record["messages"])
+    elif isinstance(record.get("prompt"), str):
+        problem = None
+    else:
+        problem = 'there is no "prompt" that is a string, and no "messages"'
+    for name in answers:
+        if not is_answer(record.get(name)):
+            problem = problem or f'"{name}" must be a string, or a list with one message of the assistant'
+    if "label" in record and not isinstance(record["label"], bool):
+        problem = problem or '"label" must be true or false'
+    return problem
+
+
+def is_answer(answer: Any) -> bool:
+    if isinstance(answer, list):
+        return len(answer) == 1 and _check_messages(answer) is None and answer[0]["role"] == "assistant"
+    return isinstance(answer, str)

@@ -103,3 +103,5 @@ class ModelConfig:
     """The `config.json` it came from, written back unchanged on export."""
     quantization: Quantization | None = None
     """How its checkpoint's weights are quantized."""
+    scores: bool = False
+    """A reward model: its head gives one number where others give logits."""

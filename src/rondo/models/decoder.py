@@ -1,10 +1,12 @@
 """The one definition of a decoder, for training and for serving: embed, layers, head."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from rondo.base.errors import ModelError
 from rondo.models.additions import added
@@ -21,7 +23,7 @@ from rondo.models.parts import (
     normed_sum,
     take,
 )
-from rondo.ops import AttentionSpec, RopeSpec, rope_tables
+from rondo.ops import AttentionSpec, RopeSpec, rope_tables, token_logprobs
 
 if TYPE_CHECKING:
     from rondo.models.mapping import Slot
@@ -58,18 +60,59 @@ class DecoderLayer(nn.Module):
         return x
 
 
+Score = Callable[[Tensor, Tensor, float], Tensor]
+"""Logits [N, V], tokens [N], temperature -> log-probabilities [N]."""
+
+ROWS_AT_ONCE = 1024
+"""Of logits, where not all of them are in memory."""
+
+
 class Head(nn.Module):
+    chunked = False
+    """Whether logits are made a part at a time while gradients are wanted too, and again for these."""
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.norm = norm_like(config, config.hidden_size)
         self.out = Linear(config.hidden_size, config.vocab_size, bias=False)
         self.softcap = config.logit_softcap
+        self.score: Score = token_logprobs
 
     def forward(self, x: Tensor) -> Tensor:
         return self.cap(self.out(self.norm(x)))
 
+    def logprobs(self, x: Tensor, tokens: Tensor, temperature: float) -> Tensor:
+        """x [N, H], tokens [N] -> [N]: each token's log-probability after its row."""
+        if len(x) <= ROWS_AT_ONCE or (torch.is_grad_enabled() and not self.chunked):
+            return self._scored(x, tokens, temperature)
+        scored = self._scored
+        if torch.is_grad_enabled():
+            scored = partial(checkpoint, scored, use_reentrant=False, preserve_rng_state=False)
+        parts = zip(torch.split(x, ROWS_AT_ONCE), torch.split(tokens, ROWS_AT_ONCE), strict=True)
+        return torch.cat([scored(*part, temperature) for part in parts])
+
+    def _scored(self, x: Tensor, tokens: Tensor, temperature: float) -> Tensor:
+        return self.score(self(x), tokens, temperature)
+
     def cap(self, logits: Tensor) -> Tensor:
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
+
+
+class ScoreHead(Head):
+    """Of a reward model: what the text up to a token is worth."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.out = Linear(config.hidden_size, 1, bias=False)
+
+    def logprobs(self, x: Tensor, tokens: Tensor, temperature: float) -> Tensor:
+        """Scores, which stand where a language model has log-probabilities, whatever the token."""
+        scores: Tensor = self(x)
+        return scores[:, 0].float()
+
+
+class Elsewhere(nn.Module):
+    """Stands where a part would be that another rank has."""
 
 
 class Decoder(nn.Module):
@@ -80,7 +123,7 @@ class Decoder(nn.Module):
         self.config = config
         self.embed = Embed(config)
         self.layers = nn.ModuleList(DecoderLayer(config, layer, i) for i, layer in enumerate(config.layers))
-        self.head = Head(config)
+        self.head = ScoreHead(config) if config.scores else Head(config)
         self.ropes = _distinct_ropes(config)
         self.tie()
 
@@ -97,9 +140,12 @@ class Decoder(nn.Module):
     def trunk(self, tokens: Tensor, positions: Tensor, attend: Attend, read: Tensor | None = None) -> Tensor:
         """Everything before the head: [T, H], or the rows `read` of it. In the last layer the other rows only give
         their keys and values."""
-        x: Tensor = self.embed(tokens)
+        return self.through(self.embed(tokens), positions, attend, read)
+
+    def through(self, x: Tensor, positions: Tensor, attend: Attend, read: Tensor | None = None) -> Tensor:
+        """The layers alone: x [T, H] -> [T, H], or the rows `read` of it."""
         ropes = self.rope_tables(positions, attend, x.dtype)
-        *before, last = self.layers
+        *before, last = self.own_layers()
         for layer in before:
             x = layer(x, ropes, attend)
         x = last(x, ropes, attend, read)
@@ -111,8 +157,12 @@ class Decoder(nn.Module):
             for spec in self.ropes
         }
 
+    def own_layers(self) -> list[nn.Module]:
+        """Those that are on this rank: all, but in a pipeline."""
+        return [layer for layer in self.layers if not isinstance(layer, Elsewhere)]
+
     def attention_specs(self) -> list[AttentionSpec]:
-        return [layer.attention.spec for layer in self.layers]  # type: ignore[union-attr, misc]
+        return [layer.attention.spec for layer in self.own_layers()]  # type: ignore[union-attr, misc]
 
     def slots(self) -> "list[Slot]":
         """Where a checkpoint has its parameters."""
@@ -137,11 +187,15 @@ class Decoder(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.embed.weight.dtype
+        return self._sample.dtype
 
     @property
     def device(self) -> torch.device:
-        return self.embed.weight.device
+        return self._sample.device
+
+    @property
+    def _sample(self) -> Tensor:
+        return self.embed.weight if isinstance(self.embed, Embed) else next(self.parameters())
 
 
 def _distinct_ropes(config: ModelConfig) -> tuple[RopeSpec, ...]:

@@ -56,7 +56,7 @@ def norm_like(config: ModelConfig, size: int) -> Norm:
 
 def normed_sum(norm: nn.Module, x: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
     """x + added, and the norm of that: in one pass where a kernel has one."""
-    if type(norm) is Norm:
+    if isinstance(norm, Norm) and type(norm).forward is Norm.forward:
         return add_rms_norm(x, added, norm.weight, norm.eps, norm.offset)
     total = x + added
     return total, norm(total)

@@ -17,7 +17,7 @@ from rondo.base.errors import InvalidRequest, ModelError, NotFound, StorageError
 from rondo.base.files import atomic_dir, refuse_existing
 from rondo.base.hashing import sha256_file, sha256_json
 from rondo.base.home import jobs_dir, models_dir
-from rondo.base.jobs import EXPORT, HASH, SHORT, find_job
+from rondo.base.jobs import ADAPTER, EXPORT, HASH, SHORT, find_job
 from rondo.base.paths import path_of
 from rondo.models import families
 from rondo.models.headers import Header, read_config, read_headers
@@ -92,6 +92,12 @@ def _left_by_job(prefix: str) -> Path | None:
     if _has_config(job / EXPORT):
         return job / EXPORT
     short = job.name[:SHORT]
+    if (job / ADAPTER / "adapter_config.json").is_file():
+        raise NotFound(
+            f"Job {short} has left an adapter and no model of its own: name the base, and the adapter {job / ADAPTER}.",
+            param="model",
+            code="model_not_found",
+        )
     raise NotFound(
         f"Job {short} has left no model so far: it is not done. `rondo job show {short}` says how far it is.",
         param="model",

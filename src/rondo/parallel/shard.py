@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -30,13 +30,14 @@ class Shard(Decoder):
         super().__init__(own.config)
         self.config = config
         self.split = own
-        self.embed = SplitEmbed(own, group)
-        self.head.out = SplitHead(config, own, group)
+        self.embed = SplitEmbed(own, group.add)
+        if not config.scores:
+            self.head.out = SplitHead(config, own, group)
         for layer, whole in zip(self.layers, config.layers):
             assert isinstance(layer, DecoderLayer)
             if isinstance(layer.attention, GqaAttention) and layer.attention.part.qk_norm == "full":
                 assert isinstance(whole.attention, Gqa)
-                _split_norms(layer.attention, whole.attention, group)
+                split_norms(layer.attention, whole.attention, group.rank, group.size, group.add)
             for half in (layer.attention, layer.mlp):
                 half.register_forward_hook(_adds(group))
         for name in own.absent:
@@ -57,20 +58,24 @@ class Shard(Decoder):
         )
 
 
+Add = Callable[[Tensor], Tensor]
+"""What becomes of the ranks' summands."""
+
+
 class SplitEmbed(Embed):
     """Each token's row is on one rank; the others add nothing to it."""
 
-    def __init__(self, split: Split, group: Group) -> None:
+    def __init__(self, split: Split, add: Add) -> None:
         super().__init__(split.config)
         self.first = split.vocabulary.start
-        self.group = group
+        self.add = add
 
     def forward(self, tokens: Tensor) -> Tensor:
         rows = tokens - self.first
         last = self.weight.shape[0] - 1
         elsewhere = (rows < 0) | (rows > last)
         x = super().forward(rows.clamp(0, last))
-        return self.group.add(x.masked_fill(elsewhere[:, None], 0.0))
+        return self.add(x.masked_fill(elsewhere[:, None], 0.0))
 
 
 class SplitHead(Linear):
@@ -89,23 +94,25 @@ class SplitHead(Linear):
 class SplitNorm(Norm):
     """RMSNorm over an axis that is divided among the ranks. `sharers` ranks have the same part, which counts once."""
 
-    def __init__(self, norm: Norm, whole: int, sharers: int, group: Group) -> None:
+    def __init__(self, norm: Norm, whole: int, sharers: int, add: Add) -> None:
         super().__init__(norm.weight.shape[0], norm.eps, norm.offset)
+        self.weight = norm.weight
         self.whole = whole
         self.sharers = sharers
-        self.group = group
+        self.add = add
 
     def forward(self, x: Tensor) -> Tensor:
         wide = x.float()
-        squares = self.group.add(wide.square().sum(-1, keepdim=True) / self.sharers)
+        squares = self.add(wide.square().sum(-1, keepdim=True) / self.sharers)
         wide = wide * torch.rsqrt(squares / self.whole + self.eps)
         return (wide * (self.weight.float() + self.offset)).to(x.dtype)
 
 
-def _split_norms(attention: GqaAttention, whole: Gqa, group: Group) -> None:
-    heads = heads_of(whole.num_heads, whole.num_kv_heads, group.rank, group.size)
-    attention.q_norm = SplitNorm(attention.q_norm, whole.num_heads * whole.head_dim, 1, group)
-    attention.k_norm = SplitNorm(attention.k_norm, whole.num_kv_heads * whole.head_dim, heads.sharers, group)
+def split_norms(attention: GqaAttention, whole: Gqa, rank: int, size: int, add: Add) -> None:
+    """Norms over all heads at once, in place of those over the rank's own."""
+    heads = heads_of(whole.num_heads, whole.num_kv_heads, rank, size)
+    attention.q_norm = SplitNorm(attention.q_norm, whole.num_heads * whole.head_dim, 1, add)
+    attention.k_norm = SplitNorm(attention.k_norm, whole.num_kv_heads * whole.head_dim, heads.sharers, add)
 
 
 def _adds(group: Group) -> Any:

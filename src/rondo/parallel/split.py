@@ -65,7 +65,9 @@ class Split:
 
 def split(config: ModelConfig, rank: int, size: int) -> Split:
     vocabulary = _vocabulary(config.vocab_size, rank, size)
-    cuts = {"embed.weight": vocabulary, "head.out.weight": vocabulary}
+    cuts = {"embed.weight": vocabulary}
+    if not config.scores:
+        cuts["head.out.weight"] = vocabulary
     layers, summed = [], []
     for i, layer in enumerate(config.layers):
         own, of_layer = _layer(layer, rank, size)

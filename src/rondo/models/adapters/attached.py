@@ -4,7 +4,8 @@ Nothing of the base is replaced or renamed, so its parameters keep their names a
 an adapter is on, and taking it off is exact.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,14 @@ class Adapter:
     parts: Mapping[str, nn.Module]
     frozen: list[nn.Parameter]
     hooks: list[RemovableHandle]
+    on: bool = True
+
+    def add(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
+        """What a module's own output becomes."""
+        if not self.on:
+            return None
+        added: Tensor = module.adapter(inputs[0])  # type: ignore[operator]
+        return (output + added).to(output.dtype)
 
 
 def attach(model: Decoder, spec: Any, parts: Mapping[str, nn.Module], *, train: bool) -> Adapter:
@@ -34,24 +43,29 @@ def attach(model: Decoder, spec: Any, parts: Mapping[str, nn.Module], *, train: 
     frozen = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in frozen:
         parameter.requires_grad_(False)
-    hooks = []
+    adapter = Adapter(spec, dict(parts), frozen, [])
     for path, part in parts.items():
         part.requires_grad_(train)
         module = model.get_submodule(path)
         module.add_module(CHILD, part)
-        hooks.append(module.register_forward_hook(_add))
-    adapter = Adapter(spec, dict(parts), frozen, hooks)
+        adapter.hooks.append(module.register_forward_hook(adapter.add))
     model.__dict__[CHILD] = adapter
     return adapter
 
 
-def _add(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-    added: Tensor = module.adapter(inputs[0])  # type: ignore[operator]
-    return (output + added).to(output.dtype)
-
-
 def adapter_of(model: Decoder) -> Adapter | None:
     return model.__dict__.get(CHILD)
+
+
+@contextmanager
+def switched_off(model: Decoder) -> Iterator[None]:
+    """Within the block the base computes as if it had no adapter."""
+    adapter = attached(model)
+    adapter.on = False
+    try:
+        yield
+    finally:
+        adapter.on = True
 
 
 def detach(model: Decoder) -> None:

@@ -134,6 +134,7 @@ def linears(model: Decoder) -> dict[str, Target]:
     for slot in slots(model):
         target = Target(slot.pieces, slot.shape_for(parameters))
         linear_here = all(isinstance(modules.get(path), Linear) for path in target.paths)
+        linear_here = linear_here and slot.name != "score.weight"  # trained whole, beside the adapter
         if linear_here and slot.name.endswith(".weight"):
             found[slot.name.removesuffix(".weight")] = target
     if _is_mixture(model):

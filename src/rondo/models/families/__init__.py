@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from rondo.base.errors import ModelError
+from rondo.models import scorer
 from rondo.models.quantized import scheme
 
 if TYPE_CHECKING:
@@ -77,7 +78,8 @@ def parse(hf: Mapping[str, Any]) -> ModelConfig:
     """A Hugging Face `config.json` -> what the decoder is made of."""
     check(hf)
     try:
-        return replace(family_of(hf["model_type"]).parse(hf), quantization=scheme.parse(hf))
+        config = replace(family_of(hf["model_type"]).parse(hf), quantization=scheme.parse(hf))
+        return scorer.scoring(config) if scorer.is_scorer(hf) else config
     except KeyError as missing:
         raise ModelError(
             f"config.json of a {hf['model_type']} model lacks {missing}", param=str(missing.args[0])

@@ -240,5 +240,7 @@ def decoder_slots(
         for our_norm, their_norm in NORMS[layer.norms].items():
             yield one(f"{theirs}.{their_norm}.weight", f"{ours}.{our_norm}.weight")
     yield one("model.norm.weight", "head.norm.weight")
-    if not config.tied:
+    if config.scores:
+        yield one("score.weight", "head.out.weight")
+    elif not config.tied:
         yield one("lm_head.weight", "head.out.weight")

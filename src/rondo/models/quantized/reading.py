@@ -183,11 +183,19 @@ def _check_tensor(
         known = " or ".join(str(dtype) for dtype in want.dtypes)
         problems.add("of the wrong dtype", f"{name} is {tensor.dtype}, should be {known}")
     elif not any(_fits(tensor.shape, shape) for shape in want.shapes):
-        said = (
-            f" for {FIELD}.group_size {weight.scheme.group}" if want.grouped and weight.scheme.group else ""
-        )
+        said = _sizes_said(weight.scheme) if want.grouped else ""
         told = f"{name} is {list(tensor.shape)}, should be {list(want.shapes[0])}{said}"
         problems.add("of the wrong shape", told)
+
+
+def _sizes_said(scheme: Scheme) -> str:
+    """What in the config asks for as many scales."""
+    if scheme.group:
+        return f" for {FIELD}.group_size {scheme.group}"
+    if scheme.block is not None:
+        field = "weight_block_size" if scheme.format == "block_fp8" else "block_structure"
+        return f" for a {field} of {list(scheme.block)}"
+    return ""
 
 
 def _fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:

@@ -1,0 +1,64 @@
+"""Reward models: a decoder whose head gives one number, what the text up to there is worth. transformers knows them as
+sequence classification with one label."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from rondo.base.errors import ModelError
+
+if TYPE_CHECKING:
+    from rondo.models.architecture import ModelConfig
+    from rondo.models.decoder import Decoder
+
+ARCHITECTURE = "ForSequenceClassification"
+LANGUAGE_MODEL = "ForCausalLM"
+LABELS: dict[str, Any] = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+"""How transformers writes that there is one."""
+
+
+def is_scorer(hf: Mapping[str, Any]) -> bool:
+    if not any(str(name).endswith(ARCHITECTURE) for name in hf.get("architectures") or ()):
+        return False
+    labels = hf.get("num_labels") or len(hf.get("id2label") or (0, 1))
+    if labels != 1:
+        raise ModelError(
+            f"config.json: a model that sorts texts into {labels} classes is not supported, only one with one label, "
+            "which is a reward model",
+            param="num_labels",
+        )
+    return True
+
+
+def scoring(config: ModelConfig) -> ModelConfig:
+    """The same with a head that scores: it is never tied, and has no soft cap."""
+    return replace(config, scores=True, tied=False, logit_softcap=None)
+
+
+def make_scorer(model: Decoder, seed: int = 0) -> None:
+    """Gives a language model a fresh head that scores, in place. Its weights are Normal(0, 1/(H+1)), so that scores are
+    of the order of 1 (Stiennon et al., 2020)."""
+    import torch
+
+    from rondo.models.decoder import ScoreHead
+
+    hf = dict(model.config.hf or {})
+    names = [
+        str(name).removesuffix(LANGUAGE_MODEL) + ARCHITECTURE for name in hf.get("architectures") or ("",)
+    ]
+    model.config = replace(scoring(model.config), hf={**hf, "architectures": names, **LABELS})
+    head = ScoreHead(model.config).to(model.device, model.dtype)
+    head.norm = model.head.norm
+    size = model.config.hidden_size
+    drawn = torch.randn(1, size, generator=torch.Generator().manual_seed(seed)) / (size + 1) ** 0.5
+    with torch.no_grad():
+        head.out.weight.copy_(drawn)
+    model.head = head
+
+
+def check_writes(config: ModelConfig) -> None:
+    """For whoever needs a model that gives tokens."""
+    if config.scores:
+        raise ModelError("this is a reward model: it scores texts, and writes none", param="model")

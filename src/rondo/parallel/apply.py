@@ -1,0 +1,39 @@
+"""A model that knows nothing of ranks, made one rank's part of it; in a fixed order."""
+
+from __future__ import annotations
+
+from rondo.models.decoder import Decoder
+from rondo.parallel.config import MemoryConfig
+from rondo.parallel.data import shard
+from rondo.parallel.experts import spread
+from rondo.parallel.mesh import Mesh
+from rondo.parallel.pieces import keep_own, own_pieces
+from rondo.parallel.precision import computing_type, multiply_in_fp8
+from rondo.parallel.recompute import keep_less
+from rondo.parallel.stage import Stage
+from rondo.parallel.tensor import divide
+from rondo.parallel.tie import part_ends
+
+
+def parallelize(model: Decoder, mesh: Mesh, memory: MemoryConfig) -> list[Stage]:
+    """In place; returns what this rank has of it, in the model's order: one piece, or in a pipeline perhaps several."""
+    computing = computing_type(model.dtype, memory.precision)
+    gathered = None if computing == model.dtype else computing
+    pieces = part(model, mesh, memory)
+    for piece in pieces:
+        shard(piece, mesh, gathered, in_host=memory.offload == "all" and mesh.device.type == "cuda")
+    return pieces
+
+
+def part(model: Decoder, mesh: Mesh, memory: MemoryConfig) -> list[Stage]:
+    """The same, before its states are divided among the ranks that have it too."""
+    multiply_in_fp8(model, memory.precision)
+    keep_own(model, mesh)
+    # Layers that compute again gather again.
+    divide(model, mesh, again=memory.checkpointing == "none")
+    spread(model, mesh)
+    pieces = own_pieces(model, mesh)
+    part_ends(pieces)
+    for piece in pieces:
+        keep_less(piece.decoder, memory)
+    return pieces

@@ -1,0 +1,90 @@
+"""Data parallelism: states divided among the ranks that have the same parameters (FSDP2), gathered where they are used.
+
+The four ZeRO stages are policies of one mechanism. 3 gathers a layer's parameters for each pass and lets them go. 2
+keeps them until a step's last backward pass. 1 also keeps whole gradients until then. 0 divides nothing: every rank
+holds all, and gradients are added up at the end of a step, as by DDP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+
+from rondo.models.checkpoint import KEPT_AS_STORED
+from rondo.models.decoder import Decoder
+from rondo.parallel.mesh import Mesh
+from rondo.parallel.stage import Stage
+
+
+def shard(
+    stage: Stage,
+    mesh: Mesh,
+    computing: torch.dtype | None = None,
+    in_host: bool = False,
+) -> None:
+    """Divides the stage's states, in place: each layer is gathered by itself, and what is left with the whole. What is
+    gathered is of the type `computing`, if one is given; gradients are added up in fp32. `in_host`
+    what is divided waits in the memory of the GPU's host, gradients and the optimizer's state with it."""
+    precision = MixedPrecisionPolicy(param_dtype=computing, reduce_dtype=torch.float32)
+    policy = partial(
+        fully_shard,
+        mp_policy=precision,
+        offload_policy=CPUOffloadPolicy() if in_host else OffloadPolicy(),
+        ignored_params=_kept_as_stored(stage) if computing else None,
+    )
+    # A pipeline's rows are under way all at once: what a step needs stays gathered until its end.
+    again = mesh.degrees.config.zero == 3 and mesh.degrees.pp == 1
+
+    def divide(module: nn.Module, over: DeviceMesh, *, again: bool = again) -> None:
+        policy(module, mesh=over, reshard_after_forward=again)
+
+    for experts in _experts(stage.decoder) if mesh.experts else ():
+        divide(experts, mesh.expert_sharding)
+    for layer in stage.decoder.own_layers():
+        divide(layer, mesh.sharding)
+    divide(stage, mesh.sharding, again=False)
+    for module in _divided(stage):
+        # Losses are divided by the number of valid tokens of the whole batch, so gradients only add up.
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)
+
+
+def last_of_step(stage: nn.Module, last: bool, zero: int) -> None:
+    """Said before each backward pass: whether it is the last before the optimizer's step."""
+    for module in _divided(stage):
+        module.set_is_last_backward(last)
+        module.set_requires_gradient_sync(last or zero > 1, recurse=False)
+        module.set_requires_all_reduce(last)
+        module.set_reshard_after_backward(last or zero == 3, recurse=False)
+
+
+def let_go(stage: nn.Module) -> None:
+    """Said after passes without gradients: what is gathered would miss the optimizer's next step."""
+    for module in _divided(stage):
+        module.reshard()
+
+
+def _divided(module: nn.Module) -> Iterator[FSDPModule]:
+    return (each for each in module.modules() if isinstance(each, FSDPModule))
+
+
+def _kept_as_stored(stage: Stage) -> set[nn.Parameter]:
+    """Small, and meant to be exact: every rank has them whole."""
+    return {p for name, p in stage.named_parameters() if name.endswith(KEPT_AS_STORED)}
+
+
+def _experts(decoder: Decoder) -> Iterator[nn.Module]:
+    from rondo.models.parts import Experts
+
+    return (each for each in decoder.modules() if isinstance(each, Experts))

@@ -1,0 +1,67 @@
+"""The type in which layers compute, which may be narrower than that of the weights."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from rondo.base.errors import ConfigError
+from rondo.models.additions import added
+from rondo.models.decoder import Decoder
+from rondo.models.parts import Linear
+from rondo.ops.fp8 import MULTIPLE, fp8_linear
+from rondo.parallel.config import Precision
+
+FIELD = "train.precision"
+_TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+CAPABILITY = (8, 9)
+"""The first cards that multiply 8-bit floats."""
+
+
+def computing_type(weights: torch.dtype, precision: Precision | None) -> torch.dtype:
+    """What layers compute in; of 8 bits are only products, and all between them is bf16."""
+    if precision is None:
+        return weights
+    found = torch.bfloat16 if precision.startswith("fp8") else _TYPES[precision]
+    if found != weights and weights != torch.float32:
+        kept = str(weights).removeprefix("torch.")
+        raise ConfigError(
+            f"{FIELD}: {precision} needs weights that are kept in float32, and they are in {kept}.",
+            param=FIELD,
+        )
+    return found
+
+
+def multiply_in_fp8(model: Decoder, precision: Precision | None) -> None:
+    """The layers' matrices, in place, if that is what is wanted. Embedding, head, norms, routers and experts stay."""
+    if precision is None or not precision.startswith("fp8"):
+        return
+    if model.device.type == "cuda" and torch.cuda.get_device_capability(model.device) < CAPABILITY:
+        raise ConfigError(f"{FIELD}: this GPU has no 8-bit products: choose bfloat16.", param=FIELD)
+    fitting = [each for each in model.layers.modules() if type(each) is Linear and _fits(each)]
+    if not fitting:
+        raise ConfigError(
+            f"{FIELD}: no matrix of the layers has sizes that are multiples of {MULTIPLE}: choose bfloat16.",
+            param=FIELD,
+        )
+    for module in fitting:
+        module.__class__ = Fp8LinearByRow if precision == "fp8-rowwise" else Fp8Linear
+
+
+def _fits(module: nn.Linear) -> bool:
+    return module.in_features % MULTIPLE == 0 and module.out_features % MULTIPLE == 0
+
+
+class Fp8Linear(Linear):
+    """One scale for each of a product's tensors."""
+
+    by_row = False
+
+    def forward(self, input: Tensor) -> Tensor:
+        return added(self, input, fp8_linear(input, self.weight, self.bias, by_row=self.by_row))
+
+
+class Fp8LinearByRow(Fp8Linear):
+    """A scale for each row and each column."""
+
+    by_row = True

@@ -1,0 +1,60 @@
+"""What a rank has of a decoder, as one call: tokens, or what the stage before made of them, go in; hidden states come
+out, or the log-probabilities of a row's predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from rondo.models.attend import Attend
+from rondo.models.decoder import Decoder
+from rondo.models.parts import take
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Beside the tokens of a row, or of a rank's part of it. Predictions are made from the hidden states `rows`; the
+    i-th one from `rows[where[i]]`, of the token `targets[i]`. `gather` puts those of all ranks together. Several of a
+    row may be alike, and are scored once: `back` says which of the scored each is."""
+
+    positions: Tensor
+    attend: Attend
+    rows: Tensor
+    where: Tensor
+    targets: Tensor
+    gather: Callable[[Tensor], Tensor]
+    back: Tensor
+    temperature: float
+
+
+class Stage(nn.Module):
+    """A piece of a decoder: all of it, or the `index`-th of `count` pieces. Its parameters keep the decoder's own names
+    in `decoder`."""
+
+    def __init__(self, decoder: Decoder, index: int = 0, count: int = 1) -> None:
+        super().__init__()
+        self.decoder = decoder
+        self.index, self.count = index, count
+
+    @property
+    def first(self) -> bool:
+        return self.index == 0
+
+    @property
+    def last(self) -> bool:
+        return self.index == self.count - 1
+
+    def forward(self, x: Tensor, inputs: Inputs) -> Tensor:
+        """Tokens [T], or what the piece before made of them [T, H] -> [T, H], or on the last piece [N]."""
+        if self.first:
+            x = self.decoder.embed(x)
+        read = inputs.rows if self.last else None
+        x = self.decoder.through(x, inputs.positions, inputs.attend, read)
+        return self.score(x, inputs) if self.last else x
+
+    def score(self, hidden: Tensor, inputs: Inputs) -> Tensor:
+        logprobs = self.decoder.head.logprobs(take(hidden, inputs.where), inputs.targets, inputs.temperature)
+        # Not a view: FSDP's hook on what a module returns would be lost if somebody changed one in place.
+        return take(inputs.gather(logprobs)[:, None], inputs.back)[:, 0].clone()

@@ -1,0 +1,21 @@
+"""Ranks as processes: they return results, and whoever fails or is late is named."""
+
+import pytest
+
+from parallel import _launched
+from support.launch import RankFailed, launch
+
+
+def test_ranks_have_torchs_default_group() -> None:
+    for found in launch(_launched.of_default_group, 2):
+        assert found == {"found": [3.0] * 4, "gradient": [2.0 * 2] * 2}
+
+
+def test_the_rank_that_failed_is_shown() -> None:
+    with pytest.raises(RankFailed, match=r"(?s)rank 1 of 2 failed.*out of luck"):
+        launch(_launched.fails, 2, 1)
+
+
+def test_ranks_do_not_outlive_their_time() -> None:
+    with pytest.raises(RankFailed, match=r"ranks \[0\] were not done"):
+        launch(_launched.sleeps, 1, seconds=1, backend=None)

@@ -1,0 +1,99 @@
+"""Steps of preference and reward training, by one process or by ranks that share the work."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from rondo.data.groups import Groups, row_of_groups
+from rondo.data.loader import rows_of_all
+from rondo.data.packing import Row, Tree
+from rondo.models.scorer import make_scorer
+from rondo.parallel.config import LayoutConfig
+from rondo.parallel.mesh import Mesh, join
+from rondo.parallel.world import read_world
+from rondo.train import reward
+from rondo.train.answers import Judged, Pair
+from rondo.train.config import OptimConfig
+from rondo.train.evaluate import choose
+from rondo.train.evaluator import Evaluator
+from rondo.train.learner import Learner
+from rondo.train.objective import Objective
+from rondo.train.preference import Preference, judged_trees, mismatched, pair_trees
+from rondo.train.preference_losses import BradleyTerry, Dpo, Kto
+from rondo.train.reference import Computed
+from rondo.train.tasks import Choice
+from support.tiny import VOCAB, tiny_model
+
+Said = tuple[list[dict[str, float]], dict[str, Tensor]]
+"""Metrics of two steps, and the weights after them with their averages."""
+
+
+def pairs() -> list[Pair]:
+    source = random.Random(5)
+
+    def some() -> list[int]:
+        return [source.randrange(VOCAB) for _ in range(source.randint(2, 9))]
+
+    return [Pair(some(), some(), some()) for _ in range(7)]
+
+
+def work_of(kind: str, mesh: Mesh | None) -> tuple[list[Tree], Objective]:
+    if kind == "reward":
+        return reward.pair_trees(pairs()), reward.Reward(BradleyTerry(0.1))
+    before = Computed(Evaluator(tiny_model(seed=4), mesh))
+    if kind == "dpo":
+        return pair_trees(pairs()), Preference(Dpo(), before)
+    judged = [Judged(pair.prompt, pair.chosen, i % 3 > 0) for i, pair in enumerate(pairs())]
+    return judged_trees(judged), Preference(Kto(), before, mismatched(judged, 20), 40)
+
+
+def rows_of(trees: Sequence[Tree], share: bool) -> list[Row]:
+    return rows_of_all(Groups(trees, share=share), 40, make_row=row_of_groups)
+
+
+def steps(kind: str, optimizer: str, mesh: Mesh | None = None) -> Said:
+    model = tiny_model()
+    if kind == "reward":
+        make_scorer(model)
+    settings = {"optimizer": optimizer, "ema": 0.5, "lr": 1e-2, "eps": 1e-3}
+    learner = Learner(model, OptimConfig(**settings), mesh)  # type: ignore[arg-type]
+    trees, objective = work_of(kind, mesh)
+    rows = rows_of(trees, share=mesh is None or mesh.degrees.cp == 1)
+    own = rows if mesh is None else rows[mesh.dp_rank :: mesh.degrees.dp]
+    metrics = []
+    for _ in range(2):
+        asked = objective(learner, own)
+        measured = learner.measure(asked.rows, asked.loss)
+        said = asked.told(learner.forward_backward(asked.rows, asked.loss)) | learner.optim_step()
+        metrics.append(said | {f"measured/{name}": value for name, value in measured.items()})
+    if kind != "reward":
+        choices = [
+            Choice("which", pair.prompt, [pair.chosen, pair.rejected], [3, 4], i % 2)
+            for i, pair in enumerate(pairs())
+        ]
+        metrics[-1] |= choose(learner, choices, 40)
+    assert learner.ema is not None
+    tensors = dict(learner.model.named_parameters()) | {
+        f"average:{n}": x for n, x in learner.ema.tensors.items()
+    }
+    return metrics, {name: _whole(x.detach()) for name, x in tensors.items()}
+
+
+def on_ranks(cases: Sequence[tuple[Mapping[str, Any], str, str]]) -> list[Said]:
+    """For each (layout, kind, optimizer), on every rank: for `support.launch`."""
+    found = []
+    for layout, kind, optimizer in cases:
+        model = tiny_model()
+        mesh = join(LayoutConfig(**layout), read_world(), model.config, torch.device("cpu"))
+        found.append(steps(kind, optimizer, mesh))
+    return found
+
+
+def _whole(x: Tensor) -> Tensor:
+    return x.full_tensor().clone() if isinstance(x, DTensor) else x.clone()
