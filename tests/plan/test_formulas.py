@@ -121,21 +121,34 @@ def test_sent_bytes():
     layout, policy = Layout(dp=4, tp=2), Policy(zero=1)
     sent = traffic(LLAMA, layout, policy, BATCH)
     count = 16
-    assert sent.tensor == 8 * h * 2 * tokens / 2 * LLAMA.layers * count
+    layers = 10 * h * 2 * tokens / 2 * LLAMA.layers * count
+    ends = (4 * h * 2 * tokens / 2 + 2 * 4 * tokens) * count
+    assert sent.tensor == layers + ends + 2 * 2 * h / 2 * (2 * LLAMA.layers + 1)
     assert sent.data == pytest.approx((4 + 2) * LLAMA.parameters / 2 * 3 / 4, rel=1e-3)
     assert sent.pipeline == sent.context == sent.expert == 0
 
     divided = traffic(LLAMA, Layout(dp=8), Policy(zero=3), BATCH)
-    assert divided.data == pytest.approx(8 * (2 * 2 + 4) * LLAMA.parameters * 7 / 8, rel=1e-3)
+    once = 2 * 2 * LLAMA.vocabulary_parameters  # embedding and head are gathered once for both passes
+    assert divided.data == pytest.approx(8 * ((2 * 2 + 4) * LLAMA.parameters - once) * 7 / 8, rel=1e-3)
 
     gradients = traffic(LLAMA, Layout(dp=8), Policy(zero=2), BATCH)
     assert gradients.data == pytest.approx((8 * 4 + 2) * LLAMA.parameters * 7 / 8, rel=1e-3)
 
     staged = traffic(LLAMA, Layout(dp=2, pp=4, schedule="1f1b"), policy, BATCH)
     assert staged.pipeline == 4 * tokens * h * 32
+    # Of two stages each has an end of the model, beyond which nothing is sent.
+    ends = [
+        traffic(LLAMA, Layout(dp=4, pp=2, virtual=pieces, schedule=schedule), policy, BATCH).pipeline
+        for schedule, pieces in (("1f1b", 1), ("interleaved", 2), ("zero-bubble", 1))
+    ]
+    assert [sent / (2 * tokens * h * 16) for sent in ends] == [1, 3, 2]
 
     ring = traffic(LLAMA, Layout(dp=2, cp=4), policy, BATCH)
-    assert ring.context == 3 * 3 * 2 * 2 * (tokens / 4) * LLAMA.kv_width * LLAMA.layers * 32
+    assert ring.context == 3 * 2 * (2 + 2 + 4) * (tokens / 4) * LLAMA.kv_width * LLAMA.layers * 32
+
+    heads = traffic(LLAMA, Layout(dp=2, cp=4, cp_method="ulysses"), policy, BATCH)
+    exchanged = 2 * LLAMA.query_width + 2 * LLAMA.kv_width
+    assert heads.context == 3 / 4 * exchanged * (2 + 2) * (tokens / 4) * LLAMA.layers * 32
 
     sparse = SHAPES["qwen3-30b-a3b"]
     experts = traffic(sparse, Layout(dp=8, ep=8), policy, BATCH)
@@ -164,7 +177,8 @@ def test_tensor_parallelism_pays_inside_a_node_alone():
         ("ep", Layout(dp=8, ep=2), Policy(), BATCH),
         ("virtual", Layout(dp=8, virtual=2), Policy(), BATCH),
         ("batch", Layout(dp=8), Policy(microbatch=3), BATCH),
-        ("seq", Layout(dp=2, cp=4), Policy(), Batch(64, 100)),
+        ("seq", Layout(dp=2, cp=4), Policy(), Batch(64, 102)),
+        ("cp", Layout(dp=1, cp=8, cp_method="ulysses"), Policy(), BATCH),
         ("microbatch", Layout(dp=8), Policy(microbatch=0), BATCH),
     ],
 )

@@ -11,6 +11,7 @@ from rondo.plan.classic import classic
 from rondo.plan.cluster import GPUS, Cluster
 from rondo.plan.layout import Batch, Policy, check
 from rondo.plan.planning import plan
+from rondo.plan.reasons import reasons
 from rondo.plan.search import ROOM, Task, search
 from rondo.plan.shapes import SHAPES
 
@@ -64,6 +65,20 @@ def test_long_sequences_are_divided():
     best = search(task("llama-3-8b", 64, 8, 262144)).best
     assert best is not None
     assert best.layout.cp > 1
+
+
+def test_both_ways_to_divide_a_sequence_are_looked_at():
+    found = search(task("llama-3-8b", 64, 8, 262144, cp=8, tp=2))
+    assert {plan.layout.cp_method for plan in found.plans} == {"ulysses", "ring"}
+    assert found.best is not None
+    assert any("cp_method" in reason for reason in reasons(found.best, found))
+    fixed = search(task("llama-3-8b", 64, 8, 262144, cp=8, tp=2, cp_method="ring"))
+    assert {plan.layout.cp_method for plan in fixed.plans} == {"ring"}
+
+
+def test_a_ring_takes_ranks_that_do_not_divide_heads():
+    found = search(task("smollm2-135m", 8, 8, 65536, cp=8, tp=1))
+    assert {plan.layout.cp_method for plan in found.plans} == {"ring"}
 
 
 def test_what_is_fixed_stays():

@@ -102,6 +102,21 @@ _ALL = (
 GPUS = {gpu.name: gpu for gpu in _ALL}
 
 
+def gpu_called(name: str) -> Gpu | None:
+    """By what its driver calls it: NVIDIA H100 80GB HBM3, NVIDIA GeForce RTX 4090. None where it is not known."""
+    words = name.lower().replace("-", " ").split()
+    if "nvl" in words:
+        return None
+    if "rtx" in words:
+        return GPUS.get("-".join(words[words.index("rtx") :]))
+    found = next((word for word in words if word in GPUS), None)
+    if found == "h100" and "pcie" in words:
+        found = "h100-pcie"
+    if found == "a100" and any(word.startswith("40gb") for word in words):
+        found = "a100-40"
+    return GPUS.get(found) if found else None
+
+
 def gpu_of(
     name: str,
     *,

@@ -74,6 +74,74 @@ def shape_of(config: Mapping[str, Any], name: str) -> Shape:
     )
 
 
+def hf_of(shape: Shape) -> dict[str, Any]:
+    """A config.json of these sizes, of a family that has such layers. What the sizes do not say is as most have it."""
+    if not shape.gated:
+        raise ConfigError(
+            f"{shape.name} has two matrices where the decoders that are trained here have three.",
+            param="model",
+        )
+    config: dict[str, Any] = {
+        "model_type": "llama",
+        "vocab_size": shape.vocab,
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.intermediate,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "tie_word_embeddings": shape.tied,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "max_position_embeddings": shape.context or 4096,
+    }
+    if shape.latent is not None:
+        config |= _hf_of_latent(shape.latent)
+    if shape.experts is not None:
+        config |= _hf_of_experts(shape, shape.experts)
+    return config | {"architectures": [ARCHITECTURES[config["model_type"]]]}
+
+
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "deepseek_v3": "DeepseekV3ForCausalLM",
+}
+
+
+def _hf_of_latent(latent: Latent) -> dict[str, Any]:
+    return {
+        "model_type": "deepseek_v3",
+        "kv_lora_rank": latent.kv_rank,
+        "q_lora_rank": latent.q_rank,
+        "qk_nope_head_dim": latent.nope_dim,
+        "qk_rope_head_dim": latent.rope_dim,
+        "v_head_dim": latent.value_dim,
+    }
+
+
+def _hf_of_experts(shape: Shape, experts: Experts) -> dict[str, Any]:
+    config: dict[str, Any] = {
+        "num_experts_per_tok": experts.chosen,
+        "moe_intermediate_size": experts.intermediate,
+        "norm_topk_prob": True,
+    }
+    if shape.latent is None:
+        if experts.shared:
+            raise ConfigError(
+                f"{shape.name} has shared experts without latent attention: no family that is trained here has both.",
+                param="model",
+            )
+        only = list(range(shape.dense_layers))
+        return config | {"model_type": "qwen3_moe", "num_experts": experts.count, "mlp_only_layers": only}
+    return config | {
+        "n_routed_experts": experts.count,
+        "n_shared_experts": experts.shared // experts.intermediate,
+        "first_k_dense_replace": shape.dense_layers,
+    }
+
+
 def _size(config: Mapping[str, Any], key: str, name: str) -> int:
     found = _optional(config, key, name)
     if found is None:

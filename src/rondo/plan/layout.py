@@ -15,6 +15,7 @@ Checkpointing = Literal["none", "selective", "full"]
 Offload = Literal["none", "optimizer", "all"]
 Swiglu = Literal["again", "kernel", "kept"]
 Loss = Literal["plain", "fused", "chunked"]
+ContextMethod = Literal["ulysses", "ring"]
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Layout:
     ep: int = 1
     virtual: int = 1
     schedule: Schedule = "none"
+    cp_method: ContextMethod = "ring"
 
     @property
     def ranks(self) -> int:
@@ -130,6 +132,12 @@ def _division_of_model(shape: Shape, layout: Layout) -> Iterator[tuple[str, str]
         yield "tp", f"{tp} does not divide {shape.heads} heads of {shape.name}"
     elif shape.kv_heads % tp and tp % shape.kv_heads:
         yield "tp", f"{tp} neither divides nor is a multiple of {shape.kv_heads} kv heads of {shape.name}"
+    elif layout.cp_method == "ulysses" and shape.heads // tp % layout.cp:
+        heads = shape.heads // tp
+        yield (
+            "cp",
+            f"{layout.cp} does not divide {heads} heads of {shape.name} that a rank has; a ring does not ask it",
+        )
     if shape.intermediate % tp:
         yield "tp", f"{tp} does not divide the intermediate width {shape.intermediate} of {shape.name}"
     pieces = layout.pp * layout.virtual
@@ -156,7 +164,7 @@ def _division_of_batch(layout: Layout, policy: Policy, batch: Batch) -> Iterator
             f"dp {layout.dp} x microbatch {policy.microbatch} does not divide {batch.sequences} sequences",
         )
         return
-    pieces = 2 * layout.cp * layout.tp if layout.cp > 1 else layout.tp if policy.sequence_parallel else 1
+    pieces = layout.cp * (layout.tp if layout.cp > 1 or policy.sequence_parallel else 1)
     if batch.length % pieces:
         yield "seq", f"{batch.length} tokens do not divide by {pieces} (tp and cp cut them)"
     if layout.virtual > 1 and microbatches(layout, policy, batch) % layout.pp:

@@ -63,7 +63,7 @@ def memory(shape: Shape, layout: Layout, policy: Policy, batch: Batch) -> Memory
 
 def of_stage(shape: Shape, layout: Layout, policy: Policy, batch: Batch, stage: int) -> Memory:
     held = stage_parameters(shape, layout, stage)
-    parameters, gradients, optimizer = _states(held, layout, policy)
+    parameters, gradients, optimizer = states(held, layout, policy)
     gathered = _gathered(shape, held, layout, policy)
     tokens = policy.microbatch * batch.length / layout.cp
     layers = layers_of_stage(shape.layers, layout.pp, stage)
@@ -119,8 +119,8 @@ def stage_parameters(shape: Shape, layout: Layout, stage: int) -> Held:
     return Held(dense, share * shape.sparse_layers * shape.expert_parameters / layout.ep)
 
 
-def _states(held: Held, layout: Layout, policy: Policy) -> tuple[float, float, float]:
-    """Of parameters, gradients and the optimizer."""
+def states(held: Held, layout: Layout, policy: Policy) -> tuple[float, float, float]:
+    """Bytes of parameters, gradients and the optimizer."""
     parts = [0.0, 0.0, 0.0]
     for count, shards in ((held.dense, layout.shards), (held.experts, layout.expert_shards)):
         whole, divided = count, count / shards
@@ -147,8 +147,8 @@ def _states(held: Held, layout: Layout, policy: Policy) -> tuple[float, float, f
 def _in_host(held: Held, layout: Layout, policy: Policy) -> float:
     if policy.offload == "none":
         return 0.0
-    everything_here = sum(_states(held, layout, replace(policy, offload="none")))
-    return everything_here - sum(_states(held, layout, policy))
+    everything_here = sum(states(held, layout, replace(policy, offload="none")))
+    return everything_here - sum(states(held, layout, policy))
 
 
 def _gathered(shape: Shape, held: Held, layout: Layout, policy: Policy) -> float:
@@ -229,9 +229,9 @@ def _experts(shape: Shape, factor: int) -> float:
 
 
 def _selective(shape: Shape, policy: Policy) -> float:
-    """Attention's result and every second product stay."""
+    """Attention's result, with its logarithms, and every second product stay."""
     kept = shape.query_width + shape.kv_width + shape.value_width + shape.intermediate
-    return 4 * shape.hidden + 2 * kept
+    return 4 * shape.hidden + 2 * kept + 4 * shape.heads
 
 
 def _selective_sparse(shape: Shape, policy: Policy) -> float:
@@ -245,7 +245,7 @@ def _selective_sparse(shape: Shape, policy: Policy) -> float:
         attention = (latent.q_rank or shape.query_width) + latent.kv_rank + latent.rope_dim
     inner: float = input_bytes(policy) * experts.chosen * shape.hidden
     inner += 4 * (experts.chosen * experts.intermediate + experts.shared)
-    return 4 * shape.hidden + 2 * (attention + shape.value_width) + inner
+    return 4 * shape.hidden + 2 * (attention + shape.value_width) + 4 * shape.heads + inner
 
 
 def input_bytes(policy: Policy) -> int:

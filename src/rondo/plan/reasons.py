@@ -20,6 +20,7 @@ def reasons(best: Estimate, found: Found) -> list[str]:
         words.append(_of_bubble(best))
     if layout.cp > 1:
         words.append(_without(found, best, f"cp {layout.cp}", "cp 1", lambda p: p.layout.cp == 1))
+        words += _of_method(best, found)
     if layout.ep > 1:
         words.append(_without(found, best, f"ep {layout.ep}", "ep 1", lambda p: p.layout.ep == 1))
     if best.shape.experts is not None and layout.ep == 1:
@@ -101,6 +102,22 @@ NAMES = {
     "optimizer": "the optimizer",
     "offload": "host memory",
 }
+
+
+def _of_method(best: Estimate, found: Found) -> list[str]:
+    method = best.layout.cp_method
+    if all(plan.layout.cp_method == method for plan in found.plans if plan.layout.cp > 1):
+        return []
+    other, words = ("ring", "a ring") if method == "ulysses" else ("ulysses", "an exchange for heads")
+    return [
+        _without(
+            found,
+            best,
+            f"cp_method {method}",
+            words,
+            lambda p: p.layout.cp == best.layout.cp and p.layout.cp_method == other,
+        )
+    ]
 
 
 def _where_time_goes(best: Estimate) -> str:

@@ -86,11 +86,11 @@ def lines(plan: Plan) -> list[str]:
     ]
     columns = _columns(plan)
     if columns:
-        said += _table([["", *columns], *_rows(list(columns.values()))])
+        said += table([["", *columns], *_rows(list(columns.values()))])
         said.append("")
     if plan.chosen is not None:
-        said += ["memory of the fullest GPU, GiB", *_table(_memory_rows(plan.chosen)), ""]
-        said += ["sent by one GPU in a step, GB", *_table(_traffic_rows(plan.chosen)), ""]
+        said += ["memory of the fullest GPU, GiB", *table(_memory_rows(plan.chosen)), ""]
+        said += ["sent by one GPU in a step, GB", *table(_traffic_rows(plan.chosen)), ""]
     said += [f"- {reason}" for reason in plan.reasons]
     said += [f"- {verdict}" for verdict in _verdict(plan)]
     return said
@@ -137,6 +137,8 @@ def layout_text(plan: Estimate) -> str:
     ]
     if layout.tp > 1 and plan.policy.sequence_parallel:
         degrees[1] += " + sp"
+    if layout.cp > 1:
+        degrees[-1 if layout.ep == 1 else -2] += f" ({layout.cp_method})"
     if layout.pp > 1:
         pieces = f" x{layout.virtual}" if layout.virtual > 1 else ""
         degrees.append(f"{layout.schedule}{pieces}")
@@ -193,7 +195,7 @@ def _verdict(plan: Plan) -> list[str]:
     return [f"{said}fit too, and take {more:.0%} longer than the cost model's choice"]
 
 
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
@@ -247,7 +249,7 @@ def serving_lines(served: Served, load: Load, title: str) -> list[str]:
     said = [title, f"{load.rate:g} requests a second, {load.prompt} tokens in, {load.answer} out", ""]
     shown = [*([served.best] if served.best else []), *served.others]
     if shown:
-        said += [*_table([_SERVING_TITLES, *(_serving_row(s, s is served.best) for s in shown)]), ""]
+        said += [*table([_SERVING_TITLES, *(_serving_row(s, s is served.best) for s in shown)]), ""]
     if served.best is not None:
         if (method := METHODS.get(served.best.replica.weights)) is not None:
             said.append(f"first: rondo model quantize MODEL --method {method}")

@@ -10,7 +10,7 @@ from typing import Any
 from rondo.base.errors import ConfigError
 from rondo.plan.cluster import Cluster
 from rondo.plan.estimate import Estimate
-from rondo.plan.layout import Batch, Layout, Policy, Schedule, microbatches, problems
+from rondo.plan.layout import Batch, ContextMethod, Layout, Policy, Schedule, microbatches, problems
 from rondo.plan.model import Shape
 
 ROOM = 0.95
@@ -25,7 +25,10 @@ MOST_STAGES = 64
 LONG = 16384
 """From this length on a sequence may be divided."""
 MICROBATCHES = (1, 2, 4, 8, 16)
-PINS = ("dp", "tp", "pp", "cp", "ep", "virtual", "schedule", "zero", "microbatch", "checkpointing", "offload")
+PINS = (
+    *("dp", "tp", "pp", "cp", "cp_method", "ep", "virtual", "schedule"),
+    *("zero", "microbatch", "checkpointing", "offload"),
+)
 """What may be given."""
 
 
@@ -131,7 +134,15 @@ def _layouts(task: Task) -> Iterator[Layout]:
             continue
         whole = shape.experts.count if shape.experts else 1
         for ep in _pinned(pins, "ep", [n for n in powers(whole) if n <= dp * cp * tp]):
-            yield Layout(dp, tp, pp, cp, ep)
+            for method in _methods(task, tp, cp):
+                yield Layout(dp, tp, pp, cp, ep, cp_method=method)
+
+
+def _methods(task: Task, tp: int, cp: int) -> list[ContextMethod]:
+    if cp == 1:
+        return ["ring"]
+    whole = task.shape.heads % (tp * cp) == 0
+    return _pinned(task.pins, "cp_method", ["ulysses", "ring"] if whole else ["ring"])
 
 
 def _policies(task: Task, layout: Layout, offload: str) -> Iterator[Policy]:

@@ -47,9 +47,12 @@ def step(shape: Shape, cluster: Cluster, layout: Layout, policy: Policy, batch: 
 
 
 def bubble_share(layout: Layout, count: int) -> float:
-    """Idle time over working time."""
-    if layout.pp == 1 or layout.schedule == "zero-bubble":
+    """Idle time over working time. Without bubbles inside a step its ends are left: each stage begins later than the
+    one before, by the forward pass of a piece that is half of it."""
+    if layout.pp == 1:
         return 0.0
+    if layout.schedule == "zero-bubble":
+        return (layout.pp - 1) / (6 * count)
     return (layout.pp - 1) / (layout.virtual * count)
 
 
@@ -118,7 +121,7 @@ class _Clock:
 
     @cached_property
     def _attention_rate(self) -> float:
-        ring = known.RING_SHARE if self.layout.cp > 1 else 1.0
+        ring = known.RING_SHARE if self.layout.cp > 1 and self.layout.cp_method == "ring" else 1.0
         return self._half_rate * known.ATTENTION_SHARE * ring
 
     @cached_property
@@ -180,13 +183,16 @@ class _Clock:
         return sent / self._link(self.layout.tp) * shown
 
     def _context(self) -> float:
-        """Of a layer: what of the ring's traffic attention does not hide."""
+        """Of a layer: an exchange for heads, or what of a ring's traffic attention does not hide."""
         if self.layout.cp == 1:
             return 0.0
+        sent = context_a_layer(self.shape, self.layout, self.policy, self._tokens)
+        seconds = sent / self._link(self.layout.cp, self.layout.tp)
+        if self.layout.cp_method == "ulysses":
+            return seconds
         flops = known.ATTENTION_PASSES * self.shape.attention_flops(self.batch.length) / self.shape.layers
         attention = flops * self._tokens / self.layout.tp / self._attention_rate
-        sent = context_a_layer(self.shape, self.layout, self._tokens)
-        return max(0.0, sent / self._link(self.layout.cp, self.layout.tp) - attention)
+        return max(0.0, seconds - attention)
 
     def _expert(self) -> float:
         """Of a layer. Between nodes a token goes once to each node that it needs, within one to each of its experts."""

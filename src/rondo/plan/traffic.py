@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from rondo.plan.layout import Batch, Layout, Policy, microbatches
 from rondo.plan.memory import WEIGHT_BYTES, input_bytes, stage_parameters
 from rondo.plan.model import Shape
+
+RING_GRADIENT_BYTES = 4
+"""Of a number that ranks add to one after another."""
 
 
 @dataclass(frozen=True)
@@ -28,9 +32,11 @@ def traffic(shape: Shape, layout: Layout, policy: Policy, batch: Batch) -> Traff
     rounds = data_rounds(shape, layout, policy)
     return Traffic(
         data=rounds.each * count + rounds.once,
-        tensor=tensor_a_layer(shape, layout, policy, tokens) * layers * count,
+        tensor=tensor_a_layer(shape, layout, policy, tokens) * layers * count
+        + tensor_ends(shape, layout, tokens) * count
+        + tensor_norms(shape, layout) * (count if policy.zero > 1 else 1),
         pipeline=pipeline_a_microbatch(shape, layout, tokens) * count,
-        context=context_a_layer(shape, layout, tokens) * layers * count,
+        context=context_a_layer(shape, layout, policy, tokens) * layers * count,
         expert=expert_a_layer(shape, layout, policy, tokens) * sparse * count,
     )
 
@@ -41,21 +47,65 @@ def passes(policy: Policy) -> int:
 
 
 def tensor_a_layer(shape: Shape, layout: Layout, policy: Policy, tokens: float) -> float:
-    """Gathered and scattered (or reduced) around attention and around the feed-forward part."""
-    t = layout.tp
-    return passes(policy) * 4 * WEIGHT_BYTES * shape.hidden * tokens * (t - 1) / t
+    """Gathered and scattered around attention and around the feed-forward part, forward and backward. What was gathered
+    is not kept, but gathered again for the weights' gradients; a layer that is computed again does so by itself, all
+    but its last scattering. Without sequence parallelism sums go to all, which is as much as both, and are kept."""
+    if not policy.sequence_parallel:
+        times = passes(policy) * 4.0
+    else:
+        again = {"none": 0.0, "selective": 1.0, "full": policy.layers_full}[policy.checkpointing]
+        times = 8 + 3 * again + 2 * (1 - again)
+    return times * _rows(shape, layout, tokens)
+
+
+def tensor_ends(shape: Shape, layout: Layout, tokens: float) -> float:
+    """Of a microbatch, on the first and on the last stage: the embedding's sums, the head's input, and two numbers for
+    each prediction."""
+    ends = 4 if layout.pp == 1 else 2
+    return ends * _rows(shape, layout, tokens) + 2 * 4 * tokens * (layout.tp - 1)
+
+
+def tensor_norms(shape: Shape, layout: Layout) -> float:
+    """Gradients of norms are summed: each rank knows those of its own tokens."""
+    norms = 2 * shape.layers / layout.pp + 1
+    return 2 * WEIGHT_BYTES * norms * shape.hidden * (layout.tp - 1) / layout.tp
+
+
+def _rows(shape: Shape, layout: Layout, tokens: float) -> float:
+    """Hidden states, gathered or scattered once."""
+    return WEIGHT_BYTES * shape.hidden * tokens * (layout.tp - 1) / layout.tp
 
 
 def pipeline_a_microbatch(shape: Shape, layout: Layout, tokens: float) -> float:
-    """Activations on, gradients back, at each piece's end."""
+    """Of the rank that sends the most: activations on, gradients back, at each piece's end. A zero-bubble schedule goes
+    down the stages and back up, and turns within the last one."""
     if layout.pp == 1:
         return 0.0
-    return 2 * WEIGHT_BYTES * shape.hidden * tokens / layout.tp * layout.virtual
+    turns = layout.schedule == "zero-bubble"
+    times = 2 * (2 if turns else layout.virtual)
+    if layout.pp == 2:  # each rank has an end of the model
+        times -= 2 if turns else 1
+    return times * WEIGHT_BYTES * shape.hidden * tokens / layout.tp
 
 
-def context_a_layer(shape: Shape, layout: Layout, tokens: float) -> float:
-    """Keys and values around a ring, forward and backward, and their gradients."""
-    return 3 * (layout.cp - 1) * 2 * WEIGHT_BYTES * shape.kv_width / layout.tp * tokens
+def context_a_layer(shape: Shape, layout: Layout, policy: Policy, tokens: float) -> float:
+    """Ring: keys and values around it in each pass, backward too, and their gradients in fp32. Ulysses: queries, keys
+    and values exchanged for heads in each pass, outputs back, and all of their gradients."""
+    # Of a key head and its values, or of a query head and its outputs.
+    each = (shape.head_dim + shape.value_width // shape.heads) * tokens
+    heads, keys = shape.heads / layout.tp, shape.kv_heads / layout.tp
+    if layout.cp_method == "ring":
+        sent = passes(policy) * WEIGHT_BYTES + RING_GRADIENT_BYTES
+        return (layout.cp - 1) * keys * each * sent
+    spread = _spread(math.ceil(keys), math.floor(heads), layout.cp)
+    return (layout.cp - 1) / layout.cp * (heads + spread) * each * passes(policy) * WEIGHT_BYTES
+
+
+def _spread(keys: int, heads: int, ranks: int) -> int:
+    """Key heads that are sent, where ranks share some."""
+    if keys % ranks == 0:
+        return keys
+    return ranks if ranks % keys == 0 else heads
 
 
 def expert_a_layer(shape: Shape, layout: Layout, policy: Policy, tokens: float) -> float:
@@ -88,7 +138,9 @@ def data_rounds(shape: Shape, layout: Layout, policy: Policy) -> Rounds:
         case 2:
             return Rounds(reduced, gathered)
         case 3 if layout.pp == 1:
-            return Rounds(2 * gathered + reduced, 0.0)
+            # Embedding and head are used at both ends of a pass, and stay from forward to backward.
+            ends = shape.vocabulary_parameters * (1 if shape.tied else 2) / layout.tp
+            return Rounds(2 * gathered - policy.gather_bytes * _shared(ends, layout.shards) + reduced, 0.0)
         case _:
             return Rounds(0.0, gathered + reduced)
 
