@@ -57,6 +57,16 @@ def test_learner_and_sampler_agree_and_share_their_weights() -> None:
     assert published.version == 3
 
 
+def test_in_16_bits_both_compute_over_the_same_copy_of_the_masters() -> None:
+    loop = grpo(precision="bfloat16", kl=0.1)
+    for version in (0, 1):
+        assert loop.step()["logprob_diff_max"] < 2e-5, "the same bits, also after a push"
+        assert loop.engine.weight_version == version + 1
+    assert loop.engine.core.model is loop.learner.computing
+    assert {p.dtype for p in loop.engine.core.model.parameters()} == {torch.bfloat16}
+    assert {p.dtype for p in loop.learner.model.parameters()} == {torch.float32}
+
+
 def test_equal_seeds_give_equal_steps_and_sharing_the_prompt_changes_nothing() -> None:
     one, same, unshared, other = (
         grpo(),

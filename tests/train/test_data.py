@@ -18,6 +18,7 @@ from rondo.data.sampler import Position
 from rondo.text.bpe import train_bpe
 from rondo.text.tokenizer import Tokenizer
 from rondo.train import data, jobs
+from rondo.train.batches import loader
 from rondo.train.config import TrainConfig
 from support.home import own_home
 from support.tiny import tiny_model, tiny_tokenizer
@@ -53,7 +54,10 @@ def config(ground: Path, source: str | list[str], **changes: Any) -> TrainConfig
 
 def batches(config: TrainConfig) -> Callable[[Position], Any]:
     tokenizer = Tokenizer.load(config.model)
-    return data.batches("pretrain", data.open_sources("pretrain", config), tokenizer, config)
+    sources = data.open_sources("pretrain", config)
+    weights = [source.told.weight for source in sources]
+    datasets = data.datasets("pretrain", sources, tokenizer, config)
+    return loader(datasets, weights, config, longest=config.max_length)
 
 
 def tokens(config: TrainConfig, steps: int = 3) -> list[list[list[int]]]:

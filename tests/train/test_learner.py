@@ -13,7 +13,7 @@ from rondo.models import Decoder, Packed
 from rondo.train.config import OptimConfig
 from rondo.train.learner import Learner
 from rondo.train.losses import PolicyLoss, cross_entropy
-from support.tiny import VOCAB, tiny_model
+from support.tiny import TINY_MLA, VOCAB, tiny_model
 
 CONFIG = OptimConfig(lr=1e-2, weight_decay=0.1)
 
@@ -157,3 +157,15 @@ def test_shards_and_export_speak_of_the_same_tensors(tmp_path: Path) -> None:
     own = dict(learner.shards())
     assert own.keys() == loaded.keys()
     assert all(torch.equal(own[name], loaded[name]) for name in own)
+
+
+def test_a_batch_that_is_left_out_corrects_no_router() -> None:
+    learner = Learner(tiny_model(**TINY_MLA), CONFIG)
+    before = {name: p.detach().clone() for name, p in learner.model.named_parameters()}
+    rows = pack([Document(list(range(20)), [1.0] * 20)], 32)
+    for accepted in (False, True):
+        learner.forward_backward(rows, cross_entropy)
+        assert learner.optim_step(accept=lambda norm, accepted=accepted: accepted)["expert_load_max"] >= 1
+        changed = [name for name, p in learner.model.named_parameters() if not torch.equal(p, before[name])]
+        assert bool(changed) == accepted
+    assert any(name.endswith("correction") for name in changed)

@@ -19,6 +19,11 @@ class RlConfig(OptimConfig):
     )
     weight_decay: float = Field(0.0, ge=0, description="for matrices; norms and biases are not decayed")
 
+    precision: Literal["float32", "bfloat16"] | None = Field(
+        None,
+        description="what learner and engine compute in, over weights in float32; by default all is as stored",
+    )
+
     model: str = Field("", description="a model's folder, or its name under RONDO_HOME/models")
     task: str = Field("reverse", description="reverse, add, sort or countdown")
     steps: int = Field(100, gt=0, description="RL steps")

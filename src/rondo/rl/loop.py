@@ -36,7 +36,7 @@ class Grpo:
         self.max_tokens = config.max_tokens or task.max_tokens
         self.learner = Learner(model, config)
         self.reference = Learner(copy.deepcopy(model), config) if config.kl else None
-        self.engine = LLM(model, tokenizer, engine_config(config, self.max_tokens))
+        self.engine = LLM(self.learner.computing, tokenizer, engine_config(config, self.max_tokens))
         self.weights = InPlace(config.model or "policy", self.learner.shards, Directory())
         self.receivers = [Receiver("engine", self.engine, self.engine.core.model.to_hf)]
         self.sampling = SamplingParams(
@@ -79,7 +79,7 @@ class Grpo:
             ]
             if self.config.kl or np.any(row):
                 tree = Tree(group.prompt_ids, answers)
-                items += [tree] if share else [_after(group.prompt_ids, answer) for answer in answers]
+                items += [tree] if share else tree.apart()
         rows = pack(items, self.config.tokens_per_microbatch)
         if self.reference is None:
             return rows
@@ -127,13 +127,6 @@ def _answer(tokens: list[int], logprobs: list[float], advantage: float, weight: 
     count = len(tokens)
     columns = {"advantages": [advantage] * count, "sampler_logprobs": logprobs}
     return Document(tokens, [weight] * count, columns)
-
-
-def _after(prompt: Sequence[int], answer: Document) -> Document:
-    """The answer with its prompt before it, as context."""
-    zeros = [0.0] * len(prompt)
-    columns = {name: [*zeros, *column] for name, column in answer.columns.items()}
-    return Document([*prompt, *answer.tokens], [*zeros, *answer.weights], columns)
 
 
 def lengths(groups: Sequence[Group]) -> Metrics:

@@ -1,75 +1,115 @@
-"""Checkpoints of a job: `checkpoints/step_<n>/`, whole or absent, verified before use."""
+"""Checkpoints of a job: `step_<n>/`, whole or absent, verified before use; on the local disk or in an object store.
+
+One exists when its manifest does, which is written last and removed first.
+"""
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rondo.base.errors import RondoError, StorageError
-from rondo.base.files import atomic_dir, read_json, write_json
-from rondo.base.hashing import sha256_file
-from rondo.base.log import get_logger
+from rondo.data.places import Folder, folder_of, open_file
 
-log = get_logger(__name__)
-
-MANIFEST = "manifest.json"
+MANIFEST, STATE = "manifest.json", "state.json"
+READ_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    path: Path
+    folder: str
+    """A path, or a URL."""
     step: int
+    sums: Mapping[str, str]
+    value: float | None = None
+    """By which the best are kept: less is better."""
 
     def state(self) -> dict[str, Any]:
         """What the job wrote beside the tensors: the data's position and the like."""
-        state: dict[str, Any] = read_json(self.path / "state.json")
+        state: dict[str, Any] = json.loads(folder_of(self.folder).read(STATE) or b"{}")
         return state
 
-
-def save(job: Path, step: int, write: Callable[[Path], None], state: dict[str, Any], keep: int) -> Checkpoint:
-    """`write` fills the folder; the manifest goes in last; then the oldest beyond `keep` go."""
-    path = job / "checkpoints" / f"step_{step}"
-    with atomic_dir(path, replace=True) as folder:
-        write(folder)
-        write_json(folder / "state.json", state)
-        for file in folder.iterdir():  # the safetensors library opens its files for their owner alone
-            shutil.copymode(folder / "state.json", file)
-        sums = {file.name: sha256_file(file) for file in sorted(folder.iterdir())}
-        write_json(folder / MANIFEST, {"step": step, "sha256": sums})
-    for old in existing(job)[keep:]:
-        shutil.rmtree(old.path)
-    return Checkpoint(path, step)
+    def verify(self, files: Sequence[str] | None = None) -> None:
+        """Raises, naming the file, if any of them, or of all, differs from the manifest."""
+        for name in self.sums if files is None else files:
+            found = _sha256(f"{self.folder}/{name}")
+            if found is None:
+                raise StorageError(f"{self.folder} lacks {name}: the checkpoint is torn")
+            if found != self.sums[name]:
+                raise StorageError(
+                    f"{self.folder}/{name} is not what its manifest says: the checkpoint is damaged"
+                )
 
 
-def latest(job: Path) -> Checkpoint | None:
-    """The newest checkpoint whose files are what its manifest says; broken ones are named and passed over."""
-    for checkpoint in existing(job):
-        try:
-            verify(checkpoint.path)
-        except RondoError as error:
-            log.warning("%s; using the checkpoint before it", error)
-        else:
-            return checkpoint
-    return None
+@dataclass(frozen=True)
+class Keep:
+    """Which checkpoints stay: the last ones, and beside them the best."""
+
+    last: int = 2
+    best: int = 0
 
 
-def verify(path: Path) -> None:
-    """Raises, naming the file, if anything differs from the manifest."""
-    manifest = read_json(path / MANIFEST)
-    for name, expected in manifest["sha256"].items():
-        if not (path / name).is_file():
-            raise StorageError(f"{path} lacks {name}: the checkpoint is torn")
-        if sha256_file(path / name) != expected:
-            raise StorageError(f"{path / name} is not what its manifest says: the checkpoint is damaged")
+NAME = re.compile(r"step_(\d+)")
 
 
-def existing(job: Path) -> list[Checkpoint]:
+def existing(place: str) -> list[Checkpoint]:
     """Newest first."""
-    found = [
-        Checkpoint(path.parent, int(path.parent.name[5:]))
-        for path in job.glob(f"checkpoints/step_*/{MANIFEST}")
-    ]
+    folder = folder_of(place)
+    found = []
+    for name, step in _steps(folder):
+        manifest = folder.read(f"{name}/{MANIFEST}")
+        if manifest is not None:
+            said = _parsed(manifest)
+            found.append(Checkpoint(f"{place}/{name}", step, said["sha256"], said.get("value")))
     return sorted(found, key=lambda checkpoint: -checkpoint.step)
+
+
+def prune(folder: Folder, keep: Keep, step: int) -> None:
+    """Removes those up to `step` that are neither new nor good, and what is torn. A later one is of a run that went
+    back behind it: it takes nobody's place, and goes when its step comes."""
+    whole = existing(folder.name)
+    found = [checkpoint for checkpoint in whole if checkpoint.step <= step]
+    rated = sorted((c for c in found if c.value is not None), key=lambda c: (c.value, -c.step))
+    later = [checkpoint for checkpoint in whole if checkpoint.step > step]
+    stay = {c.step for c in [*found[: keep.last], *rated[: keep.best], *later]}
+    for name, of in _steps(folder):
+        if of not in stay:
+            remove(folder, name)
+
+
+def _steps(folder: Folder) -> list[tuple[str, int]]:
+    """Whatever else lies beside them is somebody's own."""
+    return [(name, int(found[1])) for name in folder.names() if (found := NAME.fullmatch(name))]
+
+
+def remove(folder: Folder, name: str) -> None:
+    """The manifest first: what is cut short is no checkpoint."""
+    folder.remove(f"{name}/{MANIFEST}")
+    folder.remove(name)
+
+
+def _parsed(manifest: bytes) -> dict[str, Any]:
+    """One that cannot be read is of a checkpoint that cannot be."""
+    try:
+        said = json.loads(manifest)
+        return said if isinstance(said["sha256"], dict) else {"sha256": {MANIFEST: ""}}
+    except (ValueError, KeyError, TypeError):
+        return {"sha256": {MANIFEST: ""}}
+
+
+def _sha256(file: str) -> str | None:
+    """None where there is no such file."""
+    found = hashlib.sha256()
+    try:
+        with open_file(file) as stream:
+            while data := stream.read(READ_BYTES):
+                found.update(data)
+    except RondoError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return None
+        raise
+    return found.hexdigest()

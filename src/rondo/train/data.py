@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 from rondo.base.errors import InvalidRequest, ModelError
 from rondo.base.hashing import sha256_json
@@ -19,10 +18,7 @@ from rondo.data.shards import Shards, is_prepared, read_index
 from rondo.data.sources import dataset_hash, read_records
 from rondo.text.tokenizer import Tokenizer
 from rondo.train import pretrain, sft
-from rondo.train.config import TrainConfig
-from rondo.train.loop import Batches
-
-Kind = Literal["pretrain", "sft"]
+from rondo.train.config import Kind, TrainConfig
 
 
 @dataclass(frozen=True)
@@ -38,8 +34,10 @@ class Source:
         return self.index.digest if self.index else dataset_hash(self.records)
 
 
-def open_sources(kind: Kind, config: TrainConfig) -> list[Source]:
-    return [_open(kind, told, config) for told in weighted(config.data)]
+def open_sources(kind: Kind, config: TrainConfig, held_out: bool = False) -> list[Source]:
+    """Those to learn from, or those to be measured on."""
+    told = config.evaluate.data if held_out else config.data
+    return [_open(kind, each, config) for each in weighted(told)] if told else []
 
 
 def digest(sources: Sequence[Source]) -> str:
@@ -50,28 +48,40 @@ def digest(sources: Sequence[Source]) -> str:
     return sha256_json([[source.digest, source.told.weight / total] for source in sources])
 
 
-def batches(kind: Kind, sources: Sequence[Source], tokenizer: Tokenizer, config: TrainConfig) -> Batches:
+def datasets(
+    kind: Kind, sources: Sequence[Source], tokenizer: Tokenizer, config: TrainConfig
+) -> list[Dataset]:
     """Prepared shards from afar are kept on this machine if all of them fit into the cache."""
     afar = [source for source in sources if source.index and is_remote(source.told.source)]
     fits = sum(source.index.size for source in afar if source.index) <= config.loader.cache_bytes
     cache = Cache(config.loader.cache_bytes) if fits else None
-    datasets = [_dataset(kind, source, tokenizer, config, cache) for source in sources]
-    weights = [source.told.weight for source in sources]
-    mixed = pretrain.mixed if kind == "pretrain" else sft.mixed
-    return mixed(datasets, weights, config)
+    return [_dataset(kind, source, tokenizer, config, cache) for source in sources]
 
 
 def _open(kind: Kind, told: Weighted, config: TrainConfig) -> Source:
     if not is_prepared(told.source):
         form = Form(config.loader.fields, config.loader.text_unit)
-        return Source(told, records=read_records(told.source, form, config.loader.max_broken))
-    if kind == "sft":
+        records = read_records(told.source, form, config.loader.max_broken)
+        if kind in ("pretrain", "sft"):
+            _refuse_judged(records)
+        return Source(told, records=records)
+    if kind != "pretrain":
         raise InvalidRequest(
             f"{told.source} is prepared: it holds tokens, and no longer says which of them are the assistant's. "
-            "Give sft the records it was made from.",
+            f"Give {kind} the records it was made from.",
             param="train.data",
         )
     return Source(told, read_index(told.source))
+
+
+def _refuse_judged(records: Sequence[Record]) -> None:
+    """A bad answer must not be learned as if it were a good one."""
+    for number, record in enumerate(records, 1):
+        if "rejected" in record or record.get("label") is False:
+            raise InvalidRequest(
+                f"record {number} holds an answer that was found bad: such data are for `rondo train preference`",
+                param="train.data",
+            )
 
 
 def _dataset(

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from rondo.base.errors import Conflict, NotFound, StorageError
+from rondo.base.errors import ConfigError, Conflict, NotFound, StorageError
 from rondo.base.files import atomic_write, read_json, storage_error, write_json
 from rondo.base.hashing import sha256_json
 from rondo.base.home import jobs_dir
-from rondo.base.jobs import EXPORT, SHORT, find_job, job_folders
+from rondo.base.jobs import ADAPTER, EXPORT, SHORT, find_job, job_folders
 
 State = Literal["queued", "starting", "running", "pausing", "paused", "succeeded", "failed", "cancelled"]
 
@@ -27,16 +27,29 @@ LOCK_SECONDS = 1.0
 @dataclass(frozen=True)
 class Job:
     path: Path
+    writes: bool = True
+    """Of a job's ranks one alone does: for the others, writing and locking do nothing."""
 
     @classmethod
-    def of(cls, spec: dict[str, Any], **origin: str) -> Job:
+    def of(cls, spec: dict[str, Any], *, writes: bool = True, **origin: str) -> Job:
         """The directory of this spec: the same spec, its data's hash included, is the same job. `origin` is what
         names the same thing differently from day to day, such as the model's, and is no part of it."""
-        job = cls(jobs_dir() / sha256_json(spec))
-        if not (job.path / "spec.json").exists():
+        job = cls(jobs_dir() / sha256_json(spec), writes)
+        if writes and not (job.path / "spec.json").exists():
             write_json(job.path / "origin.json", {**origin, "started": time.time()})
             write_json(job.path / "spec.json", spec)
+        job._check_place(origin.get("save_to", ""))
         return job
+
+    def _check_place(self, asked: str) -> None:
+        """A job that goes on finds its checkpoints where it left them."""
+        there = str(self.origin().get("save_to", ""))
+        if asked and asked != there and (self.path / "spec.json").exists():
+            raise ConfigError(
+                f"Job {self.short} has its checkpoints at {self.checkpoints}. Leave train.save_to out; or move them to "
+                f"{asked.rstrip('/')}/{self.name}, and save_to in {self.path / 'origin.json'} with them.",
+                param="train.save_to",
+            )
 
     @classmethod
     def all(cls) -> list[Job]:
@@ -61,8 +74,24 @@ class Job:
         return self.path / EXPORT
 
     @property
+    def checkpoints(self) -> str:
+        """The folder or URL where they are."""
+        elsewhere = str(self.origin().get("save_to", "")).rstrip("/")
+        return f"{elsewhere}/{self.name}" if elsewhere else str(self.path / "checkpoints")
+
+    @property
+    def adapter(self) -> Path:
+        return self.path / ADAPTER
+
+    @property
+    def result(self) -> Path:
+        """A whole model, or the adapter where there is no telling them in one."""
+        return self.export if (self.export / "config.json").is_file() else self.adapter
+
+    @property
     def done(self) -> bool:
-        return self.state() == "succeeded" and (self.export / "config.json").is_file()
+        left = (self.export / "config.json").is_file() or (self.adapter / "adapter_config.json").is_file()
+        return self.state() == "succeeded" and left
 
     @property
     def started(self) -> float:
@@ -87,11 +116,21 @@ class Job:
         return state
 
     def set_status(self, state: State, step: int, **facts: object) -> None:
-        write_json(self.path / "status.json", {"state": state, "step": step, "time": time.time(), **facts})
+        if self.writes:
+            write_json(
+                self.path / "status.json", {"state": state, "step": step, "time": time.time(), **facts}
+            )
+
+    def succeed(self, step: int, **facts: float) -> Path:
+        self.set_status("succeeded", step, model=str(self.result), **facts)
+        return self.result
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[None]:
         """A second process that wants the same job is told so. The lock ends with its process, however that ends."""
+        if not self.writes:
+            yield
+            return
         lock = self._open_lock()
         try:
             deadline = time.monotonic() + LOCK_SECONDS
@@ -121,27 +160,33 @@ class Job:
             os.close(lock)
 
     def log(self, row: dict[str, object]) -> None:
+        if not self.writes:
+            return
         with (self.path / "metrics.jsonl").open("a") as file:
             file.write(json.dumps(row) + "\n")
 
-    def last_metrics(self) -> dict[str, Any]:
-        """Of the last step that was written whole."""
+    def metrics(self) -> list[dict[str, Any]]:
+        """A row a step, of all that were written whole."""
         try:
             lines = (self.path / "metrics.jsonl").read_text().splitlines()
         except FileNotFoundError:
-            return {}
+            return []
         except OSError as error:
             raise StorageError(f"Cannot read {self.path / 'metrics.jsonl'}: {error.strerror}.") from error
-        for line in reversed(lines):
+        rows = []
+        for line in lines:
             with contextlib.suppress(json.JSONDecodeError):
-                row: dict[str, Any] = json.loads(line)
-                return row
-        return {}
+                rows.append(json.loads(line))
+        return rows
+
+    def last_metrics(self) -> dict[str, Any]:
+        rows = self.metrics()
+        return rows[-1] if rows else {}
 
     def forget_after(self, step: int) -> None:
         """Drops the metrics of steps that will be done again, and a line that a crash cut short."""
         file = self.path / "metrics.jsonl"
-        if not file.exists():
+        if not self.writes or not file.exists():
             return
         kept = []
         for line in file.read_text().splitlines():

@@ -3,21 +3,44 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from rondo import models
-from rondo.base.errors import ConfigError
+from rondo.base.errors import ConfigError, RondoError
+from rondo.base.files import atomic_dir
 from rondo.data.prefetch import Prefetch
-from rondo.models.store import fingerprint, resolve
+from rondo.models import Decoder, ModelConfig
+from rondo.models.devices import device_named
+from rondo.models.families import parse
+from rondo.models.headers import read_config
+from rondo.models.scorer import make_scorer
+from rondo.models.store import fingerprint, name_of, resolve
+from rondo.parallel.crew import Crew, Paused
+from rondo.parallel.degrees import degrees
+from rondo.parallel.mesh import join
+from rondo.parallel.world import World
 from rondo.text.tokenizer import Tokenizer
-from rondo.train import data
-from rondo.train.config import TrainConfig
-from rondo.train.data import Kind
-from rondo.train.job import Job
+from rondo.train import adapter, data, learners
+from rondo.train.config import Kind, TrainConfig
+from rondo.train.evaluate import Evaluation
+from rondo.train.export import export_checkpoint
+from rondo.train.job import Job, State
 from rondo.train.learner import Learner
+from rondo.train.learners import learner_of
 from rondo.train.loop import OnResume, OnStep, export, train
+from rondo.train.metrics.sinks import telling
+from rondo.train.recipes import Work, recipe
+from rondo.train.states import AVERAGE, MODEL
+
+HOW = {
+    *("model", "data", "learner", "loader", "layout", "evaluate", "metrics", "profile"),
+    *("save_every", "keep", "keep_best", "best_by", "save_to"),
+    *("on_nan", "spike", "most_faults", "stragglers"),
+}
+"""Settings that change nothing of what is learned, beside the names of what the spec has the hashes of."""
 
 
 @dataclass(frozen=True)
@@ -26,39 +49,141 @@ class Plan:
     config: TrainConfig
     model: Path
     sources: list[data.Source]
+    held_out: list[data.Source]
     job: Job
 
 
-def plan(kind: Kind, config: TrainConfig) -> Plan:
-    """Checks what can be checked before any work; the same plan is the same job."""
+def plan(kind: Kind, config: TrainConfig, crew: Crew | None = None) -> Plan:
+    """Checks what can be checked before any work; the same plan is the same job, on any number of ranks."""
     for name in ("model", "data"):
         if not getattr(config, name):
             raise ConfigError(f"which {name}? Give --{name}.", param=f"train.{name}")
+    crew = crew or Crew()
+    config = config.of_kind(kind)
     model = resolve(config.model)
+    shape = parse(read_config(model))
+    adapter.check(kind, config.adapter, shape)
+    _check_ranks(kind, config, shape, crew.world.size)
     sources = data.open_sources(kind, config)
+    held_out = data.open_sources(kind, config, held_out=True)
     spec = {
         "kind": kind,
         "model": fingerprint(model),
         "dataset": data.digest(sources),
-        "config": config.model_dump(mode="json", exclude={"model", "data", "loader"}),
+        "config": config.model_dump(mode="json", exclude={*HOW, *config.neutral()}),
     }
-    return Plan(kind, config, model, sources, Job.of(spec, model=config.model, data=_named(config.data)))
+    origin = {"model": config.model, "data": _named(config.data), "save_to": config.save_to}
+    job = Job.of(spec, writes=crew.first, **origin)
+    return Plan(kind, config, model, sources, held_out, job)
 
 
-def run(plan: Plan, on_step: OnStep | None = None, on_resume: OnResume | None = None) -> Path:
-    """The exported model's folder. A job that is done already is not done again."""
-    config, job = plan.config, plan.job
-    if job.done:
-        return job.export
+def _check_ranks(kind: Kind, config: TrainConfig, model: ModelConfig, ranks: int) -> None:
+    learners.check(kind, config, model, degrees(config.layout, ranks, model))
+    if ranks > 1 and kind == "preference" and config.preference.reference == "before":
+        raise ConfigError(
+            "one process alone computes the reference before the first step: leave it at batch, or train on one",
+            param="train.preference.reference",
+        )
+
+
+def run(
+    plan: Plan, on_step: OnStep | None = None, on_resume: OnResume | None = None, crew: Crew | None = None
+) -> Path:
+    """The folder of what the job leaves. A job that is done already is not done again. On several ranks all do this."""
+    crew, job = crew or Crew(), plan.job
+    if crew.first_says(job.done):
+        return job.result
     with job.hold():
-        job.set_status("starting", job.status().get("step", 0), steps=config.steps)
-        tokenizer = Tokenizer.load(plan.model)
-        model = models.load(plan.model, dtype=getattr(torch, config.dtype), device=config.device)
-        learner = Learner(model, config)
-        batches = data.batches(plan.kind, plan.sources, tokenizer, config)
-        with Prefetch(batches, config.loader.prefetch) as fetched:
-            train(learner, fetched, config, job, on_step, on_resume)
-        return export(learner, tokenizer.save, job)
+        job.set_status("starting", _step(job), steps=plan.config.steps)
+        crew.on_hang(job.path / "hang", partial(_failed, job, plan.config.steps))
+        try:
+            return _run(plan, crew, on_step, on_resume)
+        except Paused as pause:
+            job.set_status("paused", _step(job), steps=plan.config.steps, reason=str(pause))
+            raise
+        except (Exception, KeyboardInterrupt) as error:
+            why = crew.explained(error)
+            reason = why.message if isinstance(why, RondoError) else repr(why)
+            state: State = "paused" if isinstance(why, KeyboardInterrupt) else "failed"
+            job.set_status(state, _step(job), steps=plan.config.steps, reason=reason)
+            raise why from error
+
+
+def _failed(job: Job, steps: int, reason: str) -> None:
+    job.set_status("failed", _step(job), steps=steps, reason=reason)
+
+
+def _step(job: Job) -> int:
+    return int(job.status().get("step", 0))
+
+
+def _run(plan: Plan, crew: Crew, on_step: OnStep | None, on_resume: OnResume | None) -> Path:
+    config, job = plan.config, plan.job
+    tokenizer = Tokenizer.load(plan.model)
+    device = device_of(config.device, crew.world)
+    model = _model(plan, device if crew.world.size == 1 else torch.device("cpu"))
+    torch.manual_seed((config.seed << 20) + crew.world.rank)
+    mesh = None if crew.world.size == 1 else join(config.layout, crew.world, model.config, device)
+    learner = learner_of(config)(model, config, mesh)
+    work = Work(config, plan.model, tokenizer, learner, job.path)
+    made = recipe(plan.kind, work, plan.sources, plan.held_out)
+    budget = config.tokens_per_microbatch
+    divided = mesh is not None or config.learner == "megatron"
+    evaluation = Evaluation.of(config.evaluate, tokenizer, budget, made.held_out, divided=divided)
+    with (
+        Prefetch(made.batches, config.loader.prefetch) as fetched,
+        telling(config, job, device, on_step, crew.world.rank) as tell,
+    ):
+        train(learner, fetched, config, job, tell, on_resume, made.objective, evaluation, crew)
+    if not job.writes:
+        return job.result
+    return _leave(plan, learner, tokenizer) if mesh is None else _leave_gathered(plan, learner, tokenizer)
+
+
+def _model(plan: Plan, device: torch.device) -> Decoder:
+    """As training begins with it. On several ranks it is read as it lies in the files, and each keeps its part."""
+    config = plan.config
+    model = models.load(plan.model, dtype=getattr(torch, config.dtype), device=device)
+    if plan.kind == "reward" and not model.config.scores:
+        make_scorer(model, config.seed)
+    adapter.put_on(model, config.adapter, seed=config.seed, base=name_of(plan.model))
+    return model
+
+
+def _leave(plan: Plan, learner: Learner, tokenizer: Tokenizer) -> Path:
+    config, job = plan.config, plan.job
+    if config.adapter.kind != "none":
+        with learner.as_left():
+            whole = adapter.leave(learner.model, config.adapter, job.adapter)
+        if not whole:
+            return job.succeed(learner.step)
+    return export(learner, tokenizer.save, job)
+
+
+def _leave_gathered(plan: Plan, learner: Learner, tokenizer: Tokenizer) -> Path:
+    """From the last checkpoint, which holds what the ranks have between them: the first one needs no room for more than
+    a tensor of it. An adapter is small, and goes back onto its base."""
+    config, job = plan.config, plan.job
+    last = f"{job.checkpoints}/step_{learner.step}"
+    if config.adapter.kind == "none":
+        averaged = learner.ema is not None and config.export != "last"
+        with atomic_dir(job.export, replace=True) as folder:
+            export_checkpoint(learner.model.config, last, folder, AVERAGE if averaged else MODEL)
+            tokenizer.save(folder)
+        return job.succeed(learner.step)
+    whole = Learner(_model(plan, torch.device("cpu")), config.model_copy(update={"offload": "none"}))
+    whole.load(last, learner.step)
+    return _leave(plan, whole, tokenizer)
+
+
+def device_of(name: str, world: World) -> torch.device:
+    """`cuda` is another one on each rank of a machine."""
+    device = device_named(name)
+    if device.type != "cuda" or device.index is not None or world.size == 1:
+        return device
+    device = torch.device("cuda", world.local_rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
 
 
 def _named(data: str | list[str]) -> str:

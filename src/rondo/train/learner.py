@@ -2,141 +2,193 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections import ChainMap
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from rondo import models
-from rondo.base.errors import ModelError
+from rondo.base.errors import Conflict, ModelError
 from rondo.data.packing import Row
 from rondo.models.adapters.attached import adapter_of
-from rondo.models.attend import Attend, Packed
 from rondo.models.decoder import Decoder
-from rondo.models.parts import take
-from rondo.ops import token_logprobs
+from rondo.train import dcp
+from rondo.train.away import Away
+from rondo.train.balance import Balance
 from rondo.train.config import OptimConfig
-from rondo.train.losses import Loss, Predictions
+from rondo.train.ema import Ema
+from rondo.train.evaluator import Evaluator, Metrics, Tally
+from rondo.train.loss_scale import LossScale
+from rondo.train.losses import Loss
 from rondo.train.memory import keep_freed_memory
+from rondo.train.offload import offloaded
 from rondo.train.optim import clip_gradients, make_optimizer
-from rondo.train.shared_prefix import SharedPrefix
+from rondo.train.states import States, differences, random_states, set_random_states
 
-Metrics = dict[str, float]
+if TYPE_CHECKING:
+    from rondo.parallel.mesh import Mesh
+
+__all__ = ["Learner", "Metrics"]
 
 
-class Learner:
-    def __init__(self, model: Decoder, config: OptimConfig) -> None:
+class Learner(Evaluator):
+    def __init__(self, model: Decoder, config: OptimConfig, mesh: Mesh | None = None) -> None:
         if model.config.quantization is not None and adapter_of(model) is None:
             raise ModelError(
                 f"the model's weights are quantized ({model.config.quantization.method}), and cannot be trained: "
                 "train an adapter over them, or the checkpoint that is not quantized",
                 param="model",
             )
-        self.model = model
+        super().__init__(model, mesh, config)
         self.config = config
         self.step = 0
-        if model.device.type == "cpu":
+        if model.device.type == "cpu" and config.offload == "none":
             keep_freed_memory()
-        self.optimizer = make_optimizer(model, config)
+        self.scale = LossScale() if config.precision == "float16" else None
+        self.optimizer = make_optimizer(self.trained, config)
+        self.balance = Balance(self.computing, config.balance, mesh)
+        self.ema = Ema(self.trained, config.ema) if config.ema else None
+        self.offloaded = offloaded(self)
+        self._away: Away | None = None
+
+    @property
+    def trained(self) -> nn.Module:
+        """Whose parameters learn."""
+        return self.model
 
     def forward_backward(
         self, batch: Sequence[Row], loss: Loss, *, temperature: float = 1.0, valid: int | None = None
     ) -> Metrics:
-        """Adds the gradient of the batch's mean loss; `valid` is the divisor if the batch is part of a larger one."""
-        own = sum(row.valid for row in batch)
-        valid = own if valid is None else valid
-        totals: dict[str, Tensor] = {}
-        for row in batch:
-            device = self.model.device
-            output = loss(
-                Predictions(
-                    self._row_logprobs(row, temperature),
-                    torch.from_numpy(row.weights).to(device),
-                    {name: torch.from_numpy(column).to(device) for name, column in row.columns.items()},
-                )
-            )
-            (output.total / valid).backward()  # type: ignore[no-untyped-call]
-            for name, value in {"loss": output.total.detach() * (own / valid), **output.sums}.items():
-                totals[name] = totals[name] + value / own if name in totals else value / own
-            for name, value in output.maxima.items():
-                totals[name] = torch.maximum(totals[name], value) if name in totals else value
-        return {name: float(value) for name, value in totals.items()} | {"tokens": float(valid)}
+        """Adds the gradient of the batch's mean loss. `batch` are the rows of this rank; `valid` is the divisor, in
+        what the loss counts: needed where the batch is part of a larger one."""
+        self._must_be_here()
+        own = self.count(batch, loss)
+        if valid is None:
+            (valid,) = self.totals(own)
+        scale = 1.0 if self.scale is None else self.scale.now
+        tally = Tally()
+        self.passes.forward_backward(batch, loss, valid / scale, temperature, tally.add)
+        return self.metrics(own, valid, tally)
 
-    def optim_step(self, lr: float | None = None) -> Metrics:
-        """One step with the gradients gathered since the last, which it clears."""
+    def optim_step(
+        self, lr: float | None = None, accept: Callable[[float], bool] = lambda norm: True
+    ) -> Metrics:
+        """One step with the gradients gathered since the last, which it clears. `accept` is told their norm: where it
+        says no, nothing is learned."""
+        self._must_be_here()
         lr = self.config.lr if lr is None else lr
-        norm = clip_gradients(self.model.parameters(), self.config.clip)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
-        self.optimizer.step()
+        if self.scale is not None:
+            self.scale.take_out(p.grad for p in self.model.parameters() if p.grad is not None)
+        norm = self._clip()
+        metrics = {"grad_norm": norm, "lr": lr}
+        if self.scale is not None:
+            self.scale.learn(math.isfinite(norm))
+            metrics |= self.scale.metrics
+        # Of the scale's own making, as long as there is a smaller one to try.
+        scaled_away = self.scale is not None and not math.isfinite(norm) and self.scale.now > 1.0
+        learned = not scaled_away and accept(norm) and (self.scale is None or math.isfinite(norm))
+        if learned:
+            self._update(lr)
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
-        return {"grad_norm": norm, "lr": lr}
+        return metrics | self.balance.step(correct=learned and adapter_of(self.model) is None)
 
-    @torch.no_grad()
-    def logprobs(self, batch: Sequence[Row], temperature: float = 1.0) -> list[NDArray[np.float32]]:
-        """For each row the log-probability of each of its predictions."""
-        return [self._row_logprobs(row, temperature).cpu().numpy() for row in batch]
-
-    def _row_logprobs(self, row: Row, temperature: float) -> Tensor:
-        """Answers that begin alike make some predictions more than once: those go through the head once."""
-        model = self.model
-        vocabulary = model.config.vocab_size
-        pairs, pair_of = np.unique(row.where * vocabulary + row.targets, return_inverse=True)
-        rows, row_of = np.unique(pairs // vocabulary, return_inverse=True)
-        tokens, positions, read, where, targets, back = (
-            torch.from_numpy(x).to(model.device)
-            for x in (row.tokens, row.positions, rows, row_of, pairs % vocabulary, pair_of)
+    def _clip(self) -> float:
+        return clip_gradients(
+            self.model.parameters(), self.config.clip, self.mesh, self.passes.counted_elsewhere
         )
-        hidden = model.trunk(tokens, positions, _attend(row, model.device), read)
-        logprobs = token_logprobs(model.head(take(hidden, where)), targets, temperature)
-        return take(logprobs[:, None], back)[:, 0]
+
+    def _update(self, lr: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        if self.offloaded is not None:
+            self.offloaded.step()
+        else:
+            self.optimizer.step()
+            self._refresh()
+        if self.ema is not None:
+            self.ema.step()
+
+    def _refresh(self) -> None:
+        if self.working is not None:
+            self.working.refresh()
+
+    def offload(self, to: str, *, weights: bool = True) -> None:
+        """Gives the device back until `onload`: to "host", a GPU's, or to a folder. The weights stay where somebody
+        else, such as an engine, goes on with them: `weights=False`."""
+        self._must_be_here()
+        self._away = Away(self, to, weights)
+
+    def onload(self) -> None:
+        if self._away is not None:
+            self._away.back()
+            self._away = None
+
+    def _must_be_here(self) -> None:
+        if self._away is not None:
+            raise Conflict("the learner is offloaded: call onload first")
 
     def shards(self) -> Iterator[tuple[str, Tensor]]:
-        """(Hugging Face name, tensor): views of the weights as they are, whole."""
-        return self.model.to_hf()
+        """(Hugging Face name, tensor): views of the weights that compute, whole."""
+        return self.computing.to_hf()
+
+    @contextmanager
+    def as_left(self) -> Iterator[None]:
+        """Within it the model has the weights that the job leaves."""
+        if self.ema is None or self.config.export == "last":
+            yield
+            return
+        with self.ema.in_place():
+            self._refresh()
+            yield
+        self._refresh()
+
+    def whole(self) -> Decoder:
+        """The model with all its weights, to be written."""
+        return self.model
 
     def export_hf(self, folder: Path) -> None:
-        models.save(self.model, folder)
+        models.save(self.whole(), folder)
 
-    def save(self, folder: Path) -> None:
-        """Weights and optimizer state, as two safetensors files."""
-        save_file(_state(self.model), folder / "model.safetensors")
-        moments = {}
-        for name, parameter in self.model.named_parameters():
-            for key, value in self.optimizer.state.get(parameter, {}).items():
-                moments[f"{key}:{name}"] = value.contiguous()
-        save_file(moments, folder / "optimizer.safetensors", metadata={"step": str(self.step)})
+    def states(self) -> dict[str, Tensor]:
+        """All that a checkpoint holds, by names that are the same in every layout: this rank's part."""
+        return self._own.tensors() | random_states(self._rank, self.model.device)
 
-    def load(self, folder: Path, step: int) -> None:
-        """The inverse of `save`, in place: tensors that others share stay shared."""
-        weights, own = load_file(folder / "model.safetensors"), _state(self.model)
-        wrong = sorted(weights.keys() ^ own.keys()) or [n for n in own if own[n].shape != weights[n].shape]
-        if wrong:
+    def save(self, folder: str | Path) -> None:
+        dcp.write(dcp.copies_of(self.states()), str(folder), self._group)
+
+    def load(self, folder: str | Path, step: int) -> None:
+        """What any number of ranks have saved, in place: tensors that others share stay shared."""
+        reader = dcp.Reader(str(folder))
+        stored = reader.stored()
+        shapes = self._own.shapes()
+        stages = [shapes] if self.mesh is None else self.mesh.said_by_stages(shapes)
+        if wrong := differences(dict(ChainMap(*stages)), stored):
             raise ModelError(f"{folder} is a checkpoint of another model: {', '.join(wrong[:5])} differ")
-        moments = load_file(folder / "optimizer.safetensors")
-        with torch.no_grad():
-            for name, tensor in own.items():
-                tensor.copy_(weights[name])
-        self.optimizer.state.clear()
-        parameters = dict(self.model.named_parameters())
-        for label, tensor in moments.items():
-            key, name = label.split(":", 1)
-            self.optimizer.state[parameters[name]][key] = tensor.to(parameters[name].device)
+        self._own.make_room(stored)
+        if self.offloaded is not None:
+            self.offloaded.settle()
+        random = random_states(self._rank, self.model.device)
+        wanted = self._own.tensors() | random
+        reader.read({name: x for name, x in wanted.items() if name in stored}, self._group)
+        set_random_states(random)
+        self._refresh()
         self.step = step
 
+    @property
+    def _own(self) -> States:
+        averages = {} if self.ema is None else self.ema.tensors
+        return States(self.model, self.optimizer, averages, {} if self.scale is None else self.scale.tensors)
 
-def _attend(row: Row, device: torch.device) -> Attend:
-    if any(parent >= 0 for parent in row.parents):
-        starts = row.positions[row.cu_seqlens[:-1]].tolist()
-        return SharedPrefix(row.cu_seqlens, row.parents, starts, device)
-    return Packed(row.cu_seqlens, device)
+    @property
+    def _rank(self) -> int:
+        return self.mesh.world.rank if self.mesh else 0
 
-
-def _state(model: Decoder) -> dict[str, Tensor]:
-    """Each parameter once: `named_parameters` leaves out the second name of a tied one."""
-    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+    @property
+    def _group(self) -> Any:
+        return torch.distributed.group.WORLD if self.mesh else None

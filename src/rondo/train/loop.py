@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
-import time
+import contextlib
+import math
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from rondo import models
 from rondo.base.errors import RondoError
 from rondo.base.files import atomic_dir
+from rondo.base.log import get_logger
 from rondo.data.loader import Batch
 from rondo.data.sampler import Position
-from rondo.train import checkpoint
+from rondo.parallel.crew import Crew, Paused
+from rondo.train.checkpoint import Keep
 from rondo.train.config import TrainConfig
+from rondo.train.faults import Diverged, Faults
 from rondo.train.job import Job
 from rondo.train.learner import Learner, Metrics
-from rondo.train.losses import cross_entropy
+from rondo.train.metrics.meter import Meter
+from rondo.train.objective import Objective, next_tokens
+from rondo.train.saving import Checkpoints
 from rondo.train.schedule import learning_rate
+from rondo.train.stragglers import look
+
+log = get_logger(__name__)
 
 Batches = Callable[[Position], Batch]
+Evaluate = Callable[[Learner], Metrics]
 OnStep = Callable[[int, Metrics], None]
 OnResume = Callable[[int], None]
 """Told, before the first step, the step of the checkpoint that a job goes on from."""
@@ -36,83 +46,191 @@ def train(
     job: Job | None = None,
     on_step: OnStep | None = None,
     on_resume: OnResume | None = None,
+    objective: Objective = next_tokens,
+    evaluate: Evaluate | None = None,
+    crew: Crew | None = None,
 ) -> None:
     """Steps `learner` until `config.steps`, from the job's last checkpoint if it has one."""
-    position = _resume(learner, job) if job else Position()
-    if job:
-        job.set_status("running", learner.step, steps=config.steps)
-    if learner.step and on_resume:
-        on_resume(learner.step)
-    try:
-        while learner.step < config.steps:
-            position, metrics = _step(learner, batches, position, config)
-            if job:
-                _record(job, learner, position, config, metrics)
-            if on_step:
-                on_step(learner.step, metrics)
-    except Stop:
-        return
-    except (Exception, KeyboardInterrupt) as error:
+    crew = crew or Crew()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(crew.heeding())
+        meter = Meter(learner, config.metrics.peak)
+        run = _Run(learner, batches, config, objective, evaluate, crew, meter, Faults(config))
         if job:
-            stopped = "paused" if isinstance(error, KeyboardInterrupt) else "failed"
-            reason = error.message if isinstance(error, RondoError) else repr(error)
-            job.set_status(stopped, learner.step, reason=reason)  # type: ignore[arg-type]
-        raise
+            keep = Keep(config.keep, config.keep_best)
+            run.saved = stack.enter_context(Checkpoints(job.checkpoints, keep, learner.mesh))
+            run.job = job
+            run.resume()
+            job.set_status("running", learner.step, steps=config.steps)
+        if learner.step and on_resume:
+            on_resume(learner.step)
+        with contextlib.suppress(Stop):
+            while learner.step < config.steps:
+                metrics = run.step()
+                if on_step:
+                    on_step(learner.step, metrics)
+                run.heed()
+        crew.doing(f"step {learner.step}: finishing")
 
 
-def _step(
-    learner: Learner, batches: Batches, position: Position, config: TrainConfig
-) -> tuple[Position, Metrics]:
-    begin = time.perf_counter()
-    batch = batches(position)
-    loaded = time.perf_counter()
-    metrics = learner.forward_backward(batch.rows, cross_entropy, valid=batch.valid)
-    lr = learning_rate(
-        learner.step,
-        lr=config.lr,
-        warmup=config.warmup,
-        steps=config.steps,
-        decay=config.decay,
-        lr_end=config.lr_end,
-    )
-    metrics |= learner.optim_step(lr)
-    seconds = time.perf_counter() - begin
-    tokens = sum(len(row.tokens) for row in batch.rows)
-    metrics |= {
-        "seconds": seconds,
-        "tokens_per_second": tokens / seconds,
-        "loader_share": (loaded - begin) / seconds,
-        "unfilled": batch.unfilled,
-        "epochs": batch.epochs,
-    }
-    return batch.position, metrics
+@dataclass
+class _Run:
+    learner: Learner
+    batches: Batches
+    config: TrainConfig
+    objective: Objective
+    evaluate: Evaluate | None
+    crew: Crew
+    meter: Meter
+    faults: Faults
+    position: Position = field(default_factory=Position)
+    job: Job | None = None
+    saved: Checkpoints | None = None
+    last_saved: int = -1
+    took: float = 0.0
+    waited: float = 0.0
+    """Seconds of the last step, and of those for its data."""
+
+    def step(self) -> Metrics:
+        learner, config, clock, at = self.learner, self.config, self.meter.clock, self.learner.step + 1
+        self.crew.doing(f"step {at}: reading data")
+        with clock("load"):
+            batch = self.batches(self.position)
+        self.crew.doing(f"step {at}: forward and backward")
+        with clock("forward_backward"):
+            asked = self.objective(learner, batch.rows)
+            metrics = asked.told(learner.forward_backward(asked.rows, asked.loss, valid=batch.valid))
+        self.crew.doing(f"step {at}: optimizer")
+        wrong: list[str] = []
+
+        def accept(norm: float) -> bool:
+            reason = self.faults.judge(metrics["loss"], norm)
+            wrong.extend([reason] if reason else [])
+            return reason is None
+
+        with clock("optimizer"):
+            metrics |= learner.optim_step(self._learning_rate(), accept)
+        self.position = batch.position
+        if wrong and self.faults.goes_back(at, wrong[0]):
+            return metrics | self._go_back(wrong[0])
+        metrics |= self.meter.step(batch.rows)
+        self.took, self.waited = metrics["seconds"], metrics["seconds/load"]
+        metrics |= {"unfilled": batch.unfilled, "epochs": batch.epochs}
+        if wrong:
+            self._tell("step %d left its batch out: %s", at, wrong[0])
+            metrics |= {"left_out": 1.0}
+        if self.evaluate is not None and _due(at, config.evaluate.every, config):
+            self.crew.doing(f"step {at}: evaluation")
+            try:
+                with clock("evaluate"), learner.as_left():
+                    metrics |= self.evaluate(learner)
+            except RondoError:
+                if self.crew.world.size == 1:
+                    self.record(metrics)  # what was learned is not lost with it
+                raise
+        self.record(metrics)
+        return metrics
+
+    def record(self, metrics: Metrics) -> None:
+        """What a checkpoint takes of the loop is the next step's, as is how long the one before took to write."""
+        if self.job is None or self.saved is None:
+            return
+        step, config = self.learner.step, self.config
+        self.saved.check()
+        self.job.log({"step": step, **metrics, **self.saved.spent})
+        self.saved.spent.clear()
+        if _due(step, config.save_every, config):
+            self.crew.doing(f"step {step}: saving")
+            with self.meter.clock("checkpoint"):
+                self._save(rating(metrics, config.best_by))
+        self.job.set_status("running", step, steps=config.steps, loss=metrics["loss"])
+
+    def heed(self) -> None:
+        """Where a rank has been asked to stop, all stop here."""
+        config, step = self.config, self.learner.step
+        self.crew.doing(f"step {step}: its end")
+        if config.stragglers and step % config.stragglers == 0 and self.crew.world.size > 1:
+            for said in look(self.crew, self.learner.device, self.waited, self.took):
+                self._tell("%s", said)
+        if not self.crew.any_asked_to_stop() or step >= config.steps:
+            return
+        if self.saved is not None:
+            if self.last_saved != step:
+                self.crew.doing(f"step {step}: saving")
+                self._save(None)
+            self.saved.wait()
+        raise Paused(step, config.steps)
+
+    def resume(self) -> None:
+        assert self.job is not None
+        self.job.forget_after(self._load())
+
+    def _load(self) -> int:
+        """From the newest checkpoint, if there is one: its step."""
+        assert self.saved is not None
+        found = self.saved.newest()
+        if found is None:
+            return 0
+        self.learner.load(found.folder, found.step)
+        state = found.state()
+        self.position = Position.of(state["position"])
+        self.faults.restore(state["faults"])
+        self.last_saved = found.step
+        return found.step
+
+    def _save(self, value: float | None) -> None:
+        assert self.saved is not None
+        self.last_saved = self.learner.step
+        state = {"position": asdict(self.position), "faults": self.faults.state()}
+        self.saved.save(self.learner.states(), self.last_saved, state, value)
+
+    def _go_back(self, reason: str) -> Metrics:
+        """The weights are those of the last checkpoint, the data go on after the batch that did it."""
+        after, at = self.position, self.learner.step
+        if self.saved is not None:
+            self.saved.wait()
+        if self.job is None or self.saved is None or not self._load():
+            raise Diverged(f"step {at}: {reason}, and there is no checkpoint yet to go back to.")
+        self.position = after
+        self.job.forget_after(self.learner.step)
+        self._tell("step %d: %s; it goes back to step %d", at, reason, self.learner.step)
+        return {"went_back_from": float(at)}
+
+    def _learning_rate(self) -> float:
+        config = self.config
+        return learning_rate(
+            self.learner.step,
+            lr=config.lr,
+            warmup=config.warmup,
+            steps=config.steps,
+            decay=config.decay,
+            lr_end=config.lr_end,
+        )
+
+    def _tell(self, words: str, *facts: object) -> None:
+        if self.crew.first:
+            log.warning(words, *facts)
 
 
-def _resume(learner: Learner, job: Job) -> Position:
-    found = checkpoint.latest(job.path)
-    if found is None:
-        job.forget_after(0)
-        return Position()
-    learner.load(found.path, found.step)
-    job.forget_after(found.step)
-    return Position.of(found.state()["position"])
+def rating(metrics: Metrics, by: str) -> float | None:
+    """How bad a checkpoint is."""
+    name = by.removeprefix("+")
+    value = metrics.get(name, math.nan)
+    if not math.isfinite(value):
+        return None
+    return -value if name != by else value
 
 
-def _record(job: Job, learner: Learner, position: Position, config: TrainConfig, metrics: Metrics) -> None:
-    step = learner.step
-    job.log({"step": step, **metrics})
-    last = step == config.steps
-    if last or (config.save_every and step % config.save_every == 0):
-        checkpoint.save(job.path, step, learner.save, {"position": asdict(position)}, config.keep)
-    job.set_status("running", step, steps=config.steps, loss=metrics["loss"])
+def _due(step: int, every: int, config: TrainConfig) -> bool:
+    """At the end, and in between where `every` is above 0."""
+    return step == config.steps or (every > 0 and step % every == 0)
 
 
 def export(learner: Learner, tokenizer_save: Callable[[Path], None], job: Job, **facts: float) -> Path:
     """Writes what serving loads, weights and tokenizer, and marks the job as done. A process that was killed between
     the two leaves an export that is written again."""
     needed = sum(parameter.nbytes for parameter in learner.model.parameters())
-    with atomic_dir(job.export, replace=True, needed=needed) as folder:
-        models.save_into(learner.model, folder)
+    with learner.as_left(), atomic_dir(job.export, replace=True, needed=needed) as folder:
+        models.save_into(learner.whole(), folder)
         tokenizer_save(folder)
-    job.set_status("succeeded", learner.step, model=str(job.export), **facts)
-    return job.export
+    return job.succeed(learner.step, **facts)

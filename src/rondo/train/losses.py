@@ -1,12 +1,14 @@
-"""Losses: sums over the predictions of a row. The learner divides by the number that counts in the whole batch."""
+"""Losses: sums over a row's predictions, documents or pairs. The learner divides by how many there are in the batch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+
+from rondo.data.packing import Row
 
 
 @dataclass(frozen=True)
@@ -16,6 +18,14 @@ class Predictions:
     logprobs: Tensor
     weights: Tensor
     columns: Mapping[str, Tensor]
+    documents: Sequence[int] = (0,)
+    """Where the predictions of each of the row's D documents begin, and where the last one's end."""
+    facts: Mapping[str, Tensor] = field(default_factory=dict)
+    """[D] each."""
+
+    def by_document(self, values: Tensor) -> Tensor:
+        """[N] -> [D], the sum of each document. Always in the same order, on a GPU too."""
+        return by_document(values, self.documents)
 
 
 @dataclass(frozen=True)
@@ -23,12 +33,23 @@ class LossOutput:
     total: Tensor
     """The weighted sum to differentiate."""
     sums: dict[str, Tensor] = field(default_factory=dict)
-    """Metrics that are averaged over all predictions of the batch."""
+    """Metrics that are averaged over all that the loss counts."""
     maxima: dict[str, Tensor] = field(default_factory=dict)
     """Metrics of which the batch's largest is kept."""
 
 
+def by_document(values: Tensor, documents: Sequence[int]) -> Tensor:
+    sizes = torch.tensor(documents, device=values.device).diff()
+    return torch.segment_reduce(values, "sum", lengths=sizes, initial=0)
+
+
 Loss = Callable[[Predictions], LossOutput]
+"""One that averages over something else than predictions has a method `count(row)` that says over how many."""
+
+
+def counted(loss: Loss, row: Row) -> int:
+    count: Callable[[Row], int] | None = getattr(loss, "count", None)
+    return row.valid if count is None else count(row)
 
 
 def cross_entropy(batch: Predictions) -> LossOutput:

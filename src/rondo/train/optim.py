@@ -1,18 +1,31 @@
-"""AdamW over a decoder's parameters, and clipping."""
+"""The optimizer of a decoder's parameters, and clipping."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from rondo.train.config import OptimConfig
+from rondo.train.muon import MuonAndAdamW
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+    from rondo.parallel.mesh import Mesh
 
 
-def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
+def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
+    if config.optimizer == "muon":
+        return MuonAndAdamW(model, config, adamw)
+    return adamw([parameter for parameter in model.parameters() if parameter.requires_grad], config)
+
+
+def adamw(trained: Sequence[nn.Parameter], config: OptimConfig) -> torch.optim.AdamW:
     """Norms and biases are vectors, and are not decayed. Parameters keep the model's order in each group."""
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
         {"params": [p for p in trained if p.ndim >= 2], "weight_decay": config.weight_decay},
         {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
@@ -26,12 +39,43 @@ def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
     )
 
 
-def clip_gradients(parameters: Iterable[Tensor], limit: float) -> float:
-    """Scales the gradients down to a norm of at most `limit` (0: only measures); returns the norm before."""
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    if not gradients:
-        return 0.0
-    norm = torch.nn.utils.get_total_norm(gradients)
+def clip_gradients(
+    parameters: Iterable[Tensor],
+    limit: float,
+    mesh: Mesh | None = None,
+    counted_elsewhere: Iterable[Tensor] = (),
+) -> float:
+    """Scales the gradients down to a norm of at most `limit` (0: only measures); returns the norm before. Another rank
+    has some of the weights too, and counts them."""
+    elsewhere = {id(p) for p in counted_elsewhere}
+    found = [(p.grad, id(p) not in elsewhere) for p in parameters if p.grad is not None]
+    gradients = [gradient for gradient, _ in found]
+    counted = [gradient for gradient, here in found if here]
+    norm = _norm(counted) if mesh is None else _norm_over_ranks(counted, mesh)
     if limit > 0 and norm > limit:
-        torch._foreach_mul_(gradients, float(limit / (norm + 1e-6)))
-    return float(norm)
+        torch._foreach_mul_(gradients, limit / (norm + 1e-6))
+    return norm
+
+
+def _norm(gradients: list[Tensor]) -> float:
+    return float(torch.nn.utils.get_total_norm(gradients)) if gradients else 0.0
+
+
+def _norm_over_ranks(gradients: list[Tensor], mesh: Mesh) -> float:
+    """Each rank's parts, those that several have counted once; in one sum over the stage's ranks, and over stages."""
+    from torch.distributed.tensor import DTensor
+
+    squares = torch.zeros((), dtype=torch.float64, device=mesh.device)
+    by_copies: dict[int, list[Tensor]] = {}
+    for gradient in gradients:
+        assert isinstance(gradient, DTensor)
+        by_copies.setdefault(_copies(gradient), []).append(gradient.to_local())
+    for copies, parts in by_copies.items():
+        squares += torch.nn.utils.get_total_norm(parts).double() ** 2 / copies
+    return math.sqrt(sum(mesh.said_by_stages(float(mesh.total(squares)))))
+
+
+def _copies(of: DTensor) -> int:
+    """How many ranks have the same part."""
+    sizes = of.device_mesh.shape
+    return math.prod(size for size, place in zip(sizes, of.placements, strict=True) if place.is_replicate())

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rondo.data.datasets import Dataset, InMemory
-from rondo.data.loader import Loader
+from rondo.data.datasets import InMemory
 from rondo.data.packing import Document
 from rondo.data.records import Record
 from rondo.data.texts import closed, text_of
 from rondo.text.tokenizer import Tokenizer
+from rondo.train.batches import loader
 from rondo.train.config import TrainConfig
 from rondo.train.loop import Batches
 
@@ -25,15 +25,4 @@ def dataset(tokens: Sequence[Sequence[int]]) -> InMemory:
 
 
 def batches(tokens: Sequence[Sequence[int]], config: TrainConfig) -> Batches:
-    return mixed([dataset(tokens)], [1.0], config)
-
-
-def mixed(datasets: Sequence[Dataset], weights: Sequence[float], config: TrainConfig) -> Batches:
-    return Loader(
-        datasets,
-        weights=weights,
-        seed=config.seed,
-        tokens_per_step=config.tokens_per_step,
-        tokens_per_microbatch=config.tokens_per_microbatch,
-        longest=config.max_length,
-    )
+    return loader([dataset(tokens)], [1.0], config, longest=config.max_length)

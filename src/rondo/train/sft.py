@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from rondo.base.errors import InvalidRequest
-from rondo.data.datasets import Dataset, InMemory
-from rondo.data.loader import Loader
+from rondo.data.datasets import InMemory
 from rondo.data.packing import Document
 from rondo.data.records import Record
 from rondo.text.tokenizer import Tokenizer
+from rondo.train.batches import loader
 from rondo.train.config import TrainConfig
 from rondo.train.loop import Batches
 
@@ -28,18 +28,7 @@ def examples(tokenizer: Tokenizer, records: Sequence[Record], max_length: int) -
 
 
 def batches(documents: Sequence[Document], config: TrainConfig) -> Batches:
-    return mixed([InMemory(documents)], [1.0], config)
-
-
-def mixed(datasets: Sequence[Dataset], weights: Sequence[float], config: TrainConfig) -> Batches:
-    return Loader(
-        datasets,
-        weights=weights,
-        seed=config.seed,
-        tokens_per_step=config.tokens_per_step,
-        tokens_per_microbatch=config.tokens_per_microbatch,
-        longest=None,
-    )
+    return loader([InMemory(documents)], [1.0], config)
 
 
 def _documents(tokenizer: Tokenizer, record: Record) -> list[Document]:
@@ -69,26 +58,37 @@ def conversation(
     for index, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
-        before = tokenizer.render(messages[:index], tools, add_generation_prompt=True)
-        after = tokenizer.render(messages[: index + 1], tools, add_generation_prompt=False)
-        if not after.startswith(before):
-            raise InvalidRequest(
-                "the chat template does not render an assistant message as a continuation of its generation prompt, "
-                "so there is no telling which tokens to learn",
-                param="chat_template",
-            )
+        before, said = turn(tokenizer, messages[:index], message, tools)
         if not before.startswith(text):
             done.append(Document(tokens, weights))
             text, tokens, weights = "", [], []
         context = tokenizer.encode(before[len(text) :], add_special=False)
-        answer = tokenizer.encode(after[len(before) :], add_special=False)
-        learned = _through_end(answer, tokenizer.eos_ids)
-        text, tokens = after, tokens + context + answer
+        answer = tokenizer.encode(said, add_special=False)
+        learned = through_end(answer, tokenizer.eos_ids)
+        text, tokens = before + said, tokens + context + answer
         weights = weights + [0.0] * len(context) + [1.0] * learned + [0.0] * (len(answer) - learned)
     return [*done, Document(tokens, weights)]
 
 
-def _through_end(answer: Sequence[int], eos_ids: Sequence[int]) -> int:
+def turn(
+    tokenizer: Tokenizer,
+    messages: Sequence[dict[str, Any]],
+    answer: dict[str, Any],
+    tools: Sequence[dict[str, Any]] | None = None,
+) -> tuple[str, str]:
+    """What the model reads before its answer, and the answer, as the chat template writes them."""
+    before = tokenizer.render(messages, tools, add_generation_prompt=True)
+    after = tokenizer.render([*messages, answer], tools, add_generation_prompt=False)
+    if not after.startswith(before):
+        raise InvalidRequest(
+            "the chat template does not render an assistant message as a continuation of its generation prompt, "
+            "so there is no telling which tokens to learn",
+            param="chat_template",
+        )
+    return before, after[len(before) :]
+
+
+def through_end(answer: Sequence[int], eos_ids: Sequence[int]) -> int:
     """How many of the answer's tokens the model itself has to say: a template may add a newline after its end."""
     ends = [index for index, token in enumerate(answer) if token in set(eos_ids)]
     return ends[-1] + 1 if ends else len(answer)

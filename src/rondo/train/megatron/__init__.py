@@ -1,0 +1,1 @@
+"""Megatron-Core as a second learner, behind the same verbs."""

@@ -1,0 +1,47 @@
+"""What ranks owe each other of a step's gradients, and their norm."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed
+
+from rondo.train.megatron.part import Part
+
+if TYPE_CHECKING:
+    from rondo.parallel.mesh import Mesh
+
+dist: Any = torch.distributed
+"""Its types are incomplete."""
+OF_OWN_HEADS = ("q_layernorm.weight", "k_layernorm.weight")
+"""All tp ranks have these weights, but see the gradients of their own heads alone."""
+
+
+@torch.no_grad()
+def add_up(part: Part, mesh: Mesh | None) -> None:
+    """Over the ranks that had other heads, or other rows."""
+    if mesh is None:
+        return
+    for name, parameter in part.parameters.items():
+        if parameter.grad is None:  # a rank without rows
+            parameter.grad = torch.zeros_like(parameter)
+        if mesh.degrees.tp > 1 and name.endswith(OF_OWN_HEADS):
+            dist.all_reduce(parameter.grad, group=mesh.tp)
+        if mesh.degrees.dp > 1:
+            dist.all_reduce(parameter.grad, group=mesh.dp)
+
+
+def clip(part: Part, limit: float) -> float:
+    """Scales the gradients down to a norm of at most `limit` (0: only measures); returns the norm before."""
+    elsewhere = {id(parameter) for parameter in part.counted_elsewhere}
+    found = {id(p): p.grad for p in part.parameters.values() if p.grad is not None}
+    counted = [gradient for parameter, gradient in found.items() if parameter not in elsewhere]
+    square = torch.nn.utils.get_total_norm(counted).float().square()
+    if part.group is not None:
+        dist.all_reduce(square, group=part.group)
+    norm = math.sqrt(float(square))
+    if limit > 0 and norm > limit:
+        torch._foreach_mul_(list(found.values()), limit / (norm + 1e-6))
+    return norm

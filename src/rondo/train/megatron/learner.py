@@ -1,0 +1,163 @@
+"""The learner's verbs over Megatron-Core's layers. What they read and write is in our names and forms, so that files
+and receivers of weights do not know which learner it was."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from rondo import models
+from rondo.base.errors import ConfigError, ModelError
+from rondo.models.adapters.attached import adapter_of
+from rondo.models.decoder import Decoder
+from rondo.models.mapping import plain_outgoing
+from rondo.parallel.config import MemoryConfig
+from rondo.train import dcp
+from rondo.train.config import OptimConfig
+from rondo.train.learner import Learner
+from rondo.train.megatron.check import FIELD, check, check_installed
+from rondo.train.megatron.gradients import add_up, clip
+from rondo.train.megatron.part import Part
+from rondo.train.megatron.passes import MegatronPasses
+from rondo.train.states import (
+    AVERAGE,
+    MODEL,
+    OPTIMIZER,
+    RANDOM,
+    Stored,
+    differences,
+    random_states,
+    set_random_states,
+)
+
+if TYPE_CHECKING:
+    from rondo.parallel.mesh import Mesh
+
+
+class MegatronLearner(Learner):
+    def __init__(self, model: Decoder, config: OptimConfig, mesh: Mesh | None = None) -> None:
+        """Copies this rank's part of the model, and keeps no more of it than its shape."""
+        if adapter_of(model) is not None:
+            raise ConfigError(
+                f"{FIELD}: megatron trains whole weights, and the model has an adapter. Use native.",
+                param=FIELD,
+            )
+        check(model.config, config, None if mesh is None else mesh.degrees)
+        check_installed()
+        self._part = Part(model, mesh)
+        super().__init__(model, config, mesh)
+        self.model = models.build(model.config).to(model.dtype)
+
+    def _passes_over(self, model: Decoder, memory: MemoryConfig) -> MegatronPasses:
+        return MegatronPasses(self._part, model.config)
+
+    @property
+    def device(self) -> torch.device:
+        return self._part.device
+
+    @property
+    def trained(self) -> nn.Module:
+        return self._part.module
+
+    def _clip(self) -> float:
+        add_up(self._part, self.mesh)
+        return clip(self._part, self.config.clip)
+
+    def shards(self) -> Iterator[tuple[str, Tensor]]:
+        """As the native learner's, on every rank. What Megatron-Core fuses across groups of heads is copied."""
+        parts = self._part.apart(self._part.parameters)
+        for slot in self.model.slots():
+            names = [piece.param for piece in slot.pieces]
+            [tensor] = plain_outgoing([slot], dict(self._part.gathered(parts, names)))
+            yield tensor.name, tensor.make()
+
+    def whole(self) -> Decoder:
+        """All ranks take part, and the first has it, in host memory."""
+        model = models.build(self.model.config).to(self.model.dtype)
+        weights = self._gathered(self._part.parameters)
+        if weights:
+            model.load_state_dict(weights, strict=False, assign=True)
+            model.tie()
+        return model
+
+    def export_hf(self, folder: Path) -> None:
+        model = self.whole()
+        if self._first:
+            models.save(model, folder)
+
+    def offload(self, to: str, *, weights: bool = True) -> None:
+        raise ConfigError(f"{FIELD}: megatron keeps its device. Use native.", param=FIELD)
+
+    def states(self) -> dict[str, Tensor]:
+        """As the native learner's."""
+        found = {
+            prefix + name: self._part.placed(name, own)
+            for prefix, tensors in self._kept().items()
+            for name, own in self._part.apart(tensors).items()
+        }
+        return found | random_states(self._rank, self.device)
+
+    def load(self, folder: str | Path, step: int) -> None:
+        """What either learner has saved, on any number of ranks; in place."""
+        reader = dcp.Reader(str(folder))
+        stored = reader.stored()
+        self._check(folder, stored)
+        self._make_room(stored)
+        wanted = {name: torch.empty_like(x) for name, x in self.states().items() if name in stored}
+        reader.read(wanted, self._group)
+        for prefix, tensors in self._kept().items():
+            parts = {name.removeprefix(prefix): x for name, x in wanted.items() if name.startswith(prefix)}
+            self._part.fill(tensors, {name: _local(x) for name, x in parts.items()})
+        set_random_states({name: state for name, state in wanted.items() if name.startswith(RANDOM)})
+        self.step = step
+
+    def _kept(self) -> dict[str, dict[str, Tensor]]:
+        """What a checkpoint has of parameters: by the beginning of its names, then by Megatron-Core's names."""
+        found = defaultdict[str, dict[str, Tensor]](dict)
+        for name, parameter in self._part.parameters.items():
+            found[MODEL][name] = parameter.detach()
+            if self.ema is not None:
+                found[AVERAGE][name] = self.ema.tensors[name]
+            for key, value in self.optimizer.state.get(parameter, {}).items():
+                found[f"{OPTIMIZER}{key}/"][name] = value
+        return found
+
+    def _make_room(self, stored: Mapping[str, Stored]) -> None:
+        """For what is stored of the optimizer."""
+        self.optimizer.state.clear()
+        for fused in self._part.table:
+            parameter = self._part.parameters[fused.name]
+            for label, what in stored.items():
+                if label.startswith(OPTIMIZER) and label.endswith(f"/{fused.ours[0]}"):
+                    key = label.removeprefix(OPTIMIZER).partition("/")[0]
+                    shape = parameter.shape if what.shape else ()
+                    made = torch.zeros(shape, dtype=what.dtype, device=self.device)
+                    self.optimizer.state[parameter][key] = made
+
+    def _gathered(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """By our names, whole, in the host memory of the first rank."""
+        parts = self._part.apart(tensors)
+        gathered = self._part.gathered(parts, parts)
+        return {name: tensor.cpu().contiguous() for name, tensor in gathered if self._first}
+
+    def _check(self, folder: str | Path, stored: Mapping[str, Stored]) -> None:
+        own = {name: tuple(parameter.shape) for name, parameter in self.model.named_parameters()}
+        prefixes = (MODEL,) if self.ema is None else (MODEL, AVERAGE)
+        shapes = {prefix + name: shape for prefix in prefixes for name, shape in own.items()}
+        if wrong := differences(shapes, stored):
+            raise ModelError(f"{folder} is a checkpoint of another model: {', '.join(wrong[:5])} differ")
+
+    @property
+    def _first(self) -> bool:
+        return self.mesh is None or self.mesh.world.first
+
+
+def _local(tensor: Tensor) -> Tensor:
+    from torch.distributed.tensor import DTensor
+
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -1,0 +1,98 @@
+"""Forward and backward passes over rows through Megatron-Core's layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rondo.data.packing import Row
+from rondo.models.architecture import ModelConfig
+from rondo.models.parts import take
+from rondo.ops.logprobs import token_logprobs
+from rondo.ops.rope import rope_angles
+from rondo.ops.split_logprobs import split_logprobs
+from rondo.parallel.collectives import gather_equal
+from rondo.train.losses import Loss, LossOutput
+from rondo.train.megatron.part import Part
+from rondo.train.megatron.samples import samples_of
+from rondo.train.passes import predictions
+
+
+class MegatronPasses:
+    """Ranks of dp do not meet in a pass, and may have different numbers of rows."""
+
+    def __init__(self, part: Part, model: ModelConfig) -> None:
+        rope = model.layers[0].attention.rope
+        assert rope is not None
+        self._part, self._rope, self._tied = part, rope, model.tied
+        self._gpt: Any = part.module
+
+    @property
+    def counted_elsewhere(self) -> list[Tensor]:
+        return self._part.counted_elsewhere
+
+    def forward_backward(
+        self,
+        rows: Sequence[Row],
+        loss: Loss,
+        valid: float,
+        temperature: float,
+        done: Callable[[LossOutput], None],
+    ) -> None:
+        """Adds the gradient of the losses' sum over `valid`; each row's output is told to `done`."""
+        for row in rows:
+            output = loss(predictions(row, self._logprobs(row, temperature), self._part.device))
+            (output.total / valid).backward()  # type: ignore[no-untyped-call]
+            done(output)
+
+    @torch.no_grad()
+    def logprobs(self, rows: Sequence[Row], temperature: float) -> list[Tensor]:
+        return [self._logprobs(row, temperature) for row in rows]
+
+    @torch.no_grad()
+    def measure(self, rows: Sequence[Row], loss: Loss, done: Callable[[LossOutput], None]) -> None:
+        """The outputs of the losses, and no gradient."""
+        for row in rows:
+            done(loss(predictions(row, self._logprobs(row, 1.0), self._part.device)))
+
+    def _logprobs(self, row: Row, temperature: float) -> Tensor:
+        """Only what is predicted from goes through the head."""
+        samples = samples_of(row)
+        rows, where = np.unique(samples.places[row.where], return_inverse=True)
+        hidden = take(self._hidden(samples.tokens, samples.positions, samples.seen), self._placed(rows))
+        tied = self._gpt.shared_embedding_or_output_weight() if self._tied else None
+        logits, _ = self._gpt.output_layer(hidden[:, None], weight=tied)
+        return self._score(take(logits[:, 0], self._placed(where)), self._placed(row.targets), temperature)
+
+    def _hidden(self, tokens: Any, positions: Any, seen: Any) -> Tensor:
+        """[B, S] -> [B * S, H]. Megatron-Core has the sequence first."""
+        angles = rope_angles(self._rope, self._placed(positions.T.reshape(-1)))
+        angles = angles.view(*positions.T.shape, 1, -1)
+        hidden = self._gpt.embedding(input_ids=self._placed(tokens), position_ids=None)
+        hidden = self._gpt.decoder(
+            hidden_states=hidden,
+            attention_mask=self._placed(~seen)[:, None],
+            rotary_pos_emb=torch.cat([angles, angles], -1),
+        )
+        flat: Tensor = hidden.transpose(0, 1).flatten(0, 1)
+        return flat
+
+    def _score(self, logits: Tensor, targets: Tensor, temperature: float) -> Tensor:
+        """Padding of the vocabulary takes no part."""
+        group, own = self._part.group, self._part.vocabulary
+        logits = logits[:, : own.stop - own.start]
+        if group is None:
+            return token_logprobs(logits, targets, temperature)
+        return split_logprobs(logits, targets, temperature, own.start, partial(_gathered, group=group))
+
+    def _placed(self, x: Any) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(x)).to(self._part.device)
+
+
+def _gathered(x: Tensor, *, group: Any) -> Tensor:
+    return gather_equal(x[None], group)

@@ -1,0 +1,88 @@
+"""Where the parameters of a rank's part of a model lie in those of Megatron-Core's, which fuses some. Both ways.
+
+Which rows and columns a rank has, `parallel/split` says: Megatron-Core cuts heads, neurons and vocabulary as it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from rondo.models.architecture import Dense, Gqa, ModelConfig
+
+
+@dataclass(frozen=True)
+class Fused:
+    """One parameter of Megatron-Core's: in each of `groups` there are `rows[i]` rows of `ours[i]`, one below another,
+    and then `padding` that is nobody's."""
+
+    name: str
+    ours: tuple[str, ...]
+    rows: tuple[int, ...]
+    groups: int = 1
+    padding: int = 0
+
+    def apart(self, fused: Tensor) -> dict[str, Tensor]:
+        """Ours, as views where they lie in one group, else as copies. A number is that of each of them."""
+        if not fused.ndim:
+            return {name: fused.clone() for name in self.ours}
+        return {name: part.flatten(0, 1) for name, part in self._parts(fused)}
+
+    def fill(self, fused: Tensor, ours: Mapping[str, Tensor]) -> None:
+        """In place; padding becomes 0."""
+        if not fused.ndim:
+            fused.copy_(ours[self.ours[0]])
+            return
+        if self.padding:
+            fused.zero_()
+        for name, part in self._parts(fused):
+            part.copy_(_grouped(ours[name], self.groups))
+
+    def _parts(self, fused: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """Views [groups, rows, ..]."""
+        parts = _grouped(fused, self.groups).split_with_sizes([*self.rows, self.padding], 1)
+        return zip(self.ours, parts)
+
+
+def _grouped(tensor: Tensor, groups: int) -> Tensor:
+    return tensor.view(groups, -1, *tensor.shape[1:])
+
+
+def table(config: ModelConfig, vocabulary: int) -> list[Fused]:
+    """Of a rank whose own model is `config` and who has `vocabulary` rows of the embedding, padding included."""
+    hidden, words, padding = config.hidden_size, config.vocab_size, vocabulary - config.vocab_size
+    found = [Fused("embedding.word_embeddings.weight", ("embed.weight",), (words,), padding=padding)]
+    for i in range(len(config.layers)):
+        found += _layer(config, i)
+    found.append(_plain("decoder.final_layernorm.weight", "head.norm.weight", hidden))
+    if not config.tied:
+        found.append(Fused("output_layer.weight", ("head.out.weight",), (words,), padding=padding))
+    return found
+
+
+def _layer(config: ModelConfig, i: int) -> Iterator[Fused]:
+    hidden, attention, mlp = config.hidden_size, config.layers[i].attention, config.layers[i].mlp
+    assert isinstance(attention, Gqa)
+    assert isinstance(mlp, Dense)
+    ours, theirs = f"layers.{i}", f"decoder.layers.{i}"
+    size, keys = attention.head_dim, attention.num_kv_heads
+    rows = (attention.num_heads // keys * size, size, size)
+    for leaf in ("weight", "bias") if attention.qkv_bias else ("weight",):
+        names = tuple(f"{ours}.attention.{part}.{leaf}" for part in "qkv")
+        yield Fused(f"{theirs}.self_attention.linear_qkv.{leaf}", names, rows, groups=keys)
+    if attention.qk_norm is not None:
+        for part in "qk":
+            name = f"{theirs}.self_attention.{part}_layernorm.weight"
+            yield _plain(name, f"{ours}.attention.{part}_norm.weight", size)
+    yield _plain(f"{theirs}.self_attention.linear_proj.weight", f"{ours}.attention.o.weight", hidden)
+    gate_up = (f"{ours}.mlp.gate.weight", f"{ours}.mlp.up.weight")
+    yield Fused(f"{theirs}.mlp.linear_fc1.weight", gate_up, (mlp.intermediate, mlp.intermediate))
+    yield _plain(f"{theirs}.mlp.linear_fc2.weight", f"{ours}.mlp.down.weight", hidden)
+    yield _plain(f"{theirs}.input_layernorm.weight", f"{ours}.attention_norm.weight", hidden)
+    yield _plain(f"{theirs}.pre_mlp_layernorm.weight", f"{ours}.mlp_norm.weight", hidden)
+
+
+def _plain(theirs: str, ours: str, rows: int) -> Fused:
+    return Fused(theirs, (ours,), (rows,))

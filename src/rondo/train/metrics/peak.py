@@ -1,0 +1,46 @@
+"""What a device could multiply, which `mfu` is a share of."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+
+from rondo.ops.limits import measure_flops
+from rondo.plan.cluster import gpu_called
+
+BUDGET = 0.3
+"""Seconds of measuring a CPU."""
+PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Operations a second of one rank's device, and the type of the numbers that it multiplies."""
+
+    flops: float
+    precision: str
+
+
+def peak_of(device: torch.device, dtype: torch.dtype, told: float = 0.0) -> Peak | None:
+    """`told` in Tflop/s; else a card's as its maker states it, by its name, and a CPU's as measured. None where it is
+    not known."""
+    precision = PRECISIONS.get(dtype, "fp32")
+    if told:
+        return Peak(told * 1e12, precision)
+    if device.type == "cpu":
+        return _of_cpu(precision, torch.get_num_threads())
+    gpu = gpu_called(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+    if gpu is None:
+        return None
+    if precision not in gpu.peaks:
+        precision = "bf16"
+    return Peak(gpu.peaks[precision], precision)
+
+
+@functools.cache
+def _of_cpu(precision: str, threads: int) -> Peak:
+    """Of products in registers, with the threads at hand: of such numbers, or of floats made of them."""
+    kinds = {"fp32", precision} & {"fp32", "bf16"}
+    return Peak(max(measure_flops(kind, BUDGET / len(kinds)) for kind in kinds), precision)

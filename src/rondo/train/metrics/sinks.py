@@ -1,0 +1,60 @@
+"""Where a job's metrics go beside its own `metrics.jsonl`, and what else follows its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Protocol
+
+import torch
+
+from rondo.train.config import MetricsConfig, TrainConfig
+from rondo.train.job import Job
+from rondo.train.metrics.profile import Profiler
+
+OnStep = Callable[[int, dict[str, float]], None]
+
+
+class Sink(Protocol):
+    def log(self, step: int, values: Mapping[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@contextmanager
+def telling(
+    config: TrainConfig, job: Job, device: torch.device, also: OnStep | None = None, rank: int = 0
+) -> Iterator[OnStep]:
+    """What is to be told of each step, on every rank of a job; the first one tells others. Nothing is imported for what
+    is not asked for."""
+    opened = list[Sink]()
+
+    def tell(step: int, metrics: dict[str, float]) -> None:
+        for sink in opened:
+            sink.log(step, metrics)
+        if also is not None:
+            also(step, metrics)
+
+    try:
+        opened.append(Profiler(job.path / "profile", device, "" if rank else config.profile, rank))
+        for sink in () if rank else _asked_for(config.metrics, job):
+            opened.append(sink)
+        yield tell
+    finally:
+        for sink in opened:
+            sink.close()
+
+
+def _asked_for(config: MetricsConfig, job: Job) -> Iterator[Sink]:
+    if config.port is not None:
+        from rondo.train.metrics.prometheus import Prometheus
+
+        yield Prometheus(job.short, job.path, config.host, config.port)
+    if config.tensorboard:
+        from rondo.train.metrics.events import EventFile
+
+        yield EventFile(job.path / "tensorboard")
+    if config.wandb:
+        from rondo.train.metrics.wandb import Wandb
+
+        yield Wandb(config.wandb, job.short, job.path, job.spec().get("config", {}))

@@ -1,0 +1,49 @@
+"""Weights & Biases: a job is a run of the same name, which goes on where the job does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rondo.base.errors import MissingExtra, Unavailable
+
+SECONDS = 60
+
+
+class Wandb:
+    def __init__(self, project: str, name: str, folder: Path, config: Mapping[str, Any]) -> None:
+        wandb = library()
+        settings = wandb.Settings(init_timeout=SECONDS, silent=True, x_disable_stats=True, console="off")
+        try:
+            self._run = wandb.init(
+                project=project,
+                id=name,
+                name=name,
+                dir=str(folder),
+                config=dict(config),
+                resume="allow",
+                settings=settings,
+            )
+        except (wandb.errors.Error, OSError) as error:
+            raise Unavailable(
+                f"Weights & Biases does not take the job: {error}. Log in with `wandb login`, or say "
+                "WANDB_MODE=offline to keep what it is told on this machine.",
+                param="train.metrics.wandb",
+            ) from error
+        # Steps that are done again after a crash are below the run's own count, which only goes up.
+        self._run.define_metric("*", step_metric="step")
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log({"step": step, **values})
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def library() -> Any:
+    try:
+        import wandb
+    except ImportError:
+        raise MissingExtra("wandb", "wandb") from None
+    return wandb

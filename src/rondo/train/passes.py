@@ -1,0 +1,197 @@
+"""Forward and backward passes over rows, wherever the model's parts are.
+
+A rank has the rows of its share of the batch. Losses are given the log-probabilities of a whole row's predictions, and
+are divided by the number that counts in the batch of all ranks, so that no cut of the batch changes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rondo.data.packing import Ints, Row, padded
+from rondo.models.attend import Attend, Packed
+from rondo.models.decoder import Decoder
+from rondo.parallel.config import MemoryConfig
+from rondo.parallel.context import Context
+from rondo.parallel.precision import multiply_in_fp8
+from rondo.parallel.recompute import keep_less
+from rondo.parallel.stage import Inputs, Stage
+from rondo.train.losses import Loss, LossOutput, Predictions
+from rondo.train.shared_prefix import SharedPrefix
+
+if TYPE_CHECKING:
+    from rondo.parallel.mesh import Mesh
+
+
+class RowPasses(Protocol):
+    """What a learner needs of a model's layers."""
+
+    @property
+    def counted_elsewhere(self) -> list[Tensor]:
+        """Weights of this rank that another one has too, and counts in the gradient's norm."""
+
+    def forward_backward(
+        self,
+        rows: Sequence[Row],
+        loss: Loss,
+        valid: float,
+        temperature: float,
+        done: Callable[[LossOutput], None],
+    ) -> None:
+        """Adds the gradient of the losses' sum over `valid`; each row's output is told to `done`."""
+
+    def logprobs(self, rows: Sequence[Row], temperature: float) -> list[Tensor]:
+        """Of each row's predictions."""
+
+    def measure(self, rows: Sequence[Row], loss: Loss, done: Callable[[LossOutput], None]) -> None:
+        """The outputs of the losses, and no gradient."""
+
+
+def passes_over(model: Decoder, mesh: Mesh | None, memory: MemoryConfig) -> Passes:
+    if mesh is None or mesh.degrees.pp == 1:
+        return Passes(model, mesh, memory)
+    from rondo.train.pipelined import Pipelined
+
+    return Pipelined(model, mesh, memory)
+
+
+class Passes:
+    """On one rank, or on ranks that each have a part of every layer."""
+
+    def __init__(self, model: Decoder, mesh: Mesh | None = None, memory: MemoryConfig | None = None) -> None:
+        memory = memory or MemoryConfig()
+        self.mesh = mesh
+        self._device = model.device if mesh is None else mesh.device
+        self._vocabulary = model.config.vocab_size
+        self._multiple = 1 if mesh is None else mesh.degrees.token_multiple
+        self._context = Context() if mesh is None else Context(mesh.cp, mesh.degrees.config.cp_method)
+        if mesh is None:
+            multiply_in_fp8(model, memory.precision)
+            keep_less(model, memory)
+            self.pieces = [Stage(model)]
+        else:
+            from rondo.parallel.apply import parallelize
+
+            self.pieces = parallelize(model, mesh, memory)
+        self._stage = self.pieces[0]
+
+    @property
+    def counted_elsewhere(self) -> list[Tensor]:
+        """Weights of this rank that another one has too, and counts in the gradient's norm."""
+        return []
+
+    def forward_backward(
+        self,
+        rows: Sequence[Row],
+        loss: Loss,
+        valid: float,
+        temperature: float,
+        done: Callable[[LossOutput], None],
+    ) -> None:
+        """Adds the gradient of the losses' sum over `valid`; each row's output is told to `done`."""
+        count = self._most(len(rows))
+        for i in range(count):
+            self._begin(last=i == count - 1)
+            if i < len(rows):
+                output = loss(predictions(rows[i], self._logprobs(rows[i], temperature), self._device))
+                (output.total / valid).backward()  # type: ignore[no-untyped-call]
+                done(output)
+            else:
+                (self._logprobs(NOTHING, temperature).sum() * 0.0).backward()  # type: ignore[no-untyped-call]
+
+    @torch.no_grad()
+    def logprobs(self, rows: Sequence[Row], temperature: float) -> list[Tensor]:
+        found = [self._logprobs(row, temperature) for row in rows]
+        for _ in range(len(rows), self._most(len(rows))):
+            self._logprobs(NOTHING, temperature)
+        self._let_go()
+        return found
+
+    @torch.no_grad()
+    def measure(self, rows: Sequence[Row], loss: Loss, done: Callable[[LossOutput], None]) -> None:
+        """The outputs of the losses, and no gradient."""
+        for row, logprobs in zip(rows, self.logprobs(rows, 1.0), strict=True):
+            done(loss(predictions(row, logprobs.to(self._device), self._device)))
+
+    def _logprobs(self, row: Row, temperature: float) -> Tensor:
+        row = padded(row, self._multiple)
+        logprobs: Tensor = self._stage(
+            *inputs_of(row, temperature, self._vocabulary, self._device, self._context)
+        )
+        return logprobs
+
+    def _most(self, rows: int) -> int:
+        """Each rank passes over as many: gathering layers takes all of them at once."""
+        return rows if self.mesh is None else max(self.mesh.said(rows))
+
+    def _begin(self, last: bool) -> None:
+        if self.mesh is not None:
+            from rondo.parallel.data import last_of_step
+
+            last_of_step(self._stage, last, self.mesh.degrees.config.zero)
+
+    def _let_go(self) -> None:
+        if self.mesh is not None:
+            from rondo.parallel.data import let_go
+
+            for piece in self.pieces:
+                let_go(piece)
+
+
+NOTHING = Row(
+    tokens=np.zeros(1, np.int64),
+    positions=np.zeros(1, np.int64),
+    cu_seqlens=[0, 1],
+    parents=[-1],
+    where=np.zeros(1, np.int64),
+    targets=np.zeros(1, np.int64),
+    weights=np.zeros(1, np.float32),
+    columns={},
+    documents=[0, 1],
+)
+"""What a rank passes over that has fewer rows than others. Nobody learns from it."""
+
+
+def predictions(row: Row, logprobs: Tensor, device: torch.device) -> Predictions:
+    columns = {name: torch.from_numpy(column).to(device) for name, column in row.columns.items()}
+    facts = {name: torch.from_numpy(facts).to(device) for name, facts in row.facts.items()}
+    return Predictions(logprobs, torch.from_numpy(row.weights).to(device), columns, row.documents, facts)
+
+
+def inputs_of(
+    row: Row, temperature: float, vocabulary: int, device: torch.device, context: Context
+) -> tuple[Tensor, Inputs]:
+    """Answers that begin alike make some predictions more than once: those go through the head once."""
+    pairs, back = np.unique(row.where * vocabulary + row.targets, return_inverse=True)
+    cut = context.cut(len(row.tokens))
+    deal = cut.deal(pairs // vocabulary)
+    held = cut.tokens(context.rank)
+    rows, where = np.unique(deal.read(context.rank), return_inverse=True)
+
+    def placed(x: Ints) -> Tensor:
+        return torch.from_numpy(x).to(device)
+
+    inputs = Inputs(
+        positions=placed(row.positions[held]),
+        attend=context.attend(attend(row, device), cut),
+        rows=placed(rows),
+        where=placed(where),
+        targets=placed(pairs[deal.own(context.rank)] % vocabulary),
+        gather=partial(context.gather, deal=deal),
+        back=placed(back),
+        temperature=temperature,
+    )
+    return placed(row.tokens[held]), inputs
+
+
+def attend(row: Row, device: torch.device) -> Attend:
+    if any(parent >= 0 for parent in row.parents):
+        starts = row.positions[row.cu_seqlens[:-1]].tolist()
+        return SharedPrefix(row.cu_seqlens, row.parents, starts, device)
+    return Packed(row.cu_seqlens, device)

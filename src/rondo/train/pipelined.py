@@ -1,0 +1,82 @@
+"""Passes where stages share the layers: a step's rows are the microbatches of a pipeline's schedule.
+
+What goes from stage to stage has one length, so rows are filled up to that of the step's longest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from rondo.data.packing import Row, padded
+from rondo.models.decoder import Decoder
+from rondo.parallel.config import MemoryConfig
+from rondo.parallel.cut import microbatches, pieces_of, stage_of
+from rondo.parallel.mesh import Mesh
+from rondo.parallel.pipeline import Pipeline
+from rondo.parallel.precision import computing_type
+from rondo.parallel.stage import Inputs
+from rondo.train.losses import Loss, LossOutput
+from rondo.train.passes import NOTHING, Passes, inputs_of, predictions
+
+
+class Pipelined(Passes):
+    def __init__(self, model: Decoder, mesh: Mesh, memory: MemoryConfig) -> None:
+        computing = computing_type(model.dtype, memory.precision)
+        super().__init__(model, mesh, memory)
+        layout = mesh.degrees.config
+        self._layout = layout
+        self._last = stage_of(layout, pieces_of(layout) - 1)
+        self._stages = mesh
+        self._pipeline = Pipeline(model, self.pieces, mesh, computing)
+
+    @property
+    def counted_elsewhere(self) -> list[Tensor]:
+        return self._pipeline.counted_elsewhere
+
+    def forward_backward(
+        self,
+        rows: Sequence[Row],
+        loss: Loss,
+        valid: float,
+        temperature: float,
+        done: Callable[[LossOutput], None],
+    ) -> None:
+        outputs: list[LossOutput] = []
+
+        def finish(i: int, logprobs: Tensor) -> Tensor:
+            if i >= len(rows):
+                return logprobs.sum() * 0.0
+            output = loss(predictions(rows[i], logprobs, self._device))
+            outputs.append(_without_graph(output))
+            return output.total / valid
+
+        self._pipeline.train(self._microbatches(rows, temperature), finish)
+        for output in self._stages.told(outputs, self._last):
+            done(output)
+
+    def logprobs(self, rows: Sequence[Row], temperature: float) -> list[Tensor]:
+        found: list[Tensor] = []
+
+        def finish(i: int, logprobs: Tensor) -> Tensor:
+            found.append(logprobs.cpu())
+            return logprobs
+
+        self._pipeline.score(self._microbatches(rows, temperature), finish)
+        self._let_go()
+        return self._stages.told(found[: len(rows)], self._last)
+
+    def _microbatches(self, rows: Sequence[Row], temperature: float) -> list[tuple[Tensor, Inputs]]:
+        count = microbatches(self._layout, self._most(len(rows)))
+        longest = max((len(row.tokens) for row in rows), default=1)
+        length = longest + -longest % self._multiple
+        filled = [padded(row, length) for row in (*rows, *[NOTHING] * (count - len(rows)))]
+        return [inputs_of(row, temperature, self._vocabulary, self._device, self._context) for row in filled]
+
+
+def _without_graph(output: LossOutput) -> LossOutput:
+    def kept(metrics: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: value.detach().cpu() for name, value in metrics.items()}
+
+    return LossOutput(output.total.detach().cpu(), kept(output.sums), kept(output.maxima))

@@ -1,0 +1,78 @@
+"""A reward model at work: texts in, scores out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from rondo import models
+from rondo.base.errors import ModelError
+from rondo.data.packing import Document, Tree, pack
+from rondo.models import Decoder
+from rondo.models.store import resolve
+from rondo.text.tokenizer import Tokenizer
+from rondo.train.passes import Passes
+from rondo.train.reward import scored
+from rondo.train.sft import through_end
+
+Conversation = Sequence[Mapping[str, Any]]
+
+
+class RewardModel:
+    """`RewardModel.load("judge").score_chats([conversation, ...])`. Sequences are packed, `tokens_per_row` at once."""
+
+    def __init__(self, model: Decoder, tokenizer: Tokenizer, tokens_per_row: int = 16384) -> None:
+        if not model.config.scores:
+            raise ModelError(
+                "this is a language model: `rondo train reward` makes a reward model of it", param="model"
+            )
+        self.model = model
+        self.tokenizer = tokenizer
+        self._passes = Passes(model)
+        self._tokens_per_row = tokens_per_row
+
+    @classmethod
+    def load(
+        cls,
+        model: str | Path,
+        dtype: torch.dtype | None = None,
+        device: str | torch.device = "cpu",
+        tokens_per_row: int = 16384,
+    ) -> RewardModel:
+        """From a folder, a name or the hash of a job."""
+        folder = resolve(model)
+        return cls(models.load(folder, dtype, device), Tokenizer.load(folder), tokens_per_row)
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[float]:
+        """What each sequence of tokens is worth at its end."""
+        return self._scores([scored(tokens, number=i) for i, tokens in enumerate(sequences)])
+
+    def score_answers(self, prompt: Sequence[int], answers: Sequence[Sequence[int]]) -> list[float]:
+        """The prompt is computed once for all of them."""
+        return self._scores([Tree(prompt, [scored(answer, number=i) for i, answer in enumerate(answers)])])
+
+    def score_texts(self, texts: Sequence[str]) -> list[float]:
+        return self.score(self.tokenizer.encode_batch(list(texts)))
+
+    def score_chats(self, conversations: Sequence[Conversation]) -> list[float]:
+        """Each as the chat template writes it, up to the end of its last turn: as in training."""
+        return self.score([self._tokens(conversation) for conversation in conversations])
+
+    def _tokens(self, conversation: Conversation) -> list[int]:
+        ids = self.tokenizer.encode(
+            self.tokenizer.render([dict(message) for message in conversation], add_generation_prompt=False),
+            add_special=False,
+        )
+        return ids[: through_end(ids, self.tokenizer.eos_ids)]
+
+    def _scores(self, items: Sequence[Document | Tree]) -> list[float]:
+        rows = pack(items, self._tokens_per_row)
+        found = self._passes.logprobs(rows, 1.0)
+        numbers = np.concatenate([row.facts["number"] for row in rows]).astype(np.int64)
+        scores = np.empty(len(numbers))
+        scores[numbers] = torch.cat(found).cpu().numpy()
+        return [float(score) for score in scores]

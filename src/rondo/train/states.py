@@ -1,0 +1,96 @@
+"""What a checkpoint holds of a learner, by names that are the same in every layout: `model/NAME`, `average/NAME`, and
+`optimizer/KEY/NAME` for each tensor that the optimizer keeps of a parameter; the loss's scale, and of each rank's
+generators `random/RANK/DEVICE`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from rondo.models.adapters.attached import adapter_of
+from rondo.models.decoder import Decoder
+
+MODEL, AVERAGE, OPTIMIZER, SCALE, RANDOM = "model/", "average/", "optimizer/", "loss scale/", "random/"
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What a checkpoint says of a tensor before it is read."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class States:
+    model: Decoder
+    optimizer: torch.optim.Optimizer
+    averages: Mapping[str, Tensor]
+    scale: Mapping[str, Tensor]
+    """Of the loss, in half precision."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors themselves, not copies."""
+        found = {MODEL + name: parameter.detach() for name, parameter in self._kept().items()}
+        found |= {AVERAGE + name: average for name, average in self.averages.items()}
+        found |= {SCALE + name: number for name, number in self.scale.items()}
+        for name, parameter in self._kept().items():
+            for key, value in self.optimizer.state.get(parameter, {}).items():
+                if isinstance(value, Tensor):
+                    found[f"{OPTIMIZER}{key}/{name}"] = value
+        return found
+
+    def shapes(self) -> Shapes:
+        """Of what must be stored, whole."""
+        found = {MODEL + name: tuple(parameter.shape) for name, parameter in self._kept().items()}
+        return found | {AVERAGE + name: tuple(average.shape) for name, average in self.averages.items()}
+
+    def make_room(self, stored: Mapping[str, Stored]) -> None:
+        """For an optimizer's state like the stored one, in the place of its own."""
+        kept = self._kept()
+        self.optimizer.state.clear()
+        for label, what in stored.items():
+            _, _, rest = label.partition(OPTIMIZER)
+            key, _, name = rest.partition("/")
+            if name in kept:
+                self.optimizer.state[kept[name]][key] = _like(kept[name], what)
+
+    def _kept(self) -> dict[str, nn.Parameter]:
+        """Each parameter once: `named_parameters` leaves out the second name of a tied one. With an adapter on, its own
+        alone: the base stays as it is."""
+        whole = adapter_of(self.model) is None
+        return {name: p for name, p in self.model.named_parameters() if whole or p.requires_grad}
+
+
+def differences(shapes: Shapes, stored: Mapping[str, Stored]) -> list[str]:
+    """Weights that only the model has, or only the checkpoint, or that have another shape in it."""
+    theirs = {name: what.shape for name, what in stored.items() if name.startswith((MODEL, AVERAGE))}
+    wrong = sorted(name for name in shapes.keys() | theirs.keys() if shapes.get(name) != theirs.get(name))
+    return [name.removeprefix(MODEL) for name in wrong]
+
+
+def _like(parameter: Tensor, what: Stored) -> Tensor:
+    """Divided as the parameter is, where it has its shape."""
+    if what.shape == tuple(parameter.shape):
+        return torch.zeros_like(parameter, dtype=what.dtype, requires_grad=False)
+    return torch.zeros(what.shape, dtype=what.dtype, device=parameter.device)
+
+
+def random_states(rank: int, device: torch.device) -> dict[str, Tensor]:
+    found = {f"{RANDOM}{rank}/cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        found[f"{RANDOM}{rank}/cuda"] = torch.cuda.get_rng_state(device)
+    return found
+
+
+def set_random_states(found: Mapping[str, Tensor]) -> None:
+    for name, state in found.items():
+        if name.endswith("/cuda"):
+            torch.cuda.set_rng_state(state)
+        else:
+            torch.set_rng_state(state)

@@ -1,0 +1,62 @@
+"""What ranks do in tests of jobs over several of them: a program for torchrun, and functions for `support.launch`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+import torch
+
+from rondo.base.errors import RondoError, StorageError
+from rondo.cli.main import _fail
+from rondo.parallel.crew import Paused, together
+from rondo.parallel.world import read_world
+from rondo.train import dcp, jobs
+from rondo.train.config import TrainConfig
+
+
+def _die_while_writing() -> None:
+    """In the middle of the next file of a checkpoint."""
+
+    def write(stream: dcp._Hashed, data: bytes) -> int:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return 0
+
+    dcp._Hashed.write = write  # type: ignore[method-assign]
+
+
+def job(config: str, on_rank: int = -1, at_step: int = -1, does: str = "") -> int:
+    """A job; one rank is killed, fails or stops answering at a step of the first attempt."""
+    world = read_world()
+    told = TrainConfig.model_validate_json(config)
+    first_time = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
+
+    def on_step(step: int, metrics: object) -> None:
+        if world.rank == on_rank and step == at_step and first_time:
+            if does == "dies":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if does == "fails":
+                raise StorageError("the disk is on fire")
+            if does == "dies_in_a_save":
+                _die_while_writing()
+            if does == "sleeps":
+                time.sleep(600)
+            if does == "is_told_to_stop":
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    try:
+        with together(world, told.layout, torch.device("cpu")) as crew:
+            jobs.run(jobs.plan("pretrain", told, crew), on_step, crew=crew)
+    except Paused as pause:
+        if world.first:
+            print(pause)
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(job(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]))
+    except RondoError as error:
+        sys.exit(_fail(error, error.exit_code))

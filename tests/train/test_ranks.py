@@ -1,0 +1,164 @@
+"""A training job over several ranks, as torchrun starts them: the job of one process, whatever happens to a rank."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rondo import models
+from rondo.base.errors import ConfigError
+from rondo.base.files import atomic_dir
+from rondo.base.hashing import sha256_file
+from rondo.parallel.config import LayoutConfig
+from rondo.train import jobs
+from rondo.train.config import TrainConfig
+from support.home import own_home
+from support.launch import SOURCES, TESTS
+from support.tiny import tiny_model, tiny_tokenizer
+
+STEPS = 12
+RANKS = str(TESTS / "train/_ranks.py")
+
+
+@pytest.fixture(scope="module")
+def ground(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model and data, and in `alone` the home of a job that one process has done."""
+    folder = tmp_path_factory.mktemp("ground")
+    with atomic_dir(folder / "model") as model:
+        models.save_into(tiny_model(), model)
+        tiny_tokenizer().save(model)
+    lines = [json.dumps({"text": f"the user asks {i} and the assistant answers {i * i}"}) for i in range(50)]
+    (folder / "data.jsonl").write_text("\n".join(lines))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RONDO_HOME", str(own_home(folder / "alone")))
+        jobs.run(jobs.plan("pretrain", config(folder)))
+    return folder
+
+
+def config(ground: Path, **changes: object) -> TrainConfig:
+    return TrainConfig(
+        model=str(ground / "model"),
+        data=str(ground / "data.jsonl"),
+        steps=STEPS,
+        tokens_per_step=400,
+        tokens_per_microbatch=128,
+        max_length=64,
+        save_every=2,
+        warmup=5,
+        keep=STEPS,
+        eps=1e-3,  # so that no step is decided by the sign of what is almost nothing
+    ).model_copy(update=changes)
+
+
+def torchrun(home: Path, ranks: int, *program: str, restarts: int = 0) -> "subprocess.CompletedProcess[str]":
+    environment = {
+        "RONDO_HOME": str(own_home(home)),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([str(SOURCES), str(TESTS)]),
+    }
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--rdzv-backend", "c10d"]
+    launcher += ["--rdzv-endpoint", "localhost:0", "--nproc-per-node", str(ranks)]
+    launcher += ["--max-restarts", str(restarts), "--monitor-interval", "0.1"]
+    return subprocess.run(
+        [*launcher, *program], env=os.environ | environment, capture_output=True, text=True, timeout=200
+    )
+
+
+def flags(config: TrainConfig) -> list[str]:
+    given = config.model_dump(exclude_unset=True, exclude={"model", "data", "layout"})
+    settings = [f"--train.{name}={value}" for name, value in given.items()]
+    return ["--model", config.model, "--data", str(config.data), *settings]
+
+
+def job_of(home: Path) -> Path:
+    (job,) = (home / "jobs").iterdir()
+    return job
+
+
+def losses(home: Path) -> list[float]:
+    rows = [json.loads(line) for line in (job_of(home) / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
+    return [row["loss"] for row in rows]
+
+
+def same(home: Path, other: Path) -> None:
+    """The same job, with the same losses and weights but for the order of sums."""
+    assert job_of(home).name == job_of(other).name
+    assert losses(home) == pytest.approx(losses(other), abs=1e-5)
+    found, want = (load_file(job_of(each) / "export/model.safetensors") for each in (home, other))
+    assert found.keys() == want.keys()
+    for name in want:
+        torch.testing.assert_close(found[name], want[name], atol=1e-6, rtol=0, msg=name)
+
+
+def test_two_ranks_do_the_job_of_one_and_one_may_die(ground: Path, tmp_path: Path) -> None:
+    """In mid-step, and in the middle of a save."""
+    calm, shaken = tmp_path / "calm", tmp_path / "shaken"
+    done = torchrun(calm, 2, "-m", "rondo", "train", "pretrain", *flags(config(ground)))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(job_of(calm) / "export")
+    assert done.stderr.count(f"step {STEPS} of {STEPS}") == 1, "the first rank alone shows progress"
+    same(calm, ground / "alone")
+    text = config(ground).model_dump_json()
+    done = torchrun(shaken, 2, RANKS, text, "1", "3", "dies_in_a_save")
+    assert done.returncode == 1
+    assert "rank 1 on" in done.stderr
+    done = torchrun(shaken, 2, RANKS, text, "1", "7", "dies", restarts=1)
+    assert done.returncode == 0, done.stderr
+    assert "rank 1 on" in done.stderr
+    last = f"checkpoints/step_{STEPS}"
+    for file in (f"{last}/__0_0.distcp", f"{last}/__1_0.distcp", "export/model.safetensors"):
+        assert sha256_file(job_of(calm) / file) == sha256_file(job_of(shaken) / file)
+    assert losses(calm) == losses(shaken)
+
+
+def test_it_goes_on_in_other_layouts(ground: Path, tmp_path: Path) -> None:
+    """Two ranks with ZeRO-3, then four of which two share every layer, then one process, then two stages."""
+    for ranks, layout, until in [(2, {}, 4), (4, {"tp": 2, "zero": 2}, 6), (1, {}, 8), (2, {"pp": 2}, STEPS)]:
+        text = config(ground, layout=LayoutConfig(**layout)).model_dump_json()
+        done = torchrun(tmp_path, ranks, RANKS, text, "0", str(until), "is_told_to_stop")
+        assert done.returncode == 0, done.stderr
+        if until < STEPS:
+            assert done.stdout.strip() == f"step {until} of {STEPS} is saved: resume me with the same command"
+    same(tmp_path, ground / "alone")
+
+
+def test_a_rank_that_hangs_is_found_and_named(ground: Path, tmp_path: Path) -> None:
+    text = config(ground, layout=LayoutConfig(stall=2)).model_dump_json()
+    begin = time.monotonic()
+    done = torchrun(tmp_path, 2, RANKS, text, "1", "5", "sleeps")
+    assert done.returncode == 1
+    assert time.monotonic() - begin < 100, "not the 600 s of layout.timeout"
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert line.startswith("error: rank 1 on ")
+    assert "no rank has got on for" in line
+    assert "step 5: saving" in line or "step 5: optimizer" in line
+    job = job_of(tmp_path)
+    assert json.loads((job / "status.json").read_text())["state"] == "failed"
+    assert "on_step" in (job / "hang/rank_1.stacks").read_text()
+    assert json.loads((job / "hang/rank_0.json").read_text())["entries"]
+
+
+def test_what_ends_one_rank_ends_all_with_its_reason(ground: Path, tmp_path: Path) -> None:
+    text = config(ground).model_dump_json()
+    done = torchrun(tmp_path, 2, RANKS, text, "1", "5", "fails")
+    assert done.returncode == 1
+    lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1
+    assert lines[0].startswith("error: rank 1 on ")
+    assert lines[0].endswith("the disk is on fire")
+    status = json.loads((job_of(tmp_path) / "status.json").read_text())
+    assert status["state"] == "failed"
+    assert status["reason"].endswith("the disk is on fire")
+
+
+def test_a_layout_that_one_process_cannot_have_is_refused(ground: Path) -> None:
+    with pytest.raises(ConfigError, match=r"dp 1 x tp 2 x pp 1 x cp 1 is 2, and there are 1 ranks") as error:
+        jobs.plan("pretrain", config(ground, layout=LayoutConfig(tp=2)))
+    assert error.value.param == "train.layout.dp"
