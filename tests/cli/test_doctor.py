@@ -8,7 +8,7 @@ import pytest
 from rondo.base.errors import ConfigError
 from rondo.cli import doctor
 from rondo.cli.main import main
-from rondo.ops import probe
+from rondo.ops import limits, probe
 from rondo.ops.native import level, tune
 from rondo.ops.native.tuned import Found
 from rondo.ops.triton import report
@@ -22,9 +22,8 @@ def some():
 @pytest.fixture(autouse=True)
 def _few(monkeypatch, some):
     monkeypatch.setattr(probe, "cases", lambda rows: some)
-    monkeypatch.setattr(
-        probe, "measure_limits", lambda budget: probe.Limits(1e10, {"fp32": 1e11, "bf16": 1e12})
-    )
+    given = limits.Limits(1e10, {"fp32": 1e11, "bf16": 1e12})
+    monkeypatch.setattr(limits, "measure_limits", lambda budget: given)
     monkeypatch.setattr(doctor, "SECONDS", 0.001)
     found = Found(few=24, columns=512, times_with_few_rows=1.25, times_with_many_rows=1.0)
     monkeypatch.setattr(tune, "tune", lambda products: {product.name: found for product in products})
@@ -42,7 +41,7 @@ def test_what_runs_is_said_without_measuring(capsys):
 def test_the_table_has_a_row_for_each_operation(capsys):
     assert doctor.run(["--kernels"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert "limits: 10.0 GB/s read; products 100 Gflop/s in fp32, 1e+03 Gflop/s in bf16" in lines
+    assert "limits: 10.0 GB/s read; 100 Gflop/s in fp32, 1e+03 Gflop/s in bf16" in lines
     assert len([line for line in lines if line.startswith(("linear", "rms norm"))]) == 4
     assert any("%" in line for line in lines)
     (tuned,) = (line.split() for line in lines if line.startswith("fp32 3072 x 1024"))
@@ -74,11 +73,11 @@ def test_programs_get_numbers(capsys):
     assert "kernels" not in machine
     assert main(["doctor", "--kernels", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    kernels, limits, tuned = found.pop("kernels"), found.pop("limits"), found.pop("tuned")
+    kernels, given, tuned = found.pop("kernels"), found.pop("limits"), found.pop("tuned")
     cuda = found.pop("cuda")
     assert found == machine
     assert {*cuda["kernels"], *cuda["plain"]} > {"linear", "rms norm", "paged decode"}
-    assert limits == {"read_bytes_per_second": 1e10, "flops": {"fp32": 1e11, "bf16": 1e12}}
+    assert given == {"read_bytes_per_second": 1e10, "flops": {"fp32": 1e11, "bf16": 1e12}}
     assert {
         "few": 24,
         "columns": 512,
@@ -89,9 +88,10 @@ def test_programs_get_numbers(capsys):
         (operation, dtype) for operation in ("linear", "rms norm") for dtype in ("bf16", "fp32")
     ]
     for kernel in kernels:
-        limit = limits["flops"][kernel["type"]] if kernel["unit"] == "flop/s" else 1e10
+        limit = given["flops"][kernel["type"]] if kernel["unit"] == "flop/s" else 1e10
         assert kernel["rate"] == pytest.approx(kernel["share"] * limit)
         assert kernel["rate"] > 0
+        assert kernel["share"] > 0
         assert kernel["sizes"]
         assert kernel["version"]
         assert kernel["why"]

@@ -48,15 +48,16 @@ def test_the_life_of_a_job(data: Path, capsys: pytest.CaptureFixture[str], monke
     from rondo.train import loop
 
     assert "no jobs" in call(capsys, "job", "list")[0]
-    record = loop._record
+    record = loop._Run.record
     with monkeypatch.context() as patch:
 
-        def killed(job: Job, learner: object, position: object, config: object, metrics: object) -> None:
-            record(job, learner, position, config.model_copy(update={"save_every": 2}), metrics)
-            if learner.step == 3:
+        def killed(run: loop._Run, metrics: dict[str, float]) -> None:
+            run.config = run.config.model_copy(update={"save_every": 2})
+            record(run, metrics)
+            if run.learner.step == 3:
                 raise KeyboardInterrupt
 
-        patch.setattr(loop, "_record", killed)
+        patch.setattr(loop._Run, "record", killed)
         call(capsys, *train(data), code=130)
     [row] = json.loads(call(capsys, "job", "list", "--json")[0])
     assert (row["kind"], row["state"], row["step"], row["steps"], row["model"]) == (

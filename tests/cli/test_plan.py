@@ -90,8 +90,16 @@ def test_what_does_not_fit_is_the_exit_code(capsys):
         (["llama-3-8b", "--gpus", "0"], "'0' is not a whole number above 0"),
         (["llama-3-8b", "--serve", "--shared", "2"], "shared"),
         (["llama-3-8b", "--serve", "--tp", "3"], "tp: 3"),
-        (["llama-3-8b", "--dry-run"], "--dry-run"),
+        (["llama-3-8b", "--serve", "--dry-run"], "--dry-run"),
     ],
 )
 def test_errors_name_the_field(capsys, argv, words):
     assert words in call(capsys, *argv, code=2)
+
+
+def test_a_dry_run_beside_the_plan(capsys, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(tiny_config()))
+    argv = [str(tmp_path), "--gpus", "8", "--tp", "2", "--seq", "64", "--tokens-per-step", "1K"]
+    assert "dry run: 8 ranks of 1 kinds" in call(capsys, *argv, "--dry-run")
+    (kind,) = json.loads(call(capsys, *argv, "--dry-run", "--json"))["dry_run"]
+    assert kind["ranks"] == 8

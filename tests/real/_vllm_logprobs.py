@@ -22,3 +22,6 @@ if __name__ == "__main__":  # vLLM's own processes import this file too
         for prompt, output in zip(asked["prompts"], outputs, strict=True)
     ]
     print(json.dumps(found), file=replies, flush=True)
+    # Left to the interpreter, what ends vLLM's threads now and then aborts the process.
+    llm.llm_engine.engine_core.shutdown()
+    os._exit(0)

@@ -9,7 +9,7 @@ python=${1:-python3}
 shift || true
 here=$(dirname "${BASH_SOURCE[0]}")
 root=${RONDO_PEERS:-$HOME/.cache/rondo/peers}
-peers=(trl llama triton vllm webdataset)
+peers=(trl llama triton vllm webdataset trackers megatron)
 
 # How each peer is installed; `pip` is its own. What changes here, or in PEER.txt, makes the environment anew.
 # torch by itself first: the build of the machine's own index, before anything else can choose another.
@@ -56,6 +56,24 @@ install_vllm() {
 # Reads our shards, in a test.
 install_webdataset() {
   pip webdataset==1.0.2 numpy==2.4.6
+}
+
+# Read what we log to them, in tests.
+install_trackers() {
+  pip tensorboard==2.21.0 wandb==0.31.0
+}
+
+# Trains, in a benchmark.
+install_litgpt() {
+  pip torch==2.13.0
+  pip litgpt==0.5.13
+}
+
+# With what the package itself needs: our learner over Megatron-Core runs there, beside our own.
+install_megatron() {
+  pip torch==2.13.0
+  pip megatron-core==0.16.1
+  pip -c "$here/../../constraints.txt" -r "$here/triton.txt"
 }
 
 make_peer() {

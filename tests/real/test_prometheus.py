@@ -1,27 +1,23 @@
-"""A real Prometheus scrapes a real engine server, and its queries find what dashboards ask for."""
+"""A real Prometheus scrapes an engine server and a training job, and its queries find what dashboards ask for."""
 
-import shutil
-import subprocess
-import time
+import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
+from rondo import models
+from rondo.base.files import atomic_dir
 from rondo.server.config import ServerConfig
+from rondo.train import jobs
+from rondo.train.config import MetricsConfig, TrainConfig
 from server.running import Running, make_model, start
 from support.ports import free_port
+from support.prometheus import query, scraping
+from support.tiny import tiny_model, tiny_tokenizer
 
 pytestmark = pytest.mark.real
-
-CONFIG = """
-global: {{scrape_interval: 200ms}}
-scrape_configs:
-- job_name: rondo
-  static_configs: [{{targets: ["{target}"]}}]
-"""
 
 
 @pytest.fixture(scope="module")
@@ -32,50 +28,8 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 @pytest.fixture(scope="module")
 def prometheus(running: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    program = shutil.which("prometheus")
-    assert program, "no prometheus on the PATH; `make test-real` installs it (apt-get install prometheus)"
-    folder = tmp_path_factory.mktemp("prometheus")
-    (folder / "prometheus.yml").write_text(CONFIG.format(target=running.url.removeprefix("http://")))
-    port = free_port()
-    process = subprocess.Popen(
-        [
-            program,
-            f"--config.file={folder / 'prometheus.yml'}",
-            f"--storage.tsdb.path={folder / 'data'}",
-            f"--web.listen-address=127.0.0.1:{port}",
-        ],
-        stderr=(folder / "log").open("w"),
-    )
-    try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=5) as client:
-            wait_until_ready(client, folder / "log")
-            yield client
-    finally:
-        process.terminate()
-        process.wait(20)
-
-
-def wait_until_ready(client: httpx.Client, log: Path) -> None:
-    for _ in range(150):
-        try:
-            if client.get("/-/ready").status_code == 200:
-                return
-        except httpx.TransportError:
-            pass
-        time.sleep(0.1)
-    pytest.fail(f"prometheus is not ready after 15 s:\n{log.read_text()[-2000:]}")
-
-
-def query(client: httpx.Client, expression: str, *, above: float = 0.0) -> dict[str, Any]:
-    """The one series of an expression, once its value is above a bound."""
-    found: list[dict[str, Any]] = []
-    for _ in range(100):
-        found = client.get("/api/v1/query", params={"query": expression}).json()["data"]["result"]
-        if found and float(found[0]["value"][1]) > above:
-            assert len(found) == 1, found
-            return found[0]
-        time.sleep(0.1)
-    pytest.fail(f"{expression} was not above {above} within 10 s: {found}")
+    with scraping(running.url.removeprefix("http://"), tmp_path_factory.mktemp("prometheus")) as client:
+        yield client
 
 
 def test_the_target_is_up_and_counts_tokens(running: Running, prometheus: httpx.Client) -> None:
@@ -100,3 +54,41 @@ def test_latency_histograms_answer_quantiles(running: Running, prometheus: httpx
 def test_nothing_it_scraped_was_refused(prometheus: httpx.Client) -> None:
     targets = prometheus.get("/api/v1/targets").json()["data"]["activeTargets"]
     assert [target["lastError"] for target in targets] == [""]
+
+
+def test_a_training_job_is_scraped_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RONDO_HOME", str(tmp_path / "home"))
+    with atomic_dir(tmp_path / "model") as model:
+        models.save_into(tiny_model(), model)
+        tiny_tokenizer().save(model)
+    lines = [json.dumps({"text": f"the user asks {i} and the assistant answers"}) for i in range(20)]
+    (tmp_path / "data.jsonl").write_text("\n".join(lines))
+    port = free_port()
+    config = TrainConfig(
+        model=str(tmp_path / "model"),
+        data=str(tmp_path / "data.jsonl"),
+        steps=4,
+        tokens_per_step=200,
+        tokens_per_microbatch=128,
+        max_length=64,
+        metrics=MetricsConfig(port=port),
+    )
+    told: dict[str, float] = {}
+    with scraping(f"127.0.0.1:{port}", tmp_path) as client:
+
+        def look(step: int, metrics: dict[str, float]) -> None:
+            if step == 3:
+                found = {
+                    name: query(client, f"rondo:train_{name}", above=-1)
+                    for name in ("loss", "mfu", "tokens_per_second", "memory_resident_peak")
+                }
+                query(client, "rondo:train_step", above=2.5)
+                assert found["loss"]["metric"]["job_hash"] == plan.job.short
+                told.update(metrics)
+                tokens = query(client, "rondo:train_input_tokens_total", above=2 * metrics["input_tokens"])
+                assert float(tokens["value"][1]) > metrics["input_tokens"]
+
+        plan = jobs.plan("pretrain", config)
+        jobs.run(plan, look)
+        assert "rondo:train_loss" in (plan.job.path / "metrics.prom").read_text()
+    assert told

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from rondo import models
 from rondo.base.files import atomic_dir
@@ -19,6 +21,9 @@ from rondo.data.places import find_files
 from rondo.data.prepare import Request, prepare
 from rondo.data.sampler import Piece
 from rondo.data.shards import Shards, check_shards, read_index
+from rondo.train import loop
+from rondo.train.checkpoint import existing
+from rondo.train.job import Job
 from support.ceph import S3, ceph
 from support.home import own_home
 from support.ports import free_port
@@ -130,6 +135,53 @@ def test_training_from_the_bucket_is_training_from_the_disk(
         losses.append([json.loads(line)["loss"] for line in metrics.read_text().splitlines()])
     assert losses[0] == losses[1] == losses[2]
     assert list((ground / "home-0" / "cache" / "objects").glob("*.tar")), "the shards were kept"
+
+
+def test_checkpoints_in_the_bucket_are_gone_on_with(ground: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By two ranks what one has left, and the end is that of a job that kept them on the disk."""
+    monkeypatch.setenv("RONDO_HOME", str(own_home(ground / "home-checkpoints")))
+    train = ["train", "pretrain", "--model", str(ground / "model"), "--data", str(ground / "text.jsonl")]
+    train += ["--train.tokens_per_step=512", "--train.tokens_per_microbatch=128", "--train.max_length=64"]
+    train += ["--train.save_every=2", "--train.keep=2", "--train.eps=1e-3", "--train.steps=6"]
+    far = [*train, "--train.save_to=s3://bucket/checkpoints"]
+    nobody = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}
+    done = rondo(*far, **nobody)
+    assert (done.returncode, "no credentials for s3://bucket/checkpoints" in done.stderr) == (2, True), (
+        done.stderr
+    )
+
+    record = loop._Run.record
+    with monkeypatch.context() as patch:
+
+        def killed(run: loop._Run, metrics: dict[str, float]) -> None:
+            record(run, metrics)
+            if run.learner.step == 5:
+                raise KeyboardInterrupt
+
+        patch.setattr(loop._Run, "record", killed)
+        assert main(far) == 130
+    (job,) = Job.all()
+    assert job.checkpoints == f"s3://bucket/checkpoints/{job.name}"
+    assert [checkpoint.step for checkpoint in existing(job.checkpoints)] == [4, 2]
+    store, path = remote.store_of(f"{job.checkpoints}/step_4/__0_0.distcp")
+    raw = bytearray(store.cat_file(path))
+    raw[1000] ^= 1
+    store.pipe_file(path, bytes(raw))
+
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "rondo", *far]
+    resumed = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "step_4/__0_0.distcp is not what its manifest says" in resumed.stderr
+    assert "it goes on from step 2 of 6" in resumed.stderr
+    assert [checkpoint.step for checkpoint in existing(job.checkpoints)] == [6, 4]
+    assert not (job.path / "checkpoints").exists()
+
+    monkeypatch.setenv("RONDO_HOME", str(own_home(ground / "home-near")))
+    assert main(train) == 0
+    (near,) = Job.all()
+    assert near.name == job.name
+    ours, theirs = (load_file(each.export / "model.safetensors") for each in (job, near))
+    assert all(torch.allclose(ours[name], theirs[name], atol=1e-6, rtol=0) for name in theirs)
 
 
 def test_what_is_wrong_is_said_in_a_line(ground: Path) -> None:

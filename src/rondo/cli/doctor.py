@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from rondo.cli.arguments import Parser
 
 if TYPE_CHECKING:
-    from rondo.ops.probe import Case, Limits
+    from rondo.ops.limits import Limits
+    from rondo.ops.probe import Case
 
 ROWS = (1, 16, 256)
 SECONDS = 0.1
@@ -53,8 +54,9 @@ def _machine() -> dict[str, Any]:
 
 
 def _kernels() -> dict[str, Any]:
+    from rondo.ops.limits import measure_limits
     from rondo.ops.native.tune import tune
-    from rondo.ops.probe import cases, measure_limits, products
+    from rondo.ops.probe import cases, products
     from rondo.ops.triton.report import on_cuda
 
     limits = measure_limits(1.5)
@@ -70,7 +72,7 @@ def _kernels() -> dict[str, Any]:
 def _row(case: Case, limits: Limits) -> dict[str, Any]:
     """Rates are of what the operation has most of, beside the limit: bytes read, or operations."""
     version, why = case.version()
-    seconds, limit = case.seconds(SECONDS), limits.seconds(case)
+    seconds, limit = case.seconds(SECONDS), case.limit(limits)
     reads = limit == case.read / limits.read
     return {
         "operation": case.operation,
@@ -94,8 +96,8 @@ def _shown(found: dict[str, Any]) -> list[str]:
     if "kernels" not in found:
         return lines
     limits = found["limits"]
-    products = ", ".join(f"{rate / 1e9:.3g} Gflop/s in {dtype}" for dtype, rate in limits["flops"].items())
-    lines.append(f"limits: {limits['read_bytes_per_second'] / 1e9:.1f} GB/s read; products {products}")
+    rates = ", ".join(f"{rate / 1e9:.3g} Gflop/s in {kind}" for kind, rate in limits["flops"].items())
+    lines.append(f"limits: {limits['read_bytes_per_second'] / 1e9:.1f} GB/s read; {rates}")
     rows = [("operation", "type", "sizes", "version", "rate", "of the limit", "why")]
     for kernel in found["kernels"]:
         unit = "GB/s" if kernel["unit"] == "bytes/s" else "Gflop/s"

@@ -8,6 +8,7 @@ from typing import Any
 
 from rondo.base.errors import RondoError, StorageError
 from rondo.base.home import jobs_dir
+from rondo.cli import job_metrics
 from rondo.cli.arguments import Parser
 from rondo.cli.verbs import run_verb
 from rondo.train.checkpoint import existing
@@ -15,8 +16,9 @@ from rondo.train.job import Job
 
 USAGE = """usage: rondo job VERB [options]
 
-  list  the jobs of this machine, the last one first
-  show  all that is known about one: rondo job show HASH
+  list     the jobs of this machine, the last one first
+  show     all that is known about one: rondo job show HASH
+  metrics  its curves: rondo job metrics HASH; or some figures step by step: rondo job metrics HASH loss mfu
 
 A job is named by the first 6 or more characters of its hash. Jobs are started by `rondo train` and `rondo rl`.
 
@@ -54,8 +56,8 @@ def _show(argv: list[str]) -> int:
         "path": str(job.path),
         "data": job.origin().get("data"),
         "reason": job.status().get("reason"),
-        "result": str(job.export) if job.done else None,
-        "checkpoints": [checkpoint.step for checkpoint in existing(job.path)],
+        "result": str(job.result) if job.done else None,
+        "checkpoints": [checkpoint.step for checkpoint in existing(job.checkpoints)],
         "metrics": job.last_metrics(),
         "config": job.spec().get("config", {}),
     }
@@ -131,4 +133,4 @@ def _sheet(facts: dict[str, Any]) -> str:
     return "\n".join(f"{label:<13} {value}" for label, value in rows.items())
 
 
-VERBS = {"list": _list, "show": _show}
+VERBS = {"list": _list, "show": _show, "metrics": job_metrics.run}

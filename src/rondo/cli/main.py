@@ -18,6 +18,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "serve": ("rondo.cli.serve", "serve a model over the OpenAI API"),
     "demo": ("rondo.cli.demo", "pretrain, RL-tune and try a small model on this machine"),
     "train": ("rondo.cli.train", "pretrain or fine-tune a model"),
+    "evaluate": ("rondo.cli.evaluate", "measure a model on held-out records and on tasks"),
     "rl": ("rondo.cli.rl", "tune a model with reinforcement learning"),
     "plan": ("rondo.cli.plan", "say how to lay a model out over GPUs, and what that comes to"),
     "data": ("rondo.cli.data", "tokenize text into shards for training, and look into them"),

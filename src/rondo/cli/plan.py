@@ -13,6 +13,9 @@ from rondo.base.paths import path_of
 from rondo.cli.arguments import Parser
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rondo.models import ModelConfig
     from rondo.plan.cluster import Cluster
     from rondo.plan.model import Shape
 
@@ -33,6 +36,8 @@ OPTIMIZERS = {"adamw": 12, "adamw-bf16": 8, "muon": 8, "adamw-8bit": 6}
 
 def run(argv: list[str]) -> int:
     given = _parser().parse_args(argv)
+    if given.serve and given.dry_run:
+        raise ConfigError("--dry-run builds a plan for training; leave --serve out.", param="dry_run")
     shape, cluster = _shape(given), _cluster(given)
     return _serve(given, shape, cluster) if given.serve else _train(given, shape, cluster)
 
@@ -62,8 +67,30 @@ def _train(given: argparse.Namespace, shape: Shape, cluster: Cluster) -> int:
     pins = {name: value for name in PINS if (value := getattr(given, name)) is not None}
     batch = Batch(given.tokens_per_step // given.seq, given.seq)
     found = plan(Task(shape, cluster, batch, policy, pins), given.profile)
-    print(json.dumps(as_object(found)) if given.json else "\n".join(lines(found)))
-    return 0 if found.chosen is not None and found.chosen.fits else 1
+    said, fits = as_object(found), found.chosen is not None and found.chosen.fits
+    words = lines(found)
+    if given.dry_run and found.chosen is not None:
+        from dataclasses import asdict
+
+        from rondo.plan import built
+        from rondo.train.dry_run import dry_run
+
+        kinds = dry_run(found.chosen, _model(given, shape))
+        said["dry_run"] = [asdict(kind) for kind in kinds]
+        words += ["", *built.lines(kinds, found.chosen)]
+        fits = fits and all(kind.memory <= cluster.gpu.memory for kind in kinds)
+    print(json.dumps(said) if given.json else "\n".join(words))
+    return 0 if fits else 1
+
+
+def _model(given: argparse.Namespace, shape: Shape) -> ModelConfig:
+    """The model itself, where there is one; else one of these sizes."""
+    from rondo.models import parse
+    from rondo.plan.hf import hf_of, read_config
+
+    path = _path(given)
+    sizes = {key: getattr(given, key) for key in SIZES if getattr(given, key) is not None}
+    return parse(read_config(path) | sizes if path is not None else hf_of(shape))
 
 
 def _serve(given: argparse.Namespace, shape: Shape, cluster: Cluster) -> int:
@@ -101,10 +128,8 @@ def _shape(given: argparse.Namespace) -> Shape:
                 param=min(sizes),
             )
         return SHAPES[given.model]
-    path = path_of(given.model, "MODEL")
-    stored = models_dir() / given.model
-    if not path.exists() and "/" not in given.model and stored.is_dir():
-        path = stored
+    path = _path(given)
+    assert path is not None
     if not path.exists():
         import difflib
 
@@ -117,6 +142,17 @@ def _shape(given: argparse.Namespace) -> Shape:
         )
     name = path.parent.name if path.name == "config.json" else path.name
     return shape_of(read_config(path) | sizes, name or "the model")
+
+
+def _path(given: argparse.Namespace) -> Path | None:
+    """Of a model that is neither known by name nor given by its sizes."""
+    from rondo.plan.shapes import SHAPES
+
+    if given.model is None or given.model in SHAPES:
+        return None
+    path = path_of(given.model, "MODEL")
+    stored = models_dir() / given.model
+    return stored if not path.exists() and "/" not in given.model and stored.is_dir() else path
 
 
 def _cluster(given: argparse.Namespace) -> Cluster:
@@ -139,6 +175,11 @@ def _parser() -> Parser:
         help="a known name such as llama-3-8b, a name from `rondo model list`, a folder, or a config.json",
     )
     parser.add_argument("--serve", action="store_true", help="plan serving, not training")
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="build the plan at its true size, on ranks that do not exist, and check shapes and memory",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     _sizes(parser)
     _hardware(parser)
@@ -193,6 +234,7 @@ def _training(parser: argparse.ArgumentParser) -> None:
     fixed = parser.add_argument_group("fixed, where the search is to leave a choice alone")
     for name in ("dp", "tp", "pp", "cp", "ep", "virtual", "microbatch"):
         fixed.add_argument(f"--{name}", type=_count, metavar="N")
+    fixed.add_argument("--cp-method", choices=("ulysses", "ring"))
     fixed.add_argument("--schedule", choices=("1f1b", "gpipe", "interleaved", "zero-bubble"))
     fixed.add_argument("--zero", type=int, choices=(0, 1, 2, 3))
     fixed.add_argument("--checkpointing", choices=("none", "selective", "full"))

@@ -1,4 +1,4 @@
-"""Progress of a job's steps on standard error: a live line on a terminal, plain lines elsewhere."""
+"""Progress of a job's steps on standard error: a live block on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ OnStep = Callable[[int, Mapping[str, float]], None]
 OnResume = Callable[[int], None]
 
 PLAIN_SECONDS = 5.0
-SHOWN = ("loss", "reward", "reward/correct", "lr", "tokens_per_second")
+ASKED = "evaluate/"
+"""What metrics begin with that are of some steps only."""
+SHOWN = ("loss", "reward", "reward/correct", "lr", "tokens_per_second", "mfu")
 
 
 def follow(job: Job, label: str, steps: int, work: Callable[[OnStep, OnResume], Path]) -> int:
@@ -41,28 +43,16 @@ def step_progress(label: str, steps: int) -> Iterator[OnStep]:
     if not sys.stderr.isatty():
         yield _plain(label, steps)
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rondo.cli.live import live
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[facts]}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as bars:
-        task = bars.add_task(label, total=steps, facts="")
-
-        def report(step: int, metrics: Mapping[str, float]) -> None:
-            bars.update(task, completed=step, facts=facts(metrics))
-
-        yield report
+    with live(label, steps) as block:
+        yield block.report
 
 
 def facts(metrics: Mapping[str, float]) -> str:
     """Adding 0.0 turns -0.0, which means nothing to a reader, into 0."""
-    return "  ".join(f"{name} {metrics[name] + 0.0:.4g}" for name in SHOWN if name in metrics)
+    names = [name for name in SHOWN if name in metrics] + [name for name in metrics if name.startswith(ASKED)]
+    return "  ".join(f"{name} {metrics[name] + 0.0:.4g}" for name in names)
 
 
 def _plain(label: str, steps: int) -> OnStep:
@@ -71,7 +61,8 @@ def _plain(label: str, steps: int) -> OnStep:
     def report(step: int, metrics: Mapping[str, float]) -> None:
         nonlocal last
         now = time.monotonic()
-        if step == steps or now - last >= PLAIN_SECONDS:
+        evaluated = any(name.startswith(ASKED) for name in metrics)
+        if step == steps or evaluated or now - last >= PLAIN_SECONDS:
             last = now
             print(
                 f"{label}: step {step} of {steps}  {facts(metrics)}  {human_seconds(now - begin)}",

@@ -1,34 +1,39 @@
-"""`rondo train pretrain|sft`: a training job, from wherever it stopped."""
+"""`rondo train pretrain|sft|preference|reward`: a training job, from wherever it stopped."""
 
 from __future__ import annotations
 
+import sys
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import get_args
 
-from rondo.base.errors import ConfigError
 from rondo.cli.arguments import Parser
 from rondo.cli.tree import read_command_line
+from rondo.cli.verbs import unknown_verb
+from rondo.train.config import Kind
 
-if TYPE_CHECKING:
-    from rondo.train.data import Kind
+USAGE = """usage: rondo train RECIPE --model MODEL --data SOURCE [--train.KEY=VALUE ...]
 
-USAGE = """usage: rondo train pretrain|sft --model MODEL --data SOURCE [--train.KEY=VALUE ...]
-
-  pretrain  every token of every document
-  sft       what the assistant says, through the model's chat template
+  pretrain    every token of every document
+  sft         what the assistant says, through the model's chat template
+  preference  answers that were liked over those that were not: DPO, IPO, KTO or SimPO
+  reward      a model that scores answers, from pairs (Bradley-Terry)
 
 Data are JSON lines: {"text": ...}, {"messages": [...]} or {"prompt": ..., "completion": ...}; or plain text, or
-Parquet, or what `rondo data prepare` wrote.
-The same command again resumes the job from its last checkpoint. `rondo config` lists the settings."""
+Parquet, or what `rondo data prepare` wrote. Pairs are {"prompt" or "messages": ..., "chosen": ...,
+"rejected": ...}; KTO also takes {"prompt" or "messages": ..., "completion": ..., "label": true or false}.
+The same command again resumes the job from its last checkpoint. `rondo config` lists the settings.
+Over several ranks: torchrun --nproc-per-node 8 -m rondo train ..., or the same under mpirun or srun."""
+
+KINDS: dict[str, Kind] = {kind: kind for kind in get_args(Kind)}
 
 
 def run(argv: list[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         print(USAGE)
         return 0
-    if argv[0] not in ("pretrain", "sft"):
-        raise ConfigError(f"There is no recipe {argv[0]!r}: rondo train pretrain, or rondo train sft.")
-    kind: Kind = "pretrain" if argv[0] == "pretrain" else "sft"
+    if argv[0] not in KINDS:
+        raise unknown_verb("rondo train", KINDS, argv[0])
+    kind = KINDS[argv[0]]
     parser = Parser(f"rondo train {kind}", "Train a model; the same command again resumes.")
     parser.add_argument("--model", help="a name from `rondo model list`, a folder, or a job's hash")
     parser.add_argument(
@@ -49,7 +54,18 @@ def run(argv: list[str]) -> int:
     config = command.config.tree.train.model_copy(update=given)
 
     from rondo.cli.steps import follow
+    from rondo.parallel.crew import Paused, together
+    from rondo.parallel.world import read_world
     from rondo.train import jobs
 
-    plan = jobs.plan(kind, config)
-    return follow(plan.job, kind, config.steps, partial(jobs.run, plan))
+    world = read_world()
+    try:
+        with together(world, config.layout, jobs.device_of(config.device, world)) as crew:
+            plan = jobs.plan(kind, config, crew)
+            if crew.first:
+                return follow(plan.job, kind, config.steps, partial(jobs.run, plan, crew=crew))
+            jobs.run(plan, crew=crew)
+    except Paused as pause:
+        if world.first:
+            print(pause, file=sys.stderr)
+    return 0

@@ -40,6 +40,7 @@ from rondo.engine.structured.grammars import Grammars
 from rondo.engine.window import group_layers
 from rondo.models import Decoder, load
 from rondo.models.adapters.mixed import Mixer
+from rondo.models.scorer import check_writes
 from rondo.ops import NO_TOKEN
 from rondo.ops.native.ahead import compile_all
 
@@ -57,6 +58,7 @@ class EngineCore:
         self.config = config = config or EngineConfig()
         check_native(config)
         check_overlap(config)
+        check_writes(model.config)
         self.model = model
         if model.device.type == "cpu":
             compile_all()
