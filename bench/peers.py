@@ -25,7 +25,9 @@ class Absent(Exception):
 
 
 def python_of(peer: str) -> Path:
-    """The interpreter of a peer's environment."""
+    """The interpreter of a peer's environment; transformers is in our own."""
+    if peer == "transformers":
+        return Path(sys.executable)
     python = ROOT / peer / "bin" / "python"
     if not python.exists():
         raise Absent(f"{peer} is not installed: bash tests/real/setup.sh .venv/bin/python {peer}")

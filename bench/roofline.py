@@ -2,8 +2,8 @@
 quantized weights, decode attention over 8k tokens, and what is between them.
 
 The limit of a kernel is the time its bytes take to be read, or its operations to be computed, at the rates measured
-first, whichever is longer; what it writes counts as read. `--plot FILE.png` draws products and attention under these
-roofs.
+first, whichever is longer: of memory, and of the cores' instructions on numbers in registers. What it writes counts as
+read. `--plot FILE.png` draws products and attention under these roofs.
 """
 
 import argparse
@@ -18,6 +18,7 @@ import torch
 from common import THREADS, Report, alternate, arguments, median, say
 from rondo.client.bench.plot import need_plots
 from rondo.ops import probe
+from rondo.ops.limits import Limits, measure_limits
 from rondo.ops.native.ahead import compile_all, runs
 
 ROWS = (1, 4, 8, 16, 64, 256)
@@ -36,7 +37,7 @@ def main() -> None:
         need_plots(own.plot)
     torch.set_num_threads(THREADS)
     compile_all()
-    report, limits = Report("roofline"), probe.measure_limits(1.0 if options.quick else 6.0)
+    report, limits = Report("roofline"), measure_limits(1.0 if options.quick else 6.0)
     budget = 0.002 if options.quick else SECONDS
     rows, weights = ((1, 16), WEIGHTS[:1]) if options.quick else (ROWS, WEIGHTS)
     if "torch" in options.peers:
@@ -45,9 +46,9 @@ def main() -> None:
     # Without its tensors, which would be tens of gigabytes together.
     found = [(replace(case, given=[]), measure(report, case, limits, budget)) for case in asked]
     summarize(report, [case for case, _ in found])
-    products = ", ".join(f"{rate / 1e9:.3g} Gflop/s in {name}" for name, rate in limits.flops.items())
+    rates = ", ".join(f"{rate / 1e9:.3g} Gflop/s in {name}" for name, rate in limits.flops.items())
     report.notes.append(f"{THREADS} threads, {runs('fp32')} in fp32, {runs('bf16')} in bf16")
-    report.notes.append(f"the limit: {limits.read / 1e9:.1f} GB/s read, {products}; microseconds a call")
+    report.notes.append(f"the limit: {limits.read / 1e9:.1f} GB/s read, {rates}; microseconds a call")
     report.show(options.json)
     if own.plot is not None:
         draw(found, limits, own.plot)
@@ -57,17 +58,17 @@ def figure_of(case: probe.Case) -> str:
     return f"{case.operation} {case.dtype}, {case.sizes}"
 
 
-def measure(report: Report, case: probe.Case, limits: probe.Limits, budget: float) -> float:
+def measure(report: Report, case: probe.Case, limits: Limits, budget: float) -> float:
     """Seconds of a call; in the report microseconds."""
     figure, (version, _) = figure_of(case), case.version()
     sides = {"rondo": lambda: case.seconds(budget)}
     if case.plain is not None and "torch" in report.peers:
         sides["torch"] = lambda: case.seconds(budget, case.plain)
     taken = {name: median(values) for name, values in alternate(3, **sides).items()}
-    report.ours[figure], report.limit[figure] = 1e6 * taken["rondo"], 1e6 * limits.seconds(case)
+    report.ours[figure], report.limit[figure] = 1e6 * taken["rondo"], 1e6 * case.limit(limits)
     if "torch" in taken:
         report.peers["torch"][figure] = 1e6 * taken["torch"]
-    say(f"{figure}: {version}: {limits.seconds(case) / taken['rondo']:.0%} of the limit")
+    say(f"{figure}: {version}: {case.limit(limits) / taken['rondo']:.0%} of the limit")
     return taken["rondo"]
 
 
@@ -84,8 +85,9 @@ def summarize(report: Report, cases: list[probe.Case]) -> None:
             report.ratios[f"{name}, {title}"] = math.exp(sum(map(math.log, values)) / len(values))
 
 
-def draw(found: list[tuple[probe.Case, float]], limits: probe.Limits, file: Path) -> None:
-    """Operations a second over operations a byte, both logarithmic: under a slope and a flat roof for each type."""
+def draw(found: list[tuple[probe.Case, float]], limits: Limits, file: Path) -> None:
+    """Operations a second over operations a byte, both logarithmic: under a slope and a flat roof for what is
+    multiplied."""
     from matplotlib.figure import Figure
 
     figure: Any = Figure(figsize=(9, 5), layout="constrained")
@@ -103,9 +105,9 @@ def draw(found: list[tuple[probe.Case, float]], limits: probe.Limits, file: Path
         max(x for each in points.values() for x, _ in each),
     ]
     grid = [ends[0] * (ends[1] / ends[0]) ** (i / 100) for i in range(101)]
-    for (name, rate), style in zip(limits.flops.items(), ("-", "--"), strict=True):
-        roof = [min(x * limits.read, rate) / 1e9 for x in grid]
-        axes.plot(grid, roof, style, color="black", label=f"limit, products in {name}")
+    for name, style in zip(limits.flops, ("-", "--", "-.", ":"), strict=False):
+        roof = [min(x * limits.read, limits.rate(name)) / 1e9 for x in grid]
+        axes.plot(grid, roof, style, color="black", label=f"limit, {name}")
     axes.set(xscale="log", yscale="log", xlabel="operations a byte read", ylabel="Gflop/s")
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small", ncols=2)

@@ -15,8 +15,8 @@ scale each, q8_0, and q4_0 with a head in q8_0, and rounds activations to int8.
 
 Sides take turns, each in a process or a model of its own that is gone before the next one starts; what is slow at first
 is done before the clock starts. The limit is the time in which a step's bytes are read (all weights once, and the keys
-and values) or its products computed, whichever is longer, at the best rates that were measured between the turns. A
-prompt has none in quantized weights, because the rate of int8 products is not measured.
+and values) or its products computed, whichever is longer, at the best rates that were measured between the turns: of
+memory, and of the processor's instructions on numbers in registers, of 8 bits for int8, of 16 for 4-bit weights.
 """
 
 import argparse
@@ -40,7 +40,7 @@ import peers
 from generators import QUANTIZED, SIDES, Answers, Work, library_dtype, turn
 from rondo.engine.cache import block_bytes
 from rondo.models import load
-from rondo.ops import probe
+from rondo.ops.limits import Limits, measure_limits
 from serving import agreement
 from small_model import write_qwen3_06b, write_small_model
 
@@ -48,6 +48,8 @@ BATCHES = (1, 4, 8, 16, 64)
 TOKENS, LONG = 128, 2048
 WEIGHTS = {"bf16": 2.0, "int8": 1.0, "4-bit": 0.5}
 """Bytes of a layer's weight, without scales."""
+ARITHMETIC = {"bf16": "bf16", "int8": "int8", "4-bit": "int16"}
+"""What is multiplied where a weight is; elsewhere numbers in bf16."""
 FIRST = 8
 """Tokens of an answer that are compared."""
 SHARE, BESIDE = "of the limit", "beside the best peer"
@@ -59,7 +61,7 @@ class Found:
 
     values: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     """By figure and side."""
-    limits: list[probe.Limits] = field(default_factory=list)
+    limits: list[Limits] = field(default_factory=list)
     agreed: dict[str, int] = field(default_factory=dict)
     compared: int = 0
     absent: dict[str, str] = field(default_factory=dict)
@@ -70,7 +72,7 @@ def rounds(found: Found, work: Work, names: Sequence[str], count: int, budget: f
     values: dict[str, list[float]] = {name: [] for name in names}
     found.values[work.figure] = values
     for i in range(count):
-        found.limits.append(probe.measure_limits(budget))
+        found.limits.append(measure_limits(budget))
         answers: dict[str, Answers] = {}
         for name in [name for name in names if f"{work.figure}, {name}" not in found.absent]:
             try:
@@ -116,34 +118,37 @@ def sizes_of(folder: Path) -> Sizes:
     )
 
 
-def limit_of(work: Work, sizes: Sizes, read: float, rate: float) -> float | None:
+def limit_of(work: Work, sizes: Sizes, limits: Limits) -> float:
     """Of the figure; tokens of a prompt see half of it, and those of an answer all of it and half the answer."""
     layers, head = WEIGHTS[work.weights] * sizes.layers, max(WEIGHTS[work.weights], 1.0) * sizes.head
+    rate, others = limits.rate(ARITHMETIC[work.weights]), limits.rate("bf16")
     if not work.decodes:
-        products = 2 * (work.prompt * sizes.layers + sizes.head) + work.prompt**2 / 2 * sizes.flops
-        return max((layers + head) / read, products / rate) if work.weights == "bf16" else None
+        products = 2 * (work.prompt * sizes.layers + sizes.head) / rate
+        return max((layers + head) / limits.read, products + work.prompt**2 / 2 * sizes.flops / others)
     past = work.prompt + work.answer / 2
-    products = 2 * (sizes.layers + sizes.head) + past * sizes.flops
+    products = 2 * (sizes.layers + sizes.head) / rate + past * sizes.flops / others
     return work.batch / max(
-        (layers + head + work.batch * past * sizes.bytes) / read, work.batch * products / rate
+        (layers + head + work.batch * past * sizes.bytes) / limits.read, work.batch * products
     )
 
 
+def best_of(found: list[Limits]) -> Limits:
+    flops = {kind: max(limits.flops[kind] for limits in found) for kind in found[0].flops}
+    return Limits(max(limits.read for limits in found), flops)
+
+
 def enter(report: Report, works: list[Work], found: Found, names: list[str]) -> None:
-    read = max(limits.read for limits in found.limits)
-    rate = max(max(limits.flops.values()) for limits in found.limits)
-    sizes = sizes_of(works[0].folder)
-    report.limit["how"] = f"{read / 1e9:.1f} GB/s read, {rate / 1e9:.3g} Gflop/s in products"
+    limits, sizes = best_of(found.limits), sizes_of(works[0].folder)
+    rates = ", ".join(f"{rate / 1e9:.3g} Gflop/s in {kind}" for kind, rate in limits.flops.items())
+    report.limit["how"] = f"{limits.read / 1e9:.1f} GB/s read, {rates}"
     report.columns = {SHARE: {}, BESIDE: {}}
     report.peers = {name: {} for name in names}
     for work in works:
         figure = work.figure
         medians = {name: median(values) for name, values in found.values[figure].items() if values}
         report.ours[figure] = own = medians.pop("rondo")
-        limit = limit_of(work, sizes, read, rate)
-        if limit is not None:
-            report.limit[figure] = limit
-            report.columns[SHARE][figure] = own / limit if work.decodes else limit / own
+        report.limit[figure] = limit = limit_of(work, sizes, limits)
+        report.columns[SHARE][figure] = own / limit if work.decodes else limit / own
         for name, value in medians.items():
             report.peers[name][figure] = value
         if medians:
