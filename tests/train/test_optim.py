@@ -15,7 +15,7 @@ from rondo.train.learner import Learner
 from rondo.train.losses import cross_entropy
 from rondo.train.muon import is_hidden_matrix
 from rondo.train.optim import make_optimizer
-from support.tiny import tiny_model
+from support.tiny import TINY_GPT_OSS, tiny_model
 
 CONFIG = OptimConfig(lr=1e-2, weight_decay=0.1, optimizer="muon")
 ROWS = pack([Document(list(range(40, 70)), [1.0] * 30)], 64)
@@ -25,6 +25,19 @@ def set_gradients(model: torch.nn.Module, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
         parameter.grad = torch.randn(parameter.shape, generator=generator)
+
+
+def test_norms_and_biases_are_not_decayed() -> None:
+    model = tiny_model(**TINY_GPT_OSS)
+    decays = {
+        id(p): group["weight_decay"]
+        for group in make_optimizer(model, OptimConfig(weight_decay=0.1)).param_groups
+        for p in group["params"]
+    }
+    found = {name: decays[id(p)] for name, p in model.named_parameters()}
+    assert {name for name, p in model.named_parameters() if p.ndim == 2 and name.endswith("bias")}
+    for name, decay in found.items():
+        assert decay == (0.0 if name.endswith("bias") or "norm" in name or "sinks" in name else 0.1), name
 
 
 def test_matrices_step_as_pytorchs_muon_and_all_else_as_its_adamw() -> None:

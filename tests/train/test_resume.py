@@ -101,6 +101,18 @@ def test_killed_and_resumed_is_bit_equal(
     assert json.loads((other / "status.json").read_text())["state"] == "succeeded"
 
 
+def test_the_best_checkpoint_stays_beside_the_last(
+    ground: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = {"steps": 8, "keep": 1, "keep_best": 1, "best_by": "+loss"}
+    here(config(ground).model_copy(update=wanted), tmp_path, monkeypatch)
+    job = job_of(tmp_path)
+    rows = [json.loads(line) for line in (job / "metrics.jsonl").read_text().splitlines()]
+    best = max((row for row in rows if row["step"] in (2, 4, 6, 8)), key=lambda row: row["loss"])
+    left = {folder.name for folder in (job / "checkpoints").iterdir()}
+    assert left == {f"step_{best['step']}", "step_8"}
+
+
 def test_a_second_process_on_a_job_is_told_so(
     ground: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from rondo.models.decoder import Decoder
 from rondo.models.parts import Experts, take
 from rondo.ops import ExpertWeights, grouped_experts
 from rondo.parallel.collectives import all_to_all, exchanged
+from rondo.parallel.own_part import local_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -45,9 +46,10 @@ class SpreadExperts(Experts):
     group: ProcessGroup
 
     def forward(self, x: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
-        gate, up, down = _own(self.gate), _own(self.up), _own(self.down)
+        gate, up, down = local_of(self.gate), local_of(self.up), local_of(self.down)
         biases = (
-            None if each is None else _own(each) for each in (self.gate_bias, self.up_bias, self.down_bias)
+            None if each is None else local_of(each)
+            for each in (self.gate_bias, self.up_bias, self.down_bias)
         )
         parts = ExpertWeights(gate, up, down, *biases)
         trip = Trip.plan(experts, len(gate), self.group)
@@ -93,7 +95,3 @@ def _each(x: Tensor, experts: Tensor, parts: ExpertWeights, activation: str) -> 
         return grouped_experts(x, x.new_ones(len(x), 1), experts[:, None], parts, activation)
     tensors = (parts.gate, parts.up, parts.down, parts.gate_bias, parts.up_bias, parts.down_bias)
     return x + sum(each.flatten()[0] * 0.0 for each in tensors if isinstance(each, Tensor))
-
-
-def _own(parameter: Tensor) -> Tensor:
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter

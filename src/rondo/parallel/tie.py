@@ -13,11 +13,11 @@ from typing import Any
 import torch
 import torch.distributed
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from rondo.models.decoder import Decoder, Elsewhere
 from rondo.parallel.cut import pieces_of, stage_of
 from rondo.parallel.mesh import Mesh
+from rondo.parallel.own_part import local_of
 from rondo.parallel.pieces import shallow
 from rondo.parallel.stage import Stage
 
@@ -70,15 +70,15 @@ class Tie:
         """Around forward and backward passes, which begin without gradients."""
         if self._copy is not None:
             with torch.no_grad():
-                _own(_weight(self._copy)).copy_(_own(_weight(self._embed)))
+                local_of(_weight(self._copy)).copy_(local_of(_weight(self._embed)))
         yield
         gradient = _gradient(self._embed)
-        _own(gradient).add_(self._learned_there(_own(gradient)))
+        local_of(gradient).add_(self._learned_there(local_of(gradient)))
 
     def _learned_there(self, here: Tensor) -> Tensor:
         if self._copy is not None:
             gradient, _weight(self._copy).grad = _gradient(self._copy), None
-            return _own(gradient)
+            return local_of(gradient)
         there = torch.empty_like(here)
         both = [(dist.isend, here), (dist.irecv, there)]
         transfers = [dist.P2POp(op, x, group_peer=self._other, group=self._group) for op, x in both]
@@ -98,7 +98,3 @@ def _gradient(module: nn.Module) -> Tensor:
     gradient = _weight(module).grad
     assert gradient is not None
     return gradient
-
-
-def _own(x: Tensor) -> Tensor:
-    return x.to_local() if isinstance(x, DTensor) else x

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rondo.base.errors import ConfigError, Conflict
 from rondo.base.paths import path_of
-from rondo.train.offload import local_of, with_local
+from rondo.parallel.own_part import local_of, with_local
 from rondo.train.shelf import Shelf
 
 if TYPE_CHECKING:

@@ -33,6 +33,7 @@ from torch.distributed.tensor import DTensor
 from rondo.base.errors import RondoError, StorageError
 from rondo.base.files import storage_error
 from rondo.data.remote import is_remote, store_of, translated
+from rondo.parallel.own_part import local_of
 from rondo.train.states import Stored
 
 # Said of every checkpoint of one process, which is meant to be one.
@@ -61,7 +62,7 @@ def copies_of(tensors: Mapping[str, Tensor], before: Pieces | None = None) -> di
 
 
 def _copy(tensor: Tensor, before: Piece | None) -> Piece:
-    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    local = local_of(tensor)
     if before is not None and before.tensor.shape == local.shape and before.tensor.dtype == local.dtype:
         host = before.tensor
     else:

@@ -27,6 +27,7 @@ from rondo.parallel.cut import costs, cut, pieces_of, stage_of
 from rondo.parallel.data import shard
 from rondo.parallel.degrees import degrees
 from rondo.parallel.mesh import Mesh
+from rondo.parallel.own_part import local_of
 from rondo.parallel.split import split
 from rondo.parallel.stage import Stage
 from rondo.parallel.world import World
@@ -156,7 +157,7 @@ def _parameters(pieces: list[Stage]) -> tuple[int, int]:
 
 
 def _size(parameter: Tensor) -> int:
-    return _own(parameter).numel()
+    return local_of(parameter).numel()
 
 
 @contextmanager
@@ -174,17 +175,11 @@ def _experts_alone(piece: Stage) -> Iterator[None]:
 
 def _meets(experts: Experts) -> Any:
     def forward(x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-        gate, up, down = (_own(each) for each in (experts.gate, experts.up, experts.down))
+        gate, up, down = (local_of(each) for each in (experts.gate, experts.up, experts.down))
         wide = torch.einsum("th,eih->ti", x, gate) * torch.einsum("th,eih->ti", x, up)
         return torch.einsum("ti,ehi->th", wide, down) * weights.sum().to(x.dtype)
 
     return forward
-
-
-def _own(parameter: Tensor) -> Tensor:
-    from torch.distributed.tensor import DTensor
-
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
 @contextmanager

@@ -32,7 +32,7 @@ from rondo.train.learner import Learner
 from rondo.train.learners import learner_of
 from rondo.train.loop import OnResume, OnStep, export, train
 from rondo.train.metrics.sinks import telling
-from rondo.train.recipes import Work, recipe
+from rondo.train.recipes import Recipe, Work, recipe
 from rondo.train.states import AVERAGE, MODEL
 
 HOW = {
@@ -121,15 +121,7 @@ def _run(plan: Plan, crew: Crew, on_step: OnStep | None, on_resume: OnResume | N
     config, job = plan.config, plan.job
     tokenizer = Tokenizer.load(plan.model)
     device = device_of(config.device, crew.world)
-    model = _model(plan, device if crew.world.size == 1 else torch.device("cpu"))
-    torch.manual_seed((config.seed << 20) + crew.world.rank)
-    mesh = None if crew.world.size == 1 else join(config.layout, crew.world, model.config, device)
-    learner = learner_of(config)(model, config, mesh)
-    work = Work(config, plan.model, tokenizer, learner, job.path)
-    made = recipe(plan.kind, work, plan.sources, plan.held_out)
-    budget = config.tokens_per_microbatch
-    divided = mesh is not None or config.learner == "megatron"
-    evaluation = Evaluation.of(config.evaluate, tokenizer, budget, made.held_out, divided=divided)
+    learner, made, evaluation = _ready(plan, crew, tokenizer, device)
     with (
         Prefetch(made.batches, config.loader.prefetch) as fetched,
         telling(config, job, device, on_step, crew.world.rank) as tell,
@@ -137,7 +129,25 @@ def _run(plan: Plan, crew: Crew, on_step: OnStep | None, on_resume: OnResume | N
         train(learner, fetched, config, job, tell, on_resume, made.objective, evaluation, crew)
     if not job.writes:
         return job.result
-    return _leave(plan, learner, tokenizer) if mesh is None else _leave_gathered(plan, learner, tokenizer)
+    leave = _leave if learner.mesh is None else _leave_gathered
+    return leave(plan, learner, tokenizer)
+
+
+def _ready(
+    plan: Plan, crew: Crew, tokenizer: Tokenizer, device: torch.device
+) -> tuple[Learner, Recipe, Evaluation | None]:
+    """Who keeps none of the model as it was read: a learner may go on with another form of it."""
+    config = plan.config
+    model = _model(plan, device if crew.world.size == 1 else torch.device("cpu"))
+    torch.manual_seed((config.seed << 20) + crew.world.rank)
+    mesh = None if crew.world.size == 1 else join(config.layout, crew.world, model.config, device)
+    learner = learner_of(config)(model, config, mesh)
+    work = Work(config, plan.model, tokenizer, learner, plan.job.path)
+    made = recipe(plan.kind, work, plan.sources, plan.held_out)
+    divided = mesh is not None or config.learner == "megatron"
+    budget = config.tokens_per_microbatch
+    evaluation = Evaluation.of(config.evaluate, tokenizer, budget, made.held_out, divided=divided)
+    return learner, made, evaluation
 
 
 def _model(plan: Plan, device: torch.device) -> Decoder:

@@ -58,7 +58,8 @@ def train(
         run = _Run(learner, batches, config, objective, evaluate, crew, meter, Faults(config))
         if job:
             keep = Keep(config.keep, config.keep_best)
-            run.saved = stack.enter_context(Checkpoints(job.checkpoints, keep, learner.mesh))
+            reuse = config.offload == "none"
+            run.saved = stack.enter_context(Checkpoints(job.checkpoints, keep, learner.mesh, reuse=reuse))
             run.job = job
             run.resume()
             job.set_status("running", learner.step, steps=config.steps)
@@ -111,9 +112,9 @@ class _Run:
         with clock("optimizer"):
             metrics |= learner.optim_step(self._learning_rate(), accept)
         self.position = batch.position
+        metrics |= self.meter.step(batch.rows)
         if wrong and self.faults.goes_back(at, wrong[0]):
             return metrics | self._go_back(wrong[0])
-        metrics |= self.meter.step(batch.rows)
         self.took, self.waited = metrics["seconds"], metrics["seconds/load"]
         metrics |= {"unfilled": batch.unfilled, "epochs": batch.epochs}
         if wrong:

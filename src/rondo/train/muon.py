@@ -39,7 +39,7 @@ class MuonAndAdamW(torch.optim.Optimizer):
             momentum=config.momentum,
             adjust_lr_fn="match_rms_adamw",
         )
-        others = [p for name, p in trained.items() if not is_hidden_matrix(name, p)]
+        others = {name: p for name, p in trained.items() if not is_hidden_matrix(name, p)}
         self._parts: list[torch.optim.Optimizer] = [muon, *([adamw(others, config)] if others else [])]
         super().__init__([group for part in self._parts for group in part.param_groups], {})
 

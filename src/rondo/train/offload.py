@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from rondo.base.errors import ConfigError
 from rondo.base.paths import path_of
+from rondo.parallel.own_part import local_of, with_local
 from rondo.train.shelf import Shelf
 from rondo.train.streamed import Streamed
 
@@ -61,7 +62,7 @@ def _check(learner: Learner) -> None:
         )
     if learner.mesh is None and not on_cpu:
         raise ConfigError(
-            "train.offload: all needs ranks on a GPU: start it by torchrun --nproc-per-node 1, or choose optimizer.",
+            "train.offload: all divides parameters among several ranks on GPUs, and this is one: choose optimizer.",
             param="train.offload",
         )
 
@@ -183,20 +184,3 @@ class Offloaded:
     def _let_go(self, block: Block) -> None:
         if self._shelf is not None:
             self._shelf.let_go(self._all(block))
-
-
-def local_of(x: Tensor) -> Tensor:
-    """Of a tensor that is divided among ranks, this one's part."""
-    return x.to_local() if hasattr(x, "to_local") else x
-
-
-def with_local(x: Tensor, local: Tensor) -> Tensor:
-    """`x` with another memory for its part."""
-    if not hasattr(x, "to_local"):
-        return local
-    from torch.distributed.tensor import DTensor
-
-    assert isinstance(x, DTensor)
-    return DTensor.from_local(
-        local, x.device_mesh, x.placements, run_check=False, shape=x.shape, stride=x.stride()
-    )

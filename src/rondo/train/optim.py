@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,21 +21,23 @@ if TYPE_CHECKING:
 def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
     if config.optimizer == "muon":
         return MuonAndAdamW(model, config, adamw)
-    return adamw([parameter for parameter in model.parameters() if parameter.requires_grad], config)
+    return adamw({name: p for name, p in model.named_parameters() if p.requires_grad}, config)
 
 
-def adamw(trained: Sequence[nn.Parameter], config: OptimConfig) -> torch.optim.AdamW:
-    """Norms and biases are vectors, and are not decayed. Parameters keep the model's order in each group."""
+def adamw(trained: Mapping[str, nn.Parameter], config: OptimConfig) -> torch.optim.AdamW:
+    """Norms and biases, also of experts that are stacked, are not decayed. Parameters keep the model's order in each
+    group."""
+    decayed = {name: p.ndim >= 2 and not name.endswith("bias") for name, p in trained.items()}
     groups = [
-        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
+        {"params": [p for name, p in trained.items() if decayed[name]], "weight_decay": config.weight_decay},
+        {"params": [p for name, p in trained.items() if not decayed[name]], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(
         [group for group in groups if group["params"]],
         lr=config.lr,
         betas=config.betas,
         eps=config.eps,
-        fused=all(p.dtype.is_floating_point and p.device.type in ("cpu", "cuda") for p in trained),
+        fused=all(p.dtype.is_floating_point and p.device.type in ("cpu", "cuda") for p in trained.values()),
     )
 
 

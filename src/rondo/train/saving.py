@@ -36,8 +36,9 @@ PARTING_SECONDS = 5.0
 class Checkpoints:
     """Those of one job. Every rank has one of these, and calls the same of its verbs."""
 
-    def __init__(self, place: str, keep: Keep, mesh: Mesh | None = None) -> None:
-        self.place, self.keep = place.rstrip("/"), keep
+    def __init__(self, place: str, keep: Keep, mesh: Mesh | None = None, *, reuse: bool = True) -> None:
+        """The copies' memory is kept for those of the next save, or, without `reuse`, let go once they are written."""
+        self.place, self.keep, self._reuse = place.rstrip("/"), keep, reuse
         self._ranks = _Ranks(mesh)
         self._copies: dict[str, dcp.Piece] = {}
         self._work: _Work | None = None
@@ -116,6 +117,9 @@ class Checkpoints:
             if self._ranks.first:
                 remove(folder, name)  # nothing of it is of use, and on a full disk room is
             raise
+        finally:
+            if not self._reuse:
+                self._copies = {}
         if self._ranks.first:
             try:
                 prune(folder, self.keep, step)

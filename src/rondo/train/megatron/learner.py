@@ -17,6 +17,7 @@ from rondo.models.adapters.attached import adapter_of
 from rondo.models.decoder import Decoder
 from rondo.models.mapping import plain_outgoing
 from rondo.parallel.config import MemoryConfig
+from rondo.parallel.own_part import local_of
 from rondo.train import dcp
 from rondo.train.config import OptimConfig
 from rondo.train.learner import Learner
@@ -112,7 +113,7 @@ class MegatronLearner(Learner):
         reader.read(wanted, self._group)
         for prefix, tensors in self._kept().items():
             parts = {name.removeprefix(prefix): x for name, x in wanted.items() if name.startswith(prefix)}
-            self._part.fill(tensors, {name: _local(x) for name, x in parts.items()})
+            self._part.fill(tensors, {name: local_of(x) for name, x in parts.items()})
         set_random_states({name: state for name, state in wanted.items() if name.startswith(RANDOM)})
         self.step = step
 
@@ -155,9 +156,3 @@ class MegatronLearner(Learner):
     @property
     def _first(self) -> bool:
         return self.mesh is None or self.mesh.world.first
-
-
-def _local(tensor: Tensor) -> Tensor:
-    from torch.distributed.tensor import DTensor
-
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
