@@ -1,4 +1,6 @@
-"""token_logprobs against PyTorch's log_softmax, and how much memory it takes."""
+"""token_logprobs against PyTorch's log_softmax and Categorical, and how much memory it takes."""
+
+import math
 
 import pytest
 import torch
@@ -54,6 +56,55 @@ def test_values_and_gradients(
     assert ours.grad.dtype == dtype
     precision = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}[dtype]
     assert torch.allclose(ours.grad.double(), theirs.grad, rtol=precision, atol=precision)
+
+
+@TEMPERATURES
+@pytest.mark.parametrize("chunk", [1, 3 * VOCAB + 5, 1 << 22])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_entropies_are_those_of_a_categorical(
+    temperature: float | Tensor, chunk: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", chunk)
+    logits, tokens = example(dtype)
+    ours, theirs = logits.clone().requires_grad_(), logits.double().requires_grad_()
+    found = token_logprobs(ours, tokens, temperature, entropy=True)
+    scale = torch.as_tensor(temperature, dtype=torch.float64)
+    categorical = torch.distributions.Categorical(
+        logits=theirs / torch.where(scale == 0, 1.0, scale).reshape(-1, 1)
+    )
+    reference = torch.stack([categorical.log_prob(tokens), categorical.entropy()], 1)
+    assert found.dtype == torch.float32
+    assert torch.equal(found[:, 0], token_logprobs(logits, tokens, temperature)), "to the last bit"
+    with torch.no_grad():
+        assert torch.equal(token_logprobs(ours, tokens, temperature, entropy=True), found)
+    torch.testing.assert_close(found.double(), reference, rtol=1e-5, atol=1e-5)
+    upstream = torch.stack([torch.linspace(-2, 2, ROWS), torch.linspace(3, -1, ROWS)], 1)
+    found.backward(upstream)
+    reference.backward(upstream.double())
+    assert ours.grad is not None
+    assert theirs.grad is not None
+    precision = 1e-5 if dtype == torch.float32 else 1e-2
+    torch.testing.assert_close(ours.grad.double(), theirs.grad, rtol=precision, atol=precision)
+    with use_reference():
+        plain = logits.clone().requires_grad_()
+        again = token_logprobs(plain, tokens, temperature, entropy=True)
+        again.backward(upstream)
+    torch.testing.assert_close(again, found, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(plain.grad, ours.grad, rtol=precision, atol=precision)
+
+
+def test_entropies_of_forbidden_tokens_and_of_certainty() -> None:
+    logits = torch.tensor([[0.0, 0.0, -torch.inf, 0.0], [1e4, 0.0, -1e4, 3.0]], requires_grad=True)
+    found = token_logprobs(logits, torch.tensor([0, 0]), entropy=True)
+    assert found[:, 1].tolist() == pytest.approx([math.log(3), 0.0])
+    found.sum().backward()
+    assert logits.grad is not None
+    assert logits.grad.isfinite().all()
+    assert logits.grad[0, 2] == 0
+    with use_reference():
+        again = logits.detach().clone().requires_grad_()
+        token_logprobs(again, torch.tensor([0, 0]), entropy=True).sum().backward()
+    torch.testing.assert_close(again.grad, logits.grad)
 
 
 @TEMPERATURES
@@ -120,9 +171,10 @@ def test_large_logits_do_not_overflow() -> None:
 
 def test_no_rows() -> None:
     logits = torch.empty(0, VOCAB, requires_grad=True)
-    values = token_logprobs(logits, torch.empty(0, dtype=torch.long))
-    values.sum().backward()
-    assert values.shape == (0,)
+    for entropy in (False, True):
+        values = token_logprobs(logits, torch.empty(0, dtype=torch.long), entropy=entropy)
+        values.sum().backward()
+        assert values.shape == ((0, 2) if entropy else (0,))
 
 
 def test_no_second_copy_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,6 +79,10 @@ def likely_each(logits: Tensor) -> Tensor:
     return ops.token_logprobs(logits, TOKENS, torch.arange(23) / 10)
 
 
+def likely_and_open(logits: Tensor) -> Tensor:
+    return ops.token_logprobs(logits, TOKENS, 0.7, entropy=True)
+
+
 X, W, B = (23, 33), (37, 33), (37,)
 BF16 = torch.bfloat16
 CASES: dict[str, tuple[Callable[..., Tensor], Callable[[], list[Tensor]], Sequence[Any], Any]] = {
@@ -103,6 +107,8 @@ CASES: dict[str, tuple[Callable[..., Tensor], Callable[[], list[Tensor]], Sequen
     "rotation of rows": (turned, lambda: [random(23, 5, 8)], (ROW,), ROW),
     "logprobs of rows": (likely, lambda: [random(23, 31)], (ROW,), ROW),
     "logprobs of a cut vocabulary": (likely_each, lambda: [random(23, 31)], (LAST,), ROW),
+    "entropies of rows": (likely_and_open, lambda: [random(23, 31)], (ROW,), ROW),
+    "entropies of a cut vocabulary": (likely_and_open, lambda: [random(23, 31)], (LAST,), ROW),
     "attention": (attention(6, 2)[0], lambda: attention(6, 2)[1], (HEAD, HEAD, HEAD), HEAD),
     "attention to shared keys": (attention(6, 1)[0], lambda: attention(6, 1)[1], (HEAD, WHOLE, WHOLE), HEAD),
     "attention with sinks": (

@@ -18,25 +18,32 @@ PART = -(-VOCAB // SIZE)
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7, torch.linspace(0, 2, ROWS)], ids=["1", "0.7", "each"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("entropy", [False, True], ids=["logprobs", "entropies"])
 def test_a_divided_vocabulary(
-    ranks: ThreadRanks, temperature: float | Tensor, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    ranks: ThreadRanks,
+    temperature: float | Tensor,
+    dtype: torch.dtype,
+    entropy: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", 2 * PART)
     draw = torch.Generator().manual_seed(0)
     logits = (torch.randn(ROWS, VOCAB, generator=draw) * 30).to(dtype)
     tokens = torch.tensor([0, 6, 7, 13, 14, 19, 3])
-    weights = torch.randn(ROWS, generator=draw)
+    weights = torch.randn((ROWS, 2) if entropy else (ROWS,), generator=draw)
 
     def rank(group: ProcessGroup) -> tuple[Tensor, Tensor]:
         first = group.rank() * PART
         own = logits[:, first : first + PART].clone().requires_grad_()
-        found = split_logprobs(own, tokens, temperature, first, lambda x: gather_equal(x[None], group))
+        found = split_logprobs(
+            own, tokens, temperature, first, lambda x: gather_equal(x[None], group), entropy
+        )
         (found * weights).sum().backward()
         assert own.grad is not None
         return found.detach(), own.grad
 
     whole = logits.clone().requires_grad_()
-    wanted = token_logprobs(whole, tokens, temperature)
+    wanted = token_logprobs(whole, tokens, temperature, entropy)
     (wanted * weights).sum().backward()
     outcomes = ranks.run_in_group(SIZE, rank)
     close = partial(torch.testing.assert_close, atol=1e-5, rtol=1e-5 if dtype == torch.float32 else 1e-2)

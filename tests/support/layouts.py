@@ -25,7 +25,7 @@ from rondo.parallel.mesh import Mesh, join
 from rondo.parallel.world import read_world
 from rondo.train.config import OptimConfig
 from rondo.train.learner import Learner
-from rondo.train.losses import cross_entropy
+from rondo.train.losses import Loss, LossOutput, Predictions, cross_entropy
 from support.tiny import VOCAB, tiny_model
 from support.wire import Wire
 
@@ -74,13 +74,26 @@ def made(adapter: str | None = None, **changes: Any) -> Decoder:
     return model
 
 
-def alone(config: OptimConfig = CONFIG, *, answers: bool = False, **changes: Any) -> Outcome:
+@dataclass(frozen=True)
+class Undecided:
+    """Cross-entropy that would rather have wide distributions."""
+
+    needs_entropy = True
+
+    def __call__(self, batch: Predictions) -> LossOutput:
+        assert batch.entropy is not None
+        return LossOutput(-((batch.logprobs + 0.5 * batch.entropy) * batch.weights).sum())
+
+
+def alone(
+    config: OptimConfig = CONFIG, *, answers: bool = False, loss: Loss = cross_entropy, **changes: Any
+) -> Outcome:
     """One process with all rows."""
-    return _outcome(Learner(made(**changes), config), None, answers)
+    return _outcome(Learner(made(**changes), config), None, answers, loss)
 
 
 def on_ranks(cases: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> list[Outcome]:
-    """For each (layout, changes of the model or of its rows), on every rank: for `support.launch`."""
+    """For each (layout, changes of the model, of its rows or of the loss), on every rank: for `support.launch`."""
     return [_on_rank(layout, changes, CONFIG) for layout, changes in cases]
 
 
@@ -91,10 +104,11 @@ def under(cases: Sequence[tuple[Mapping[str, Any], Mapping[str, Any], OptimConfi
 
 
 def _on_rank(layout: Mapping[str, Any], changes: Mapping[str, Any], config: OptimConfig) -> Outcome:
-    answers = changes.get("answers", False)
-    model = made(**{name: value for name, value in changes.items() if name != "answers"})
+    changes = dict(changes)
+    answers, loss = changes.pop("answers", False), changes.pop("loss", cross_entropy)
+    model = made(**changes)
     mesh = join(LayoutConfig(**layout), read_world(), model.config, torch.device("cpu"))
-    return _outcome(Learner(model, config, mesh), mesh, answers)
+    return _outcome(Learner(model, config, mesh), mesh, answers, loss)
 
 
 def same(ours: Outcome, one: Outcome, tolerance: float = 1e-6) -> None:
@@ -121,14 +135,14 @@ def together(outcomes: Sequence[Outcome]) -> dict[str, Tensor]:
     return {name: weight for outcome in outcomes for name, weight in outcome.weights.items()}
 
 
-def _outcome(learner: Learner, mesh: Mesh | None, answers: bool) -> Outcome:
+def _outcome(learner: Learner, mesh: Mesh | None, answers: bool, loss: Loss) -> Outcome:
     metrics, gradients, logprobs, passed = [], {}, [], 0
     for step in range(STEPS):
         rows = rows_of(step, answers=answers)
         valid = sum(row.valid for row in rows)
         own = rows if mesh is None else rows[mesh.dp_rank :: mesh.degrees.dp]
         with Wire(mesh.pp) if mesh is not None and mesh.degrees.pp > 1 else nullcontext() as wire:
-            said = _gradients(learner, own, valid, parts=1 + step)
+            said = _gradients(learner, own, loss, valid, parts=1 + step)
         if step == 0:
             passed = wire.sent["send"] if wire else 0
             logprobs = _in_order(learner.logprobs(own), mesh)
@@ -143,12 +157,11 @@ def _outcome(learner: Learner, mesh: Mesh | None, answers: bool) -> Outcome:
     return Outcome(metrics, gradients, weights, logprobs, passed)
 
 
-def _gradients(learner: Learner, rows: list[Row], valid: int, parts: int) -> dict[str, float]:
+def _gradients(learner: Learner, rows: list[Row], loss: Loss, valid: int, parts: int) -> dict[str, float]:
     """Of a step whose batch comes in parts: that of ranks that have few rows may be empty."""
     size = -(-len(rows) // parts)
     said = [
-        learner.forward_backward(rows[i * size : (i + 1) * size], cross_entropy, valid=valid)
-        for i in range(parts)
+        learner.forward_backward(rows[i * size : (i + 1) * size], loss, valid=valid) for i in range(parts)
     ]
     return said[0] | {"loss": sum(each.get("loss", 0.0) for each in said)}
 

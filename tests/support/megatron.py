@@ -18,8 +18,9 @@ from rondo.parallel.mesh import Mesh, join
 from rondo.parallel.world import read_world
 from rondo.train.config import OptimConfig
 from rondo.train.learner import Learner, Metrics
-from rondo.train.losses import Loss, PolicyLoss, cross_entropy
+from rondo.train.losses import Loss, cross_entropy
 from rondo.train.megatron.learner import MegatronLearner
+from rondo.train.policy_loss import PolicyLoss
 from support.tiny import tiny_config
 
 # With an epsilon of 1 a first step of AdamW is the gradient, but for what is large in it.

@@ -12,7 +12,8 @@ from rondo.data.packing import Document, Row, Tree, pack
 from rondo.models import Decoder, Packed
 from rondo.train.config import OptimConfig
 from rondo.train.learner import Learner
-from rondo.train.losses import PolicyLoss, cross_entropy
+from rondo.train.losses import cross_entropy
+from rondo.train.policy_loss import PolicyLoss
 from support.tiny import TINY_MLA, VOCAB, tiny_model
 
 CONFIG = OptimConfig(lr=1e-2, weight_decay=0.1)

@@ -60,8 +60,8 @@ class DecoderLayer(nn.Module):
         return x
 
 
-Score = Callable[[Tensor, Tensor, float], Tensor]
-"""Logits [N, V], tokens [N], temperature -> log-probabilities [N]."""
+Score = Callable[[Tensor, Tensor, float, bool], Tensor]
+"""Logits [N, V], tokens [N], temperature -> log-probabilities [N]; where the last is True [N, 2], with entropies."""
 
 ROWS_AT_ONCE = 1024
 """Of logits, where not all of them are in memory."""
@@ -81,18 +81,19 @@ class Head(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.cap(self.out(self.norm(x)))
 
-    def logprobs(self, x: Tensor, tokens: Tensor, temperature: float) -> Tensor:
-        """x [N, H], tokens [N] -> [N]: each token's log-probability after its row."""
+    def logprobs(self, x: Tensor, tokens: Tensor, temperature: float, entropy: bool = False) -> Tensor:
+        """x [N, H], tokens [N] -> [N]: each token's log-probability after its row; with `entropy` [N, 2], beside it the
+        entropy of what follows the row."""
         if len(x) <= ROWS_AT_ONCE or (torch.is_grad_enabled() and not self.chunked):
-            return self._scored(x, tokens, temperature)
+            return self._scored(x, tokens, temperature, entropy)
         scored = self._scored
         if torch.is_grad_enabled():
             scored = partial(checkpoint, scored, use_reentrant=False, preserve_rng_state=False)
         parts = zip(torch.split(x, ROWS_AT_ONCE), torch.split(tokens, ROWS_AT_ONCE), strict=True)
-        return torch.cat([scored(*part, temperature) for part in parts])
+        return torch.cat([scored(*part, temperature, entropy) for part in parts])
 
-    def _scored(self, x: Tensor, tokens: Tensor, temperature: float) -> Tensor:
-        return self.score(self(x), tokens, temperature)
+    def _scored(self, x: Tensor, tokens: Tensor, temperature: float, entropy: bool) -> Tensor:
+        return self.score(self(x), tokens, temperature, entropy)
 
     def cap(self, logits: Tensor) -> Tensor:
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
@@ -105,8 +106,10 @@ class ScoreHead(Head):
         super().__init__(config)
         self.out = Linear(config.hidden_size, 1, bias=False)
 
-    def logprobs(self, x: Tensor, tokens: Tensor, temperature: float) -> Tensor:
+    def logprobs(self, x: Tensor, tokens: Tensor, temperature: float, entropy: bool = False) -> Tensor:
         """Scores, which stand where a language model has log-probabilities, whatever the token."""
+        if entropy:
+            raise ModelError("the scores of a reward model have no entropy")
         scores: Tensor = self(x)
         return scores[:, 0].float()
 

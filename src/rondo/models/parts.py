@@ -63,8 +63,11 @@ def normed_sum(norm: nn.Module, x: Tensor, added: Tensor) -> tuple[Tensor, Tenso
 
 
 def take(x: Tensor, rows: Tensor | None) -> Tensor:
-    """Rows of x [T, H], all where `rows` is None. As an embedding: its backward is fast on a CPU, and in order."""
-    return x if rows is None else nn.functional.embedding(rows, x)
+    """Rows of x [T, H], or of [T], all where `rows` is None. As an embedding: its backward is fast on a CPU, and in
+    order."""
+    if rows is None:
+        return x
+    return nn.functional.embedding(rows, x) if x.dim() > 1 else take(x[:, None], rows)[:, 0]
 
 
 class GqaAttention(nn.Module):

@@ -10,14 +10,19 @@ from rondo.ops.dispatch import Op
 CHUNK_ELEMENTS = 1 << 22
 """Rows are done in blocks of this size, so the fp32 scratch is a few times 16 MiB whatever comes in."""
 
+LEAST = -1000.0
+"""A logarithm that stands for those of nothing: its exponential is 0."""
 
-def token_logprobs(logits: Tensor, tokens: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
+
+def token_logprobs(
+    logits: Tensor, tokens: Tensor, temperature: float | Tensor = 1.0, entropy: bool = False
+) -> Tensor:
     """log_softmax(logits / temperature)[tokens], fp32 [T], from logits [T, V] of any float dtype and tokens [T].
 
     `temperature` is a number or [T]; 0 (greedy) counts as 1. Differentiable in `logits`; neither pass holds a second
-    fp32 copy of them.
+    fp32 copy of them. With `entropy` [T, 2]: beside the same log-probabilities each row's entropy, in nats.
     """
-    return _token_logprobs(logits, tokens, inverse_temperature(temperature, logits))
+    return _token_logprobs(logits, tokens, inverse_temperature(temperature, logits), entropy)
 
 
 def inverse_temperature(temperature: float | Tensor, logits: Tensor) -> Tensor | None:
@@ -31,21 +36,42 @@ def inverse_temperature(temperature: float | Tensor, logits: Tensor) -> Tensor |
 
 
 @Op
-def _token_logprobs(logits: Tensor, tokens: Tensor, scale: Tensor | None) -> Tensor:
+def _token_logprobs(logits: Tensor, tokens: Tensor, scale: Tensor | None, entropy: bool) -> Tensor:
     scaled = logits.float() if scale is None else logits.float() * scale
-    return scaled.log_softmax(-1).gather(-1, tokens[:, None]).squeeze(-1)
+    logprobs = scaled.log_softmax(-1)
+    chosen = logprobs.gather(-1, tokens[:, None]).squeeze(-1)
+    if not entropy:
+        return chosen
+    finite = logprobs.masked_fill(logprobs == -torch.inf, 0.0)
+    return torch.stack([chosen, -(logprobs.exp() * finite).sum(-1)], 1)
 
 
-def _is_plain(logits: Tensor, tokens: Tensor, scale: Tensor | None) -> bool:
+def _is_plain(logits: Tensor, tokens: Tensor, scale: Tensor | None, entropy: bool) -> bool:
     return type(logits) is Tensor
 
 
 @_token_logprobs.fast(_is_plain)
-def _chunked(logits: Tensor, tokens: Tensor, scale: Tensor | None) -> Tensor:
+def _chunked(logits: Tensor, tokens: Tensor, scale: Tensor | None, entropy: bool) -> Tensor:
     if not (torch.is_grad_enabled() and logits.requires_grad):
-        return row_logprobs(logits, tokens, scale)
-    result: Tensor = _ChunkedLogprobs.apply(logits, tokens, scale)  # type: ignore[no-untyped-call]
+        return _values(logits, tokens, scale, entropy)
+    result: Tensor = _ChunkedLogprobs.apply(logits, tokens, scale, entropy)  # type: ignore[no-untyped-call]
     return result
+
+
+def _values(logits: Tensor, tokens: Tensor, scale: Tensor | None, entropy: bool) -> Tensor:
+    logprobs = row_logprobs(logits, tokens, scale)
+    if not entropy:
+        return logprobs
+    found = torch.stack([logprobs, logprobs], 1)
+    for block in row_blocks(logits):
+        shares, logs = shares_of(scaled_rows(logits, scale, block).log_softmax(-1))
+        found[block, 1] = -shares.mul_(logs).sum(-1)
+    return found
+
+
+def shares_of(logprobs: Tensor) -> tuple[Tensor, Tensor]:
+    """Probabilities and their logarithms, which are finite: what never happens adds nothing to an entropy. In place."""
+    return logprobs.exp(), logprobs.clamp_(min=LEAST)
 
 
 @Op
@@ -66,23 +92,36 @@ class _ChunkedLogprobs(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, tokens: Tensor, scale: Tensor | None) -> Tensor:
-        ctx.save_for_backward(logits, tokens, scale)
-        return row_logprobs(logits.detach(), tokens, scale)
+    def forward(ctx: Any, logits: Tensor, tokens: Tensor, scale: Tensor | None, entropy: bool) -> Tensor:
+        found = _values(logits.detach(), tokens, scale, entropy)
+        ctx.save_for_backward(logits, tokens, scale, found[:, 1:] if entropy else None)
+        return found
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        logits, tokens, scale = ctx.saved_tensors
-        upstream = grads[0].float()[:, None]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        logits, tokens, scale, entropies = ctx.saved_tensors
+        upstream = grads[0].float()
+        upstream = upstream[:, None] if entropies is None else upstream
         if scale is not None:
             upstream = upstream * scale
         grad = torch.empty_like(logits)
         for block in row_blocks(logits):
-            weight = scaled_rows(logits, scale, block).softmax(-1)
-            weight.mul_(-upstream[block])
-            weight.scatter_add_(-1, tokens[block, None], upstream[block].expand(-1, 1))
+            of_token, of_entropy = upstream[block, :1], upstream[block, 1:]
+            rows = scaled_rows(logits, scale, block)
+            if entropies is None:
+                weight = rows.softmax(-1).mul_(-of_token)
+            else:
+                weight = whole_row_gradient(rows.log_softmax(-1), entropies[block], of_token, of_entropy)
+            weight.scatter_add_(-1, tokens[block, None], of_token)
             grad[block] = weight
-        return grad, None, None
+        return grad, None, None, None
+
+
+def whole_row_gradient(logprobs: Tensor, entropies: Tensor, of_token: Tensor, of_entropy: Tensor) -> Tensor:
+    """Of scaled logits, but for what the chosen token itself adds: from all log-probabilities [T, V], in place, and
+    [T, 1] each."""
+    shares, logs = shares_of(logprobs)
+    return logs.add_(entropies).mul_(-of_entropy).sub_(of_token).mul_(shares)
 
 
 def row_blocks(logits: Tensor) -> list[slice]:

@@ -54,9 +54,9 @@ class Context:
         return Ring(self.group, whole, cut)
 
     def gather(self, own: Tensor, deal: Deal) -> Tensor:
-        """own [of this rank's predictions] -> [of all], in their order, on every rank. All ranks do the same with
-        them, so a gradient is the own part's alone."""
+        """own [of this rank's predictions, ..] -> [of all, ..], in their order, on every rank. All ranks do the same
+        with them, so a gradient is the own part's alone."""
         if self.group is None or self.size == 1:
             return own
         back = torch.from_numpy(deal.back).to(own.device)
-        return take(gather_equal(own, self.group, deal.sizes)[:, None], back)[:, 0]
+        return take(gather_equal(own, self.group, deal.sizes), back)

@@ -27,6 +27,8 @@ class Inputs:
     gather: Callable[[Tensor], Tensor]
     back: Tensor
     temperature: float
+    entropy: bool = False
+    """Whether each prediction is given its distribution's entropy beside its log-probability."""
 
 
 class Stage(nn.Module):
@@ -47,7 +49,8 @@ class Stage(nn.Module):
         return self.index == self.count - 1
 
     def forward(self, x: Tensor, inputs: Inputs) -> Tensor:
-        """Tokens [T], or what the piece before made of them [T, H] -> [T, H], or on the last piece [N]."""
+        """Tokens [T], or what the piece before made of them [T, H] -> [T, H], or on the last piece [N], with
+        entropies [N, 2]."""
         if self.first:
             x = self.decoder.embed(x)
         read = inputs.rows if self.last else None
@@ -55,6 +58,8 @@ class Stage(nn.Module):
         return self.score(x, inputs) if self.last else x
 
     def score(self, hidden: Tensor, inputs: Inputs) -> Tensor:
-        logprobs = self.decoder.head.logprobs(take(hidden, inputs.where), inputs.targets, inputs.temperature)
+        scored = self.decoder.head.logprobs(
+            take(hidden, inputs.where), inputs.targets, inputs.temperature, inputs.entropy
+        )
         # Not a view: FSDP's hook on what a module returns would be lost if somebody changed one in place.
-        return take(inputs.gather(logprobs)[:, None], inputs.back)[:, 0].clone()
+        return take(inputs.gather(scored), inputs.back).clone()

@@ -66,13 +66,15 @@ class _ScoresOnce(ScoreHead):
 
     group: ProcessGroup
 
-    def logprobs(self, x: Tensor, tokens: Tensor, temperature: float) -> Tensor:
-        scores = super().logprobs(x, tokens, temperature)
+    def logprobs(self, x: Tensor, tokens: Tensor, temperature: float, entropy: bool = False) -> Tensor:
+        scores = super().logprobs(x, tokens, temperature, entropy)
         return sum_over(scores if self.group.rank() == 0 else nothing(scores), self.group)
 
 
-def _score(logits: Tensor, tokens: Tensor, temperature: float, *, first: int, group: ProcessGroup) -> Tensor:
-    return split_logprobs(logits, tokens, temperature, first, lambda x: gather_equal(x[None], group))
+def _score(
+    logits: Tensor, tokens: Tensor, temperature: float, entropy: bool, *, first: int, group: ProcessGroup
+) -> Tensor:
+    return split_logprobs(logits, tokens, temperature, first, lambda x: gather_equal(x[None], group), entropy)
 
 
 def _divide_layer(layer: DecoderLayer, model: Decoder, own: Split, mesh: Mesh, *, again: bool) -> None:

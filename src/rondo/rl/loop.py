@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from rondo.base.errors import ConfigError
 from rondo.client.types import SamplingParams
 from rondo.data.packing import Document, Row, Tree, pack
 from rondo.engine.config import EngineConfig
@@ -17,11 +18,11 @@ from rondo.engine.llm import LLM
 from rondo.models import Decoder
 from rondo.rl.advantages import Floats, group_advantages, token_weights
 from rondo.rl.config import RlConfig
+from rondo.rl.objective import policy_loss
 from rondo.rl.rollout import Group, evaluate, reward_metrics, rewards, rollout, score
 from rondo.rl.tasks import Task
 from rondo.text.tokenizer import Tokenizer
 from rondo.train.learner import Learner, Metrics
-from rondo.train.losses import PolicyLoss
 from rondo.train.schedule import learning_rate
 from rondo.train.shared_prefix import shares_prefixes
 from rondo.weights.directory import Directory
@@ -32,6 +33,7 @@ class Grpo:
     """Engine and learner in one process, over one set of weights."""
 
     def __init__(self, model: Decoder, tokenizer: Tokenizer, task: Task, config: RlConfig) -> None:
+        refuse_unbuilt(config)
         self.tokenizer, self.task, self.config = tokenizer, task, config
         self.max_tokens = config.max_tokens or task.max_tokens
         self.learner = Learner(model, config)
@@ -56,10 +58,10 @@ class Grpo:
             )
         with clock("score"):
             scores = score(self.task, groups)
-            advantages = group_advantages(rewards(scores), config.normalise)
+            advantages = group_advantages(rewards(scores), "mean" if config.normalise == "mean" else "std")
         with clock("train"):
             rows = self.pack(groups, advantages)
-            loss = PolicyLoss(config.clip_low, config.clip_high, config.kl)
+            loss = policy_loss(config)
             valid = sum(len(sample.token_ids) for group in groups for sample in group.samples)
             metrics = self.learner.forward_backward(rows, loss, temperature=config.temperature, valid=valid)
         with clock("push"), self.weights.update(self.engine.weight_version + 1, self.receivers):
@@ -77,7 +79,7 @@ class Grpo:
                 _answer(sample.token_ids, sample.logprobs or [], float(advantage), next(weights))
                 for sample, advantage in zip(group.samples, row, strict=True)
             ]
-            if self.config.kl or np.any(row):
+            if self.config.every_group_counts or np.any(row):
                 tree = Tree(group.prompt_ids, answers)
                 items += [tree] if share else tree.apart()
         rows = pack(items, self.config.tokens_per_microbatch)
@@ -110,6 +112,27 @@ class Grpo:
         return evaluate(
             self.engine, self.tokenizer, self.task, self.config.eval_prompts, self.max_tokens, seed
         )
+
+
+def refuse_unbuilt(config: RlConfig) -> None:
+    for name, built in _BUILT.items():
+        if getattr(config, name) not in built:
+            said = " or ".join(map(str, built))
+            raise ConfigError(
+                f"rl.{name}: the loop does {said}, and not {getattr(config, name)}", param=f"rl.{name}"
+            )
+
+
+_BUILT: dict[str, tuple[object, ...]] = {
+    "advantage": ("group",),
+    "normalise": ("std", "mean"),
+    "kl_in": ("loss",),
+    "kl_target": (0.0,),
+    "overlong": (0.0,),
+    "dynamic_sampling": (0,),
+    "minibatches": (1,),
+    "epochs": (1,),
+}
 
 
 def engine_config(config: RlConfig, max_tokens: int) -> EngineConfig:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rondo.data.packing import Row
+from rondo.models.parts import take
 
 
 @dataclass(frozen=True)
@@ -22,10 +23,22 @@ class Predictions:
     """Where the predictions of each of the row's D documents begin, and where the last one's end."""
     facts: Mapping[str, Tensor] = field(default_factory=dict)
     """[D] each."""
+    entropy: Tensor | None = None
+    """Of the distribution that each token was chosen from, in nats, for losses with `needs_entropy`."""
+
+    @property
+    def sizes(self) -> Tensor:
+        """[D] how many predictions each document has."""
+        return torch.tensor(self.documents, device=self.logprobs.device).diff()
 
     def by_document(self, values: Tensor) -> Tensor:
         """[N] -> [D], the sum of each document. Always in the same order, on a GPU too."""
         return by_document(values, self.documents)
+
+    def spread(self, values: Tensor) -> Tensor:
+        """[D] -> [N], to each prediction its document's."""
+        documents = torch.arange(len(values), device=values.device)
+        return take(values, documents.repeat_interleave(self.sizes))
 
 
 @dataclass(frozen=True)
@@ -52,43 +65,10 @@ def counted(loss: Loss, row: Row) -> int:
     return row.valid if count is None else count(row)
 
 
+def needs_entropy(loss: Loss) -> bool:
+    """Whether the loss says, in an attribute of that name, that it wants `Predictions.entropy`."""
+    return bool(getattr(loss, "needs_entropy", False))
+
+
 def cross_entropy(batch: Predictions) -> LossOutput:
     return LossOutput(-(batch.logprobs * batch.weights).sum())
-
-
-@dataclass(frozen=True)
-class PolicyLoss:
-    """PPO's clipped surrogate, token by token.
-
-    Columns: `advantages`, `sampler_logprobs` and, for `kl`, `reference_logprobs`. The group normalisation of GRPO,
-    the constant length of Dr. GRPO and so on are in the advantages and weights.
-    """
-
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    kl: float = 0.0
-
-    def __call__(self, batch: Predictions) -> LossOutput:
-        advantages, sampled = batch.columns["advantages"], batch.columns["sampler_logprobs"]
-        log_ratio = batch.logprobs - sampled
-        ratio = log_ratio.exp()
-        clipped = ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
-        losses = -torch.minimum(ratio * advantages, clipped * advantages)
-        with torch.no_grad():
-            sums = {
-                "clip_share": ((clipped - ratio) * advantages.sign() < 0).float().sum(),
-                "sampler_kl": (ratio - log_ratio - 1).sum(),
-                "logprob_diff": log_ratio.abs().sum(),
-            }
-            maxima = {"logprob_diff_max": log_ratio.abs().amax()}
-        if self.kl:
-            divergence = k3(batch.logprobs, batch.columns["reference_logprobs"])
-            losses = losses + self.kl * divergence
-            sums["reference_kl"] = divergence.detach().sum()
-        return LossOutput((losses * batch.weights).sum(), sums, maxima)
-
-
-def k3(logprobs: Tensor, reference: Tensor) -> Tensor:
-    """Schulman's low-variance, never negative estimate of KL(policy | reference), a token."""
-    difference = reference - logprobs
-    return difference.exp() - difference - 1

@@ -22,7 +22,7 @@ from rondo.parallel.context import Context
 from rondo.parallel.precision import multiply_in_fp8
 from rondo.parallel.recompute import keep_less
 from rondo.parallel.stage import Inputs, Stage
-from rondo.train.losses import Loss, LossOutput, Predictions
+from rondo.train.losses import Loss, LossOutput, Predictions, needs_entropy
 from rondo.train.shared_prefix import SharedPrefix
 
 if TYPE_CHECKING:
@@ -95,36 +95,42 @@ class Passes:
         done: Callable[[LossOutput], None],
     ) -> None:
         """Adds the gradient of the losses' sum over `valid`; each row's output is told to `done`."""
-        count = self._most(len(rows))
+        count, entropy = self._most(len(rows)), needs_entropy(loss)
         for i in range(count):
             self._begin(last=i == count - 1)
             if i < len(rows):
-                output = loss(predictions(rows[i], self._logprobs(rows[i], temperature), self._device))
+                scored = self._scored(rows[i], temperature, entropy)
+                output = loss(predictions(rows[i], scored, self._device))
                 (output.total / valid).backward()  # type: ignore[no-untyped-call]
                 done(output)
             else:
-                (self._logprobs(NOTHING, temperature).sum() * 0.0).backward()  # type: ignore[no-untyped-call]
+                nothing = self._scored(NOTHING, temperature, entropy).sum() * 0.0
+                nothing.backward()  # type: ignore[no-untyped-call]
 
-    @torch.no_grad()
     def logprobs(self, rows: Sequence[Row], temperature: float) -> list[Tensor]:
-        found = [self._logprobs(row, temperature) for row in rows]
-        for _ in range(len(rows), self._most(len(rows))):
-            self._logprobs(NOTHING, temperature)
-        self._let_go()
-        return found
+        return self._asked(rows, temperature, entropy=False)
 
     @torch.no_grad()
     def measure(self, rows: Sequence[Row], loss: Loss, done: Callable[[LossOutput], None]) -> None:
         """The outputs of the losses, and no gradient."""
-        for row, logprobs in zip(rows, self.logprobs(rows, 1.0), strict=True):
-            done(loss(predictions(row, logprobs.to(self._device), self._device)))
+        found = self._asked(rows, 1.0, needs_entropy(loss))
+        for row, scored in zip(rows, found, strict=True):
+            done(loss(predictions(row, scored.to(self._device), self._device)))
 
-    def _logprobs(self, row: Row, temperature: float) -> Tensor:
+    @torch.no_grad()
+    def _asked(self, rows: Sequence[Row], temperature: float, entropy: bool) -> list[Tensor]:
+        found = [self._scored(row, temperature, entropy) for row in rows]
+        for _ in range(len(rows), self._most(len(rows))):
+            self._scored(NOTHING, temperature, entropy)
+        self._let_go()
+        return found
+
+    def _scored(self, row: Row, temperature: float, entropy: bool) -> Tensor:
         row = padded(row, self._multiple)
-        logprobs: Tensor = self._stage(
-            *inputs_of(row, temperature, self._vocabulary, self._device, self._context)
+        scored: Tensor = self._stage(
+            *inputs_of(row, temperature, self._vocabulary, self._device, self._context, entropy)
         )
-        return logprobs
+        return scored
 
     def _most(self, rows: int) -> int:
         """Each rank passes over as many: gathering layers takes all of them at once."""
@@ -158,14 +164,22 @@ NOTHING = Row(
 """What a rank passes over that has fewer rows than others. Nobody learns from it."""
 
 
-def predictions(row: Row, logprobs: Tensor, device: torch.device) -> Predictions:
+def predictions(row: Row, scored: Tensor, device: torch.device) -> Predictions:
+    """`scored` are log-probabilities [N], or [N, 2] with entropies beside them."""
+    logprobs, entropy = (scored, None) if scored.dim() == 1 else scored.unbind(1)
     columns = {name: torch.from_numpy(column).to(device) for name, column in row.columns.items()}
     facts = {name: torch.from_numpy(facts).to(device) for name, facts in row.facts.items()}
-    return Predictions(logprobs, torch.from_numpy(row.weights).to(device), columns, row.documents, facts)
+    weights = torch.from_numpy(row.weights).to(device)
+    return Predictions(logprobs, weights, columns, row.documents, facts, entropy)
 
 
 def inputs_of(
-    row: Row, temperature: float, vocabulary: int, device: torch.device, context: Context
+    row: Row,
+    temperature: float,
+    vocabulary: int,
+    device: torch.device,
+    context: Context,
+    entropy: bool = False,
 ) -> tuple[Tensor, Inputs]:
     """Answers that begin alike make some predictions more than once: those go through the head once."""
     pairs, back = np.unique(row.where * vocabulary + row.targets, return_inverse=True)
@@ -186,6 +200,7 @@ def inputs_of(
         gather=partial(context.gather, deal=deal),
         back=placed(back),
         temperature=temperature,
+        entropy=entropy,
     )
     return placed(row.tokens[held]), inputs
 

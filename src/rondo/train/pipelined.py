@@ -17,7 +17,7 @@ from rondo.parallel.mesh import Mesh
 from rondo.parallel.pipeline import Pipeline
 from rondo.parallel.precision import computing_type
 from rondo.parallel.stage import Inputs
-from rondo.train.losses import Loss, LossOutput
+from rondo.train.losses import Loss, LossOutput, needs_entropy
 from rondo.train.passes import NOTHING, Passes, inputs_of, predictions
 
 
@@ -45,34 +45,37 @@ class Pipelined(Passes):
     ) -> None:
         outputs: list[LossOutput] = []
 
-        def finish(i: int, logprobs: Tensor) -> Tensor:
+        def finish(i: int, scored: Tensor) -> Tensor:
             if i >= len(rows):
-                return logprobs.sum() * 0.0
-            output = loss(predictions(rows[i], logprobs, self._device))
+                return scored.sum() * 0.0
+            output = loss(predictions(rows[i], scored, self._device))
             outputs.append(_without_graph(output))
             return output.total / valid
 
-        self._pipeline.train(self._microbatches(rows, temperature), finish)
+        self._pipeline.train(self._microbatches(rows, temperature, needs_entropy(loss)), finish)
         for output in self._stages.told(outputs, self._last):
             done(output)
 
-    def logprobs(self, rows: Sequence[Row], temperature: float) -> list[Tensor]:
+    def _asked(self, rows: Sequence[Row], temperature: float, entropy: bool) -> list[Tensor]:
         found: list[Tensor] = []
 
-        def finish(i: int, logprobs: Tensor) -> Tensor:
-            found.append(logprobs.cpu())
-            return logprobs
+        def finish(i: int, scored: Tensor) -> Tensor:
+            found.append(scored.cpu())
+            return scored
 
-        self._pipeline.score(self._microbatches(rows, temperature), finish)
+        self._pipeline.score(self._microbatches(rows, temperature, entropy), finish)
         self._let_go()
         return self._stages.told(found[: len(rows)], self._last)
 
-    def _microbatches(self, rows: Sequence[Row], temperature: float) -> list[tuple[Tensor, Inputs]]:
+    def _microbatches(
+        self, rows: Sequence[Row], temperature: float, entropy: bool
+    ) -> list[tuple[Tensor, Inputs]]:
         count = microbatches(self._layout, self._most(len(rows)))
         longest = max((len(row.tokens) for row in rows), default=1)
         length = longest + -longest % self._multiple
         filled = [padded(row, length) for row in (*rows, *[NOTHING] * (count - len(rows)))]
-        return [inputs_of(row, temperature, self._vocabulary, self._device, self._context) for row in filled]
+        facts = temperature, self._vocabulary, self._device, self._context, entropy
+        return [inputs_of(row, *facts) for row in filled]
 
 
 def _without_graph(output: LossOutput) -> LossOutput:

@@ -97,7 +97,7 @@ def rotate_on_shards(spec: RopeSpec, x: Tensor, cos: Tensor, sin: Tensor) -> Ten
 
 
 @_token_logprobs.fast(_any_shards, first=True)
-def token_logprobs_on_shards(logits: Tensor, tokens: Tensor, scale: Tensor | None) -> Tensor:
+def token_logprobs_on_shards(logits: Tensor, tokens: Tensor, scale: Tensor | None, entropy: bool) -> Tensor:
     """By rows: where the vocabulary is cut each rank is given whole rows instead, as many numbers as it had."""
     layout = Layout.of(logits, tokens) if scale is None else Layout.of(logits, tokens, scale)
     of_scale = 0 if scale is not None and scale.shape[0] == logits.shape[0] > 1 else None
@@ -107,9 +107,9 @@ def token_logprobs_on_shards(logits: Tensor, tokens: Tensor, scale: Tensor | Non
     ]
 
     def op(logits: Tensor, tokens: Tensor, scale: Tensor | None = None) -> Tensor:
-        return _token_logprobs(logits, tokens, scale)
+        return _token_logprobs(logits, tokens, scale, entropy)
 
-    result: Tensor = layout.run(op, ways, tokens.shape)
+    result: Tensor = layout.run(op, ways, (len(tokens), 2) if entropy else tokens.shape)
     return result
 
 

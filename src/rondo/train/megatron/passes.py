@@ -17,7 +17,7 @@ from rondo.ops.logprobs import token_logprobs
 from rondo.ops.rope import rope_angles
 from rondo.ops.split_logprobs import split_logprobs
 from rondo.parallel.collectives import gather_equal
-from rondo.train.losses import Loss, LossOutput
+from rondo.train.losses import Loss, LossOutput, needs_entropy
 from rondo.train.megatron.part import Part
 from rondo.train.megatron.samples import samples_of
 from rondo.train.passes import predictions
@@ -46,28 +46,30 @@ class MegatronPasses:
     ) -> None:
         """Adds the gradient of the losses' sum over `valid`; each row's output is told to `done`."""
         for row in rows:
-            output = loss(predictions(row, self._logprobs(row, temperature), self._part.device))
+            scored = self._scored(row, temperature, needs_entropy(loss))
+            output = loss(predictions(row, scored, self._part.device))
             (output.total / valid).backward()  # type: ignore[no-untyped-call]
             done(output)
 
     @torch.no_grad()
     def logprobs(self, rows: Sequence[Row], temperature: float) -> list[Tensor]:
-        return [self._logprobs(row, temperature) for row in rows]
+        return [self._scored(row, temperature, entropy=False) for row in rows]
 
     @torch.no_grad()
     def measure(self, rows: Sequence[Row], loss: Loss, done: Callable[[LossOutput], None]) -> None:
         """The outputs of the losses, and no gradient."""
         for row in rows:
-            done(loss(predictions(row, self._logprobs(row, 1.0), self._part.device)))
+            done(loss(predictions(row, self._scored(row, 1.0, needs_entropy(loss)), self._part.device)))
 
-    def _logprobs(self, row: Row, temperature: float) -> Tensor:
+    def _scored(self, row: Row, temperature: float, entropy: bool) -> Tensor:
         """Only what is predicted from goes through the head."""
         samples = samples_of(row)
         rows, where = np.unique(samples.places[row.where], return_inverse=True)
         hidden = take(self._hidden(samples.tokens, samples.positions, samples.seen), self._placed(rows))
         tied = self._gpt.shared_embedding_or_output_weight() if self._tied else None
         logits, _ = self._gpt.output_layer(hidden[:, None], weight=tied)
-        return self._score(take(logits[:, 0], self._placed(where)), self._placed(row.targets), temperature)
+        logits = take(logits[:, 0], self._placed(where))
+        return self._score(logits, self._placed(row.targets), temperature, entropy)
 
     def _hidden(self, tokens: Any, positions: Any, seen: Any) -> Tensor:
         """[B, S] -> [B * S, H]. Megatron-Core has the sequence first."""
@@ -82,13 +84,14 @@ class MegatronPasses:
         flat: Tensor = hidden.transpose(0, 1).flatten(0, 1)
         return flat
 
-    def _score(self, logits: Tensor, targets: Tensor, temperature: float) -> Tensor:
+    def _score(self, logits: Tensor, targets: Tensor, temperature: float, entropy: bool) -> Tensor:
         """Padding of the vocabulary takes no part."""
         group, own = self._part.group, self._part.vocabulary
         logits = logits[:, : own.stop - own.start]
         if group is None:
-            return token_logprobs(logits, targets, temperature)
-        return split_logprobs(logits, targets, temperature, own.start, partial(_gathered, group=group))
+            return token_logprobs(logits, targets, temperature, entropy)
+        gather = partial(_gathered, group=group)
+        return split_logprobs(logits, targets, temperature, own.start, gather, entropy)
 
     def _placed(self, x: Any) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(x)).to(self._part.device)

@@ -1,49 +1,10 @@
 import itertools
-import math
 
 import pytest
 import torch
 import transformers
-from torch import Tensor
 
-from rondo.train.losses import PolicyLoss, Predictions, k3
 from rondo.train.schedule import learning_rate
-
-
-def predictions(logprobs: Tensor, sampled: Tensor, advantages: Tensor) -> Predictions:
-    columns = {"advantages": advantages, "sampler_logprobs": sampled, "reference_logprobs": sampled - 0.5}
-    return Predictions(logprobs, torch.ones_like(logprobs), columns)
-
-
-def test_on_policy_the_gradient_is_that_of_reinforce() -> None:
-    logprobs = torch.tensor([-1.0, -2.0, -0.5], requires_grad=True)
-    advantages = torch.tensor([1.0, -2.0, 0.0])
-    output = PolicyLoss()(predictions(logprobs, logprobs.detach().clone(), advantages))
-    output.total.backward()
-    assert logprobs.grad is not None
-    assert torch.equal(logprobs.grad, -advantages)
-    assert output.sums["clip_share"] == 0
-    assert output.sums["sampler_kl"] == 0
-    assert output.maxima["logprob_diff_max"] == 0
-
-
-def test_a_ratio_that_is_clipped_has_no_gradient() -> None:
-    logprobs = torch.tensor([0.5, -0.5, 0.5, -0.5], requires_grad=True)
-    advantages = torch.tensor([1.0, -1.0, -1.0, 1.0])
-    output = PolicyLoss(0.2, 0.3)(predictions(logprobs, torch.zeros(4), advantages))
-    output.total.backward()
-    assert logprobs.grad is not None
-    assert logprobs.grad[:2].tolist() == [0.0, 0.0]
-    assert bool((logprobs.grad[2:] != 0).all())
-    assert output.sums["clip_share"] == 2
-    up, down = math.exp(0.5), math.exp(-0.5)
-    assert output.total.item() == pytest.approx(-1.3 + 0.8 + up - down, rel=1e-5)
-
-
-def test_k3_is_never_negative_and_nothing_at_equality() -> None:
-    x = torch.linspace(-3, 0, 50)
-    assert bool((k3(x, torch.full_like(x, -1.5)) >= 0).all())
-    assert not k3(x, x).any()
 
 
 @pytest.mark.parametrize("decay", ["cosine", "linear", "wsd"])
