@@ -1,0 +1,76 @@
+"""What a model said, as the message that it goes on with in the conversation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from rondo.text.parsing import Arguments, Call, Content, Parser, Reasoning
+
+
+@dataclass
+class SaidCall:
+    name: str
+    arguments: str = ""
+    id: str = ""
+
+    @property
+    def object(self) -> dict[str, Any] | None:
+        """The arguments; None if the model wrote no JSON object."""
+        try:
+            value = json.loads(self.arguments or "{}")
+        except (ValueError, RecursionError):
+            return None
+        return value if isinstance(value, dict) else None
+
+
+@dataclass
+class Said:
+    content: str = ""
+    reasoning: str = ""
+    calls: list[SaidCall] = field(default_factory=list)
+
+    @property
+    def words(self) -> list[str]:
+        """What a template that leaves nothing out writes again."""
+        return [self.content, self.reasoning, *(call.name for call in self.calls)]
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """In OpenAI's shape. Arguments that are no object become an empty one, which every template can write."""
+        content = None if self.calls and not self.content else self.content
+        message: dict[str, Any] = {"role": "assistant", "content": content}
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
+        if self.calls:
+            message["tool_calls"] = [_shown(call) for call in self.calls]
+        return message
+
+
+def read_answer(text: str, parser: Parser | None, new_id: Callable[[], str]) -> Said:
+    """`parser` is None where all of it is content."""
+    if parser is None:
+        return Said(text)
+    said = Said()
+    for part in [*parser.feed(text), *parser.finish()]:
+        match part:
+            case Content(more):
+                said.content += more
+            case Reasoning(more):
+                said.reasoning += more
+            case Call(name, arguments, id):
+                said.calls.append(SaidCall(name, arguments, id or new_id()))
+            case Arguments(more):
+                said.calls[-1].arguments += more
+    return said
+
+
+def _shown(call: SaidCall) -> dict[str, Any]:
+    arguments = call.arguments if call.object is not None else "{}"
+    return {
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.name, "arguments": arguments or "{}"},
+    }
