@@ -10,6 +10,7 @@ from typing import Any
 from rondo.base.errors import InvalidRequest
 from rondo.cli.arguments import Parser
 from rondo.cli.sparkline import sparkline
+from rondo.cli.table import aligned
 from rondo.train.job import Job
 
 WIDTH = 40
@@ -57,7 +58,7 @@ def _curves(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> list[str]:
         finite = [value for value in values if math.isfinite(value)] or [math.nan]
         figures = (values[0], values[-1], min(finite), max(finite))
         table.append([name, *map(_number, figures), sparkline(values, WIDTH)])
-    return _aligned(table)
+    return aligned(table)
 
 
 def _steps(rows: Sequence[dict[str, Any]], names: Sequence[str], most: int) -> list[str]:
@@ -66,14 +67,9 @@ def _steps(rows: Sequence[dict[str, Any]], names: Sequence[str], most: int) -> l
     chosen = [rows[len(rows) * (i + 1) // count - 1] for i in range(count)]
     figures = [[_number(row[name]) if name in row else "-" for name in names] for row in chosen]
     table = [[str(row["step"]), *own] for row, own in zip(chosen, figures, strict=True)]
-    return _aligned([["step", *names], *table])
+    return aligned([["step", *names], *table])
 
 
 def _number(value: float) -> str:
     """Adding 0.0 turns -0.0, which means nothing to a reader, into 0."""
     return f"{value + 0.0:.4g}"
-
-
-def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in table]

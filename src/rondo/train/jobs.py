@@ -124,7 +124,7 @@ def _run(plan: Plan, crew: Crew, on_step: OnStep | None, on_resume: OnResume | N
     learner, made, evaluation = _ready(plan, crew, tokenizer, device)
     with (
         Prefetch(made.batches, config.loader.prefetch) as fetched,
-        telling(config, job, device, on_step, crew.world.rank) as tell,
+        telling(config.metrics, job, device, on_step, crew.world.rank, config.profile) as tell,
     ):
         train(learner, fetched, config, job, tell, on_resume, made.objective, evaluation, crew)
     if not job.writes:

@@ -11,7 +11,7 @@ import torch
 from prometheus_client.parser import text_string_to_metric_families
 
 from rondo.base.errors import ConfigError, MissingExtra
-from rondo.train.config import MetricsConfig, TrainConfig
+from rondo.train.config import MetricsConfig
 from rondo.train.job import Job
 from rondo.train.metrics.events import EventFile, _checksum, crc32c
 from rondo.train.metrics.prometheus import FILE, Prometheus
@@ -27,8 +27,8 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     return Job.of({"kind": "pretrain", "config": {"lr": 1e-3}})
 
 
-def watched(**metrics: Any) -> TrainConfig:
-    return TrainConfig(metrics=MetricsConfig(**metrics))
+def watched(**metrics: Any) -> MetricsConfig:
+    return MetricsConfig(**metrics)
 
 
 def samples(text: str) -> dict[str, float]:
@@ -81,6 +81,20 @@ def test_prometheus_reads_the_last_step_and_the_end(job: Job) -> None:
     assert left["rondo:train_loss"] == 1.5
     with pytest.raises(httpx.ConnectError):
         httpx.get(url, timeout=10)
+
+
+def test_of_an_rl_job_the_names_say_so(job: Job) -> None:
+    with telling(watched(port=0), job, CPU, section="rl") as tell:
+        tell(1, {"reward/correct": 0.5, "stale/8+": 0.25, "alarm/hacking": 1.0})
+    left = samples((job.path / FILE).read_text())
+    assert left["rondo:rl_reward_correct"] == 0.5
+    assert left["rondo:rl_stale_8_"] == 0.25
+    assert left["rondo:rl_alarm_hacking"] == 1.0
+    first = Prometheus("job", job.path, "127.0.0.1", 0)
+    with pytest.raises(ConfigError) as error, telling(watched(port=first.port), job, CPU, section="rl"):
+        pass
+    assert error.value.param == "rl.metrics.port"
+    first.close()
 
 
 def test_a_port_that_is_taken_is_named(job: Job) -> None:

@@ -26,22 +26,22 @@ TOTALS = {
 
 
 class Prometheus:
-    def __init__(self, name: str, folder: Path, host: str, port: int) -> None:
-        self._name, self._file = name, folder / FILE
+    def __init__(self, name: str, folder: Path, host: str, port: int, section: str = "train") -> None:
+        self._name, self._file, self._section = name, folder / FILE, section
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         self._gauges: dict[str, Gauge] = {}
         self._totals = {
-            metric: Counter(_full(metric), doc, ["job_hash"], registry=self._registry)
+            metric: Counter(_full(section, metric), doc, ["job_hash"], registry=self._registry)
             for metric, doc in TOTALS.items()
         }
         try:
             self._server = _Server((host, port), self._registry)
         except OSError as error:
             raise ConfigError(
-                f"train.metrics.port: {host}:{port} cannot be opened: {error.strerror}. Take another port, or 0 for a "
-                "free one.",
-                param="train.metrics.port",
+                f"{section}.metrics.port: {host}:{port} cannot be opened: {error.strerror}. Take another port, or 0 "
+                "for a free one.",
+                param=f"{section}.metrics.port",
             ) from None
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, name="rondo-metrics", daemon=True)
@@ -62,7 +62,7 @@ class Prometheus:
         self._thread.join()
 
     def _gauge(self, name: str) -> Gauge:
-        full = _full(name)
+        full = _full(self._section, name)
         if full not in self._gauges:
             self._gauges[full] = Gauge(
                 full, f"{name} of the last step.", ["job_hash"], registry=self._registry
@@ -99,5 +99,5 @@ class _Handler(BaseHTTPRequestHandler):
         """Who scrapes is nobody's news."""
 
 
-def _full(name: str) -> str:
-    return PREFIX + "train_" + re.sub(r"[^a-zA-Z0-9_]", "_", name)
+def _full(section: str, name: str) -> str:
+    return f"{PREFIX}{section}_" + re.sub(r"[^a-zA-Z0-9_]", "_", name)

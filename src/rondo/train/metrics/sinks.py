@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from rondo.train.config import MetricsConfig, TrainConfig
+from rondo.train.config import MetricsConfig
 from rondo.train.job import Job
 from rondo.train.metrics.profile import Profiler
 
@@ -23,10 +23,16 @@ class Sink(Protocol):
 
 @contextmanager
 def telling(
-    config: TrainConfig, job: Job, device: torch.device, also: OnStep | None = None, rank: int = 0
+    config: MetricsConfig,
+    job: Job,
+    device: torch.device,
+    also: OnStep | None = None,
+    rank: int = 0,
+    profile: str = "",
+    section: str = "train",
 ) -> Iterator[OnStep]:
     """What is to be told of each step, on every rank of a job; the first one tells others. Nothing is imported for what
-    is not asked for."""
+    is not asked for. `section` is the config's, and in the names that Prometheus knows."""
     opened = list[Sink]()
 
     def tell(step: int, metrics: dict[str, float]) -> None:
@@ -36,8 +42,8 @@ def telling(
             also(step, metrics)
 
     try:
-        opened.append(Profiler(job.path / "profile", device, "" if rank else config.profile, rank))
-        for sink in () if rank else _asked_for(config.metrics, job):
+        opened.append(Profiler(job.path / "profile", device, "" if rank else profile, rank))
+        for sink in () if rank else _asked_for(config, job, section):
             opened.append(sink)
         yield tell
     finally:
@@ -45,11 +51,11 @@ def telling(
             sink.close()
 
 
-def _asked_for(config: MetricsConfig, job: Job) -> Iterator[Sink]:
+def _asked_for(config: MetricsConfig, job: Job, section: str) -> Iterator[Sink]:
     if config.port is not None:
         from rondo.train.metrics.prometheus import Prometheus
 
-        yield Prometheus(job.short, job.path, config.host, config.port)
+        yield Prometheus(job.short, job.path, config.host, config.port, section)
     if config.tensorboard:
         from rondo.train.metrics.events import EventFile
 
@@ -57,4 +63,4 @@ def _asked_for(config: MetricsConfig, job: Job) -> Iterator[Sink]:
     if config.wandb:
         from rondo.train.metrics.wandb import Wandb
 
-        yield Wandb(config.wandb, job.short, job.path, job.spec().get("config", {}))
+        yield Wandb(config.wandb, job.short, job.path, job.spec().get("config", {}), section)

@@ -12,7 +12,9 @@ SECONDS = 60
 
 
 class Wandb:
-    def __init__(self, project: str, name: str, folder: Path, config: Mapping[str, Any]) -> None:
+    def __init__(
+        self, project: str, name: str, folder: Path, config: Mapping[str, Any], section: str = "train"
+    ) -> None:
         wandb = library()
         settings = wandb.Settings(init_timeout=SECONDS, silent=True, x_disable_stats=True, console="off")
         try:
@@ -29,7 +31,7 @@ class Wandb:
             raise Unavailable(
                 f"Weights & Biases does not take the job: {error}. Log in with `wandb login`, or say "
                 "WANDB_MODE=offline to keep what it is told on this machine.",
-                param="train.metrics.wandb",
+                param=f"{section}.metrics.wandb",
             ) from error
         # Steps that are done again after a crash are below the run's own count, which only goes up.
         self._run.define_metric("*", step_metric="step")
