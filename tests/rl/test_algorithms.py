@@ -31,14 +31,18 @@ def test_what_a_user_sets_wins_over_the_algorithm_from_every_source(tmp_path: An
     assert RlConfig(algorithm="dapo", clip_high=0.3).clip_high == 0.3
     file = tmp_path / "rl.toml"
     file.write_text('[rl]\nalgorithm = "gspo"\nclip_low = 0.001\n')
-    tree = load(RondoConfig, file, {"RONDO_RL_AGGREGATE": "token"}, ["--rl.clip_high=0.002"]).tree.rl
+    loaded = load(RondoConfig, file, {"RONDO_RL_AGGREGATE": "token"}, ["--rl.clip_high=0.002"])
+    tree = loaded.tree.rl
+    assert str(loaded.sources["rl.ratio"]) == "algorithm gspo"
+    assert str(loaded.sources["rl.clip_high"]) == "--rl.clip_high"
+    assert str(loaded.sources["rl.dual_clip"]) == "default"
     assert (tree.algorithm, tree.ratio) == ("gspo", "sequence")
     assert (tree.clip_low, tree.clip_high, tree.aggregate) == (0.001, 0.002, "token")
     assert RlConfig.model_validate(tree.model_dump()) == tree
 
 
 def test_an_unknown_algorithm_is_refused_with_those_that_are_known() -> None:
-    with pytest.raises(ConfigError, match=r"there is no 'grop'.*dr_grpo"):
+    with pytest.raises(ConfigError, match=r"there is no algorithm 'grop'.*dr_grpo"):
         load(RondoConfig, None, {}, ["--rl.algorithm=grop"])
 
 

@@ -116,7 +116,8 @@ def one_step(share: Share) -> Outcome:
 
 def two_steps(share: Share) -> Outcome:
     """Of RL, with clipped gradients."""
-    return share.outcome([share.step(seed, PolicyLoss(kl=0.1), 0.8) for seed in (1, 2)], 3)
+    loss = PolicyLoss(kl=0.1, entropy=0.1)
+    return share.outcome([share.step(seed, loss, 0.8) for seed in (1, 2)], 3)
 
 
 def resumed(share: Share, folder: Path) -> Outcome:

@@ -13,7 +13,7 @@ from rondo.models import Decoder, Packed
 from rondo.train.config import OptimConfig
 from rondo.train.learner import Learner
 from rondo.train.losses import cross_entropy
-from rondo.train.policy_loss import PolicyLoss
+from rondo.train.policy_loss import Correction, PolicyLoss
 from support.tiny import TINY_MLA, VOCAB, tiny_model
 
 CONFIG = OptimConfig(lr=1e-2, weight_decay=0.1)
@@ -60,7 +60,14 @@ def gradients(model: Decoder, rows: list[Row], loss: object) -> tuple[dict[str, 
 
 
 @pytest.mark.parametrize(
-    "loss", [cross_entropy, PolicyLoss(kl=0.0), PolicyLoss(0.1, 0.3)], ids=["ce", "ppo", "clip"]
+    "loss",
+    [
+        cross_entropy,
+        PolicyLoss(kl=0.0),
+        PolicyLoss(0.1, 0.3, entropy=0.1),
+        PolicyLoss(ratio="sequence", correction=Correction(level="sequence")),
+    ],
+    ids=["ce", "ppo", "clip", "answers"],
 )
 def test_the_result_does_not_depend_on_how_the_batch_was_cut(loss: object) -> None:
     model, trees = tiny_model(), groups()

@@ -9,6 +9,7 @@ import os
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
@@ -41,6 +42,10 @@ class Section(BaseModel):
     """A part of the tree: every field has a default and a description; unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, protected_namespaces=())
+
+    def default_of(self, name: str) -> str:
+        """Where the value comes from that stands in `name` if nobody gives one; nothing: from the field itself."""
+        return ""
 
 
 @dataclass(frozen=True)
@@ -94,9 +99,14 @@ def load(
         made = tree.model_validate(_nest(settings))
     except ValidationError as error:
         raise _explain(error, keys, settings) from None
-    default = Source("default")
-    sources = {path: _source_of(path, settings) or default for path, _ in leaves(made)}
+    sources = {path: _source_of(path, settings) or _default_of(made, path) for path, _ in leaves(made)}
     return Loaded(made, sources)
+
+
+def _default_of(tree: Section, path: str) -> Source:
+    *sections, name = path.split(".")
+    section = reduce(getattr, sections, tree)
+    return Source("default", section.default_of(name))
 
 
 def leaves(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, object]]:

@@ -85,10 +85,11 @@ def divergences(logprobs: ArrayLike, reference: ArrayLike, estimator: Literal["k
 
 def returns(rewards: Floats, gamma: float = 1.0) -> Floats:
     """[T] -> [T]: what each token and those after it earn, later rewards discounted."""
-    found, later = np.zeros(len(rewards)), 0.0
-    for t in reversed(range(len(rewards))):
-        found[t] = later = rewards[t] + gamma * later
-    return found
+    found, later = [], 0.0
+    for reward in reversed(rewards.tolist()):
+        later = reward + gamma * later
+        found.append(later)
+    return np.array(found[::-1], np.float64)
 
 
 def gae(rewards: Floats, values: Floats, gamma: float = 1.0, lam: float = 0.95) -> tuple[Floats, Floats]:

@@ -48,7 +48,7 @@ def with_preset(given: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that a user gave, over those of the algorithm he chose."""
     name = given.get("algorithm", "grpo")
     if name not in PRESETS:
-        raise ValueError(f"algorithm: there is no {name!r}. Algorithms: {', '.join(PRESETS)}")
+        raise ValueError(f"there is no algorithm {name!r}. Algorithms: {', '.join(PRESETS)}")
     return {**PRESETS[name], **given}
 
 

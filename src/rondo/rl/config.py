@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from rondo.rl.algorithms import Advantage, Aggregate, Normalise, contradictions, with_preset
+from rondo.rl.algorithms import PRESETS, Advantage, Aggregate, Normalise, contradictions, with_preset
 from rondo.train.config import OptimConfig
 
 
@@ -128,6 +128,9 @@ class RlConfig(OptimConfig):
         for contradiction in contradictions(self):
             raise ValueError(contradiction)
         return self
+
+    def default_of(self, name: str) -> str:
+        return f"algorithm {self.algorithm}" if name in PRESETS[self.algorithm] else ""
 
     @property
     def needs_reference(self) -> bool:
