@@ -93,6 +93,16 @@ def test_entropies_are_those_of_a_categorical(
     torch.testing.assert_close(plain.grad, ours.grad, rtol=precision, atol=precision)
 
 
+def test_an_entropy_that_is_only_looked_at_changes_no_gradient() -> None:
+    logits, tokens = example()
+    asked, unasked = logits.clone().requires_grad_(), logits.clone().requires_grad_()
+    token_logprobs(asked, tokens, 0.7, entropy=True)[:, 0].sum().backward()
+    token_logprobs(unasked, tokens, 0.7).sum().backward()
+    assert asked.grad is not None
+    assert unasked.grad is not None
+    assert torch.equal(asked.grad, unasked.grad)
+
+
 def test_entropies_of_forbidden_tokens_and_of_certainty() -> None:
     logits = torch.tensor([[0.0, 0.0, -torch.inf, 0.0], [1e4, 0.0, -1e4, 3.0]], requires_grad=True)
     found = token_logprobs(logits, torch.tensor([0, 0]), entropy=True)

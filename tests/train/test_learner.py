@@ -1,6 +1,8 @@
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -78,6 +80,23 @@ def test_the_result_does_not_depend_on_how_the_batch_was_cut(loss: object) -> No
         assert others == pytest.approx(metrics, rel=1e-4, abs=1e-6)
         for a, b in zip(expected, found, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("ratio", ["token", "sequence", "product"])
+def test_over_its_own_log_probabilities_a_ratio_is_one_to_the_last_bit(ratio: Any) -> None:
+    learner = Learner(tiny_model(), CONFIG)
+    rows = pack(groups(), 40)
+    known = [
+        replace(row, columns={**row.columns, "sampler_logprobs": own, "reference_logprobs": own})
+        for row, own in zip(rows, learner.logprobs(rows, 0.7), strict=True)
+    ]
+    loss = PolicyLoss(ratio=ratio, kl=0.1, correction=Correction(), entropy=0.1)
+    first = learner.forward_backward(known, loss, temperature=0.7)
+    assert (first["ratio"], first["ratio_max"], first["correction"]) == (1, 1, 1)
+    exact = ("policy_kl", "sampler_kl", "reference_kl", "logprob_diff_max", "clip_share", "correction_share")
+    assert [first[name] for name in exact] == [0] * len(exact)
+    learner.optim_step()
+    assert learner.forward_backward(known, replace(loss, correction=None), temperature=0.7)["policy_kl"] > 0
 
 
 @pytest.mark.parametrize("window", [None, 4])

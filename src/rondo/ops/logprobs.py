@@ -100,21 +100,28 @@ class _ChunkedLogprobs(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         logits, tokens, scale, entropies = ctx.saved_tensors
-        upstream = grads[0].float()
-        upstream = upstream[:, None] if entropies is None else upstream
+        upstream = upstream_of(grads[0])
         if scale is not None:
             upstream = upstream * scale
         grad = torch.empty_like(logits)
         for block in row_blocks(logits):
             of_token, of_entropy = upstream[block, :1], upstream[block, 1:]
             rows = scaled_rows(logits, scale, block)
-            if entropies is None:
+            if upstream.shape[1] == 1:
                 weight = rows.softmax(-1).mul_(-of_token)
             else:
                 weight = whole_row_gradient(rows.log_softmax(-1), entropies[block], of_token, of_entropy)
             weight.scatter_add_(-1, tokens[block, None], of_token)
             grad[block] = weight
         return grad, None, None, None
+
+
+def upstream_of(grad: Tensor) -> Tensor:
+    """[T, 1], of log-probabilities alone, or [T, 2]: an entropy that is only looked at costs no gradient, and changes
+    none."""
+    if grad.dim() == 1:
+        return grad.float()[:, None]
+    return grad.float() if grad[:, 1].any() else grad[:, :1].float()
 
 
 def whole_row_gradient(logprobs: Tensor, entropies: Tensor, of_token: Tensor, of_entropy: Tensor) -> Tensor:

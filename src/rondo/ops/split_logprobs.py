@@ -11,6 +11,7 @@ from rondo.ops.logprobs import (
     row_blocks,
     scaled_rows,
     shares_of,
+    upstream_of,
     whole_row_gradient,
 )
 
@@ -71,15 +72,14 @@ class _SplitLogprobs(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None, None]:
         logits, columns, here, whole, scale, entropies = ctx.saved_tensors
-        upstream = grads[0].float()
-        upstream = upstream[:, None] if entropies is None else upstream
+        upstream = upstream_of(grads[0])
         if scale is not None:
             upstream = upstream * scale
         grad = torch.empty_like(logits)
         for block in row_blocks(logits):
             of_token, of_entropy = upstream[block, :1], upstream[block, 1:]
             logprobs = scaled_rows(logits, scale, block) - whole[block, None]
-            if entropies is None:
+            if upstream.shape[1] == 1:
                 weight = logprobs.exp_().mul_(-of_token)
             else:
                 weight = whole_row_gradient(logprobs, entropies[block], of_token, of_entropy)
