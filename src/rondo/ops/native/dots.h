@@ -5,6 +5,7 @@
 #define RONDO_DOTS_H
 #include "pairs.h"
 #include "slim.h"
+#include "turned.h"
 
 #ifdef HAS_DOTS
 /* Columns of a tile; as many rows of x as have their sums in registers; how much of these stays near. */
@@ -33,59 +34,16 @@ static void pack_dots(const float *x, int64_t M, int64_t K, float *packed) {
             to[k * M + 2 * m] = to_bf16(x[m * K + k]), to[k * M + 2 * m + 1] = to_bf16(x[m * K + k + 1]);
 }
 
-ALWAYS_INLINE Pairs side_by_side(__m256 a, __m256 b) {
-#ifdef __AVX512DQ__
-    return (Pairs)_mm512_insertf32x8(_mm512_castps256_ps512(a), b, 1);
-#else
-    union { __m256 halves[2]; Pairs both; } u = {{a, b}};
-    return u.both;
-#endif
-}
-
-/* turned[j] has pairs j of sixteen rows of w, each of four pairs, `apart` pairs from one to the next. */
-ALWAYS_INLINE void turn_sixteen(const uint16_t *w, int64_t apart, Pairs *turned) {
-    __m256 first[4], second[4];
-    turn_eight((const float *)w, apart, first);
-    turn_eight((const float *)(w + 16 * apart), apart, second);
-#pragma GCC unroll 4
-    for (int j = 0; j < 4; j++) turned[j] = side_by_side(first[j], second[j]);
-}
-
-/* The same of sixteen pairs: whole lines, each read once. */
-ALWAYS_INLINE void turn_lines(const uint16_t *w, int64_t apart, Pairs *turned) {
-#ifdef __AVX512F__
-    __m512 a[SIDE], b[SIDE];
-#pragma GCC unroll 16
-    for (int i = 0; i < SIDE; i++) a[i] = _mm512_loadu_ps(w + 2 * i * apart);
-#pragma GCC unroll 8
-    for (int i = 0; i < SIDE; i += 2) b[i] = _mm512_unpacklo_ps(a[i], a[i + 1]), b[i + 1] = _mm512_unpackhi_ps(a[i], a[i + 1]);
-#pragma GCC unroll 4
-    for (int i = 0; i < SIDE; i += 4) {
-        a[i] = _mm512_shuffle_ps(b[i], b[i + 2], 0x44), a[i + 1] = _mm512_shuffle_ps(b[i], b[i + 2], 0xee);
-        a[i + 2] = _mm512_shuffle_ps(b[i + 1], b[i + 3], 0x44), a[i + 3] = _mm512_shuffle_ps(b[i + 1], b[i + 3], 0xee);
-    }
-#pragma GCC unroll 4
-    for (int j = 0; j < 4; j++) {
-        const __m512 low = _mm512_shuffle_f32x4(a[j], a[4 + j], 0x44), high = _mm512_shuffle_f32x4(a[j], a[4 + j], 0xee);
-        const __m512 Low = _mm512_shuffle_f32x4(a[8 + j], a[12 + j], 0x44), High = _mm512_shuffle_f32x4(a[8 + j], a[12 + j], 0xee);
-        turned[j] = (Pairs)_mm512_shuffle_f32x4(low, Low, 0x88), turned[4 + j] = (Pairs)_mm512_shuffle_f32x4(low, Low, 0xdd);
-        turned[8 + j] = (Pairs)_mm512_shuffle_f32x4(high, High, 0x88), turned[12 + j] = (Pairs)_mm512_shuffle_f32x4(high, High, 0xdd);
-    }
-#else
-    for (int j = 0; j < 4; j++) turn_sixteen(w + 8 * j, apart, turned + 4 * j);
-#endif
-}
-
 /* Adds to sums [M] what pairs of K from `k` on make with sixteen columns. With each a line is asked for: as far from `next`
  * on as it is from where a piece begins, in runs of DEEP that are `step` apart. */
-ALWAYS_INLINE void meet_pairs(const uint16_t *x, int64_t k, const Pairs *turned, const uint16_t *next, int64_t step, Wide *sum,
+ALWAYS_INLINE void meet_pairs(const uint16_t *x, int64_t k, const __m512 *turned, const uint16_t *next, int64_t step, Wide *sum,
                               const int pairs, const int M) {
 #pragma GCC unroll 16
     for (int j = 0; j < pairs; j++) {
         const uint64_t at = (uint64_t)k * SIDE + 32 * j;
         __builtin_prefetch(next + at / DEEP * step + at % DEEP, 0, 3);
 #pragma GCC unroll 32
-        for (int m = 0; m < M; m++) sum[m] = DOT_PAIRS(sum[m], turned[j], two_at(x, (k / 2 + j) * M + m) - (Pairs){0});
+        for (int m = 0; m < M; m++) sum[m] = DOT_PAIRS(sum[m], (Pairs)turned[j], two_at(x, (k / 2 + j) * M + m) - (Pairs){0});
     }
 }
 
@@ -99,13 +57,13 @@ ALWAYS_INLINE void few_dots(const uint16_t *x, int64_t K, int64_t depth, const u
     for (int m = 0; m < M; m++) sum[m] = (Wide){0};
     int64_t k = 0;
     for (; M <= DOT_LINES && k + LINE_DEEP <= depth; k += LINE_DEEP) {
-        Pairs turned[SIDE];
-        turn_lines(w + k, K / 2, turned);
+        __m512 turned[SIDE];
+        turn_lines((const float *)(w + k), K / 2, turned);
         meet_pairs(x, k, turned, next, step, sum, SIDE, M);
     }
     for (; k < depth; k += 8) {
-        Pairs turned[4];
-        turn_sixteen(w + k, K / 2, turned);
+        __m512 turned[4];
+        turn_sixteen((const float *)(w + k), K / 2, turned);
         meet_pairs(x, k, turned, next, step, sum, 4, M);
     }
 #pragma GCC unroll 32

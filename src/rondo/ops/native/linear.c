@@ -34,7 +34,7 @@ static inline int64_t packed_size(const Args *a) { return rounded(packed_rows(bl
 static inline int64_t results_size(const Args *a) { return a->type == F32 ? 0 : rounded(block_of(a) * columns_of(a)); }
 
 static inline int64_t own_size(const Args *a) {
-    return (a->type == F32 ? 1 : 2) * packed_size(a) + results_size(a) + rounded(product_room(block_of(a), a->in));
+    return (a->type == F32 ? 1 : 2) * packed_size(a) + results_size(a) + rounded(product_room(block_of(a)));
 }
 
 /* How many floats `memory` must have. */

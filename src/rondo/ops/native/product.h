@@ -26,8 +26,9 @@ enum { ROWS = SIDE };
 #else
 enum { ROWS = LONG };
 #endif
-/* A tile is of two vectors of rows and BROAD columns, or of one and PANEL. A panel of columns is used while it is near. */
-enum { PANEL = 12, STEP = 16 };
+/* A tile is of two vectors of rows and BROAD columns, or of one and PANEL. A panel of columns is used while it is near: a
+ * piece of it at a time lies in rows of PIECE. */
+enum { PANEL = 12, STEP = 16, PIECE = DEEP + STEP };
 
 typedef float Long __attribute__((vector_size(4 * LONG), aligned(4), may_alias));
 
@@ -62,11 +63,10 @@ static inline int vectors_at(int64_t m, int64_t M) { return M - m > LONG ? 2 : 1
 /* How many rows `packed` must have room for. */
 static inline int64_t packed_rows(int64_t M) { return (M + ROWS - 1) / ROWS * ROWS; }
 
-/* Rows side by side, a tile after another, with zeros where a vector has more places than there are rows; or as they are,
- * where they are few. */
+/* Rows side by side, a tile after another, with zeros where a vector has more places than there are rows. */
 static void pack_floats(const float *x, int64_t M, int64_t K, float *packed) {
     if (is_slim(M)) {
-        memcpy(packed, x, M * K * sizeof(float));
+        pack_slim(x, M, K, packed);
         return;
     }
     for (int64_t m = 0, wide; m < M; m += wide, packed += wide * K) {
@@ -85,8 +85,8 @@ static void pack(int64_t type, const float *x, int64_t M, int64_t K, float *pack
 }
 
 /* Adds to sums [C, V vectors], or begins them. V and C are known to the compiler: what is summed is registers. */
-ALWAYS_INLINE void product_tile(const float *x, const float *w, int64_t K, int64_t depth, float *sums, Next *next, const int V,
-                                const int C) {
+ALWAYS_INLINE void product_tile(const float *x, const float *w, int64_t between, int64_t depth, float *sums, Next *next,
+                                const int V, const int C) {
     Long sum[PANEL][2];
     const char *at = next->at;
 #pragma GCC unroll 16
@@ -101,11 +101,12 @@ ALWAYS_INLINE void product_tile(const float *x, const float *w, int64_t K, int64
 #pragma GCC unroll 2
             for (int v = 0; v < V; v++) {
                 rows[v] = *(const Long *)(x + (k * V + v) * LONG);
+                __builtin_prefetch(x + (k * V + v + 16) * LONG, 0, 3);
                 HOLD(rows[v]);
             }
 #pragma GCC unroll 16
             for (int c = 0; c < C; c++) {
-                Long all = w[c * K + k] - (Long){0};
+                Long all = w[c * between + k] - (Long){0};
                 HOLD(all);
 #pragma GCC unroll 2
                 for (int v = 0; v < V; v++) sum[c][v] = MULTIPLY_ADD(rows[v], all, sum[c][v]);
@@ -119,11 +120,12 @@ ALWAYS_INLINE void product_tile(const float *x, const float *w, int64_t K, int64
         for (int v = 0; v < V; v++) *(Long *)(sums + (c * V + v) * LONG) += sum[c][v];
 }
 
-/* One tile of rows by `count` columns. */
-static void tile_product(const float *x, const float *w, int64_t K, int64_t depth, int64_t count, int V, float *sums, Next *next) {
+/* One tile of rows by `count` columns, whose numbers begin `between` from one to the next. */
+static void tile_product(const float *x, const float *w, int64_t between, int64_t depth, int64_t count, int V, float *sums,
+                         Next *next) {
     int64_t c = 0;
 #define COLUMNS(V, C)                                                                                                  \
-    for (; c + C <= count; c += C) product_tile(x, w + c * K, K, depth, sums + c * V * LONG, next, V, C);
+    for (; c + C <= count; c += C) product_tile(x, w + c * between, between, depth, sums + c * V * LONG, next, V, C);
     if (V == 2) {
         COLUMNS(2, BROAD)
         COLUMNS(2, 4)
@@ -136,8 +138,8 @@ static void tile_product(const float *x, const float *w, int64_t K, int64_t dept
 #undef COLUMNS
 }
 
-/* How many floats `product` needs to work with: sums, and a panel of weights in fp32; or four tiles. */
-static inline int64_t product_room(int64_t M, int64_t K) { return most(PANEL * (packed_rows(M) + K), 4 * SIDE * SIDE); }
+/* How many floats `product` needs to work with: sums, and a piece of a panel of weights; or four tiles. */
+static inline int64_t product_room(int64_t M) { return most(PANEL * (packed_rows(M) + PIECE), 4 * SIDE * SIDE); }
 
 static void floats_product(int64_t type, const float *packed, int64_t M, int64_t K, const void *w, int64_t from, int64_t to,
                     float *out, int64_t apart, float *room) {
@@ -149,20 +151,19 @@ static void floats_product(int64_t type, const float *packed, int64_t M, int64_t
     float *sums = room, *wide = room + PANEL * packed_rows(M);
     for (int64_t n = from, count; n < to && M > 0; n += count) {
         count = least(PANEL, to - n);
-        const float *panel = (const float *)w + n * K;
-        if (type != F32) {
-            widen(type, w, n * K, wide, count * K);
-            panel = wide;
-        }
         const int64_t bytes = least(PANEL, to - n - count) * K * size, across = M > LONG ? BROAD : PANEL;
         const int64_t steps = tiles * ((count + across - 1) / across) * (K / STEP);
         Next next = {(const char *)w + (n + count) * K * size, (bytes / 64 + steps - 1) / steps};
         memset(sums, 0, count * packed_rows(M) * sizeof(float));
-        for (int64_t k = 0; k < K; k += DEEP)
+        for (int64_t k = 0; k < K; k += DEEP) {
+            const int64_t depth = least(DEEP, K - k);
+            for (int64_t c = 0; type != F32 && c < count; c++) widen(type, w, (n + c) * K + k, wide + c * PIECE, depth);
+            const float *panel = type != F32 ? wide : (const float *)w + n * K + k;
             for (int64_t m = 0; m < M; m += 2 * LONG) {
                 const int V = vectors_at(m, M);
-                tile_product(packed + m * K + k * V * LONG, panel + k, K, least(DEEP, K - k), count, V, sums + m * count, &next);
+                tile_product(packed + m * K + k * V * LONG, panel, type != F32 ? PIECE : K, depth, count, V, sums + m * count, &next);
             }
+        }
         for (int64_t m = 0; m < M; m += 2 * LONG)
             transpose(sums + m * count, count, least(2 * LONG, M - m), vectors_at(m, M) * LONG, out + m * apart + n - from, apart);
     }

@@ -21,7 +21,7 @@
 
 /* How many floats rows of x need to be ready for a product, and what it needs to work with. */
 static inline int64_t ready_size(int64_t M, int64_t K) { return packed_rows(M) * wide_of(K); }
-static inline int64_t weight_room(int64_t M, int64_t K) { return most(product_room(M, K), panel_room(K)); }
+static inline int64_t weight_room(int64_t M, int64_t K) { return most(product_room(M), panel_room(K)); }
 
 /* Makes rows of x ready for a weight. */
 static void make_ready(const Weight *w, const float *x, int64_t M, int64_t K, float *ready) {

@@ -1,0 +1,61 @@
+/* Rows of weights turned in registers, so that lanes are columns. A word is a number in fp32 or two in bf16; rows are
+ * `apart` words from one to the next. */
+#ifndef RONDO_TURNED_H
+#define RONDO_TURNED_H
+#include "vectors.h"
+
+#if defined __AVX2__ && defined __FMA__
+/* turned[j] has words j of eight rows, each of four words. */
+ALWAYS_INLINE void turn_eight(const float *w, int64_t apart, __m256 *turned) {
+    __m256 rows[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++)
+        rows[i] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(w + i * apart)), _mm_loadu_ps(w + (i + 4) * apart), 1);
+    const __m256 ab = _mm256_unpacklo_ps(rows[0], rows[1]), cd = _mm256_unpacklo_ps(rows[2], rows[3]);
+    const __m256 AB = _mm256_unpackhi_ps(rows[0], rows[1]), CD = _mm256_unpackhi_ps(rows[2], rows[3]);
+    turned[0] = _mm256_shuffle_ps(ab, cd, 0x44), turned[1] = _mm256_shuffle_ps(ab, cd, 0xee);
+    turned[2] = _mm256_shuffle_ps(AB, CD, 0x44), turned[3] = _mm256_shuffle_ps(AB, CD, 0xee);
+}
+#endif
+
+#ifdef __AVX512F__
+ALWAYS_INLINE __m512 side_by_side(__m256 a, __m256 b) {
+#ifdef __AVX512DQ__
+    return _mm512_insertf32x8(_mm512_castps256_ps512(a), b, 1);
+#else
+    union { __m256 halves[2]; __m512 both; } u = {{a, b}};
+    return u.both;
+#endif
+}
+
+/* turned[j] has words j of sixteen rows, each of four words. */
+ALWAYS_INLINE void turn_sixteen(const float *w, int64_t apart, __m512 *turned) {
+    __m256 first[4], second[4];
+    turn_eight(w, apart, first);
+    turn_eight(w + 8 * apart, apart, second);
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; j++) turned[j] = side_by_side(first[j], second[j]);
+}
+
+/* The same of sixteen words: whole lines, each read once. */
+ALWAYS_INLINE void turn_lines(const float *w, int64_t apart, __m512 *turned) {
+    __m512 a[16], b[16];
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; i++) a[i] = _mm512_loadu_ps(w + i * apart);
+#pragma GCC unroll 8
+    for (int i = 0; i < 16; i += 2) b[i] = _mm512_unpacklo_ps(a[i], a[i + 1]), b[i + 1] = _mm512_unpackhi_ps(a[i], a[i + 1]);
+#pragma GCC unroll 4
+    for (int i = 0; i < 16; i += 4) {
+        a[i] = _mm512_shuffle_ps(b[i], b[i + 2], 0x44), a[i + 1] = _mm512_shuffle_ps(b[i], b[i + 2], 0xee);
+        a[i + 2] = _mm512_shuffle_ps(b[i + 1], b[i + 3], 0x44), a[i + 3] = _mm512_shuffle_ps(b[i + 1], b[i + 3], 0xee);
+    }
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; j++) {
+        const __m512 low = _mm512_shuffle_f32x4(a[j], a[4 + j], 0x44), high = _mm512_shuffle_f32x4(a[j], a[4 + j], 0xee);
+        const __m512 Low = _mm512_shuffle_f32x4(a[8 + j], a[12 + j], 0x44), High = _mm512_shuffle_f32x4(a[8 + j], a[12 + j], 0xee);
+        turned[j] = _mm512_shuffle_f32x4(low, Low, 0x88), turned[4 + j] = _mm512_shuffle_f32x4(low, Low, 0xdd);
+        turned[8 + j] = _mm512_shuffle_f32x4(high, High, 0x88), turned[12 + j] = _mm512_shuffle_f32x4(high, High, 0xdd);
+    }
+}
+#endif
+#endif
