@@ -1,0 +1,71 @@
+"""Which system calls a program may make: a list of what is allowed, checked by the kernel at each call.
+
+It is the second wall. Namespaces hide files, network and processes; the filter takes away what could be used
+against the kernel itself, and with it whatever makes new namespaces, sockets or programs.
+"""
+
+import errno
+import struct
+
+from . import numbers
+from .kernel import NEW_ANYTHING
+
+_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_NUMBER, _ARCH, _FIRST_ARGUMENT = 0, 4, 16
+_ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
+_REFUSE = _ERRNO | errno.EPERM
+_UNKNOWN = _ERRNO | errno.ENOSYS
+
+_X32 = 0x40000000
+"""Numbers from here on are x86-64's second set of calls, which nothing needs."""
+_NEWER = 424
+"""From this call on C libraries ask for "not implemented" to take the older way instead."""
+
+_AF_UNIX = 1
+_PRCTL = (15, 16, 0x53564D41)
+"""Naming a thread, and a mapping."""
+_IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
+"""Is it a terminal, its size, how much is there to read, blocking, closing at exec."""
+
+
+def program() -> bytes:
+    """As instructions of classic BPF."""
+    return b"".join(
+        [
+            _code(_LOAD, _ARCH),
+            _code(_EQUAL, numbers.AUDIT_ARCH, 1, 0),
+            _code(_RETURN, _KILL),
+            _code(_LOAD, _NUMBER),
+            _code(_AT_LEAST, _X32, 0, 1),
+            _code(_RETURN, _KILL),
+            *(_code(_EQUAL, number, 0, 1) + _code(_RETURN, _ALLOW) for number in numbers.allowed()),
+            # Threads and processes, but nothing in a namespace of its own. The kernel cannot show a filter what
+            # `clone3` is asked, so there is none.
+            _code(_EQUAL, numbers.CLONE, 0, 4),
+            _code(_LOAD, _FIRST_ARGUMENT),
+            _code(_ANY_BIT, NEW_ANYTHING, 0, 1),
+            _code(_RETURN, _REFUSE),
+            _code(_RETURN, _ALLOW),
+            _first_is(numbers.SOCKETPAIR, (_AF_UNIX,)),
+            _first_is(numbers.PRCTL, _PRCTL),
+            _first_is(numbers.IOCTL, _IOCTL, argument=_FIRST_ARGUMENT + 8),
+            _code(_AT_LEAST, _NEWER, 0, 1),
+            _code(_RETURN, _UNKNOWN),
+            _code(_RETURN, _REFUSE),
+        ]
+    )
+
+
+def _first_is(number: int, values: tuple[int, ...], argument: int = _FIRST_ARGUMENT) -> bytes:
+    """The call `number` is allowed where that argument's lower half is one of `values`, else refused."""
+    tests = b"".join(_code(_EQUAL, value, 0, 1) + _code(_RETURN, _ALLOW) for value in values)
+    return (
+        _code(_EQUAL, number, 0, 2 * len(values) + 2)
+        + _code(_LOAD, argument)
+        + tests
+        + _code(_RETURN, _REFUSE)
+    )
+
+
+def _code(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
+    return struct.pack("=HBBI", code, if_true, if_false, value)

@@ -1,0 +1,157 @@
+"""A program whose names are asked for and called from outside: handle 3 holds its text, 4 asks, 5 answers.
+
+All of this process is the program's to change. What it answers is believed as little as what it prints: answers are
+plain values, and what they should have been is known to another process alone.
+"""
+
+import builtins
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from . import literal, wire
+from .script import execute, forget_harness, new_module, open_streams, read_all
+
+NAME = "solution"
+_DEEPER = 3
+"""How many of a program's own frames an error's text is looked for in."""
+
+
+def life() -> int:
+    source = read_all(3)
+    open_streams()
+    forget_harness()
+    Server(wire.Wire(4, 5), source).run()
+    return 0
+
+
+class Server:
+    def __init__(self, channel: wire.Wire, source: str) -> None:
+        self._channel = channel
+        self._source = source
+        self._module = new_module(NAME)
+        self._objects: list[object] = []
+        self._verbs: Mapping[str, Callable[..., Any]] = {"load": self._load, "get": self._get, **_VERBS}
+
+    def run(self) -> None:
+        while True:
+            try:
+                asked = self._channel.receive()
+            except wire.Gone:
+                return
+            self._answer(asked)
+
+    def _answer(self, asked: dict[str, Any]) -> None:
+        values: list[Any] = []
+        try:
+            values = literal.decode(asked["values"], self._object)
+            named = {name: literal.decode(each, self._object) for name, each in asked["named"].items()}
+            answer = {"value": self._encode(self._verbs[asked["verb"]](*values, **named))}
+        except BaseException as error:
+            answer = {"error": self._error(error)}
+        if asked.get("changed") and "value" in answer:
+            answer["changed"] = [self._encode(each) for each in values[1:]]
+        self._send(answer)
+
+    def _send(self, answer: dict[str, Any]) -> None:
+        try:
+            self._channel.send(answer)
+        except (ValueError, TypeError, RecursionError) as error:
+            self._channel.send({"error": self._error(error)})
+
+    def _load(self) -> None:
+        execute(self._source, f"{NAME}.py", vars(self._module))
+
+    def _get(self, name: str) -> object:
+        if name in vars(self._module):
+            return vars(self._module)[name]
+        raise NameError(f"the program has no {name!r}")
+
+    def _encode(self, value: object) -> Any:
+        return literal.encode(value, self._handle)
+
+    def _handle(self, value: object) -> dict[str, Any]:
+        self._objects.append(value)
+        made: dict[str, Any] = {"number": len(self._objects) - 1, "callable": callable(value)}
+        if isinstance(value, type) and issubclass(value, BaseException):
+            made["error"] = _names(value)
+        return {"object": made}
+
+    def _object(self, data: dict[str, Any]) -> object:
+        if "object" in data:
+            return self._objects[data["object"]]
+        if "builtin" in data:
+            return getattr(builtins, data["builtin"])
+        return Callback(self, data["callback"])
+
+    def call_back(self, number: int, values: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """A function that the tests gave is asked, and meanwhile whatever the tests ask is answered."""
+        encoded = {name: self._encode(value) for name, value in named.items()}
+        self._send({"callback": number, "values": [self._encode(each) for each in values], "named": encoded})
+        while "verb" in (asked := self._channel.receive()):
+            self._answer(asked)
+        if "raised" in asked:
+            raise RuntimeError(asked["raised"])
+        return literal.decode(asked["value"], self._object)
+
+    def _error(self, error: BaseException) -> dict[str, Any]:
+        try:
+            text = str(error)
+        except BaseException:
+            text = ""
+        try:
+            values = self._encode(list(error.args))
+        except BaseException:
+            values = [text]
+        return {"names": _names(type(error)), "values": values, "text": text[:10_000]}
+
+
+class Callback:
+    def __init__(self, server: Server, number: int) -> None:
+        self._server, self._number = server, number
+
+    def __call__(self, *values: Any, **named: Any) -> Any:
+        return self._server.call_back(self._number, values, named)
+
+
+def _names(kind: type) -> list[str]:
+    return [each.__name__ for each in kind.__mro__]
+
+
+def _next(iterator: Any) -> list[Any]:
+    """None or one, since a value may be anything."""
+    for each in iterator:
+        return [each]
+    return []
+
+
+def _enter(manager: Any) -> Any:
+    return type(manager).__enter__(manager)
+
+
+def _leave(manager: Any, failed: bool) -> bool:
+    error = RuntimeError("raised in the tests") if failed else None
+    return bool(type(manager).__exit__(manager, type(error) if error else None, error, None))
+
+
+_VERBS: dict[str, Callable[..., Any]] = {
+    "call": lambda function, *values, **named: function(*values, **named),
+    "attribute": getattr,
+    "set": setattr,
+    "len": len,
+    "iter": iter,
+    "next": _next,
+    "item": operator.getitem,
+    "set_item": operator.setitem,
+    "delete_item": operator.delitem,
+    "bool": bool,
+    "str": str,
+    "repr": repr,
+    "is_a": isinstance,
+    "enter": _enter,
+    "leave": _leave,
+    **{
+        name: getattr(operator, name)
+        for name in ("eq", "ne", "lt", "le", "gt", "ge", "add", "sub", "mul", "truediv")
+    },
+}

@@ -1,0 +1,180 @@
+"""A worker: builds the walls once, then forks a cage for every program that it is asked to run.
+
+It never reads what a program is, is given or writes: those are handles that it passes on, so that its memory, which
+every program has a copy of, holds nothing of any other. It keeps time, counts memory, and tells how each cage ended.
+"""
+
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from . import cage, examiner, filter, house, kernel, memory, script, served
+
+_ROLES: dict[str, Callable[[], int]] = {
+    "script": script.life,
+    "served": served.life,
+    "examiner": examiner.life,
+}
+_LOOK_SECONDS = 0.05
+"""How often memory is counted."""
+_MESSAGE = 1 << 16
+_HANDLES = 8
+
+# What programs import most, and whatever needs a library that they cannot see.
+_IMPORTED = (
+    "abc argparse array ast base64 bisect cmath collections.abc contextlib copy csv dataclasses "
+    "datetime decimal enum fractions functools heapq io itertools json linecache math numbers "
+    "operator os.path pprint queue random re statistics string struct textwrap threading time "
+    "tokenize traceback types typing unittest uuid zoneinfo _bz2 _ctypes _hashlib _lzma _sqlite3 "
+    "_ssl zlib"
+)
+
+
+@dataclass
+class Caged:
+    number: int
+    first: int
+    watch: int
+    """A handle that can be waited on for its end."""
+    deadline: float
+    memory: int
+    why: str = "exit"
+
+
+def main(control_number: int, listed: str) -> NoReturn:
+    """`listed` are folders of packages, as JSON, that programs may import besides Python's own."""
+    control = socket.socket(fileno=control_number)
+    packages = json.loads(listed)
+    libraries = [path for path in sys.path if os.path.isdir(path)]
+    try:
+        _import()
+        proc = house.enter(libraries, packages)
+        sys.path += packages
+    except house.Refused as error:
+        _tell(control, refused=error.step, number=error.number, text=str(error))
+        os._exit(1)
+    except BaseException:
+        _tell(control, refused="start", number=0, text=traceback.format_exc())
+        os._exit(1)
+    inner = os.fork()
+    if inner == 0:
+        _serve(control, proc)
+    control.close()
+    _, status = os.waitpid(inner, 0)
+    os._exit(0 if status == 0 else 1)
+
+
+def _import() -> None:
+    for name in _IMPORTED.split():
+        try:
+            importlib.import_module(name)
+        except ImportError:  # a Python built without it: the program that wants it is told so
+            continue
+
+
+def _serve(control: socket.socket, proc: int) -> NoReturn:
+    """As the first process of the worker's own space: whatever it started ends with it."""
+    try:
+        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+        space = os.open("self/ns/pid", os.O_RDONLY, dir_fd=proc)
+        worker = Worker(control, cage.Walls(proc, space, filter.program()))
+        gc.collect()
+        gc.freeze()
+        _tell(control, ready=True)
+        while worker.turn():
+            pass
+        os._exit(0)
+    except BaseException:
+        _tell(control, failed=traceback.format_exc())
+        os._exit(1)
+
+
+class Worker:
+    def __init__(self, control: socket.socket, walls: cage.Walls) -> None:
+        self._control, self._walls = control, walls
+        self._cages: dict[int, Caged] = {}
+        self._looked = 0.0
+
+    def turn(self) -> bool:
+        """Waits for something to do and does it; False once nobody is left to do it for."""
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        for each in self._cages.values():
+            poll.register(each.watch, select.POLLIN)
+        ready = {handle for handle, _ in poll.poll(_LOOK_SECONDS * 1000 if self._cages else None)}
+        for each in list(self._cages.values()):
+            if each.watch in ready:
+                self._ended(each)
+        self._look()
+        return self._control.fileno() not in ready or self._asked()
+
+    def _asked(self) -> bool:
+        message, handles, _, _ = socket.recv_fds(self._control, _MESSAGE, _HANDLES)
+        if not message:
+            return False
+        asked = json.loads(message)
+        try:
+            if "kill" in asked:
+                self._kill(self._cages.get(asked["kill"]), "killed")
+            else:
+                self._start(asked, handles)
+        finally:
+            for handle in handles:
+                os.close(handle)
+        return True
+
+    def _start(self, asked: dict[str, Any], handles: list[int]) -> None:
+        limits = cage.Limits(**asked["limits"])
+        try:
+            first = cage.start(self._walls, limits, handles, _ROLES[asked["role"]])
+        except OSError as error:
+            _tell(self._control, ended=asked["start"], why="failed", code=0, cpu=0.0, text=str(error))
+            return
+        deadline = time.monotonic() + asked["wall"]
+        caged = Caged(asked["start"], first, os.pidfd_open(first), deadline, limits.memory)
+        self._cages[caged.number] = caged
+
+    def _look(self) -> None:
+        """Whoever is over its time or, with all its processes, its memory, ends."""
+        now = time.monotonic()
+        for each in self._cages.values():
+            if now > each.deadline:
+                self._kill(each, "wall")
+        if self._cages and now > self._looked + _LOOK_SECONDS:
+            self._looked = now
+            held = memory.held(self._walls.proc)
+            for each in self._cages.values():
+                if held.get(each.first, 0) > each.memory:
+                    self._kill(each, "memory")
+
+    def _kill(self, caged: Caged | None, why: str) -> None:
+        if caged is not None and caged.why == "exit":
+            caged.why = why
+            signal.pidfd_send_signal(caged.watch, signal.SIGKILL)
+
+    def _ended(self, caged: Caged) -> None:
+        _, status, used = os.wait4(caged.first, 0)
+        os.close(caged.watch)
+        del self._cages[caged.number]
+        code = os.waitstatus_to_exitcode(status)
+        code = 128 - code if code < 0 else code
+        why = caged.why if caged.why != "exit" or code != cage.FAILED else "failed"
+        cpu = used.ru_utime + used.ru_stime
+        _tell(self._control, ended=caged.number, why=why, code=code, cpu=cpu, text="")
+
+
+def _tell(control: socket.socket, **facts: object) -> None:
+    try:
+        control.send(json.dumps(facts).encode())
+    except BrokenPipeError:  # nobody is there, as the next turn will find
+        return

@@ -1,0 +1,118 @@
+"""Workers that are kept, and whoever wants one waits for it."""
+
+import atexit
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from rondo.base.errors import ConfigError
+from rondo.base.metrics import counter
+from rondo.graders.sandbox.limits import Limits
+from rondo.graders.sandbox.runs import Exam, Run, Verdict, run_exam, run_script
+from rondo.graders.sandbox.worker import Worker, WorkerLost
+
+_lost = counter(
+    "sandbox_workers_lost", "Processes of the sandbox that ended or were silent, and were replaced."
+)
+
+T = TypeVar("T")
+
+
+class Sandbox:
+    """Runs programs that nobody trusts. Safe to call from several threads; as many programs run at once as there are
+    workers."""
+
+    def __init__(self, workers: int | None = None, packages: Sequence[str | Path] = ()) -> None:
+        self.workers = len(os.sched_getaffinity(0)) if workers is None else workers
+        if self.workers < 1:
+            raise ConfigError(f"workers must be at least 1, not {self.workers}.", param="workers")
+        self._packages = [str(Path(package).absolute()) for package in packages]
+        for package in self._packages:
+            if not os.path.isdir(package):
+                raise ConfigError(f"packages: there is no folder {package}.", param="packages")
+        self._start_anew()
+        _all.add(self)
+
+    def run(self, program: str, given: bytes = b"", limits: Limits | None = None) -> Run:
+        """A script whose standard input is `given`."""
+        return self._with_worker(lambda worker: run_script(worker, program, given, limits or Limits()))
+
+    def examine(self, program: str, exam: Exam, limits: Limits | None = None) -> Verdict:
+        return self._with_worker(lambda worker: run_exam(worker, program, exam, limits or Limits()))
+
+    def close(self) -> None:
+        """Ends the idle workers; those at work end with their program."""
+        with self._lock:
+            idle = list(self._idle)
+            self._idle.clear()
+            self._closed = True
+        for worker in idle:
+            worker.close()
+
+    def __enter__(self) -> "Sandbox":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _with_worker(self, action: Callable[[Worker], T]) -> T:
+        with self._worker() as worker:
+            return action(worker)
+
+    @contextmanager
+    def _worker(self) -> Iterator[Worker]:
+        with self._free:
+            worker = self._take()
+            try:
+                worker = worker or Worker(self._packages)
+                yield worker
+            except BaseException as error:
+                # Whatever happened, its cages may still run and its next messages may be of this program.
+                if worker is not None:
+                    worker.close()
+                if isinstance(error, WorkerLost):
+                    _lost.inc()
+                raise
+            self._give_back(worker)
+
+    def _take(self) -> Worker | None:
+        while True:
+            with self._lock:
+                worker = self._idle.pop() if self._idle else None
+            if worker is None or worker.alive():
+                return worker
+            worker.close()  # killed from outside while nobody used it
+            _lost.inc()
+
+    def _give_back(self, worker: Worker) -> None:
+        with self._lock:
+            if not self._closed:
+                self._idle.append(worker)
+                return
+        worker.close()
+
+    def _start_anew(self) -> None:
+        self._lock = threading.Lock()
+        self._free = threading.BoundedSemaphore(self.workers)
+        self._idle: list[Worker] = []
+        self._closed = False
+
+
+def _close_all() -> None:
+    for sandbox in list(_all):
+        sandbox.close()
+
+
+def _forget_all() -> None:
+    """In a forked child: the workers are the parent's."""
+    for sandbox in list(_all):
+        sandbox._start_anew()
+
+
+_all: "weakref.WeakSet[Sandbox]" = weakref.WeakSet()
+os.register_at_fork(after_in_child=_forget_all)
+atexit.register(_close_all)

@@ -1,0 +1,204 @@
+"""What is asked of a worker: a program with an input, or a program under tests."""
+
+import fcntl
+import json
+import os
+import select
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from rondo.graders.sandbox.inside import literal
+from rondo.graders.sandbox.limits import Limits
+from rondo.graders.sandbox.worker import GRACE_SECONDS, Ended, Worker, WorkerLost
+
+Why = Literal["exit", "cpu", "wall", "memory", "output"]
+
+_ERRORS_KEPT = 4096
+_VERDICT_BYTES = 4 << 20
+_PART = 1 << 16
+_EXAMINER_SECONDS = 10.0
+"""That tests may take beyond the program's time, to find that it has ended and say so."""
+_EXAMINER_MEMORY = 1 << 30
+_EXAMINER_CPU = 60
+_CPU_SLACK = 0.1
+_UNCHANGED = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+
+
+@dataclass(frozen=True)
+class Run:
+    why: Why
+    """It ended by itself (`exit`), or was ended for using too much of that."""
+    code: int
+    """0 where it ended well; 128 and more: by a signal."""
+    output: bytes
+    errors: bytes
+    """What it wrote there first."""
+    cpu_seconds: float
+
+    @property
+    def ok(self) -> bool:
+        return self.why == "exit" and self.code == 0
+
+
+@dataclass(frozen=True)
+class Exam:
+    """Tests of a program: calls with what they should give, or Python that asserts."""
+
+    calls: Sequence[Mapping[str, Any]] = ()
+    """Each with `function`, `args`, `kwargs` and `expected`."""
+    tests: Sequence[str] = ()
+    tolerance: float = 0.0
+    in_place: bool = False
+    """What the program does to lists and the like that tests give it is done to the tests' own."""
+
+    def text(self) -> bytes:
+        """A `TypeError` where a value is not plain."""
+        what = {"calls": list(self.calls)} if self.calls else {"tests": list(self.tests)}
+        more = {"tolerance": self.tolerance, "in_place": self.in_place}
+        return json.dumps(literal.encode(what | more)).encode()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    ran: bool
+    """The program could be loaded."""
+    results: list[tuple[bool, str]]
+    """Of each test: passed or not, and why not."""
+    broken: str = ""
+    """Why the tests themselves could not be run."""
+
+
+def run_script(worker: Worker, program: str, given: bytes, limits: Limits) -> Run:
+    with _Handles() as handles:
+        output, output_end = handles.pipe()
+        errors, errors_end = handles.pipe()
+        named = [handles.file(given), output_end, errors_end, handles.file(program.encode(errors="replace"))]
+        number = worker.start("script", limits, named)
+        handles.close(*named)
+        kept = {output: bytearray(), errors: bytearray()}
+        whole = _collect(worker, number, kept, limits)
+    ended = _made(worker, number)
+    why: Why = "output" if not whole else _why(ended, limits)
+    return Run(why, ended.code, bytes(kept[output]), bytes(kept[errors][:_ERRORS_KEPT]), ended.cpu_seconds)
+
+
+def run_exam(worker: Worker, program: str, exam: Exam, limits: Limits) -> Verdict:
+    """The program in one cage, its tests in another; what is expected never enters the first."""
+    with _Handles() as handles:
+        null = handles.null()
+        asked, asks = handles.pipe()
+        answered, answers = handles.pipe()
+        verdict, verdict_end = handles.pipe()
+        program_file, exam_file = handles.file(program.encode(errors="replace")), handles.file(exam.text())
+        examined = worker.start("served", limits, [null, null, null, program_file, asked, answers])
+        limits = _of_examiner(limits)
+        ends = [exam_file, answered, asks, verdict_end]
+        examiner = worker.start("examiner", limits, [null, null, null, *ends])
+        handles.close(program_file, asked, answers, *ends)
+        kept = {verdict: bytearray()}
+        _collect(worker, examiner, kept, limits)
+    worker.kill(examined)
+    worker.wait(examined, limits)
+    _made(worker, examined)
+    ended = _made(worker, examiner)
+    if kept[verdict]:
+        return _verdict(bytes(kept[verdict]))
+    if ended.why == "exit" and ended.cpu_seconds < limits.cpu_seconds:
+        raise WorkerLost(f"the process with the tests ended without a verdict (code {ended.code}).")
+    return Verdict(True, [(False, "the tests did not come to an end with this program")])
+
+
+def _of_examiner(limits: Limits) -> Limits:
+    return replace(
+        limits,
+        seconds=limits.seconds + _EXAMINER_SECONDS,
+        cpu_seconds=_EXAMINER_CPU,
+        memory=_EXAMINER_MEMORY,
+        output=_VERDICT_BYTES,
+    )
+
+
+def _collect(worker: Worker, number: int, kept: dict[int, bytearray], limits: Limits) -> bool:
+    """Reads until everybody has closed the pipes and the cage has ended; False where it wrote too much."""
+    deadline = time.monotonic() + limits.seconds + GRACE_SECONDS
+    poll = select.poll()
+    for handle in (*kept, worker.fileno()):
+        poll.register(handle, select.POLLIN)
+    left, count = set(kept), 0
+    while left or worker.ended(number) is None:
+        ready = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
+        if not ready:
+            raise WorkerLost("a sandbox's worker is silent.")
+        for handle, _ in ready:
+            if handle == worker.fileno():
+                worker.hear()
+            elif part := os.read(handle, _PART):
+                if count <= limits.output < count + len(part):
+                    worker.kill(number)
+                count += len(part)
+                if count <= limits.output:
+                    kept[handle] += part
+            else:
+                poll.unregister(handle)
+                left.discard(handle)
+    return count <= limits.output
+
+
+def _made(worker: Worker, number: int) -> Ended:
+    ended = worker.take(number)
+    if ended.why == "failed":
+        raise WorkerLost(f"a cage could not be made (code {ended.code}). {ended.text}".strip())
+    return ended
+
+
+def _why(ended: Ended, limits: Limits) -> Why:
+    if ended.why in ("wall", "memory"):
+        return "wall" if ended.why == "wall" else "memory"
+    killed = ended.code in (128 + signal.SIGKILL, 128 + signal.SIGXCPU)
+    return "cpu" if killed and ended.cpu_seconds > limits.cpu_seconds - _CPU_SLACK else "exit"
+
+
+def _verdict(data: bytes) -> Verdict:
+    found = json.loads(data)
+    return Verdict(found["ran"], [(passed, why) for passed, why in found["results"]], found["broken"])
+
+
+class _Handles:
+    """Pipes and files that are closed together, and those given away before that."""
+
+    def __init__(self) -> None:
+        self._open: set[int] = set()
+
+    def __enter__(self) -> "_Handles":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close(*self._open)
+
+    def close(self, *handles: int) -> None:
+        for handle in self._open & set(handles):
+            self._open.discard(handle)
+            os.close(handle)
+
+    def null(self) -> int:
+        handle = os.open(os.devnull, os.O_RDWR)
+        self._open.add(handle)
+        return handle
+
+    def pipe(self) -> tuple[int, int]:
+        reads, writes = os.pipe()
+        self._open |= {reads, writes}
+        return reads, writes
+
+    def file(self, data: bytes) -> int:
+        """In memory, and not to be changed by whoever reads it."""
+        handle = os.memfd_create("given", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self._open.add(handle)
+        with open(handle, "wb", closefd=False) as file:
+            file.write(data)
+        fcntl.fcntl(handle, fcntl.F_ADD_SEALS, _UNCHANGED)
+        os.lseek(handle, 0, os.SEEK_SET)
+        return handle

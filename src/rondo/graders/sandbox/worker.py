@@ -1,0 +1,180 @@
+"""A process that runs programs in cages, as its owner sees it."""
+
+import array
+import contextlib
+import itertools
+import json
+import platform
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rondo.base.errors import Unavailable
+from rondo.graders.sandbox.limits import Limits
+
+_FOLDER = Path(__file__).parent
+_START = (
+    "import sys; sys.path.insert(0, sys.argv[1]); from inside.zygote import main; "
+    "del sys.path[0]; main(int(sys.argv[2]), sys.argv[3])"
+)
+_START_SECONDS = 30.0
+GRACE_SECONDS = 10.0
+"""How long after a program's time its end may be told; a worker that needs longer is taken for lost."""
+_ENVIRONMENT = {
+    "HOME": "/box",
+    "TMPDIR": "/box",
+    "PATH": "",
+    "LANG": "C.UTF-8",
+    "PYTHONHASHSEED": "0",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MALLOC_ARENA_MAX": "2",
+}
+"""All of it: nothing of ours is passed on. The order of sets is the same in every worker."""
+
+
+class WorkerLost(Unavailable):
+    """The sandbox's own process ended or is silent: nothing is known of the program."""
+
+
+class WallRefused(Unavailable):
+    """The machine does not let a wall be built."""
+
+    def __init__(self, step: str, number: int, text: str) -> None:
+        super().__init__(text)
+        self.step, self.number = step, number
+
+
+@dataclass(frozen=True)
+class Ended:
+    why: str
+    """`exit`, or what it was ended for: `wall`, `memory`, `killed`; `failed` where its cage could not be made."""
+    code: int
+    cpu_seconds: float
+    text: str
+
+
+class Worker:
+    """One user at a time. Cages may run beside each other."""
+
+    def __init__(self, packages: Sequence[str] = ()) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control = ours
+        self._numbers = itertools.count()
+        self._ended: dict[int, Ended] = {}
+        with theirs:
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, "-S", "-s", "-P", "-c", _START),
+                    *(str(_FOLDER), str(theirs.fileno()), json.dumps(list(packages))),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env=_ENVIRONMENT,
+                cwd="/",
+                start_new_session=True,  # Ctrl-C reaches only us; the worker ends when its socket does
+            )
+        try:
+            self._wait_until_ready()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def fileno(self) -> int:
+        return self._control.fileno()
+
+    def start(self, role: str, limits: Limits, handles: Sequence[int]) -> int:
+        """A cage in which `handles` are the program's 0, 1, 2 and so on; returns the number by which it is known."""
+        number = next(self._numbers)
+        asked = {"start": number, "role": role, "limits": limits.of_cage(), "wall": limits.seconds}
+        self._send(asked, handles)
+        return number
+
+    def kill(self, number: int) -> None:
+        if number not in self._ended:
+            self._send({"kill": number})
+
+    def ended(self, number: int) -> Ended | None:
+        return self._ended.get(number)
+
+    def take(self, number: int) -> Ended:
+        """Of a cage that has ended, once."""
+        return self._ended.pop(number)
+
+    def hear(self) -> None:
+        """Takes in one message, which has to be there."""
+        told = self._received()
+        if "ended" not in told:
+            raise WorkerLost(f"a sandbox's worker failed: {told.get('failed', told)}")
+        self._ended[told["ended"]] = Ended(told["why"], told["code"], told["cpu"], told["text"])
+
+    def wait(self, number: int, limits: Limits) -> None:
+        deadline = time.monotonic() + limits.seconds + GRACE_SECONDS
+        while number not in self._ended:
+            self.wait_for_message(deadline)
+            self.hear()
+
+    def wait_for_message(self, deadline: float) -> None:
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            raise WorkerLost("a sandbox's worker is silent.")
+
+    def alive(self) -> bool:
+        """Of one that is idle, and so has nothing to say."""
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        return not poll.poll(0)
+
+    def close(self) -> None:
+        """Ends it and every cage; returns when they are gone."""
+        self._control.close()
+        try:
+            self._process.wait(GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _wait_until_ready(self) -> None:
+        self.wait_for_message(time.monotonic() + _START_SECONDS)
+        told = self._received()
+        if "refused" in told:
+            raise WallRefused(told["refused"], told["number"], told["text"])
+
+    def _send(self, message: Mapping[str, Any], handles: Sequence[int] = ()) -> None:
+        carried = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", handles))] if handles else []
+        try:
+            self._control.sendmsg([json.dumps(message).encode()], carried)
+        except OSError as error:
+            raise WorkerLost(f"a sandbox's worker has ended ({self._code()}).") from error
+
+    def _received(self) -> dict[str, Any]:
+        try:
+            message = self._control.recv(1 << 16)
+        except OSError:
+            message = b""
+        if not message:
+            raise WorkerLost(f"a sandbox's worker has ended ({self._code()}).")
+        told: dict[str, Any] = json.loads(message)
+        return told
+
+    def _code(self) -> str:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return f"code {self._process.wait(1)}"
+        return "still there"
+
+
+def known_machine() -> bool:
+    return sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64")
