@@ -35,7 +35,8 @@ def test_what_runs_is_said_without_measuring(capsys):
     assert first.startswith("fp32 ")
     assert "thread" in first
     assert ", ".join(level.available()) in second
-    assert not [line for line in rest if not line.startswith("missing:")]
+    assert rest[-1].startswith("sandbox for programs: ")
+    assert not [line for line in rest[:-1] if not line.startswith("missing:")]
 
 
 def test_the_table_has_a_row_for_each_operation(capsys):

@@ -39,6 +39,7 @@ def run(argv: list[str]) -> int:
 def _machine() -> dict[str, Any]:
     import torch
 
+    from rondo.graders.sandbox.isolation import isolation
     from rondo.ops.native.ahead import compile_all, lost, runs
     from rondo.ops.native.level import available, level
     from rondo.ops.native.linear import takes_bf16
@@ -50,6 +51,7 @@ def _machine() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "runs": {"fp32": runs("fp32"), "bf16": runs("bf16") if takes_bf16() else "plain torch"},
         "missing": lost(),
+        "sandbox": asdict(isolation()),
     }
 
 
@@ -93,6 +95,8 @@ def _shown(found: dict[str, Any]) -> list[str]:
     lines.append(f"this CPU has: {', '.join(found['available'])} (RONDO_CPU takes another)")
     if found["missing"]:
         lines.append(f"missing: {found['missing']}")
+    sandbox = found["sandbox"]
+    lines.append(f"sandbox for programs: {'' if sandbox['available'] else 'none; '}{sandbox['about']}")
     if "kernels" not in found:
         return lines
     limits = found["limits"]

@@ -92,13 +92,14 @@ def run_exam(worker: Worker, program: str, exam: Exam, limits: Limits) -> Verdic
         asked, asks = handles.pipe()
         answered, answers = handles.pipe()
         verdict, verdict_end = handles.pipe()
+        errors, errors_end = handles.pipe()
         program_file, exam_file = handles.file(program.encode(errors="replace")), handles.file(exam.text())
         examined = worker.start("served", limits, [null, null, null, program_file, asked, answers])
         limits = _of_examiner(limits)
-        ends = [exam_file, answered, asks, verdict_end]
-        examiner = worker.start("examiner", limits, [null, null, null, *ends])
+        ends = [errors_end, exam_file, answered, asks, verdict_end]
+        examiner = worker.start("examiner", limits, [null, null, *ends])
         handles.close(program_file, asked, answers, *ends)
-        kept = {verdict: bytearray()}
+        kept = {verdict: bytearray(), errors: bytearray()}
         _collect(worker, examiner, kept, limits)
     worker.kill(examined)
     worker.wait(examined, limits)
@@ -107,7 +108,8 @@ def run_exam(worker: Worker, program: str, exam: Exam, limits: Limits) -> Verdic
     if kept[verdict]:
         return _verdict(bytes(kept[verdict]))
     if ended.why == "exit" and ended.cpu_seconds < limits.cpu_seconds:
-        raise WorkerLost(f"the process with the tests ended without a verdict (code {ended.code}).")
+        said = kept[errors].decode(errors="replace").strip().rpartition("\n")[2]
+        raise WorkerLost(f"the process with the tests ended without a verdict (code {ended.code}): {said}")
     return Verdict(True, [(False, "the tests did not come to an end with this program")])
 
 

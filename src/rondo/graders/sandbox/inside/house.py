@@ -4,6 +4,7 @@ The root holds Python's library, the few device files that programs expect and a
 machine. There is no network but a loopback device that is down.
 """
 
+import contextlib
 import os
 import stat
 from collections.abc import Callable, Sequence
@@ -40,8 +41,10 @@ def enter(libraries: Sequence[str], packages: Sequence[str]) -> int:
     Returns a handle on the host's /proc, which no program may ever hold.
     """
     os.umask(0o022)
-    if os.geteuid() == 0:
-        _step("groups", lambda: os.setgroups([]))
+    with contextlib.suppress(
+        PermissionError
+    ):  # an ordinary user keeps its groups, which open nothing in there
+        os.setgroups([])
     _become_root_of_a_user_space()
     apart = kernel.CLONE_NEWNS | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
     _step("namespaces", lambda: kernel.unshare(apart | kernel.CLONE_NEWPID))
@@ -152,7 +155,8 @@ def _build_root(shown: list[tuple[str, int]], added: list[tuple[str, int]]) -> N
         _show(place + path, handle)
     os.makedirs(place + BOX)
     for path in ("/tmp", "/dev/shm"):
-        os.symlink(BOX, place + path)
+        if not os.path.isdir(place + path):  # a library may be there
+            os.symlink(BOX, place + path)
     kernel.make_root(place)
     kernel.restrict_mount("/", kernel.READ_ONLY, below=False)
 

@@ -67,6 +67,9 @@ def _run(program: Program, source: str, number: int) -> Iterator[Result]:
             names[each] = program.ask("get", each)
         except NameError:  # raised where it is used
             continue
+        except Exception as error:
+            yield False, f"{name}: {each}: {said(error)}"
+            return
     try:
         execute(source, name, names)
     except NotPassed:
