@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from rondo.base.errors import ConfigError
-from rondo.graders import FormatChecker, Sample, Score, guarded
+from graders.garbage import GARBAGE
+from rondo.base.errors import ConfigError, MissingExtra
+from rondo.graders import FormatChecker, Sample, Score, extras, guarded
 from rondo.graders.format import has_tags, tag_content
 from rondo.graders.pattern import Matcher
 
@@ -119,3 +120,68 @@ def test_a_forked_child_has_a_matching_process_of_its_own() -> None:
         os._exit(0 if checker.check("b") == {"pattern": True} else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert checker.check("c") == {"pattern": False}
+
+
+CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "pattern": "^[A-Z]"}},
+    "required": ["city"],
+}
+needs_schema = pytest.mark.skipif(
+    extras.find_spec("jsonschema_rs") is None, reason="needs jsonschema-rs, which `make test` installs"
+)
+
+
+@needs_schema
+@pytest.mark.parametrize(
+    ("completion", "fine"),
+    [
+        ('{"city": "Lima"}', True),
+        (' {"city": "Lima", "more": [1]}\n', True),
+        ('{"city": "lima"}', False),
+        ('{"city": 1}', False),
+        ("{}", False),
+        ('{"city": "Lima"} and more', False),
+        ('{"city": "Lima", "n": NaN}', False),
+    ],
+)
+def test_json_of_a_schema(completion: str, fine: bool) -> None:
+    assert score(completion, json_schema=CITY).parts == {"json": float(fine)}
+    assert score(f"so <a>{completion}</a>.", json_schema=CITY, json_tag="a").total == float(fine)
+    assert score(f"so {completion}.", json_schema=CITY, json_tag="a").total == 0
+
+
+@needs_schema
+@pytest.mark.parametrize("answer", GARBAGE)
+def test_garbage_is_no_json_of_a_schema(answer: str) -> None:
+    assert score(answer, json_schema=CITY).total == 0
+
+
+@needs_schema
+def test_long_json_and_patterns_that_would_take_for_ever() -> None:
+    long = '{"city": "L' + "a" * 10_000_000 + '"}'
+    assert score(long, json_schema=CITY).total == 1
+    slow = {"type": "string", "pattern": "^(a+)+$"}
+    assert score('"' + "a" * 50_000 + '!"', json_schema=slow).total == 0
+
+
+@needs_schema
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "text"},
+        {"pattern": "("},
+        {"$ref": "http://127.0.0.1:9/schema"},
+        {"$ref": "file:///etc/passwd"},
+    ],
+)
+def test_what_is_no_schema(schema: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="json_schema") as wrong:
+        FormatChecker(json_schema=schema)
+    assert wrong.value.param == "json_schema"
+
+
+def test_a_schema_without_the_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtra, match=r"rondo\[graders\]"):
+        FormatChecker(json_schema=CITY)

@@ -6,7 +6,7 @@ import gzip
 import io
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Literal, cast
 
@@ -16,6 +16,8 @@ from rondo.data.records import FIELDS, Record, check_record, shapes
 
 Kind = Literal["jsonl", "text", "parquet"]
 Unit = Literal["file", "line"]
+Check = Callable[[Record], str | None]
+"""What is wrong with a record, or None."""
 
 KINDS: dict[str, Kind] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".txt": "text", ".parquet": "parquet"}
 COMPRESSIONS = ("", ".gz", ".zst")
@@ -88,8 +90,9 @@ def unit_of(file: File) -> str:
     return "row" if kind_of(file.name) == "parquet" else "line"
 
 
-def read_part(part: Part, form: Form) -> Iterator[Found]:
-    """Every record of a part, and every line that is none. Empty lines are nothing."""
+def read_part(part: Part, form: Form, check: Check = check_record) -> Iterator[Found]:
+    """Every record of a part, and every line that is none. Empty lines are nothing. `check` is for who reads JSON Lines
+    of another kind."""
     match kind_of(part.file.name):
         case "parquet":
             yield from _parquet(part, form)
@@ -100,7 +103,7 @@ def read_part(part: Part, form: Form) -> Iterator[Found]:
                 if line is None:
                     yield Found(number, None, f"a line of more than {LONGEST} bytes", done)
                 elif line.strip():
-                    record, problem = _json(line, form) if kind == "jsonl" else _text(line)
+                    record, problem = _json(line, form, check) if kind == "jsonl" else _text(line)
                     yield Found(number, record, problem, done)
 
 
@@ -188,23 +191,24 @@ def _text(data: bytes, strip: bool = True) -> tuple[Record | None, str]:
     return {"text": text.rstrip("\r\n") if strip else text}, ""
 
 
-def _json(line: bytes, form: Form) -> tuple[Record | None, str]:
+def _json(line: bytes, form: Form, check: Check) -> tuple[Record | None, str]:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:  # JSONDecodeError and UnicodeDecodeError are ValueErrors
         return None, f"not JSON ({error})"
     if not isinstance(record, dict):
-        return None, f"a record is a JSON object, one of {shapes()}"
-    return _checked(record, form)
+        of = f", one of {shapes()}" if check is check_record else ""
+        return None, f"a record is a JSON object{of}"
+    return _checked(record, form, check)
 
 
-def _checked(record: Record, form: Form) -> tuple[Record | None, str]:
+def _checked(record: Record, form: Form, check: Check = check_record) -> tuple[Record | None, str]:
     for name, theirs in form.fields.items():
         if theirs in record:
             record[name] = record.pop(theirs)
         elif name == "text":
             return None, f'no "{theirs}" in this record'
-    problem = check_record(record)
+    problem = check(record)
     return (None, problem) if problem else (record, "")
 
 

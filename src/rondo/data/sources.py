@@ -7,22 +7,24 @@ from pathlib import Path
 from rondo.base.errors import InvalidRequest
 from rondo.base.hashing import sha256_json
 from rondo.base.log import get_logger
-from rondo.data.formats import SUFFIXES, Form, read_part, unit_of, whole
+from rondo.data.formats import SUFFIXES, Check, Form, read_part, unit_of, whole
 from rondo.data.places import find_files
-from rondo.data.records import Record
+from rondo.data.records import Record, check_record
 
 log = get_logger(__name__)
 
 SHOWN = 5
 
 
-def read_records(source: Path | str, form: Form | None = None, max_broken: int = 0) -> list[Record]:
-    """All records of a file, or of every data file of a folder in name order. Up to `max_broken` lines that are none
-    are left out, and told in the log."""
+def read_records(
+    source: Path | str, form: Form | None = None, max_broken: int = 0, check: Check = check_record
+) -> list[Record]:
+    """All records of a file, or of every data file of a folder in name order. Up to `max_broken` lines that are none,
+    as `check` says, are left out, and told in the log."""
     records: list[Record] = []
     broken: list[str] = []
     for file in find_files(str(source), SUFFIXES):
-        for found in read_part(whole(file), form or Form()):
+        for found in read_part(whole(file), form or Form(), check):
             if found.record is not None:
                 records.append(found.record)
                 continue

@@ -1,11 +1,14 @@
 """One score out of several graders' ones."""
 
+from __future__ import annotations
+
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from rondo.base.errors import ConfigError
+from rondo.graders.formula import formula
 from rondo.graders.score import Grader, Outcome, Sample, Score
 
 
@@ -17,8 +20,32 @@ class Combined:
     weights: Mapping[str, float]
 
     async def score(self, sample: Sample) -> Score:
-        scores = await asyncio.gather(*(grader.score(sample) for grader in self.graders.values()))
-        return _sum(dict(zip(self.graders, scores)), self.weights)
+        def total(totals: Mapping[str, float]) -> float:
+            return sum(self.weights[name] * value for name, value in totals.items())
+
+        return _merge(await _scores(self.graders, sample), total)
+
+
+@dataclass(frozen=True)
+class Multi:
+    """OpenAI's `multi`: a formula over the graders' totals."""
+
+    graders: Mapping[str, Grader]
+    calculate_output: str
+
+    def __post_init__(self) -> None:
+        if not self.graders:
+            raise ConfigError("graders must name at least one grader.", param="graders")
+        formula(self.calculate_output, self.graders)
+
+    async def score(self, sample: Sample) -> Score:
+        """A formula without a value, such as a division by 0, is an error, and no 0."""
+        scores = await _scores(self.graders, sample)
+        try:
+            return _merge(scores, formula(self.calculate_output, self.graders).value)
+        except ArithmeticError as error:
+            failed = f"calculate_output {self.calculate_output!r} has no value: {error}"
+            return Score("error", 0.0, _parts(scores), failed)
 
 
 def combine(graders: Mapping[str, Grader], weights: Mapping[str, float]) -> Combined:
@@ -31,16 +58,25 @@ def combine(graders: Mapping[str, Grader], weights: Mapping[str, float]) -> Comb
     return Combined(dict(graders), dict(weights))
 
 
-def _sum(scores: Mapping[str, Score], weights: Mapping[str, float]) -> Score:
+async def _scores(graders: Mapping[str, Grader], sample: Sample) -> dict[str, Score]:
+    scores = await asyncio.gather(*(grader.score(sample) for grader in graders.values()))
+    return dict(zip(graders, scores))
+
+
+def _merge(scores: Mapping[str, Score], total: Callable[[Mapping[str, float]], float]) -> Score:
+    detail = "; ".join(f"{name}: {score.detail}" for name, score in scores.items() if score.detail)
+    outcome = _worst(scores)
+    value = total({name: score.total for name, score in scores.items()}) if outcome == "ok" else 0.0
+    return Score(outcome, value, _parts(scores), detail)
+
+
+def _parts(scores: Mapping[str, Score]) -> dict[str, float]:
     parts: dict[str, float] = {}
     for name, score in scores.items():
         if score.outcome == "ok":
             parts[name] = score.total
             parts |= {f"{name}.{part}": value for part, value in score.parts.items()}
-    detail = "; ".join(f"{name}: {score.detail}" for name, score in scores.items() if score.detail)
-    outcome = _worst(scores)
-    total = sum(weights[name] * score.total for name, score in scores.items()) if outcome == "ok" else 0.0
-    return Score(outcome, total, parts, detail)
+    return parts
 
 
 def _worst(scores: Mapping[str, Score]) -> Outcome:

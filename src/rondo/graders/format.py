@@ -1,10 +1,17 @@
-"""Whether a completion has the asked form: a pattern, tags in their order, a length."""
+"""Whether a completion has the asked form: a pattern, tags in their order, JSON of a schema, a length."""
+
+from __future__ import annotations
 
 import asyncio
+import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from rondo.base.errors import ConfigError
+from rondo.graders import pool, schema
+from rondo.graders.extras import needs
 from rondo.graders.pattern import fullmatch
 from rondo.graders.score import Sample, Score, judged
 
@@ -38,10 +45,26 @@ class FormatChecker:
     """A regular expression for the whole completion; `.` matches newlines too."""
     tags: tuple[str, ...] = ()
     max_characters: int | None = None
+    json_schema: Mapping[str, Any] | None = None
+    """What the completion is JSON of; `{}` is any JSON."""
+    json_tag: str | None = None
+    """The tag whose content is that JSON, where it is not the whole completion."""
 
     def __post_init__(self) -> None:
-        if self.pattern is None and not self.tags and self.max_characters is None:
-            raise ConfigError("a format checker needs a rule: pattern, tags or max_characters.")
+        if (
+            self.pattern is None
+            and not self.tags
+            and self.max_characters is None
+            and self.json_schema is None
+        ):
+            raise ConfigError("a format checker needs a rule: pattern, tags, json_schema or max_characters.")
+        if self.json_tag is not None and self.json_schema is None:
+            raise ConfigError(
+                "json_tag says where the JSON is; json_schema, what it is, is missing.", param="json_tag"
+            )
+        if self.json_schema is not None:
+            needs("jsonschema_rs", "jsonschema-rs")
+            schema.validator(json.dumps(self.json_schema))
         try:
             _ = None if self.pattern is None else re.compile(self.pattern, re.DOTALL)
         except (re.error, OverflowError, RecursionError) as error:
@@ -55,13 +78,15 @@ class FormatChecker:
                 parts = self.check(sample.completion)
             else:  # waits for another process
                 parts = await asyncio.to_thread(self.check, sample.completion)
+            if self.json_schema is not None:
+                parts["json"] = await self._has_json(sample.completion)
         except TimeoutError as error:
             return Score("timeout", 0.0, detail=str(error))
         failed = ", ".join(name for name, passed in parts.items() if not passed)
         return judged({name: float(passed) for name, passed in parts.items()}, failed and f"failed: {failed}")
 
     def check(self, text: str) -> dict[str, bool]:
-        """A pattern that takes too long is a `TimeoutError`."""
+        """All rules but that of JSON. A pattern that takes too long is a `TimeoutError`."""
         parts: dict[str, bool] = {}
         if self.pattern is not None:
             parts["pattern"] = fullmatch(self.pattern, text)
@@ -70,3 +95,12 @@ class FormatChecker:
         if self.max_characters is not None:
             parts["length"] = len(text) <= self.max_characters
         return parts
+
+    async def _has_json(self, text: str) -> bool:
+        inside = text if self.json_tag is None else tag_content(text, self.json_tag)
+        if inside is None:
+            return False
+        written = json.dumps(self.json_schema)
+        if len(inside) <= schema.SHORT:
+            return schema.holds(written, inside)
+        return bool(await pool.call(f"{schema.__name__}:holds", written, inside))

@@ -1,6 +1,11 @@
 """A grader's crash or time-out as an outcome of its own."""
 
+from __future__ import annotations
+
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 from rondo.base.errors import ConfigError
@@ -10,6 +15,56 @@ from rondo.graders.score import Grader, Sample, Score
 
 _log = get_logger(__name__)
 _scores = counter("grader_scores", "Scores asked of graders, by how they ended.", ("grader", "outcome"))
+
+
+@dataclass
+class _Clock:
+    """A grader's limit, which stands still while the grader waits for its turn."""
+
+    limit: asyncio.Timeout
+    outer: _Clock | None
+    waits: int = 0
+    left: float = 0.0
+    over: bool = False
+
+    def pause(self) -> None:
+        self.waits += 1
+        when = self.limit.when()
+        if self.waits == 1 and when is not None and not self._ended():
+            self.left = when - asyncio.get_running_loop().time()
+            self.limit.reschedule(None)
+        if self.outer is not None:
+            self.outer.pause()
+
+    def go_on(self) -> None:
+        self.waits -= 1
+        if self.waits == 0 and not self._ended():
+            self.limit.reschedule(asyncio.get_running_loop().time() + self.left)
+        if self.outer is not None:
+            self.outer.go_on()
+
+    def _ended(self) -> bool:
+        return self.over or self.limit.expired()
+
+
+_clock: ContextVar[_Clock | None] = ContextVar("grader_clock", default=None)
+
+
+@asynccontextmanager
+async def waiting() -> AsyncIterator[None]:
+    """Around a wait for a turn, such as a free worker's: it is not the grader's own time, and no limit counts it.
+
+    Without this a step of a thousand samples would be late by its length alone. What is waited for must be bounded.
+    """
+    clock = _clock.get()
+    if clock is None:
+        yield
+        return
+    clock.pause()
+    try:
+        yield
+    finally:
+        clock.go_on()
 
 
 @dataclass(frozen=True)
@@ -25,10 +80,17 @@ class Guarded:
 
     async def _score(self, sample: Sample) -> Score:
         try:
-            async with asyncio.timeout(self.timeout_s):
-                return await self.grader.score(sample)
-        except TimeoutError:
-            return Score("timeout", 0.0, detail=f"{self.name} gave no score within {self.timeout_s:g} s")
+            async with asyncio.timeout(self.timeout_s) as limit:
+                clock = _Clock(limit, _clock.get())
+                token = _clock.set(clock)
+                try:
+                    return await self.grader.score(sample)
+                finally:
+                    clock.over = True
+                    _clock.reset(token)
+        except TimeoutError as error:
+            late = f"{self.name} gave no score within {self.timeout_s:g} s"
+            return Score("timeout", 0.0, detail=late if limit.expired() else f"{self.name}: {error}")
         except Exception as error:
             _log.exception("grader failed", extra={"grader": self.name})
             return Score("error", 0.0, detail=f"{self.name} failed: {type(error).__name__}: {error}")
@@ -37,7 +99,7 @@ class Guarded:
 def guarded(grader: Grader, timeout_s: float, name: str | None = None) -> Guarded:
     """`grader`, never raising and never late.
 
-    The limit holds where the grader awaits. One that computes for long belongs in a process of its own.
+    The limit holds where the grader awaits. One that computes for long belongs in the pool (`pool.py`).
     """
     if timeout_s <= 0:
         raise ConfigError(f"a grader's timeout_s must be above 0, not {timeout_s}.")

@@ -31,7 +31,15 @@ class RlConfig(OptimConfig):
     )
 
     model: str = Field("", description="a model's folder, or its name under RONDO_HOME/models")
-    task: str = Field("reverse", description="reverse, add, sort or countdown")
+    task: str = Field(
+        "reverse",
+        description="reverse, add, sort or countdown; a JSON Lines file; or a task of your own as module:attribute",
+    )
+    grader: dict[str, Any] = Field(
+        {},
+        description="of a task from a file: how answers are graded, as type=math; docs/graders.md lists them",
+    )
+    max_broken: int = Field(0, ge=0, description="of a task from a file: broken lines that are left out")
     steps: int = Field(100, gt=0, description="RL steps")
     prompts_per_step: int = Field(16, gt=0, description="prompts drawn a step")
     samples_per_prompt: int = Field(16, gt=0, description="answers sampled to each prompt")

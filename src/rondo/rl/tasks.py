@@ -1,4 +1,4 @@
-"""Tasks whose problems are made by a seed and whose answers can be checked, with a reward for each part done well."""
+"""What a task is, and those whose problems are made by a seed, with a reward for each part done well."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import random
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
-from rondo.base.errors import NotFound
+from rondo.base.entry import is_entry
+from rondo.base.errors import ConfigError, NotFound
 from rondo.graders import Sample, Score
 from rondo.rl import puzzles
 
@@ -23,10 +24,28 @@ HELD_OUT_SHARE = 8
 class Problem:
     question: str
     facts: Facts
+    given: tuple[Mapping[str, Any], ...] = ()
+    """The messages, where the question is not all there is."""
 
     @property
-    def messages(self) -> list[dict[str, str]]:
-        return [{"role": "user", "content": self.question}]
+    def messages(self) -> list[dict[str, Any]]:
+        return [dict(message) for message in self.given] or [{"role": "user", "content": self.question}]
+
+
+class AnyTask(Protocol):
+    """Any task: of this module, of a file (`files.py`), or a user's own (`custom.py`)."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def max_tokens(self) -> int: ...
+
+    def prompts(self, seed: int, n: int, split: Split = "train") -> list[Problem]:
+        """The same problems for the same seed; those of one split never occur in the other."""
+
+    async def score(self, sample: Sample) -> Score:
+        """`sample.metadata` are the problem's facts, and whether the answer was `finished`."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +67,7 @@ class Task:
         problems: list[Problem] = []
         while len(problems) < n:
             question, facts = self.make(source)
-            if (zlib.crc32(question.encode()) % HELD_OUT_SHARE == 0) == (split == "held_out"):
+            if split_of(question) == split:
                 problems.append(Problem(question, facts))
         return problems
 
@@ -63,10 +82,48 @@ class Task:
         return sum(share * parts[name] for name, share in self.shares.items())
 
 
+def split_of(question: str) -> Split:
+    return "held_out" if zlib.crc32(question.encode()) % HELD_OUT_SHARE == 0 else "train"
+
+
 def task(name: str) -> Task:
+    """One of ours."""
     if name not in TASKS:
-        raise NotFound(f"There is no task {name!r}. Tasks: {', '.join(TASKS)}.", param="task")
+        raise NotFound(
+            f"There is no task {name!r}. Tasks: {', '.join(TASKS)}; a file that ends in {', '.join(FILES)}; "
+            "or one of your own, as module:attribute or file.py:attribute.",
+            param="task",
+        )
     return TASKS[name]
+
+
+def find(name: str, grader: Mapping[str, Any] | None = None, max_broken: int = 0) -> AnyTask:
+    """By a name of ours, a JSON Lines file, or `module:attribute` and `file.py:attribute`.
+
+    `grader` and `max_broken` are for a file: how its answers are graded, and how many of its lines may be left out.
+    """
+    if name.endswith(FILES):
+        from rondo.rl.files import read_task
+
+        return read_task(name, grader or {}, max_broken)
+    if grader:
+        raise ConfigError(
+            f"the task {name!r} grades its own answers; a grader is for a file.", param="rl.grader"
+        )
+    if is_entry(name):
+        from rondo.rl.custom import load_task
+
+        return load_task(name)
+    return task(name)
+
+
+FILES = (".jsonl", ".ndjson", ".jsonl.gz", ".jsonl.zst")
+
+
+def fingerprint(task: AnyTask) -> str | None:
+    """What the task is made of, beyond its name: the hash of the file that its problems, or its code, are in."""
+    found = getattr(task, "fingerprint", None)
+    return found if isinstance(found, str) else None
 
 
 _SHARES = {"format": 0.1, "length": 0.1, "places": 0.4, "correct": 0.4}

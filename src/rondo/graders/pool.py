@@ -1,0 +1,274 @@
+"""CPU processes for graders that compute: what hangs there is killed, and holds up nobody.
+
+A limit of time holds for a coroutine only where it awaits. A function that computes, or calls a library that does,
+is asked of a process by its name: `await pool.call("package.module:function", text, seconds=5)`. Its arguments and its
+value are JSON. A process that is late or dies is replaced; its question is a `TimeoutError` or `Unavailable`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from rondo.base import errors
+from rondo.base.errors import RondoError, Unavailable
+from rondo.base.metrics import counter
+from rondo.graders.guarded import waiting
+
+SECONDS = 10.0
+"""How long a function may take unless its caller says otherwise; from its first line, however long it waited."""
+START_SECONDS = 60.0
+"""For a process to start and import the function, on a busy machine."""
+MEMORY_BYTES = 2 << 30
+CALLS = 2000
+"""After so many a process is replaced, since libraries keep what they have seen."""
+ENDING_SECONDS = 1.0
+"""For a process that has closed its output to end by itself."""
+LONGEST = 64 << 20
+"""More bytes than this are no answer."""
+
+_lost = counter("grader_workers_lost", "Processes of graders that were killed or died, by why.", ("reason",))
+
+
+class GraderFailed(RondoError):
+    """What a function in the pool raised, told by its name and message."""
+
+
+class Pool:
+    """At most `workers` processes, started when they are needed. Safe from any thread and event loop."""
+
+    def __init__(self, workers: int | None = None, memory_bytes: int = MEMORY_BYTES) -> None:
+        self.workers = workers or max(len(os.sched_getaffinity(0)), 1)
+        self._memory = memory_bytes
+        self._threads = ThreadPoolExecutor(self.workers, "grader")  # each holds one process at a time
+        self._lock = threading.Lock()
+        self._idle: list[_Worker] = []
+        self._all: set[_Worker] = set()
+        self._closed = False
+
+    async def call(self, function: str, *arguments: Any, seconds: float = SECONDS) -> Any:
+        """What `function` (`module:name`) returns."""
+        question = json.dumps([function, arguments, seconds]).encode() + b"\n"
+        loop, begun = asyncio.get_running_loop(), asyncio.Event()
+        tell = partial(loop.call_soon_threadsafe, begun.set)
+        job = self._threads.submit(self._do, function, question, seconds, tell)
+        try:
+            async with waiting():
+                await begun.wait()
+            return await asyncio.wrap_future(job)
+        finally:
+            job.cancel()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            workers, self._idle = list(self._all), []
+        for worker in workers:
+            worker.end()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _do(self, function: str, question: bytes, seconds: float, tell: Callable[[], object]) -> Any:
+        begin = _once(tell)
+        try:
+            with self._worker() as worker:
+                answer = worker.ask(function, question, seconds, begin)
+        finally:
+            begin()  # whatever went wrong, somebody waits for it
+        if "error" in answer:
+            raise _error(function, *answer["error"])
+        return answer["value"]
+
+    @contextlib.contextmanager
+    def _worker(self) -> Iterator[_Worker]:
+        with self._lock:
+            if self._closed:
+                raise Unavailable("the graders' processes are closed.")
+            worker = self._idle.pop() if self._idle else None
+            if worker is None:
+                worker = _Worker(self._memory)
+                self._all.add(worker)
+        try:
+            yield worker
+        finally:
+            with self._lock:
+                keep = worker.fit and not self._closed
+                if keep:
+                    self._idle.append(worker)
+                else:
+                    self._all.discard(worker)
+            if not keep:
+                worker.end()
+
+
+class _Worker:
+    def __init__(self, memory_bytes: int) -> None:
+        self.fit = True
+        self._calls = 0
+        # One thread each, for they are as many as the cores; an interrupt is for the one that was started by hand.
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "rondo.graders.worker", str(memory_bytes)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            start_new_session=True,
+        )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def ask(
+        self, function: str, question: bytes, seconds: float, begin: Callable[[], None]
+    ) -> dict[str, Any]:
+        """Of one thread at a time. A process that did not answer, or not well, is fit for nothing more."""
+        self._calls += 1
+        self._say(question, function)
+        begin()
+        line, late = self._hear(seconds)
+        try:
+            answer: dict[str, Any] = json.loads(line) if line.endswith(b"\n") else {}
+        except ValueError:
+            answer = {}
+        self.fit = bool(answer) and not late and self._calls < CALLS and not _out_of_memory(answer)
+        if answer:
+            return answer
+        if late:
+            _lost.labels("late").inc()
+            raise TimeoutError(f"{function} took more than {seconds:g} s")
+        _lost.labels("died").inc()
+        raise Unavailable(f"the process that computed {function} {self._how_it_ended()}.")
+
+    def end(self) -> None:
+        self.fit = False
+        process = self._process
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            if pipe is not None:
+                with contextlib.suppress(
+                    OSError, ValueError
+                ):  # what was not written yet has nobody to read it
+                    pipe.close()
+
+    def _say(self, question: bytes, function: str) -> None:
+        assert self._process.stdin is not None
+        with self._limit(START_SECONDS) as late:
+            with contextlib.suppress(BrokenPipeError):  # it has died, as its silence tells
+                self._process.stdin.write(question)
+                self._process.stdin.flush()
+            line = self._read()
+        if line != b"begun\n":
+            self.fit = False
+            _lost.labels("start").inc()
+            why = f"within {START_SECONDS:g} s" if late.is_set() else f"at all: it {self._how_it_ended()}"
+            raise Unavailable(f"a process for {function} did not start {why}.")
+
+    def _hear(self, seconds: float) -> tuple[bytes, bool]:
+        with self._limit(seconds) as late:
+            line = self._read()
+        return line, late.is_set()
+
+    def _read(self) -> bytes:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline(LONGEST)
+
+    @contextlib.contextmanager
+    def _limit(self, seconds: float) -> Iterator[threading.Event]:
+        """Kills the process when the time is over, which ends every read and write of it."""
+        late = threading.Event()
+
+        def end() -> None:
+            late.set()
+            self._process.kill()
+
+        timer = threading.Timer(seconds, end)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield late
+        finally:
+            timer.cancel()
+
+    def _how_it_ended(self) -> str:
+        try:
+            code = self._process.wait(ENDING_SECONDS)
+        except subprocess.TimeoutExpired:  # it talks nonsense, and goes on
+            self._process.kill()
+            code = self._process.wait()
+        assert self._process.stderr is not None
+        said = self._process.stderr.read(1 << 16).decode(errors="replace").strip().splitlines()
+        told = f" ({said[-1][:300]})" if said else ""
+        return f"was killed by signal {-code}{told}" if code < 0 else f"ended with exit code {code}{told}"
+
+
+def _once(tell: Callable[[], object]) -> Callable[[], None]:
+    told = False
+
+    def once() -> None:
+        nonlocal told
+        if not told:
+            told = True
+            with contextlib.suppress(RuntimeError):  # the event loop that asked is closed
+                tell()
+
+    return once
+
+
+def _out_of_memory(answer: dict[str, Any]) -> bool:
+    return "error" in answer and answer["error"][0] == "MemoryError"
+
+
+def _error(function: str, kind: str, message: str, param: str | None) -> Exception:
+    """A `RondoError` comes back as itself, all else as what it said."""
+    found = getattr(errors, kind, None)
+    if kind == "TimeoutError":
+        return TimeoutError(message)
+    if isinstance(found, type) and issubclass(found, RondoError):
+        error = RondoError(message, param=param)
+        error.__class__ = found
+        return error
+    return GraderFailed(f"{function} raised {kind}: {message}")
+
+
+_shared: Pool | None = None
+_making = threading.Lock()
+
+
+def shared() -> Pool:
+    """The one pool of this process."""
+    global _shared
+    with _making:
+        if _shared is None:
+            _shared = Pool()
+        return _shared
+
+
+async def call(function: str, *arguments: Any, seconds: float = SECONDS) -> Any:
+    """`Pool.call` of the pool that all graders share."""
+    return await shared().call(function, *arguments, seconds=seconds)
+
+
+def _forget() -> None:
+    """In a forked child: the processes, their pipes and the threads are the parent's."""
+    global _shared, _making
+    _shared, _making = None, threading.Lock()
+
+
+def _close() -> None:
+    if _shared is not None:
+        _shared.close()
+
+
+os.register_at_fork(after_in_child=_forget)
+atexit.register(_close)

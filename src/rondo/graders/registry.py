@@ -1,0 +1,121 @@
+"""Graders by the name of their type, out of JSON or TOML: `grader_of({"type": "math"})`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rondo.base.errors import ConfigError
+from rondo.graders.choice import Choice
+from rondo.graders.combine import Multi, combine
+from rondo.graders.format import FormatChecker
+from rondo.graders.function import Function
+from rondo.graders.guarded import guarded
+from rondo.graders.judge import LabelModel, ScoreModel
+from rondo.graders.match import AnswerMatcher
+from rondo.graders.mathematics import MathAnswer
+from rondo.graders.score import Grader
+from rondo.graders.similarity import TextSimilarity
+from rondo.graders.spec import build, located, refuse_unknown
+from rondo.graders.string_check import StringCheck
+
+Maker = Callable[[Mapping[str, Any], str], Grader]
+DEEPEST = 8
+"""Graders within graders."""
+
+
+def _made(cls: type[Any]) -> Maker:
+    return lambda spec, where: build(cls, spec, where)
+
+
+def _multi(spec: Mapping[str, Any], where: str) -> Grader:
+    refuse_unknown(spec, ("type", "name", "timeout_s", "graders", "calculate_output"), where)
+    formula = spec.get("calculate_output")
+    if not isinstance(formula, str):
+        raise ConfigError(
+            f"{where} needs calculate_output, a formula over its graders' names.",
+            param=f"{where}.calculate_output",
+        )
+    graders = {name: grader_of(each, f"{where}.graders.{name}") for name, each in _inner(spec, where).items()}
+    try:
+        return Multi(graders, formula)
+    except ConfigError as error:
+        raise located(error, where) from error
+
+
+def _weighted(spec: Mapping[str, Any], where: str) -> Grader:
+    refuse_unknown(spec, ("type", "name", "timeout_s", "graders"), where)
+    inner = _inner(spec, where)
+    weights: dict[str, float] = {}
+    graders: dict[str, Grader] = {}
+    for name, each in inner.items():
+        weight = each.get("weight", 1.0)
+        if not isinstance(weight, int | float) or isinstance(weight, bool):
+            at = f"{where}.graders.{name}.weight"
+            raise ConfigError(f"{at} = {weight!r} is wrong: it must be a number.", param=at)
+        weights[name] = float(weight)
+        rest = {key: value for key, value in each.items() if key != "weight"}
+        graders[name] = grader_of(rest, f"{where}.graders.{name}")
+    try:
+        return combine(graders, weights)
+    except ConfigError as error:
+        raise located(error, where) from error
+
+
+GRADERS: dict[str, Maker] = {
+    "string_check": _made(StringCheck),
+    "text_similarity": _made(TextSimilarity),
+    "score_model": _made(ScoreModel),
+    "label_model": _made(LabelModel),
+    "multi": _multi,
+    "weighted": _weighted,
+    "match": _made(AnswerMatcher),
+    "math": _made(MathAnswer),
+    "choice": _made(Choice),
+    "format": _made(FormatChecker),
+    "function": _made(Function),
+}
+
+
+def grader_of(spec: Mapping[str, Any], where: str = "grader") -> Grader:
+    """`where` is what errors call it. With `timeout_s` the grader is guarded, under its name."""
+    if not isinstance(spec, Mapping):
+        raise ConfigError(f"{where} is a table with a type, not {str(spec)[:100]!r}.", param=where)
+    if where.count(".graders.") > DEEPEST:
+        raise ConfigError(f"{where} is more than {DEEPEST} graders deep.", param=where)
+    kind, name = spec.get("type"), spec.get("name", str(spec.get("type")))
+    if kind is None:
+        raise ConfigError(f"{where} needs a type: one of {', '.join(GRADERS)}.", param=f"{where}.type")
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"{where}.name is {name!r}; it must be text.", param=f"{where}.name")
+    if kind not in GRADERS:
+        try:
+            refuse_unknown([kind], GRADERS, where)
+        except ConfigError as error:
+            said = error.message.replace("has no field", "has no type")
+            raise ConfigError(said, param=f"{where}.type", code="unknown_type") from None
+    grader = GRADERS[kind](spec, where)
+    limit = spec.get("timeout_s")
+    if limit is None:
+        return grader
+    if not isinstance(limit, int | float) or isinstance(limit, bool) or limit <= 0:
+        raise ConfigError(
+            f"{where}.timeout_s = {limit!r} is wrong: it must be above 0.", param=f"{where}.timeout_s"
+        )
+    return guarded(grader, float(limit), name)
+
+
+def _inner(spec: Mapping[str, Any], where: str) -> Mapping[str, Mapping[str, Any]]:
+    """The graders within one, by name. The types of OpenAI's library also allow one alone, under its own name."""
+    inner = spec.get("graders")
+    if isinstance(inner, Mapping) and isinstance(inner.get("type"), str):
+        inner = {str(inner.get("name", "grader")): inner}
+    if not isinstance(inner, Mapping) or not inner:
+        raise ConfigError(f"{where} needs graders: a table of them by name.", param=f"{where}.graders")
+    for name, each in inner.items():
+        at = f"{where}.graders.{name}"
+        if not str(name).isidentifier():
+            raise ConfigError(f"{at}: a grader's name is a word of letters, digits and _.", param=at)
+        if not isinstance(each, Mapping):
+            raise ConfigError(f"{at} is a table with a type, not {str(each)[:100]!r}.", param=at)
+    return inner

@@ -1,0 +1,165 @@
+"""The template language of OpenAI's graders: `{{ item.answer }}`, `{{ sample.output_json.steps[0].text }}`.
+
+A template is filled in once: what a policy writes into its answer is text, also where it looks like a template.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from rondo.base.errors import ConfigError, InvalidRequest
+from rondo.graders.score import Sample
+
+_SLOT = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
+_STEP = re.compile(r"""\.([A-Za-z_0-9][\w-]*)|\[(\d{1,9})\]|\[(?:"([^"]*)"|'([^']*)')\]""")
+_ROOT = re.compile(r"(sample|item)(?=[.\[])")
+OUTPUTS = ("output_text", "output_json", "output_tools", "choices")
+"""What `sample` holds. OpenAI's `output_audio` is missing, since models here give none."""
+
+Step = str | int
+
+
+class NotInOutput(Exception):
+    """The answer lacks what a template asks of it: the policy's failure, which earns nothing."""
+
+
+@dataclass(frozen=True)
+class _Path:
+    written: str
+    root: str
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class Template:
+    pieces: tuple[str | _Path, ...]
+
+    def fill(self, sample: Sample) -> str:
+        """Raises `NotInOutput` for what the answer lacks, and `InvalidRequest` for what the item lacks."""
+        return "".join(
+            piece if isinstance(piece, str) else _text(_found(piece, sample)) for piece in self.pieces
+        )
+
+
+@lru_cache(1024)
+def template(text: str, param: str = "input") -> Template:
+    """`param` is the field that holds it, which errors name."""
+    pieces: list[str | _Path] = []
+    end = 0
+    for slot in _SLOT.finditer(text):
+        pieces += [text[end : slot.start()], _path(slot.group(1).strip(), param)]
+        end = slot.end()
+    return Template((*pieces, text[end:]))
+
+
+def item_of(sample: Sample) -> Mapping[str, Any]:
+    """The record that the sample answers: `metadata["item"]`, or all metadata, with the reference beside it."""
+    item = sample.metadata.get("item")
+    fields = dict(item if isinstance(item, Mapping) else sample.metadata)
+    if sample.reference is not None:
+        fields.setdefault("reference", sample.reference)
+    return fields
+
+
+def sample_of(sample: Sample) -> dict[str, Any]:
+    """OpenAI's `sample` as graders in Python get it; `output_json` is None where the answer is not JSON."""
+    tools = sample.metadata.get("tool_calls") or []
+    message = {"role": "assistant", "content": sample.completion, "tool_calls": tools}
+    try:
+        parsed = output_json(sample.completion)
+    except NotInOutput:
+        parsed = None
+    return {
+        "output_text": sample.completion,
+        "output_json": parsed,
+        "output_tools": tools,
+        "choices": [{"index": 0, "message": message, "finish_reason": _finish(sample)}],
+    }
+
+
+def output_json(text: str) -> Any:
+    try:
+        return json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise NotInOutput(f"the answer is not JSON ({str(error)[:100]})") from None
+
+
+def _path(written: str, param: str) -> _Path:
+    root = _ROOT.match(written)
+    if root is None:
+        raise ConfigError(
+            f"{{{{ {written} }}}} in {param} must begin with `item.` or `sample.`, such as {{{{ item.answer }}}}.",
+            param=param,
+        )
+    steps: list[Step] = []
+    at = root.end()
+    while at < len(written):
+        step = _STEP.match(written, at)
+        if step is None:
+            raise ConfigError(
+                f"{{{{ {written} }}}} in {param} is no path: write names and positions, as in item.names[0].first.",
+                param=param,
+            )
+        name, position, *quoted = step.groups()
+        steps.append(int(position) if position else next((q for q in quoted if q is not None), name))
+        at = step.end()
+    if root.group(1) == "sample" and steps[0] not in OUTPUTS:
+        near = difflib.get_close_matches(str(steps[0]), OUTPUTS, n=1, cutoff=0)
+        raise ConfigError(
+            f"{{{{ {written} }}}} in {param}: a sample has {', '.join(OUTPUTS)}. Did you mean {near[0]}?",
+            param=param,
+        )
+    return _Path(written, root.group(1), tuple(steps))
+
+
+def _found(path: _Path, sample: Sample) -> Any:
+    steps = path.steps
+    if path.root == "item":
+        value: Any = item_of(sample)
+    elif steps[0] == "output_json":  # told apart from JSON that is null
+        value, steps = output_json(sample.completion), steps[1:]
+    else:
+        value = sample_of(sample) if steps[0] == "choices" else _outputs(sample)
+    for step in steps:
+        try:
+            value = value[_step(value, step)]
+        except (KeyError, IndexError, TypeError):
+            raise _missing(path) from None
+    return value
+
+
+def _outputs(sample: Sample) -> dict[str, Any]:
+    return {"output_text": sample.completion, "output_tools": sample.metadata.get("tool_calls") or []}
+
+
+def _step(value: Any, step: Step) -> Step:
+    """A text has no parts, and `.0` is a position in a list."""
+    if isinstance(value, str) or not isinstance(value, Mapping | list | tuple):
+        raise TypeError
+    if isinstance(value, list | tuple) and isinstance(step, str) and step.isdecimal():
+        return int(step)
+    return step
+
+
+def _missing(path: _Path) -> Exception:
+    if path.root == "sample":
+        return NotInOutput(f"the answer has no {path.written}")
+    return InvalidRequest(f"the item has no {path.written}", param=path.written)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _finish(sample: Sample) -> str:
+    return "stop" if sample.metadata.get("finished", True) else "length"
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is no JSON")

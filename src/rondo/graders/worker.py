@@ -1,0 +1,59 @@
+"""A process that computes for `pool.py`: one question a line of JSON on standard input, two lines of answer to each.
+
+The first, `begun`, says that the function is imported, so that its time counts from there. It ends when its input does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from rondo.base.entry import load_entry
+from rondo.base.errors import RondoError
+
+GRACE_SECONDS = 5.0
+"""Whoever asks ends what is late. Should he be gone, the kernel does, so much later."""
+
+
+def main(memory_bytes: int) -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    answers = os.fdopen(os.dup(1), "wb")
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)  # what libraries print is no part of an answer
+    os.dup2(nowhere, 2)
+    for line in sys.stdin.buffer:
+        for answer in _answers(line):
+            answers.write(answer + b"\n")
+            answers.flush()
+
+
+def _answers(line: bytes) -> Iterator[bytes]:
+    begun = False
+    try:
+        name, arguments, seconds = json.loads(line)
+        function: Any = load_entry(name, "function")
+        yield b"begun"
+        begun = True
+        signal.setitimer(signal.ITIMER_REAL, seconds + GRACE_SECONDS)
+        value = function(*arguments)
+        yield json.dumps({"value": value}).encode()
+    except RondoError as error:
+        yield from _failed(begun, [type(error).__name__, error.message, error.param])
+    except Exception as error:  # whatever a grader raises is its answer
+        yield from _failed(begun, [type(error).__name__, str(error)[:2000], None])
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _failed(begun: bool, error: list[str | None]) -> list[bytes]:
+    return [*([] if begun else [b"begun"]), json.dumps({"error": error}).encode()]
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

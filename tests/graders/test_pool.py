@@ -1,0 +1,182 @@
+"""Processes that compute for graders."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rondo.base.errors import InvalidRequest, NotFound, Unavailable
+from rondo.base.metrics import render
+from rondo.graders import Sample, Score, guarded
+from rondo.graders.pool import GraderFailed, Pool
+
+FUNCTIONS = """
+import os, signal, sys, time
+from rondo.base.errors import InvalidRequest
+
+def add(a, b): return a + b
+def pid(): return os.getpid()
+def loud(): print("x" * 1000); print("y", file=sys.stderr); os.write(1, b"begun\\n"); return 1
+def hang(): time.sleep(600)
+def spin(): return 9 ** 9 ** 9
+def nap(seconds): time.sleep(seconds); return os.getpid()
+def crash(): os.kill(os.getpid(), signal.SIGSEGV)
+def leave(): os._exit(3)
+def exits(): sys.exit(0)
+def fails(): raise KeyError("city")
+def refuses(): raise InvalidRequest("no reference", param="reference")
+def late(): raise TimeoutError("its own limit")
+def greedy(): return len(bytearray(8 << 30))
+def odd(): return {1, 2}
+def nan(): return float("nan")
+def count(text): return len(text)
+"""
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    pool = Pool(workers=2)
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path: Path = tmp_path_factory.mktemp("functions") / "functions.py"
+    path.write_text(FUNCTIONS)
+    return str(path)
+
+
+def call(pool: Pool, function: str, *arguments: object, seconds: float = 20.0) -> object:
+    return asyncio.run(pool.call(function, *arguments, seconds=seconds))
+
+
+def test_a_function_is_found_by_its_name(pool: Pool, file: str) -> None:
+    assert call(pool, f"{file}:add", 1, 2) == 3
+    assert call(pool, "math:sqrt", 9.0) == 3.0
+    assert call(pool, f"{file}:add", "\ud800ü\n", "{}") == "\ud800ü\n{}"
+
+
+def test_what_it_prints_is_no_answer(pool: Pool, file: str) -> None:
+    assert call(pool, f"{file}:loud") == 1
+
+
+def test_ten_megabytes_go_through(pool: Pool, file: str) -> None:
+    assert call(pool, f"{file}:count", "ü" * 10_000_000) == 10_000_000
+
+
+def test_processes_stay(pool: Pool, file: str) -> None:
+    assert len({call(pool, f"{file}:pid") for _ in range(10)}) <= 2
+
+
+@pytest.mark.parametrize("function", ["hang", "spin"])
+def test_what_hangs_is_killed_and_replaced(pool: Pool, file: str, function: str) -> None:
+    with pytest.raises(TimeoutError, match=f"{function} took more than 0.3 s"):
+        call(pool, f"{file}:{function}", seconds=0.3)
+    assert call(pool, f"{file}:add", 1, 2) == 3
+    assert b'rondo:grader_workers_lost_total{reason="late"}' in render()
+
+
+@pytest.mark.parametrize(
+    ("function", "ending"), [("crash", "signal 11"), ("leave", "exit code 3"), ("exits", "exit code 0")]
+)
+def test_what_dies_is_replaced(pool: Pool, file: str, function: str, ending: str) -> None:
+    with pytest.raises(Unavailable, match=f"{function} .*{ending}"):
+        call(pool, f"{file}:{function}")
+    assert call(pool, f"{file}:add", 1, 2) == 3
+
+
+def test_errors_come_back_as_what_they_are(pool: Pool, file: str) -> None:
+    with pytest.raises(InvalidRequest, match="no reference") as refused:
+        call(pool, f"{file}:refuses")
+    assert refused.value.param == "reference"
+    with pytest.raises(GraderFailed, match=r"KeyError: 'city'"):
+        call(pool, f"{file}:fails")
+    with pytest.raises(TimeoutError, match="its own limit"):
+        call(pool, f"{file}:late")
+    with pytest.raises(GraderFailed, match="MemoryError"):
+        call(pool, f"{file}:greedy")
+    with pytest.raises(GraderFailed, match="TypeError"):
+        call(pool, f"{file}:odd")
+    with pytest.raises(NotFound, match="Did you mean add"):
+        call(pool, f"{file}:addd")
+    with pytest.raises(NotFound, match="nowhere"):
+        call(pool, "nowhere.at_all:function")
+    assert call(pool, f"{file}:add", 1, 2) == 3
+
+
+def test_a_process_killed_from_outside_fails_one_call_alone(file: str) -> None:
+    pool = Pool(workers=1)
+    try:
+        os.kill(int(str(call(pool, f"{file}:pid"))), signal.SIGKILL)
+        with pytest.raises(Unavailable, match="signal 9"):
+            call(pool, f"{file}:pid")
+        assert call(pool, f"{file}:add", 1, 2) == 3
+    finally:
+        pool.close()
+
+
+def test_the_queue_is_not_the_grader_s_time(file: str) -> None:
+    """Sixteen naps one after another take longer than the limit of each; only the one that is late itself is."""
+    pool = Pool(workers=1)
+
+    class Naps:
+        async def score(self, sample: Sample) -> Score:
+            await pool.call(f"{file}:nap", float(sample.completion), seconds=20.0)
+            return Score("ok", 1.0)
+
+    async def all_of_them() -> list[Score]:
+        grader = guarded(Naps(), 1.0)
+        naps = ["0.1"] * 16 + ["1.8"]
+        return list(await asyncio.gather(*(grader.score(Sample("", nap)) for nap in naps)))
+
+    try:
+        begin = time.monotonic()
+        outcomes = [score.outcome for score in asyncio.run(all_of_them())]
+        assert time.monotonic() - begin > 1.6
+        assert outcomes == ["ok"] * 16 + ["timeout"]
+    finally:
+        pool.close()
+
+
+def test_who_does_not_wait_leaves_no_work_behind(file: str) -> None:
+    pool = Pool(workers=1)
+
+    async def hurry() -> object:
+        naps = [asyncio.create_task(pool.call(f"{file}:nap", 0.2)) for _ in range(50)]
+        await asyncio.sleep(0.1)
+        for nap in naps:
+            nap.cancel()
+        await asyncio.gather(*naps, return_exceptions=True)
+        return await pool.call(f"{file}:add", 1, 2)
+
+    try:
+        begin = time.monotonic()
+        assert asyncio.run(hurry()) == 3
+        assert time.monotonic() - begin < 9.0, "fifty naps were taken"
+    finally:
+        pool.close()
+
+
+def test_a_closed_pool_says_so(file: str) -> None:
+    pool = Pool(workers=1)
+    call(pool, f"{file}:add", 1, 2)
+    pool.close()
+    with pytest.raises((Unavailable, RuntimeError), match=r"closed|shutdown"):
+        call(pool, f"{file}:add", 1, 2)
+
+
+def test_a_process_starts_without_torch(pool: Pool) -> None:
+    loaded = call(pool, "rondo.base.entry:load_entry", "sys:version", "x")
+    assert isinstance(loaded, str)
+    assert call(pool, f"{__file__}:torch_is_loaded") is False
+
+
+def torch_is_loaded() -> bool:
+    import sys
+
+    return "torch" in sys.modules
