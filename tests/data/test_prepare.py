@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from data import full_worker
 from rondo.base.errors import Conflict, InvalidRequest, NotFound, StorageError, Unavailable
 from rondo.cli.main import main as rondo
 from rondo.data import pool
@@ -175,6 +176,29 @@ def test_a_part_that_kills_its_workers_is_an_error_that_names_it(
     monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parents[1]}:{os.environ.get('PYTHONPATH', '')}")
     with pytest.raises(Unavailable, match=r"text\.jsonl \(bytes 0 to 4096\) was killed by signal 9.*3 times"):
         prepare(request(prepared[0], tmp_path / "out", tokenizer_folder))
+
+
+def test_a_full_disk_is_said_so_and_it_goes_on_once_there_is_room(
+    prepared: tuple[Path, Path], tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    again = request(prepared[0], out, tokenizer_folder, shard_bytes=30_000)
+    with monkeypatch.context() as patch:
+        patch.setattr("rondo.data.prepare.WORKER", "data.full_worker")
+        patch.setenv("PYTHONPATH", f"{Path(__file__).parents[1]}:{os.environ.get('PYTHONPATH', '')}")
+        with pytest.raises(StorageError, match=r"No space left to write .*shard-\d+-\d+\.tar") as error:
+            prepare(again)
+    assert error.value.code == "no_space"
+    whole, left = contents(prepared[1]), contents(out)
+    notes = [name for name in left if name.startswith(RECORDS)]
+    shards = {name: left[name] for name in left.keys() - set(notes)}
+    assert len(shards) == full_worker.SHARDS, "nothing of the shard that found no room is there"
+    assert shards.items() <= whole.items()
+    done = [json.loads((out / name).read_text())["tally"] for name in notes if name.endswith(".json")]
+    seen: list[Progress] = []
+    prepare(again, seen.append)
+    assert 0 < sum(tally["documents"] for tally in done) <= seen[0].documents, "it is not done again"
+    assert contents(out) == whole
 
 
 def test_a_worker_that_says_nothing_is_not_waited_for(

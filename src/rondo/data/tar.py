@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rondo.base.files import storage_error
+
 BLOCK = 512
 ARRAY_HEADER = 128
 END = bytes(2 * BLOCK)
@@ -41,11 +43,17 @@ class ShardWriter:
     def close(self) -> str:
         """The file's SHA-256."""
         self._write(END)
-        self._file.close()
+        try:
+            self._file.close()
+        except OSError as error:
+            raise storage_error(self.path, error) from error
         return self._sum.hexdigest()
 
     def _write(self, data: bytes) -> None:
-        self._file.write(data)
+        try:
+            self._file.write(data)
+        except OSError as error:  # which does not say of which file it is
+            raise storage_error(self.path, error) from error
         self._sum.update(data)
         self.bytes += len(data)
 
