@@ -8,7 +8,9 @@ from support.launch import RankFailed, launch
 
 def test_ranks_have_torchs_default_group() -> None:
     for found in launch(_launched.of_default_group, 2):
-        assert found == {"found": [3.0] * 4, "gradient": [2.0 * 2] * 2}
+        assert found["found"] == [3.0] * 4
+        assert found["gradient"] == [2.0 * 2] * 2
+        assert set(found["timeouts"]) == {7.0}, "the groups of a mesh wait as long as the layout says"
 
 
 def test_the_rank_that_failed_is_shown() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import os
+import re
 import signal
 import socket
 import sys
@@ -231,7 +232,9 @@ class _Watch:
         except Gone:
             return _first_is_gone(error)
         self.failed = failure
-        return error if failure.rank == self._world.rank else RankFailed(failure)
+        if failure.rank != self._world.rank:
+            return RankFailed(failure)
+        return Unavailable(failure.message) if timed_out(error) else error
 
     def said(self, why: BaseException) -> BaseException:
         if self._world.first or not self._board.wait_heard(PARTING_SECONDS):
@@ -260,11 +263,22 @@ class _Watch:
                     return Failure(
                         new.rank, new.host, f"it was lost while others waited for it ({new.what})", 1
                     )
+        if timed_out(error):
+            return self._late()
         message = error.message if isinstance(error, RondoError) else repr(error)
         code = error.exit_code if isinstance(error, RondoError) else 1
         if isinstance(error, KeyboardInterrupt):
             message, code = "interrupted", INTERRUPTED
         return Failure(self._world.rank, self._board.host, message, code)
+
+    def _late(self) -> Failure:
+        """Whom the others have waited for, by what each is at; where all are at the same, nobody is to blame."""
+        beats = self._board.beats()
+        who = late(beats)
+        what = f"others have waited {self._config.timeout:.0f} s for it ({who[0].what})"
+        if len(who) == len(beats):
+            what = f"a rank has waited {self._config.timeout:.0f} s for others ({who[0].what}, as all are)"
+        return Failure(who[0].rank, who[0].host, what + _may_take("timeout"), 1)
 
     def _run(self) -> None:
         try:
@@ -306,6 +320,7 @@ class _Watch:
                 seen.heard = now
             seen.beat = beat
         known = self._longest.get(_kind(self._what), [])
+        setting = "timeout" if len(known) < 2 else "stall"
         limit = self._config.timeout if len(known) < 2 else max(self._config.stall, PATIENCE * known[0])
         silent = [
             s.beat for s in self._seen.values() if now - s.heard > max(self._config.stall, SILENT_SECONDS)
@@ -321,7 +336,9 @@ class _Watch:
                 f"it has not been heard of for {now - self._seen[who.rank].heard:.0f} s (last: {who.what})"
             )
         else:
-            message = f"no rank has got on for {waited:.0f} s: this one is at {who.what}{waits}"
+            message = (
+                f"no rank has got on for {waited:.0f} s: this one is at {who.what}{waits}{_may_take(setting)}"
+            )
         where = f". What each rank was at is in {self.folder}" if self.folder else ""
         return self._board.fail(Failure(who.rank, who.host, message + where, 1, hang=True))
 
@@ -347,6 +364,15 @@ class _Watch:
     def _beat(self) -> None:
         self._count += 1
         self._board.beat(Beat(self._world.rank, self._board.host, self._steps, self._what, self._count))
+
+
+def _may_take(setting: str) -> str:
+    return f". If that takes so long, raise train.layout.{setting}"
+
+
+def timed_out(error: BaseException) -> bool:
+    """Whether it is what a collective, or the store, says when others have not come."""
+    return isinstance(error, RuntimeError) and re.search("timed? ?out", str(error), re.IGNORECASE) is not None
 
 
 def lost_another(error: BaseException) -> bool:

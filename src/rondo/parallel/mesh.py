@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -35,18 +36,19 @@ class Mesh:
         self.degrees = degrees
         self.world = world
         self.device = device
-        d = degrees
-        self.states = _mesh(device, (d.pp, d.replicate, d.shard, d.tp), ("pp", "replicate", "shard", "tp"))
+        d, patience = degrees, timedelta(seconds=degrees.config.timeout)
+        mesh_of = partial(_mesh_of, device, patience)
+        self.states = mesh_of((d.pp, d.replicate, d.shard, d.tp), ("pp", "replicate", "shard", "tp"))
         self.experts: DeviceMesh | None = None
         if d.ep > 1:
             names = ("pp", "replicate", "expert_shard", "ep")
-            self.experts = _mesh(device, (d.pp, d.replicate, d.expert_shard, d.ep), names)
-        tokens = _mesh(device, (d.pp, d.dp, d.cp, d.tp), ("pp", "dp", "cp", "tp"))
+            self.experts = mesh_of((d.pp, d.replicate, d.expert_shard, d.ep), names)
+        tokens = mesh_of((d.pp, d.dp, d.cp, d.tp), ("pp", "dp", "cp", "tp"))
         self.dp, self.tp, self.cp, self.pp = (tokens[name].get_group() for name in ("dp", "tp", "cp", "pp"))
         self.dp_rank, self.cp_rank, self.tp_rank, self.pp_rank = (
             tokens[name].get_local_rank() for name in ("dp", "cp", "tp", "pp")
         )
-        self.stage = _group_of(torch.arange(d.ranks).view(d.pp, -1))
+        self.stage = _group_of(torch.arange(d.ranks).view(d.pp, -1), patience)
 
     @property
     def sharding(self) -> DeviceMesh:
@@ -129,17 +131,23 @@ def leave() -> None:
         dist.destroy_process_group()
 
 
-def _mesh(device: torch.device, sizes: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:
+def _mesh_of(
+    device: torch.device, patience: timedelta, sizes: tuple[int, ...], names: tuple[str, ...]
+) -> DeviceMesh:
     from torch.distributed.device_mesh import init_device_mesh
 
-    return init_device_mesh(device.type, sizes, mesh_dim_names=names)
+    mesh = init_device_mesh(device.type, sizes, mesh_dim_names=names)
+    if dist.get_backend() != "fake":
+        for group in mesh.get_all_groups():  # torch gives its own the default of half an hour
+            dist.distributed_c10d._set_pg_timeout(patience, group)
+    return mesh
 
 
-def _group_of(rows: torch.Tensor) -> Any:
+def _group_of(rows: torch.Tensor, patience: timedelta) -> Any:
     """The group of this rank, one a row; every rank makes all of them, in the same order."""
     own = None
     for row in rows.tolist():
-        group = dist.new_group(row)
+        group = dist.new_group(row, timeout=patience)
         if dist.get_rank() in row:
             own = group
     return own

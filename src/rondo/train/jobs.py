@@ -59,6 +59,7 @@ def plan(kind: Kind, config: TrainConfig, crew: Crew | None = None) -> Plan:
         if not getattr(config, name):
             raise ConfigError(f"which {name}? Give --{name}.", param=f"train.{name}")
     crew = crew or Crew()
+    crew.doing("looking at model and data")
     config = config.of_kind(kind)
     model = resolve(config.model)
     shape = parse(read_config(model))
@@ -91,6 +92,7 @@ def run(
 ) -> Path:
     """The folder of what the job leaves. A job that is done already is not done again. On several ranks all do this."""
     crew, job = crew or Crew(), plan.job
+    crew.doing("meeting over the job")
     if crew.first_says(job.done):
         return job.result
     with job.hold():
@@ -138,10 +140,13 @@ def _ready(
 ) -> tuple[Learner, Recipe, Evaluation | None]:
     """Who keeps none of the model as it was read: a learner may go on with another form of it."""
     config = plan.config
+    crew.doing("loading the model")
     model = _model(plan, device if crew.world.size == 1 else torch.device("cpu"))
     torch.manual_seed((config.seed << 20) + crew.world.rank)
+    crew.doing("dividing the model")
     mesh = None if crew.world.size == 1 else join(config.layout, crew.world, model.config, device)
     learner = learner_of(config)(model, config, mesh)
+    crew.doing("reading records")
     work = Work(config, plan.model, tokenizer, learner, plan.job.path)
     made = recipe(plan.kind, work, plan.sources, plan.held_out)
     divided = mesh is not None or config.learner == "megatron"

@@ -164,6 +164,7 @@ class _Run:
 
     def resume(self) -> None:
         assert self.job is not None
+        self.crew.doing("looking for a checkpoint")
         self.job.forget_after(self._load())
 
     def _load(self) -> int:
