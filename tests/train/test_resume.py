@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rondo import models
-from rondo.base.errors import Conflict
+from rondo.base.errors import ConfigError, Conflict, StorageError
 from rondo.base.files import atomic_dir
 from rondo.base.hashing import sha256_file
 from rondo.train import jobs
@@ -111,6 +111,45 @@ def test_the_best_checkpoint_stays_beside_the_last(
     best = max((row for row in rows if row["step"] in (2, 4, 6, 8)), key=lambda row: row["loss"])
     left = {folder.name for folder in (job / "checkpoints").iterdir()}
     assert left == {f"step_{best['step']}", "step_8"}
+
+
+def test_a_place_where_it_cannot_save_is_known_before_the_job_is(
+    ground: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RONDO_HOME", str(own_home(tmp_path / "home")))
+    wrong = tmp_path / "file"
+    wrong.write_text("no folder")
+    short = config(ground).model_copy(update={"steps": 1})
+    with pytest.raises(StorageError, match=r"train\.save_to: Cannot write .*/\.try_0") as error:
+        jobs.plan("pretrain", short.model_copy(update={"save_to": f"{wrong}/checkpoints"}))
+    assert error.value.param == "train.save_to"
+    assert not (tmp_path / "home/jobs").exists(), "so that the same job may have another place"
+    right = tmp_path / "checkpoints"
+    plan = jobs.plan("pretrain", short.model_copy(update={"save_to": str(right)}))
+    assert list(right.iterdir()) == []
+    jobs.run(plan)
+    assert (right / plan.job.name / "step_1/manifest.json").is_file()
+
+
+@pytest.mark.parametrize("place", ["s3://bucket/checkpoints", "gopher://bucket"])
+def test_a_store_that_cannot_be_used_is_known_before_the_first_step(
+    ground: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    monkeypatch.setenv("RONDO_HOME", str(own_home(tmp_path)))
+    nobody = {
+        "AWS_CONFIG_FILE": "/none",
+        "AWS_SHARED_CREDENTIALS_FILE": "/none",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
+    for name, value in nobody.items():
+        monkeypatch.setenv(name, value)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(
+        ConfigError, match=r"train\.save_to: (no credentials for s3|there is no kind of store)"
+    ) as error:
+        jobs.plan("pretrain", config(ground).model_copy(update={"save_to": place}))
+    assert error.value.param == "train.save_to"
 
 
 def test_a_second_process_on_a_job_is_told_so(

@@ -53,6 +53,18 @@ class Keep:
     best: int = 0
 
 
+def try_place(place: str, rank: int) -> None:
+    """Raises where this rank cannot write, before there is anything to lose."""
+    name = f".try_{rank}"
+    try:
+        folder = folder_of(place)
+        folder.write(name, b"")
+        folder.remove(name)
+    except RondoError as error:
+        error.message, error.param = f"train.save_to: {error.message}", "train.save_to"
+        raise
+
+
 NAME = re.compile(r"step_(\d+)")
 
 

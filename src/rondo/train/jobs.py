@@ -24,6 +24,7 @@ from rondo.parallel.mesh import join
 from rondo.parallel.world import World
 from rondo.text.tokenizer import Tokenizer
 from rondo.train import adapter, data, learners
+from rondo.train.checkpoint import try_place
 from rondo.train.config import Kind, TrainConfig
 from rondo.train.evaluate import Evaluation
 from rondo.train.export import export_checkpoint
@@ -61,6 +62,8 @@ def plan(kind: Kind, config: TrainConfig, crew: Crew | None = None) -> Plan:
     crew = crew or Crew()
     crew.doing("looking at model and data")
     config = config.of_kind(kind)
+    if config.save_to:
+        try_place(config.save_to, crew.world.rank)
     model = resolve(config.model)
     shape = parse(read_config(model))
     adapter.check(kind, config.adapter, shape)
