@@ -17,7 +17,6 @@ from support.tiny import (
     TINY_GEMMA,
     TINY_GPT_OSS,
     TINY_MLA,
-    TINY_MLA_2,
     TINY_MOE,
     TINY_OLMO,
     VOCAB,
@@ -37,7 +36,7 @@ TWO += [
     ({"pp": 2, "schedule": "interleaved", "virtual": 2}, {"num_hidden_layers": 4}),
     ({"pp": 2, "schedule": "zero-bubble"}, {"num_hidden_layers": 4}),
     ({"pp": 2, "schedule": "zero-bubble"}, {"num_hidden_layers": 4, "adapter": "lora"}),
-    ({"pp": 2, "schedule": "zero-bubble"}, TINY_MLA_2 | {"num_hidden_layers": 4}),
+    ({"pp": 2, "schedule": "zero-bubble"}, TINY_MLA | {"num_hidden_layers": 4}),
 ]
 FOUR: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"zero": 3}, {}),
@@ -56,7 +55,8 @@ FOUR: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"tp": 4}, TINY_OLMO),
     ({"tp": 4, "zero": 1}, TINY_GPT_OSS),
     ({"tp": 2}, TINY_GEMMA),
-    ({"tp": 2, "zero": 2}, TINY_MLA_2),
+    ({"tp": 2, "zero": 2}, TINY_MLA),
+    ({"tp": 2, "ep": 4}, TINY_MLA | {"num_hidden_layers": 3}),
     ({"tp": 2, "zero": 1, "dp_replicate": 2}, TINY_BIASES),
     ({"tp": 2, "ep": 4}, TINY_MOE),
     ({"tp": 2, "cp": 2}, {}),
@@ -71,16 +71,21 @@ FOUR: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"pp": 2, "zero": 2, "schedule": "interleaved", "virtual": 2}, {"num_hidden_layers": 4}),
     ({"pp": 2, "zero": 1, "dp_replicate": 2, "schedule": "gpipe"}, TINY_GEMMA),
     ({"pp": 2, "tp": 2, "schedule": "zero-bubble"}, {"num_hidden_layers": 4}),
-    ({"pp": 2, "tp": 2}, TINY_MLA_2),
+    ({"pp": 2, "tp": 2}, TINY_MLA | {"num_hidden_layers": 3}),
     ({"pp": 2, "tp": 2, "schedule": "zero-bubble"}, {"num_hidden_layers": 4, "tie_word_embeddings": False}),
     ({"pp": 2, "cp": 2, "cp_method": "ring"}, {}),
     ({"pp": 2, "cp": 2, "schedule": "zero-bubble"}, {"num_hidden_layers": 4}),
     ({"pp": 2, "ep": 2}, TINY_MOE),
 ]
+EIGHT: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"pp": 2, "tp": 2, "zero": 2}, {"num_hidden_layers": 4, "tie_word_embeddings": False}),
+    ({"pp": 2, "tp": 2, "ep": 4, "schedule": "zero-bubble"}, TINY_MLA | {"num_hidden_layers": 4}),
+]
+"""Three ways to divide at once, data parallelism among them."""
 SHAPE = Shape("tiny", layers=4, hidden=32, heads=4, kv_heads=2, head_dim=8, intermediate=48, vocab=VOCAB)
 
 
-@pytest.mark.parametrize(("ranks", "cases"), [(2, TWO), (4, FOUR)])
+@pytest.mark.parametrize(("ranks", "cases"), [(2, TWO), (4, FOUR), (8, EIGHT)])
 def test_ranks_are_as_one(ranks: int, cases: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
     for_ranks = launch(on_ranks, ranks, cases, seconds=300)
     for i, (layout, changes) in enumerate(cases):

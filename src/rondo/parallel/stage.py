@@ -4,6 +4,7 @@ out, or the log-probabilities of a row's predictions."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -15,11 +16,13 @@ from rondo.models.parts import take
 
 @dataclass(frozen=True)
 class Inputs:
-    """Beside the tokens of a row, or of a rank's part of it. Predictions are made from the hidden states `rows`; the
+    """Beside the tokens of a row, or of a rank's part of it. `real` says of each whether it is the row's own, and does
+    not only fill it up. Predictions are made from the hidden states `rows`; the
     i-th one from `rows[where[i]]`, of the token `targets[i]`. `gather` puts those of all ranks together. Several of a
     row may be alike, and are scored once: `back` says which of the scored each is."""
 
     positions: Tensor
+    real: Tensor
     attend: Attend
     rows: Tensor
     where: Tensor
@@ -29,6 +32,15 @@ class Inputs:
     temperature: float
     entropy: bool = False
     """Whether each prediction is given its distribution's entropy beside its log-probability."""
+
+
+_passing: ContextVar[Inputs | None] = ContextVar("rondo_row_in_passing", default=None)
+
+
+def row_in_passing() -> Inputs | None:
+    """Of the row that goes through a piece in this thread; None where the model is called by itself, or computes again
+    for a backward pass."""
+    return _passing.get()
 
 
 class Stage(nn.Module):
@@ -54,7 +66,11 @@ class Stage(nn.Module):
         if self.first:
             x = self.decoder.embed(x)
         read = inputs.rows if self.last else None
-        x = self.decoder.through(x, inputs.positions, inputs.attend, read)
+        token = _passing.set(inputs)
+        try:
+            x = self.decoder.through(x, inputs.positions, inputs.attend, read)
+        finally:
+            _passing.reset(token)
         return self.score(x, inputs) if self.last else x
 
     def score(self, hidden: Tensor, inputs: Inputs) -> Tensor:

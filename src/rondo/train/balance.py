@@ -13,16 +13,20 @@ from torch import Tensor
 
 from rondo.models.decoder import Decoder
 from rondo.models.parts import Router
+from rondo.parallel.stage import row_in_passing
 
 if TYPE_CHECKING:
     from rondo.parallel.mesh import Mesh
 
 
 class Balance:
-    """Counts the choices of every router from one optimizer step to the next; of tokens that fill up a row as well."""
+    """Counts the choices of every router from one optimizer step to the next: of a row's own tokens, and in the last
+    layer of those that are predicted from, since one process asks for no others. What fills rows up counts nowhere, so
+    that corrections do not depend on the layout."""
 
     def __init__(self, model: Decoder, rate: float, mesh: Mesh | None = None) -> None:
         self._rate, self._mesh = rate, mesh
+        self._last = getattr(getattr(model.layers[-1], "mlp", None), "router", None)
         self._counts = {
             module: torch.zeros(module.spec.num_experts, device=model.device)
             for module in model.modules()
@@ -48,9 +52,30 @@ class Balance:
         return {"expert_load_max": float((counts.amax(1, keepdim=True) / mean.clamp(min=1)).max())}
 
     def _count(self, router: Any, inputs: object, output: tuple[Tensor, Tensor]) -> None:
-        if torch.is_grad_enabled():
-            chosen = output[1].flatten()
-            self._counts[router] += torch.bincount(chosen, minlength=router.spec.num_experts)
+        if torch.is_grad_enabled() and not _is_backward():
+            chosen = output[1]
+            count = self._who_counts(router, chosen).to(self._counts[router].dtype)
+            self._counts[router].index_add_(0, chosen.flatten(), count[:, None].expand_as(chosen).flatten())
+
+    def _who_counts(self, router: Router, chosen: Tensor) -> Tensor:
+        """Of the tokens that the router was given."""
+        row = row_in_passing()
+        if row is None:
+            return chosen.new_ones(len(chosen))
+        divided = self._mesh is not None and self._mesh.degrees.tp > 1
+        if router is self._last and not divided:
+            return row.real[row.rows]
+        real = row.real
+        if router is self._last:
+            real = real & torch.zeros_like(real).index_fill(0, row.rows, True)
+        if self._mesh is not None and divided and self._mesh.experts is not None:
+            real = real.chunk(self._mesh.degrees.tp)[self._mesh.tp_rank]  # a rank sends its own tokens
+        return real
+
+
+def _is_backward() -> bool:
+    """Whether autograd is on its way back: a layer that computes again has been counted."""
+    return bool(torch._C._current_graph_task_id() != -1)
 
 
 def _placed(whole: Tensor, like: Tensor) -> Tensor:

@@ -126,11 +126,13 @@ class Passes:
         return found
 
     def _scored(self, row: Row, temperature: float, entropy: bool) -> Tensor:
-        row = padded(row, self._multiple)
-        scored: Tensor = self._stage(
-            *inputs_of(row, temperature, self._vocabulary, self._device, self._context, entropy)
-        )
+        scored: Tensor = self._stage(*self._inputs(row, temperature, entropy, self._multiple))
         return scored
+
+    def _inputs(self, row: Row, temperature: float, entropy: bool, multiple: int) -> tuple[Tensor, Inputs]:
+        own = 0 if row is NOTHING else len(row.tokens)
+        row = padded(row, multiple)
+        return inputs_of(row, temperature, self._vocabulary, self._device, self._context, entropy, own)
 
     def _most(self, rows: int) -> int:
         """Each rank passes over as many: gathering layers takes all of them at once."""
@@ -180,8 +182,10 @@ def inputs_of(
     device: torch.device,
     context: Context,
     entropy: bool = False,
+    own: int | None = None,
 ) -> tuple[Tensor, Inputs]:
-    """Answers that begin alike make some predictions more than once: those go through the head once."""
+    """Answers that begin alike make some predictions more than once: those go through the head once. The first `own`
+    tokens are the row's, by default all; the others fill it up."""
     pairs, back = np.unique(row.where * vocabulary + row.targets, return_inverse=True)
     cut = context.cut(len(row.tokens))
     deal = cut.deal(pairs // vocabulary)
@@ -193,6 +197,7 @@ def inputs_of(
 
     inputs = Inputs(
         positions=placed(row.positions[held]),
+        real=torch.from_numpy(held < (len(row.tokens) if own is None else own)).to(device),
         attend=context.attend(attend(row, device), cut),
         rows=placed(rows),
         where=placed(where),

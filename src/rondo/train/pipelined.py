@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from rondo.data.packing import Row, padded
+from rondo.data.packing import Row
 from rondo.models.decoder import Decoder
 from rondo.parallel.config import MemoryConfig
 from rondo.parallel.cut import microbatches, pieces_of, stage_of
@@ -18,7 +18,7 @@ from rondo.parallel.pipeline import Pipeline
 from rondo.parallel.precision import computing_type
 from rondo.parallel.stage import Inputs
 from rondo.train.losses import Loss, LossOutput, needs_entropy
-from rondo.train.passes import NOTHING, Passes, inputs_of, predictions
+from rondo.train.passes import NOTHING, Passes, predictions
 
 
 class Pipelined(Passes):
@@ -73,9 +73,8 @@ class Pipelined(Passes):
         count = microbatches(self._layout, self._most(len(rows)))
         longest = max((len(row.tokens) for row in rows), default=1)
         length = longest + -longest % self._multiple
-        filled = [padded(row, length) for row in (*rows, *[NOTHING] * (count - len(rows)))]
-        facts = temperature, self._vocabulary, self._device, self._context, entropy
-        return [inputs_of(row, *facts) for row in filled]
+        filled = (*rows, *[NOTHING] * (count - len(rows)))
+        return [self._inputs(row, temperature, entropy, length) for row in filled]
 
 
 def _without_graph(output: LossOutput) -> LossOutput:
