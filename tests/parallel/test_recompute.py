@@ -1,5 +1,7 @@
 """A layer that computes again keeps what the planner counts, and has the same gradients to the bit."""
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -8,8 +10,14 @@ from torch import Tensor
 
 from rondo import models
 from rondo.models import Decoder
+from rondo.models.adapters import LoraSpec, TokenformerSpec, attach_lora, attach_tokenformer
+from rondo.models.adapters.attached import trainable
 from rondo.models.attend import Packed
+from rondo.models.parts import Linear
+from rondo.models.quantized.parts import QuantizedLinear
+from rondo.ops import Quantized
 from rondo.ops.dispatch import use_reference
+from rondo.ops.kept import Keeper
 from rondo.parallel.config import Checkpointing
 from rondo.parallel.recompute import recompute
 from rondo.plan.hf import shape_of
@@ -96,3 +104,68 @@ def test_a_layer_keeps_what_the_planner_counts(config: dict[str, Any], how: Chec
         # Which rows went to an expert is looked up again: the planner has them sent. A router's scores are kept.
         expected += 2 * shape.experts.count - 2 * shape.experts.chosen * shape.hidden
     assert a_layer(config, how) == expected
+
+
+def adapted(kind: str) -> Decoder:
+    """With an adapter of which no part is zero."""
+    model = models.new(LLAMA)
+    if kind == "lora":
+        attach_lora(model, LoraSpec(r=4))
+    elif kind == "tokenformer":
+        attach_tokenformer(model, TokenformerSpec(r=4, heads=2))
+    if kind != "none":
+        draw = torch.Generator().manual_seed(1)
+        for parameter in trainable(model):
+            parameter.data.normal_(0, 0.2, generator=draw)
+    return model
+
+
+def products_held(model: Decoder) -> list[dict[int, tuple[int, ...]]]:
+    """Of each layer the products that it keeps, by their numbers."""
+    keepers: list[Keeper] = []
+
+    def made(wanted: Callable[[int], bool]) -> Keeper:
+        keepers.append(Keeper(wanted))
+        return keepers[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rondo.parallel.recompute.Keeper", made)
+        recompute(model.layers, "selective")
+        passed(model)
+    held = [keeper._held.items() for keeper in keepers]
+    return [{number: tuple(x.shape) for (kind, number), x in each if kind == "product"} for each in held]
+
+
+def quantize(model: Decoder) -> None:
+    """Its layers' matrices in 8 bits."""
+    for module in list(model.layers.modules()):
+        for name, child in list(module.named_children()):
+            if type(child) is Linear:
+                weight = child.weight.detach()
+                scales = weight.abs().amax(1, keepdim=True) / 127
+                numbers = (weight / scales).round().to(torch.int8)
+                setattr(module, name, QuantizedLinear(Quantized("int8", numbers, scales)))
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_an_adapter_over_quantized_weights_changes_nothing_either(native: bool) -> None:
+    model = adapted("none")
+    quantize(model)
+    attach_lora(model, LoraSpec(r=4, targets="all-linear"))
+    with nullcontext() if native else use_reference():
+        kept = products_held(model)
+        assert kept == products_held(adapted("none"))
+        whole = gradients(model, "none")
+        assert all(map(torch.equal, gradients(model, "selective"), whole))
+
+
+@pytest.mark.parametrize("kind", ["lora", "tokenformer"])
+def test_an_adapter_changes_nothing_of_what_is_kept(kind: str) -> None:
+    """Its own products are computed again, and are not taken for the layer's."""
+    model = adapted(kind)
+    kept = products_held(model)
+    assert kept == products_held(adapted("none"))
+    assert kept[0] == {0: (TOKENS, 64), 2: (TOKENS, 32), 3: (TOKENS, 64), 4: (TOKENS, 224)}, "q, v, out, gate"
+    whole = gradients(model, "none")
+    for how in HOW[1:]:
+        assert all(map(torch.equal, gradients(model, how), whole))

@@ -39,6 +39,17 @@ def kept(kind: Kind, compute: Callable[[], T]) -> T:
     return compute() if keeper is None else keeper.result(kind, compute)
 
 
+@contextmanager
+def beside() -> Iterator[None]:
+    """Within it results are neither kept nor counted: what an adapter computes is no product of the block's own."""
+    keeper = _keeper.get()
+    if keeper is None:
+        yield
+        return
+    with keeper.aside():
+        yield
+
+
 class Keeper(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Of one block: attention's results, and those products of which `wanted` says so by their number in the block."""
 
@@ -61,6 +72,14 @@ class Keeper(TorchDispatchMode):  # type: ignore[no-untyped-call]
         finally:
             _keeper.reset(token)
 
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        before, self._inside = self._inside, True
+        try:
+            yield
+        finally:
+            self._inside = before
+
     def result(self, kind: Kind, compute: Callable[[], T]) -> T:
         if self._inside:
             return compute()
@@ -69,11 +88,8 @@ class Keeper(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._again and (kind, number) in self._held:
             given: T = _apart(self._held[kind, number])
             return given
-        self._inside = True
-        try:
+        with self.aside():
             found = compute()
-        finally:
-            self._inside = False
         if not self._again and (kind == "attention" or self._wanted(number)):
             self._held[kind, number] = _apart(found)
         return found

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from rondo.ops.dispatch import Op
+from rondo.ops.kept import kept
 from rondo.ops.linear import gradient_of_x, linear
 from rondo.ops.pages import encode
 from rondo.ops.sharded.layout import refuse_shards
@@ -224,9 +225,13 @@ class QuantizedProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Quantized, bias: Tensor | None) -> Tensor:
         ctx.weight = weight
-        if weight.activations == "int8":
-            return _int8_product(x, weight, bias)
-        return linear(x, weight.dequantized(x.dtype), bias)
+
+        def multiply() -> Tensor:
+            if weight.activations == "int8":
+                return _int8_product(x, weight, bias)
+            return linear(x, weight.dequantized(x.dtype), bias)
+
+        return kept("product", multiply)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:

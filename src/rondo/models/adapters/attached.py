@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from rondo.base.errors import ModelError
 from rondo.models.decoder import Decoder
+from rondo.ops.kept import beside
 
 CHILD = "adapter"
 
@@ -32,7 +33,8 @@ class Adapter:
         """What a module's own output becomes."""
         if not self.on:
             return None
-        added: Tensor = module.adapter(inputs[0])  # type: ignore[operator]
+        with beside():
+            added: Tensor = module.adapter(inputs[0])  # type: ignore[operator]
         return (output + added).to(output.dtype)
 
 

@@ -79,7 +79,7 @@ def linear_native(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
     if torch.is_grad_enabled() and any(each.requires_grad for each in tensors):
         result: Tensor = _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
         return result
-    return product(x, weight, bias)
+    return kept("product", lambda: product(x, weight, bias))
 
 
 class _Linear(torch.autograd.Function):

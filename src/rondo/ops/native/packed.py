@@ -64,7 +64,7 @@ def attend_rows(
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
         result: Tensor = _Attend.apply(spec, q, k, v, sinks, pasts, blocks, recompute)  # type: ignore[no-untyped-call]
         return result
-    return _forward(spec, q, k, v, sinks, pasts, None)
+    return kept("attention", lambda: _forward(spec, q, k, v, sinks, pasts, None))
 
 
 def _forward(

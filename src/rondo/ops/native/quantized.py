@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rondo.ops.kept import kept
 from rondo.ops.native.build import library
 from rondo.ops.native.numbers import GIVEN
 from rondo.ops.native.readable import readable
@@ -85,7 +86,7 @@ def quantized_linear_native(x: Tensor, weight: Quantized, bias: Tensor | None = 
     if torch.is_grad_enabled() and x.requires_grad:
         result: Tensor = _Native.apply(x, weight, bias)  # type: ignore[no-untyped-call]
         return result
-    return _forward(x, weight, bias)
+    return kept("product", lambda: _forward(x, weight, bias))
 
 
 @grouped_quantized_linear.fast(_can_group)
@@ -99,7 +100,7 @@ class _Native(QuantizedProduct):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Quantized, bias: Tensor | None) -> Tensor:
         ctx.weight = weight
-        return _forward(x, weight, bias)
+        return kept("product", lambda: _forward(x, weight, bias))
 
 
 def _forward(x: Tensor, weight: Quantized, bias: Tensor | None) -> Tensor:
