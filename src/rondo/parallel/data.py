@@ -36,6 +36,7 @@ def shard(
     """Divides the stage's states, in place: each layer is gathered by itself, and what is left with the whole. What is
     gathered is of the type `computing`, if one is given; gradients are added up in fp32. `in_host`
     what is divided waits in the memory of the GPU's host, gradients and the optimizer's state with it."""
+    keep_whole(stage, mesh.device)
     precision = MixedPrecisionPolicy(param_dtype=computing, reduce_dtype=torch.float32)
     policy = partial(
         fully_shard,
@@ -77,6 +78,16 @@ def let_go(stage: nn.Module) -> None:
 
 def _divided(module: nn.Module) -> Iterator[FSDPModule]:
     return (each for each in module.modules() if isinstance(each, FSDPModule))
+
+
+def keep_whole(stage: nn.Module, device: torch.device) -> None:
+    """What FSDP is told to leave alone goes to where the rank computes, as what it divides does."""
+    for path, module in stage.named_modules():
+        for leaf, parameter in list(module._parameters.items()):
+            if parameter is None or not f"{path}.{leaf}".endswith(KEPT_AS_STORED):
+                continue
+            if not parameter.is_meta and (here := parameter.detach().to(device)).device != parameter.device:
+                module._parameters[leaf] = nn.Parameter(here, parameter.requires_grad)
 
 
 def _kept_as_stored(stage: Stage) -> set[nn.Parameter]:
