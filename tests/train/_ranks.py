@@ -15,6 +15,7 @@ from rondo.parallel.crew import Paused, together
 from rondo.parallel.world import read_world
 from rondo.train import dcp, jobs
 from rondo.train.config import TrainConfig
+from support.processes import children_of
 
 
 def _die_while_writing() -> None:
@@ -27,18 +28,30 @@ def _die_while_writing() -> None:
     dcp._Hashed.write = write  # type: ignore[method-assign]
 
 
-def job(config: str, on_rank: int = -1, at_step: int = -1, does: str = "") -> int:
-    """A job; one rank is killed, fails or stops answering at a step of the first attempt."""
+def _kill_all() -> None:
+    """The launcher, and all ranks at once."""
+    launcher = os.getppid()
+    ranks = children_of(launcher)
+    for pid in (launcher, *(rank for rank in ranks if rank != os.getpid()), os.getpid()):
+        os.kill(pid, signal.SIGKILL)
+
+
+def job(config: str, *faults: str) -> int:
+    """A job. A fault, `RANK:STEP:WHAT`, is what a rank does at a step: the first one in the launcher's first attempt,
+    the second in its second, and so on."""
     world = read_world()
     told = TrainConfig.model_validate_json(config)
-    first_time = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
+    attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    rank, at_step, does = faults[attempt].split(":") if attempt < len(faults) else ("-1", "-1", "")
 
     def on_step(step: int, metrics: object) -> None:
-        if world.rank == on_rank and step == at_step and first_time:
+        if world.rank == int(rank) and step == int(at_step):
             if does == "dies":
                 os.kill(os.getpid(), signal.SIGKILL)
             if does == "fails":
                 raise StorageError("the disk is on fire")
+            if does == "kills_all":
+                _kill_all()
             if does == "dies_in_a_save":
                 _die_while_writing()
             if does == "sleeps":
@@ -57,6 +70,6 @@ def job(config: str, on_rank: int = -1, at_step: int = -1, does: str = "") -> in
 
 if __name__ == "__main__":
     try:
-        sys.exit(job(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]))
+        sys.exit(job(*sys.argv[1:]))
     except RondoError as error:
         sys.exit(_fail(error, error.exit_code))

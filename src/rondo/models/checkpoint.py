@@ -84,6 +84,17 @@ def check(folder: Path) -> dict[str, Stored]:
     return stored
 
 
+def one_type(folder: Path) -> torch.dtype | None:
+    """What all weights are stored in, but those that are kept as they are. None: in several, or quantized."""
+    model = build(parse(read_config(folder)))
+    if model.config.quantization is not None:
+        return None
+    stored = safetensors.open_checkpoint(folder)
+    cast = [slot for slot in slots(model) if not slot.pieces[0].param.endswith(KEPT_AS_STORED)]
+    found = {stored[slot.name].dtype for slot in cast if slot.name in stored}
+    return found.pop() if len(found) == 1 else None
+
+
 def _own_dtype(config: ModelConfig, plain: list[Slot], stored: dict[str, Stored]) -> torch.dtype:
     """A step cannot mix dtypes, so tensors stored in another one are converted. Where weights are quantized few are
     left to tell, and config.json does if it names one."""

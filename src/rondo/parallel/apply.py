@@ -8,7 +8,7 @@ from rondo.parallel.data import shard
 from rondo.parallel.experts import spread
 from rondo.parallel.mesh import Mesh
 from rondo.parallel.pieces import keep_own, own_pieces
-from rondo.parallel.precision import computing_type, multiply_in_fp8
+from rondo.parallel.precision import computing_type, kept_type, multiply_in_fp8
 from rondo.parallel.recompute import keep_less
 from rondo.parallel.stage import Stage
 from rondo.parallel.tensor import divide
@@ -17,11 +17,14 @@ from rondo.parallel.tie import part_ends
 
 def parallelize(model: Decoder, mesh: Mesh, memory: MemoryConfig) -> list[Stage]:
     """In place; returns what this rank has of it, in the model's order: one piece, or in a pipeline perhaps several."""
-    computing = computing_type(model.dtype, memory.precision)
-    gathered = None if computing == model.dtype else computing
+    given = model.dtype
+    kept = kept_type(given, memory)
+    computing = computing_type(kept, memory.precision)
+    gathered = None if computing == kept else computing
+    in_host = memory.offload == "all" and mesh.device.type == "cuda"
     pieces = part(model, mesh, memory)
     for piece in pieces:
-        shard(piece, mesh, gathered, in_host=memory.offload == "all" and mesh.device.type == "cuda")
+        shard(piece, mesh, gathered, in_host=in_host, kept=None if kept == given else kept)
     return pieces
 
 

@@ -35,6 +35,11 @@ class MemoryConfig(Section):
     )
     offload_to: str = Field("", description="a folder on a fast disk; empty: the memory of a GPU's host")
 
+    @property
+    def kept(self) -> str | None:
+        """The type that ranks keep weights in, who may be given them in a narrower one. None: as they are given."""
+        return None
+
     def neutral(self) -> set[str]:
         """Settings that, as they are, do not change what is learned."""
         return set(MemoryConfig.model_fields) - ({"precision"} if self.precision else set())

@@ -32,10 +32,12 @@ def shard(
     mesh: Mesh,
     computing: torch.dtype | None = None,
     in_host: bool = False,
+    kept: torch.dtype | None = None,
 ) -> None:
     """Divides the stage's states, in place: each layer is gathered by itself, and what is left with the whole. What is
     gathered is of the type `computing`, if one is given; gradients are added up in fp32. `in_host`
-    what is divided waits in the memory of the GPU's host, gradients and the optimizer's state with it."""
+    what is divided waits in the memory of the GPU's host, gradients and the optimizer's state with it. Weights that are
+    to be of a wider type, `kept`, become so layer by layer: a rank never has all of them in it."""
     keep_whole(stage, mesh.device)
     precision = MixedPrecisionPolicy(param_dtype=computing, reduce_dtype=torch.float32)
     policy = partial(
@@ -48,6 +50,8 @@ def shard(
     again = mesh.degrees.config.zero == 3 and mesh.degrees.pp == 1
 
     def divide(module: nn.Module, over: DeviceMesh, *, again: bool = again) -> None:
+        if kept is not None:
+            widen(module, kept)
         policy(module, mesh=over, reshard_after_forward=again)
 
     for experts in _experts(stage.decoder) if mesh.experts else ():
@@ -78,6 +82,20 @@ def let_go(stage: nn.Module) -> None:
 
 def _divided(module: nn.Module) -> Iterator[FSDPModule]:
     return (each for each in module.modules() if isinstance(each, FSDPModule))
+
+
+def widen(module: nn.Module, dtype: torch.dtype) -> None:
+    """In place. A tied weight stays one; what is exact as it is stored stays as it is."""
+    made: dict[nn.Parameter, nn.Parameter] = {}
+    for path, each in module.named_modules():
+        for leaf, parameter in each._parameters.items():
+            if parameter is None or not parameter.is_floating_point() or parameter.dtype == dtype:
+                continue
+            if f"{path}.{leaf}".endswith(KEPT_AS_STORED):
+                continue
+            if parameter not in made:
+                made[parameter] = nn.Parameter(parameter.detach().to(dtype), parameter.requires_grad)
+            each._parameters[leaf] = made[parameter]
 
 
 def keep_whole(stage: nn.Module, device: torch.device) -> None:

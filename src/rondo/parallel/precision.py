@@ -10,12 +10,18 @@ from rondo.models.additions import added
 from rondo.models.decoder import Decoder
 from rondo.models.parts import Linear
 from rondo.ops.fp8 import MULTIPLE, fp8_linear
-from rondo.parallel.config import Precision
+from rondo.parallel.config import MemoryConfig, Precision
 
 FIELD = "train.precision"
 _TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CAPABILITY = (8, 9)
 """The first cards that multiply 8-bit floats."""
+
+
+def kept_type(weights: torch.dtype, memory: MemoryConfig) -> torch.dtype:
+    """What ranks keep weights in that they are given in the type `weights`."""
+    wanted: torch.dtype = weights if memory.kept is None else getattr(torch, memory.kept)
+    return wanted if wanted.itemsize > weights.itemsize else weights
 
 
 def computing_type(weights: torch.dtype, precision: Precision | None) -> torch.dtype:

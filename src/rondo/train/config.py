@@ -208,6 +208,10 @@ class TrainConfig(OptimConfig):
     preference: PreferenceConfig = Field(PreferenceConfig(), description="preference training")
     reward: RewardConfig = Field(RewardConfig(), description="training a reward model")
 
+    @property
+    def kept(self) -> str:
+        return self.dtype
+
     def of_kind(self, kind: Kind) -> TrainConfig:
         """With the learning rate that the recipe has where none was given."""
         own = {"preference": self.preference.lr, "reward": self.reward.lr}

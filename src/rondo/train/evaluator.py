@@ -46,8 +46,9 @@ class Evaluator:
         self.model = model
         self.mesh = mesh
         memory = memory or MemoryConfig()
-        computing = computing_type(model.dtype, memory.precision)
-        self.working = Working(model, computing) if mesh is None and computing != model.dtype else None
+        self.working: Working | None = None
+        if mesh is None and (computing := computing_type(model.dtype, memory.precision)) != model.dtype:
+            self.working = Working(model, computing)
         self.passes = self._passes_over(self.computing, memory)
 
     def _passes_over(self, model: Decoder, memory: MemoryConfig) -> RowPasses:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 
-from rondo import models
 from rondo.base.errors import ConfigError, RondoError
 from rondo.base.files import atomic_dir
 from rondo.data.prefetch import Prefetch
@@ -33,6 +32,7 @@ from rondo.train.learner import Learner
 from rondo.train.learners import learner_of
 from rondo.train.loop import OnResume, OnStep, export, train
 from rondo.train.metrics.sinks import telling
+from rondo.train.reading import read_model
 from rondo.train.recipes import Recipe, Work, recipe
 from rondo.train.states import AVERAGE, MODEL
 
@@ -144,10 +144,11 @@ def _ready(
     """Who keeps none of the model as it was read: a learner may go on with another form of it."""
     config = plan.config
     crew.doing("loading the model")
-    model = _model(plan, device if crew.world.size == 1 else torch.device("cpu"))
+    alone = crew.world.size == 1
+    model = _model(plan, device if alone else torch.device("cpu"), divided=not alone)
     torch.manual_seed((config.seed << 20) + crew.world.rank)
     crew.doing("dividing the model")
-    mesh = None if crew.world.size == 1 else join(config.layout, crew.world, model.config, device)
+    mesh = None if alone else join(config.layout, crew.world, model.config, device)
     learner = learner_of(config)(model, config, mesh)
     crew.doing("reading records")
     work = Work(config, plan.model, tokenizer, learner, plan.job.path)
@@ -158,10 +159,12 @@ def _ready(
     return learner, made, evaluation
 
 
-def _model(plan: Plan, device: torch.device) -> Decoder:
-    """As training begins with it. On several ranks it is read as it lies in the files, and each keeps its part."""
+def _model(plan: Plan, device: torch.device, *, divided: bool = False) -> Decoder:
+    """As training begins with it."""
     config = plan.config
-    model = models.load(plan.model, dtype=getattr(torch, config.dtype), device=device)
+    # A reward model's fresh head is not rounded, and Megatron-Core's weights are made of whole ones.
+    divided = divided and plan.kind != "reward" and config.learner == "native"
+    model = read_model(plan.model, getattr(torch, config.dtype), device, divided=divided)
     if plan.kind == "reward" and not model.config.scores:
         make_scorer(model, config.seed)
     adapter.put_on(model, config.adapter, seed=config.seed, base=name_of(plan.model))

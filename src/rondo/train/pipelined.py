@@ -15,7 +15,7 @@ from rondo.parallel.config import MemoryConfig
 from rondo.parallel.cut import microbatches, pieces_of, stage_of
 from rondo.parallel.mesh import Mesh
 from rondo.parallel.pipeline import Pipeline
-from rondo.parallel.precision import computing_type
+from rondo.parallel.precision import computing_type, kept_type
 from rondo.parallel.stage import Inputs
 from rondo.train.losses import Loss, LossOutput, needs_entropy
 from rondo.train.passes import NOTHING, Passes, predictions
@@ -23,7 +23,7 @@ from rondo.train.passes import NOTHING, Passes, predictions
 
 class Pipelined(Passes):
     def __init__(self, model: Decoder, mesh: Mesh, memory: MemoryConfig) -> None:
-        computing = computing_type(model.dtype, memory.precision)
+        computing = computing_type(kept_type(model.dtype, memory), memory.precision)
         super().__init__(model, mesh, memory)
         layout = mesh.degrees.config
         self._layout = layout
