@@ -17,12 +17,14 @@ from rondo.data.packing import Document, Row, Tree, pack, plan_rows
 from rondo.data.sampler import Piece
 from rondo.models.adapters import LoraSpec, attach_lora, load_adapter
 from rondo.models.store import resolve
+from rondo.parallel.config import Precision
 from rondo.train import jobs
 from rondo.train.answers import Judged, judged, pairs
 from rondo.train.config import AdapterConfig, OptimConfig, PreferenceConfig, TrainConfig
 from rondo.train.learner import Learner
 from rondo.train.preference import check_sizes, loss_of, mismatched, pair_trees
 from rondo.train.preference_losses import Dpo, Kto
+from rondo.train.recipes import Work
 from rondo.train.reference import Computed
 from support.home import own_home
 from support.tiny import tiny_model, tiny_tokenizer
@@ -200,6 +202,22 @@ def test_a_reference_known_before_is_the_one_computed_batch_by_batch(
         jobs.run(plan)
         found.append([row["loss"] for row in metrics_of(plan)])
     assert found[0] == pytest.approx(found[1], rel=1e-4)
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "fp8"])
+def test_a_reference_in_fewer_bits_has_no_masters(precision: Precision, ground: Path, tmp_path: Path) -> None:
+    """It computes what a working copy of masters would, and there are none."""
+    told = config(ground, precision=precision)
+    model = models.load(ground / "model")
+    learner = Learner(model, told)
+    work = Work(told, ground / "model", tiny_tokenizer(), learner, tmp_path)
+    own = work.reference.own
+    assert own is not None
+    assert own.working is None
+    assert {p.dtype for p in own.model.parameters()} == {torch.bfloat16}
+    rows = rows_of(pair_trees(pairs(tiny_tokenizer(), RECORDS[:4])), 10_000, share=True)
+    for mine, theirs in zip(own.logprobs(rows), learner.logprobs(rows), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
 
 
 def test_the_recipes_learning_rate_is_used_unless_one_is_given() -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import torch
 
-from rondo import models
 from rondo.data.datasets import Dataset
 from rondo.data.groups import Groups, row_of_groups
 from rondo.data.loader import MakeRow, Rank, rows_of_all
 from rondo.data.packing import Document, Row, Tree
 from rondo.models.adapters import adapter_of
+from rondo.parallel.precision import computing_type
 from rondo.text.tokenizer import Tokenizer
 from rondo.train import answers, data, preference, reward
 from rondo.train.batches import loader
@@ -25,6 +25,7 @@ from rondo.train.evaluator import Evaluator
 from rondo.train.loop import Batches
 from rondo.train.objective import Objective, next_tokens
 from rondo.train.preference_losses import BradleyTerry, Kto
+from rondo.train.reading import read_model
 from rondo.train.reference import Computed, Reference, known
 from rondo.train.shared_prefix import shares_prefixes
 
@@ -52,10 +53,13 @@ class Work:
         if adapter_of(self.evaluator.model) is not None:
             return Computed()
         config = self.config
-        # Over ranks it is read as it lies in the files, and each keeps its part.
-        device = config.device if self.evaluator.mesh is None else "cpu"
-        model = models.load(self.model, dtype=getattr(torch, config.dtype), device=device)
-        return Computed(Evaluator(model, self.evaluator.mesh, config))
+        # It never learns, so that no masters are kept.
+        dtype = computing_type(getattr(torch, config.dtype), config.precision)
+        told = config.model_copy(update={"dtype": str(dtype).removeprefix("torch.")})
+        mesh = self.evaluator.mesh
+        device = config.device if mesh is None else "cpu"
+        model = read_model(self.model, dtype, device, divided=mesh is not None)
+        return Computed(Evaluator(model, mesh, told))
 
     def shares(self, share: bool) -> bool:
         return share and shares_prefixes(self.evaluator.model.attention_specs())
