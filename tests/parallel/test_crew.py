@@ -7,6 +7,7 @@ from typing import cast
 import pytest
 import torch.distributed
 
+from rondo.base.errors import ConfigError
 from rondo.parallel import crew
 from rondo.parallel.board import Beat, Board, Failure
 from rondo.parallel.config import LayoutConfig
@@ -25,11 +26,15 @@ class Notes:
         self.world = World(rank, len(beats))
         self._beats = beats
         self._failure: Failure | None = None
+        self.heard = False
 
     def beat(self, beat: Beat) -> None: ...
 
     def beats(self) -> Sequence[Beat]:
         return self._beats
+
+    def hear(self) -> None:
+        self.heard = True
 
     def failure(self) -> Failure | None:
         return self._failure
@@ -136,3 +141,14 @@ def test_a_rank_that_is_silent_is_lost_and_not_late(monkeypatch: pytest.MonkeyPa
     assert str(watch.explained(RuntimeError(GLOO))) == (
         "rank 1 on host1: it was lost while others waited for it (loading the model)"
     )
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_first_rank_speaks_for_those_that_have_failed_too(
+    monkeypatch: pytest.MonkeyPatch, rank: int
+) -> None:
+    notes = Living(rank, ranks(AT, AT))
+    watch = watch_of(monkeypatch, notes)
+    wrong = ConfigError("that does not divide")
+    assert watch.explained(wrong) is wrong
+    assert notes.heard == (rank == 0)

@@ -229,6 +229,8 @@ class _Watch:
     def explained(self, error: BaseException) -> BaseException:
         try:
             failure = self._board.fail(self._failure_of(error))
+            if self._world.first:
+                self._board.hear()  # who has failed too need not say so: what the first rank raises is shown
         except Gone:
             return _first_is_gone(error)
         self.failed = failure
