@@ -93,9 +93,9 @@ make_peer() {
 }
 
 # What comes from the system's own packages: [what to look for]=package. vLLM is faster with that allocator.
-# Ceph is the object store.
+# Ceph is the object store, Open MPI a launcher of ranks.
 declare -A packages=(
-  [prometheus]=prometheus [libtcmalloc_minimal.so.4]=libtcmalloc-minimal4
+  [prometheus]=prometheus [libtcmalloc_minimal.so.4]=libtcmalloc-minimal4 [mpirun]=openmpi-bin
   [ceph]=ceph-common [ceph-mon]=ceph-mon [ceph-osd]=ceph-osd [radosgw]=radosgw
 )
 
