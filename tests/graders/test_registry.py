@@ -122,7 +122,7 @@ def test_graders_without_end_in_each_other() -> None:
 
 
 def test_every_type_has_an_entry() -> None:
-    assert {"string_check", "text_similarity", "score_model", "multi"} <= GRADERS.keys()
+    assert {"string_check", "text_similarity", "score_model", "python", "multi", "code"} <= GRADERS.keys()
 
 
 @pytest.fixture

@@ -1,9 +1,8 @@
 """Whether a program does what it should: run in a sandbox, on inputs or under tests."""
 
-import asyncio
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,6 +12,7 @@ from rondo.base.errors import ConfigError, InvalidRequest
 from rondo.graders.sandbox import Exam, Limits, Run, Sandbox, Verdict, WorkerLost
 from rondo.graders.sandbox.isolation import require
 from rondo.graders.score import Sample, Score
+from rondo.graders.turns import in_turn
 
 Total = Literal["all", "share"]
 
@@ -64,7 +64,12 @@ class CodeGrader:
         if program is None:
             return self._score(0.0, 0.0, 0.0, "no program found")
         judge = partial(self.judge, program, asked, bool(sample.metadata.get("in_place", False)))
-        return await asyncio.get_running_loop().run_in_executor(self._threads[0], judge)
+
+        def work(begin: Callable[[], None]) -> Score:
+            begin()
+            return judge()
+
+        return await in_turn(self._threads[0], work)
 
     def judge(self, program: str, asked: Mapping[str, Any], in_place: bool = False) -> Score:
         try:

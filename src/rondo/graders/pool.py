@@ -7,7 +7,6 @@ value are JSON. A process that is late or dies is replaced; its question is a `T
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import contextlib
 import json
@@ -23,7 +22,7 @@ from typing import Any
 from rondo.base import errors
 from rondo.base.errors import RondoError, Unavailable
 from rondo.base.metrics import counter
-from rondo.graders.guarded import waiting
+from rondo.graders.turns import in_turn
 
 SECONDS = 10.0
 """How long a function may take unless its caller says otherwise; from its first line, however long it waited."""
@@ -59,15 +58,7 @@ class Pool:
     async def call(self, function: str, *arguments: Any, seconds: float = SECONDS) -> Any:
         """What `function` (`module:name`) returns."""
         question = json.dumps([function, arguments, seconds]).encode() + b"\n"
-        loop, begun = asyncio.get_running_loop(), asyncio.Event()
-        tell = partial(loop.call_soon_threadsafe, begun.set)
-        job = self._threads.submit(self._do, function, question, seconds, tell)
-        try:
-            async with waiting():
-                await begun.wait()
-            return await asyncio.wrap_future(job)
-        finally:
-            job.cancel()
+        return await in_turn(self._threads, partial(self._do, function, question, seconds))
 
     def close(self) -> None:
         with self._lock:
@@ -77,13 +68,9 @@ class Pool:
             worker.end()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _do(self, function: str, question: bytes, seconds: float, tell: Callable[[], object]) -> Any:
-        begin = _once(tell)
-        try:
-            with self._worker() as worker:
-                answer = worker.ask(function, question, seconds, begin)
-        finally:
-            begin()  # whatever went wrong, somebody waits for it
+    def _do(self, function: str, question: bytes, seconds: float, begin: Callable[[], None]) -> Any:
+        with self._worker() as worker:
+            answer = worker.ask(function, question, seconds, begin)
         if "error" in answer:
             raise _error(function, *answer["error"])
         return answer["value"]
@@ -210,19 +197,6 @@ class _Worker:
         said = self._process.stderr.read(1 << 16).decode(errors="replace").strip().splitlines()
         told = f" ({said[-1][:300]})" if said else ""
         return f"was killed by signal {-code}{told}" if code < 0 else f"ended with exit code {code}{told}"
-
-
-def _once(tell: Callable[[], object]) -> Callable[[], None]:
-    told = False
-
-    def once() -> None:
-        nonlocal told
-        if not told:
-            told = True
-            with contextlib.suppress(RuntimeError):  # the event loop that asked is closed
-                tell()
-
-    return once
 
 
 def _out_of_memory(answer: dict[str, Any]) -> bool:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from rondo.base.errors import ConfigError
 from rondo.graders.choice import Choice
+from rondo.graders.code import CodeGrader
 from rondo.graders.combine import Multi, combine
 from rondo.graders.format import FormatChecker
 from rondo.graders.function import Function
@@ -14,6 +16,8 @@ from rondo.graders.guarded import guarded
 from rondo.graders.judge import LabelModel, ScoreModel
 from rondo.graders.match import AnswerMatcher
 from rondo.graders.mathematics import MathAnswer
+from rondo.graders.python import PythonGrader
+from rondo.graders.sandbox.shared import shared
 from rondo.graders.score import Grader
 from rondo.graders.similarity import TextSimilarity
 from rondo.graders.spec import build, located, refuse_unknown
@@ -26,6 +30,20 @@ DEEPEST = 8
 
 def _made(cls: type[Any]) -> Maker:
     return lambda spec, where: build(cls, spec, where)
+
+
+def _code(spec: Mapping[str, Any], where: str) -> Grader:
+    """Its sandbox is told by the packages that programs may import, and shared."""
+    rest = {name: value for name, value in spec.items() if name not in ("packages", "sandbox")}
+    refuse_unknown(spec, (*rest, "packages"), where)
+    packages = spec.get("packages", [])
+    if not isinstance(packages, list | tuple) or not all(isinstance(each, str) for each in packages):
+        raise ConfigError(f"{where}.packages is a list of folders.", param=f"{where}.packages")
+    try:
+        sandbox = shared(tuple(packages))
+    except ConfigError as error:
+        raise located(error, where) from error
+    return replace(build(CodeGrader, rest, where), sandbox=sandbox)
 
 
 def _multi(spec: Mapping[str, Any], where: str) -> Grader:
@@ -67,12 +85,14 @@ GRADERS: dict[str, Maker] = {
     "text_similarity": _made(TextSimilarity),
     "score_model": _made(ScoreModel),
     "label_model": _made(LabelModel),
+    "python": _made(PythonGrader),
     "multi": _multi,
     "weighted": _weighted,
     "match": _made(AnswerMatcher),
     "math": _made(MathAnswer),
     "choice": _made(Choice),
     "format": _made(FormatChecker),
+    "code": _code,
     "function": _made(Function),
 }
 

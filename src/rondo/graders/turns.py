@@ -1,0 +1,49 @@
+"""Work in a thread that waits for its turn first."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
+
+from rondo.graders.guarded import waiting
+
+T = TypeVar("T")
+
+
+async def in_turn(threads: ThreadPoolExecutor, work: Callable[[Callable[[], None]], T]) -> T:
+    """`work(begin)` in one of the threads. What comes before it calls `begin` is no grader's time. Who is cancelled
+    while he waits leaves no work behind."""
+    loop, begun = asyncio.get_running_loop(), asyncio.Event()
+    tell = partial(loop.call_soon_threadsafe, begun.set)
+
+    def do() -> T:
+        begin = _once(tell)
+        try:
+            return work(begin)
+        finally:
+            begin()  # whatever went wrong, somebody waits for it
+
+    job = threads.submit(do)
+    try:
+        async with waiting():
+            await begun.wait()
+        return await asyncio.wrap_future(job)
+    finally:
+        job.cancel()
+
+
+def _once(tell: Callable[[], object]) -> Callable[[], None]:
+    told = False
+
+    def once() -> None:
+        nonlocal told
+        if not told:
+            told = True
+            with contextlib.suppress(RuntimeError):  # the event loop that asked is closed
+                tell()
+
+    return once
