@@ -29,7 +29,7 @@ import torch
 import peers
 from rondo import models
 from rondo.rl.demo import prepare
-from rondo.rl.loop import Grpo
+from rondo.rl.loop import Loop
 from rondo.rl.recipe import QUICK, Recipe
 from rondo.rl.tasks import task
 from rondo.text.tokenizer import Tokenizer
@@ -67,7 +67,7 @@ def main() -> None:
         models.save(made.model, folder)
         made.tokenizer.save(folder)
         config = made.grpo.config.model_copy(update={"lr": LR, "warmup": 0, "decay": "constant"})
-        grpo = Grpo(models.load(folder), Tokenizer.load(folder), task(TASK), config)
+        grpo = Loop(models.load(folder), Tokenizer.load(folder), task(TASK), config)
         rows: list[dict[str, float]] = []
 
         def ours() -> float:

@@ -14,7 +14,7 @@ from rondo import models
 from rondo.models.store import create_model, resolve
 from rondo.rl.config import RlConfig
 from rondo.rl.corpus import solved
-from rondo.rl.loop import Grpo
+from rondo.rl.loop import Loop
 from rondo.rl.tasks import Task
 from rondo.text.tokenizer import Tokenizer
 from rondo.train import sft
@@ -85,7 +85,7 @@ def main() -> None:
         samples_per_prompt=8,
         eval_prompts=given.eval_prompts,
     )
-    grpo = Grpo(model, tokenizer, TASK, config)
+    grpo = Loop(model, tokenizer, TASK, config)
     print(f"after imitation: right on {grpo.evaluate()['reward/correct']:.0%} of held-out prompts")
     for step in range(1, config.steps + 1):
         metrics = grpo.step()

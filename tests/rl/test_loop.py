@@ -1,8 +1,10 @@
+import asyncio
 import json
 import math
+import zlib
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -10,12 +12,13 @@ from rondo import models
 from rondo.base.errors import ConfigError
 from rondo.base.files import atomic_dir
 from rondo.base.hashing import sha256_file
-from rondo.client.types import CompletionOutput
+from rondo.engine.llm import LLM
 from rondo.graders import Sample, Score
 from rondo.rl import jobs
+from rondo.rl.collect import Direct
 from rondo.rl.config import RlConfig
-from rondo.rl.loop import Grpo
-from rondo.rl.rollout import Group, rewards, score
+from rondo.rl.loop import Idle, Loop
+from rondo.rl.rollout import Group, Rollout, Step
 from rondo.rl.tasks import Problem, task
 from support.home import own_home
 from support.tiny import tiny_model, tiny_tokenizer
@@ -31,8 +34,13 @@ CONFIG = RlConfig(
 )
 
 
-def grpo(**changes: object) -> Grpo:
-    return Grpo(tiny_model(), tiny_tokenizer(), task("reverse"), CONFIG.model_copy(update=changes))
+def grpo(**changes: object) -> Loop:
+    return Loop(tiny_model(), tiny_tokenizer(), task("reverse"), CONFIG.model_copy(update=changes))
+
+
+def engine_of(loop: Loop) -> LLM:
+    assert isinstance(loop.collector, Direct)
+    return loop.collector.engine
 
 
 def test_learner_and_sampler_agree_and_share_their_weights() -> None:
@@ -41,7 +49,7 @@ def test_learner_and_sampler_agree_and_share_their_weights() -> None:
     for version in (0, 1, 2):
         metrics = loop.step()
         assert metrics["weight_version"] == version
-        assert loop.engine.weight_version == version + 1
+        assert loop.version == version + 1
         assert metrics["logprob_diff_max"] < 2e-5
         assert metrics["clip_share"] == 0
         assert metrics.keys() >= {
@@ -51,9 +59,10 @@ def test_learner_and_sampler_agree_and_share_their_weights() -> None:
             "grad_norm",
             "tokens_per_second",
         }
-    assert loop.engine.core.model is loop.learner.model
+    assert engine_of(loop).core.model is loop.learner.model
     assert any(not torch.equal(a, b) for a, b in zip(before, loop.learner.model.parameters(), strict=True))
-    (published,) = loop.weights.directory.lookup("policy")
+    assert isinstance(loop.collector, Direct)
+    (published,) = loop.collector.weights.directory.lookup("policy")
     assert published.version == 3
 
 
@@ -61,9 +70,9 @@ def test_in_16_bits_both_compute_over_the_same_copy_of_the_masters() -> None:
     loop = grpo(precision="bfloat16", kl=0.1)
     for version in (0, 1):
         assert loop.step()["logprob_diff_max"] < 2e-5, "the same bits, also after a push"
-        assert loop.engine.weight_version == version + 1
-    assert loop.engine.core.model is loop.learner.computing
-    assert {p.dtype for p in loop.engine.core.model.parameters()} == {torch.bfloat16}
+        assert loop.version == version + 1
+    assert engine_of(loop).core.model is loop.learner.computing
+    assert {p.dtype for p in engine_of(loop).core.model.parameters()} == {torch.bfloat16}
     assert {p.dtype for p in loop.learner.model.parameters()} == {torch.float32}
 
 
@@ -85,20 +94,110 @@ def test_equal_seeds_give_equal_steps_and_sharing_the_prompt_changes_nothing() -
     assert first[0]["reward"] == first[2]["reward"] != first[3]["reward"]
 
 
+def answer(tokens: list[int], **changes: object) -> Rollout:
+    count = len(tokens)
+    made = Rollout(tokens, [True] * count, [-1.0] * count, [0] * count, "", "stop")
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def scored(*totals: float | None) -> list[Rollout]:
+    """An answer of one token for each reward; None is a grader that failed."""
+    scores = [Score("error", 0.0) if total is None else Score("ok", total) for total in totals]
+    return [answer([5 + i], score=score) for i, score in enumerate(scores)]
+
+
+PROBLEM = Problem("reverse AB", {"word": "AB"})
+
+
 def test_a_group_in_which_all_earn_the_same_is_left_out_and_counts_in_the_mean() -> None:
-    loop = grpo()
-
-    def answer(index: int, tokens: list[int]) -> CompletionOutput:
-        return CompletionOutput(
-            index, "", tokens, [0] * len(tokens), [-1.0] * len(tokens), finish_reason="stop"
-        )
-
-    problem = Problem("reverse AB", {"word": "AB"})
-    groups = [Group(problem, [1, 2, 3], [answer(0, [5, 6]), answer(1, [7])]) for _ in range(2)]
-    (row,) = loop.pack(groups, np.array([[1.0, -1.0], [0.0, 0.0]]))
+    learning = grpo().learning
+    pair = [answer([5, 6], score=Score("ok", 0.0)), answer([7], score=Score("ok", 1.0))]
+    same = [replace(sample, score=Score("ok", 1.0)) for sample in pair]
+    groups = [Group(PROBLEM, [1, 2, 3], samples) for samples in (pair, same)]
+    (batch,), advantages = learning.prepare(groups, 0)
+    (row,) = batch.rows
+    assert batch.tokens == 6
     assert row.tokens.tolist() == [1, 2, 3, 5]
     assert row.targets.tolist() == [7, 5, 6]
-    assert row.columns["advantages"].tolist() == [-1.0, 1.0, 1.0]
+    assert row.columns["advantages"][0] == -row.columns["advantages"][1] > 0
+    assert [[len(one) for one in group] for group in advantages] == [[2, 1], [0, 0]]
+    assert set(row.columns) == {"advantages", "sampler_logprobs"}
+
+
+def test_tokens_that_the_policy_did_not_choose_are_seen_and_not_learned() -> None:
+    """A tool's output in the middle of an answer; an episode in two pieces, each after a prompt of its own."""
+    learning = grpo(tokens_per_microbatch=64).learning
+    first = answer([5, 6], sampled=[True, False], prompt_ids=[1, 2])
+    whole = answer([7, 8, 9], sampled=[True, False, True], prompt_ids=[1, 2, 3], earlier=(first,))
+    good, bad = replace(whole, score=Score("ok", 1.0)), replace(whole, score=Score("ok", 0.0))
+    (batch,), _ = learning.prepare([Group(PROBLEM, [1, 2, 3], [good, bad])], 0)
+    assert good.trained == 3
+    assert batch.tokens == 6
+    targets = sorted(int(x) for row in batch.rows for x in row.targets)
+    assert targets == [5, 5, 7, 7, 9, 9]
+    assert sum(row.weights.sum() for row in batch.rows) == 6
+
+
+def test_a_step_without_anything_to_learn_changes_no_weight_and_many_end_the_run() -> None:
+    class Content:
+        name, max_tokens = "content", 6
+        prompts = staticmethod(task("reverse").prompts)
+
+        async def score(self, sample: Sample) -> Score:
+            return Score("ok", 0.5, {"correct": 0.5})
+
+    loop = Loop(tiny_model(), tiny_tokenizer(), Content(), CONFIG.model_copy(update={"most_idle": 2}))
+    before = [p.detach().clone() for p in loop.learner.model.parameters()]
+    for step in (1, 2):
+        metrics = loop.step()
+        assert (metrics["updates"], metrics["reward"]) == (0, 0.5)
+        assert loop.version == loop.steps_done == step
+    assert all(map(torch.equal, before, loop.learner.model.parameters()))
+    with pytest.raises(Idle, match="earned the same for 2 steps"):
+        loop.step()
+
+
+def test_several_optimizer_steps_from_one_rollout() -> None:
+    """In deterministic mode the first mini-batch has a ratio of exactly 1 and a KL divergence of exactly 0."""
+    loop = grpo(minibatches=2, epochs=2, deterministic=True, kl=0.1)
+    for _ in range(2):
+        metrics = loop.step()
+        told = loop.learning.told
+        assert len(told) == metrics["updates"] == 4
+        assert told[0]["ratio"] == told[0]["ratio_max"] == 1.0
+        assert told[0]["policy_kl"] == told[0]["sampler_kl"] == told[0]["logprob_diff_max"] == 0.0
+        assert told[3]["policy_kl"] > 0
+        assert metrics["tokens"] == 2 * sum(each["tokens"] for each in told[:2])
+    assert loop.version == 2, "however many optimizer steps, a push a step"
+    assert loop.learner.step == 8
+
+
+def test_a_mini_batch_has_its_share_of_the_groups() -> None:
+    learning = grpo(minibatches=3).learning
+    groups = [Group(PROBLEM, [1, 2, 3 + i], scored(0.0, 1.0)) for i in range(4)]
+    batches, _ = learning.prepare(groups, 7)
+    assert sorted(batch.tokens for batch in batches) == [2, 2, 4]
+    again, _ = learning.prepare(groups, 7)
+    assert [b.rows[0].tokens.tolist() for b in batches] == [b.rows[0].tokens.tolist() for b in again]
+    prompts = sorted(int(row.tokens[-1]) for batch in batches for row in batch.rows for _ in range(1))
+    assert set(prompts) <= {3, 4, 5, 6}
+    assert len(learning.prepare(groups[:2], 7)[0]) == 2, "never more mini-batches than groups"
+
+
+def test_observers_are_told_each_step_and_may_add_to_its_metrics() -> None:
+    loop, told = grpo(), list[Step]()
+
+    def watch(step: Step) -> None:
+        told.append(step)
+        step.metrics["watched"] = 1.0
+
+    loop.observers.append(watch)
+    assert [loop.step()["watched"], loop.step()["watched"]] == [1.0, 1.0]
+    assert [(step.number, step.version) for step in told] == [(1, 0), (2, 1)]
+    for group, advantages in zip(told[0].groups, told[0].advantages, strict=True):
+        lengths = [len(sample.token_ids) for sample in group.samples]
+        assert [len(one) for one in advantages] in (lengths, [0] * len(lengths))
+    assert {version for group in told[1].groups for s in group.samples for version in s.versions} == {1}
 
 
 def test_the_kl_term_pulls_towards_the_reference() -> None:
@@ -107,25 +206,80 @@ def test_the_kl_term_pulls_towards_the_reference() -> None:
     assert loop.step()["reference_kl"] > 0
 
 
-class Moody:
-    """Fails, and judges only the rest."""
-
-    name = "moody"
-
-    async def score(self, sample: Sample) -> Score:
-        if "B" in sample.prompt:
-            raise RuntimeError("cannot read this")
-        return Score("ok", 1.0, {"correct": 1.0})
-
-
 def test_a_grader_that_fails_is_counted_and_teaches_nothing() -> None:
-    output = CompletionOutput(0, "x", [1], [0], [-1.0], finish_reason="stop")
-    groups = [
-        Group(Problem(f"reverse {word}", {"word": word}), [1], [output, output]) for word in ("AA", "BB")
-    ]
-    table = rewards(score(Moody(), groups))
-    assert table[0].tolist() == [1.0, 1.0]
-    assert all(math.isnan(x) for x in table[1])
+    class Moody:
+        """Fails on some answers, hangs on others."""
+
+        name, max_tokens = "moody", 6
+        prompts = staticmethod(task("reverse").prompts)
+
+        async def score(self, sample: Sample) -> Score:
+            kind = zlib.crc32(sample.completion.encode()) % 4
+            if kind == 0:
+                raise RuntimeError("cannot read this")
+            if kind == 1:
+                await asyncio.sleep(60)
+            return Score("ok", math.nan if kind == 2 else len(sample.completion) / 9)
+
+    changes = {"grader_timeout": 0.2, "samples_per_prompt": 8}
+    loop = Loop(tiny_model(), tiny_tokenizer(), Moody(), CONFIG.model_copy(update=changes))
+    told: list[Step] = []
+    loop.observers.append(told.append)
+    metrics = loop.step()
+    outcomes = [sample.score.outcome for group in told[0].groups for sample in group.samples if sample.score]
+    assert set(outcomes) == {"ok", "error", "timeout"}
+    assert metrics["unjudged"] == len(outcomes) - outcomes.count("ok")
+    for group, advantages in zip(told[0].groups, told[0].advantages, strict=True):
+        for sample, own in zip(group.samples, advantages, strict=True):
+            assert sample.judged or not any(own)
+
+
+def test_a_prompt_that_leaves_no_room_is_drawn_anew() -> None:
+    long = Problem("reverse " + "A" * 400, {"word": "A"})
+
+    class Mixed:
+        name, max_tokens = "mixed", 6
+        share = 2
+
+        def prompts(self, seed: int, n: int, split: str = "train") -> list[Problem]:
+            fine = task("reverse").prompts(seed, n)
+            return [long if i % self.share == 0 else problem for i, problem in enumerate(fine)]
+
+        score = task("reverse").score
+
+    loop = Loop(tiny_model(), tiny_tokenizer(), Mixed(), CONFIG)
+    metrics = loop.step()
+    assert metrics["groups/empty"] == 2
+    assert metrics["groups/too_long"] == 2 * 16
+    Mixed.share = 1
+    with pytest.raises(ConfigError, match="no prompt of mixed leaves room"):
+        loop.step()
+
+
+def test_groups_that_teach_nothing_are_drawn_anew_up_to_a_bound() -> None:
+    class Picky:
+        """Some words are all right, some all wrong, and some depend on the answer."""
+
+        name, max_tokens = "picky", 6
+        prompts = staticmethod(task("reverse").prompts)
+
+        async def score(self, sample: Sample) -> Score:
+            kind = zlib.crc32(sample.prompt.encode()) % 3
+            return Score("ok", float(kind) if kind < 2 else float(zlib.crc32(sample.completion.encode()) % 2))
+
+    def one(redraws: int) -> tuple[dict[str, float], list[Group]]:
+        changes = {"dynamic_sampling": redraws}
+        loop = Loop(tiny_model(), tiny_tokenizer(), Picky(), CONFIG.model_copy(update=changes))
+        told: list[Step] = []
+        loop.observers.append(told.append)
+        return loop.step(), told[0].groups
+
+    metrics, groups = one(12)
+    assert metrics["groups/drawn_again"] == len(groups) - 4 > 0
+    assert all(len({s.score.total for s in group.samples if s.score}) == 2 for group in groups[:4])
+    bounded, _ = one(1)
+    assert 0 < bounded["groups/drawn_again"] <= 4
+    assert one(12)[0]["loss"] == metrics["loss"], "which groups are drawn again follows from the seed"
 
 
 @pytest.fixture
@@ -139,7 +293,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_an_rl_job_that_was_stopped_ends_like_one_that_was_not(folder: Path) -> None:
     config = CONFIG.model_copy(update={"model": "tiny", "save_every": 1})
-    whole = jobs.run(jobs.plan(config.model_copy(update={"keep": 3})))
+    whole = jobs.run(jobs.plan(config.model_copy(update={"eval_prompts": 9})))
 
     class Killed(Exception):
         pass

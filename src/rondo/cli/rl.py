@@ -1,7 +1,8 @@
-"""`rondo rl`: tune a model with reinforcement learning on one of the built-in tasks."""
+"""`rondo rl`: tune a model with reinforcement learning, from wherever it stopped."""
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 
 from rondo.cli.arguments import Parser
@@ -9,21 +10,34 @@ from rondo.cli.tree import read_command_line
 
 
 def run(argv: list[str]) -> int:
-    parser = Parser("rondo rl", "Tune a model with GRPO; the same command again resumes.")
+    parser = Parser("rondo rl", "Tune a model with reinforcement learning; the same command again resumes.")
+    parser.add_argument(
+        "file", nargs="?", metavar="CONFIG.toml", help="settings under [rl]; flags go over it"
+    )
     parser.add_argument("--model", help="a name from `rondo model list`, a folder, or a job's hash")
     parser.add_argument("--task", help="reverse, add, sort or countdown")
     parser.epilog = "Every setting is a flag too: --rl.lr=1e-5; `rondo config` lists them."
     if any(flag in argv for flag in ("-h", "--help")):
         parser.print_help()
         return 0
-    command = read_command_line(argv)
+    command = read_command_line(_with_config(argv))
     given = {
         name: value for name, value in vars(parser.parse_args(command.rest)).items() if value is not None
     }
     config = command.config.tree.rl.model_copy(update=given)
 
     from rondo.cli.steps import follow
+    from rondo.parallel.crew import Paused
     from rondo.rl import jobs
 
     plan = jobs.plan(config)
-    return follow(plan.job, f"rl {config.task}", config.steps, partial(jobs.run, plan))
+    try:
+        return follow(plan.job, f"rl {config.task}", config.steps, partial(jobs.run, plan))
+    except Paused as pause:
+        print(pause, file=sys.stderr)
+        return 0
+
+
+def _with_config(argv: list[str]) -> list[str]:
+    """A file that comes first is what `--config` would name."""
+    return ["--config", *argv] if argv and argv[0].endswith(".toml") else argv

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -32,6 +32,8 @@ from rondo.text.variables import template_variables
 Prompt = str | Sequence[int]
 Conversation = Sequence[Mapping[str, Any]]
 AdapterNames = str | Sequence[str | None] | None
+OnEnded = Callable[[list[tuple[int, CompletionOutput]]], None]
+"""Told after a step of the samples that ended in it, each with the number of its prompt."""
 
 
 class LLM:
@@ -75,6 +77,7 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         adapter: AdapterNames = None,
+        on_ended: OnEnded | None = None,
     ) -> list[RequestOutput]:
         """One output a prompt, in order, each with its `n` samples. A prompt is a text or token ids. `adapter` names
         one for all prompts, or one for each; None is the base alone."""
@@ -87,9 +90,17 @@ class LLM:
             GenerateRequest(new_id("gen"), self._cut(prompt, sampling), self._checked(sampling), adapter=name)
             for prompt, sampling, name in zip(given, each, names, strict=True)
         ]
-        readers = self._run(requests)
+        done: dict[tuple[str, int], CompletionOutput] = {}
+        numbers = {request.id: number for number, request in enumerate(requests)}
+
+        def ended(samples: list[Request]) -> None:
+            if on_ended is not None:
+                done.update((sample.name, self._completion(sample)) for sample in samples)
+                on_ended([(numbers[sample.id], done[sample.name]) for sample in samples])
+
+        readers = self._run(requests, ended)
         return [
-            self._output(prompt, request, readers[i], each[i])
+            self._output(prompt, request, readers[i], each[i], done)
             for i, (prompt, request) in enumerate(zip(given, requests, strict=True))
         ]
 
@@ -183,15 +194,19 @@ class LLM:
     def abort_weight_update(self) -> None:
         self.core.abort_weight_update()
 
-    def _run(self, requests: list[GenerateRequest]) -> list[list[Request]]:
+    def _run(
+        self, requests: list[GenerateRequest], ended: Callable[[list[Request]], None] = lambda samples: None
+    ) -> list[list[Request]]:
         """The samples of each request, when all are done; if one fails, none is left."""
         try:
-            return self._work_off(requests)
+            return self._work_off(requests, ended)
         except BaseException:
             self.core.abort_all()
             raise
 
-    def _work_off(self, requests: list[GenerateRequest]) -> list[list[Request]]:
+    def _work_off(
+        self, requests: list[GenerateRequest], ended: Callable[[list[Request]], None]
+    ) -> list[list[Request]]:
         """Adds requests as the queue has room and steps until all are done."""
         core = self.core
         samples: list[list[Request]] = []
@@ -208,8 +223,9 @@ class LLM:
             for request in step.finished:
                 if request.error is not None:
                     raise request.error
-            if matching:
-                self._match_stops(step.advanced, matching)
+            stopped = self._match_stops(step.advanced, matching) if matching else []
+            if step.finished or stopped:
+                ended([*step.finished, *stopped])
         return samples
 
     def _fits(self, request: GenerateRequest) -> bool:
@@ -221,7 +237,11 @@ class LLM:
         ready = core.grammars.has(request.sampling.structured_outputs)
         return room and ready and core.adapters.has_room(request.adapter)
 
-    def _match_stops(self, advanced: list[Request], matching: dict[tuple[str, int], SampleReader]) -> None:
+    def _match_stops(
+        self, advanced: list[Request], matching: dict[tuple[str, int], SampleReader]
+    ) -> list[Request]:
+        """Those that it ends."""
+        stopped: list[Request] = []
         for request in advanced:
             reader = matching.get(request.name)
             if reader is None:
@@ -229,16 +249,22 @@ class LLM:
             chunk = reader.read()
             if chunk is not None and chunk.finish_reason == "stop" and isinstance(chunk.stop_reason, str):
                 request.stop_reason = chunk.stop_reason
-                self.core.abort(request.id, request.index, reason="stop")
+                stopped += self.core.abort(request.id, request.index, reason="stop")
+        return stopped
 
     def _output(
-        self, prompt: Prompt, request: GenerateRequest, samples: list[Request], params: SamplingParams
+        self,
+        prompt: Prompt,
+        request: GenerateRequest,
+        samples: list[Request],
+        params: SamplingParams,
+        done: Mapping[tuple[str, int], CompletionOutput],
     ) -> RequestOutput:
         return RequestOutput(
             request_id=request.id,
             prompt=prompt if isinstance(prompt, str) else None,
             prompt_token_ids=list(request.prompt_ids),
-            outputs=best([self._completion(sample) for sample in samples], params),
+            outputs=best([done.get(sample.name) or self._completion(sample) for sample in samples], params),
             cached_tokens=max(samples[0].first_cached, 0),
             prompt_logprobs=None if samples[0].scores is None else samples[0].scores.read(),
         )

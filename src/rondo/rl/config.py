@@ -7,10 +7,10 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from rondo.rl.algorithms import PRESETS, Advantage, Aggregate, Normalise, contradictions, with_preset
-from rondo.train.config import OptimConfig
+from rondo.rl.loop_config import LoopConfig
 
 
-class RlConfig(OptimConfig):
+class RlConfig(LoopConfig):
     """Reinforcement learning on a task."""
 
     algorithm: str = Field(

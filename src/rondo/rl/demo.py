@@ -13,8 +13,9 @@ from rondo.base.home import models_dir
 from rondo.base.log import get_logger
 from rondo.models import Decoder
 from rondo.rl import corpus
-from rondo.rl.loop import Grpo
+from rondo.rl.loop import Loop
 from rondo.rl.recipe import Recipe, hf_config, tokenizer_for
+from rondo.rl.tasks import Task
 from rondo.rl.tasks import task as find_task
 from rondo.text.tokenizer import Tokenizer
 from rondo.train import pretrain, sft
@@ -90,7 +91,7 @@ class Prepared:
 
     model: Decoder
     tokenizer: Tokenizer
-    grpo: Grpo
+    grpo: Loop
     reward: float
 
 
@@ -100,7 +101,7 @@ def prepare(task: str, seed: int, recipe: Recipe, say: OnEvent = lambda event: N
     tokenizer = tokenizer_for(seed)
     texts = corpus.stories(seed, recipe.stories)
     model = models.new(hf_config(recipe, tokenizer), seed=seed)
-    grpo = Grpo(model, tokenizer, find_task(task), recipe.reinforcement(task, seed))
+    grpo = Loop(model, tokenizer, find_task(task), recipe.reinforcement(task, seed))
     parameters = sum(p.numel() for p in model.parameters())
     say(Event("corpus", 1, 1, {"parameters": parameters, "vocabulary": tokenizer.vocab_size}))
     plan = recipe.pretraining(seed)
@@ -110,7 +111,7 @@ def prepare(task: str, seed: int, recipe: Recipe, say: OnEvent = lambda event: N
         plan,
         on_step=lambda step, metrics: say(Event("pretrain", step, plan.steps, metrics)),
     )
-    reward = _tune(model, tokenizer, grpo, recipe, seed, say)
+    reward = _tune(grpo, find_task(task), recipe, seed, say)
     return Prepared(model, tokenizer, grpo, reward)
 
 
@@ -122,11 +123,11 @@ def save(model: Decoder, tokenizer: Tokenizer, result: DemoResult, path: Path) -
         write_json(folder / "demo.json", asdict(result))
 
 
-def _tune(model: Decoder, tokenizer: Tokenizer, grpo: Grpo, recipe: Recipe, seed: int, say: OnEvent) -> float:
+def _tune(grpo: Loop, task: Task, recipe: Recipe, seed: int, say: OnEvent) -> float:
     """SFT on solved problems until the model succeeds now and then. Returns the success rate then."""
     config = recipe.tuning(seed)
-    solved = corpus.solved(grpo.task, seed, recipe.sft_examples)
-    examples = sft.examples(tokenizer, solved, config.max_length)
+    solved = corpus.solved(task, seed, recipe.sft_examples)
+    examples = sft.examples(grpo.tokenizer, solved, config.max_length)
 
     def on_step(step: int, metrics: Metrics) -> None:
         if step % recipe.sft_check_every == 0 or step == config.steps:
@@ -136,11 +137,11 @@ def _tune(model: Decoder, tokenizer: Tokenizer, grpo: Grpo, recipe: Recipe, seed
         if metrics.get("reward/correct", 0.0) >= recipe.sft_until:
             raise Stop
 
-    train(Learner(model, config), sft.batches(examples, config), config, on_step=on_step)
+    train(Learner(grpo.learner.model, config), sft.batches(examples, config), config, on_step=on_step)
     return grpo.evaluate(seed=1)["reward/correct"]
 
 
-def _reinforce(grpo: Grpo, recipe: Recipe, say: OnEvent) -> tuple[int, float]:
+def _reinforce(grpo: Loop, recipe: Recipe, say: OnEvent) -> tuple[int, float]:
     """RL until the model nearly always succeeds. Returns the steps and the largest log-probability difference."""
     largest = 0.0
     for step in range(1, recipe.rl_steps + 1):

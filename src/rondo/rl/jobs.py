@@ -2,105 +2,177 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
 from rondo import models
 from rondo.base.errors import ConfigError, RondoError
-from rondo.models.store import fingerprint, resolve
+from rondo.models import Decoder
+from rondo.models.families import parse
+from rondo.models.headers import read_config
+from rondo.models.store import fingerprint, name_of, resolve
+from rondo.parallel.crew import Crew, Paused
 from rondo.rl.config import RlConfig
-from rondo.rl.loop import Grpo
-from rondo.rl.tasks import task
+from rondo.rl.loop import Loop
+from rondo.rl.tasks import AnyTask, find
+from rondo.rl.tasks import fingerprint as fingerprint_of_task
 from rondo.text.tokenizer import Tokenizer
+from rondo.train import adapter
 from rondo.train.checkpoint import Keep
-from rondo.train.job import Job
+from rondo.train.job import Job, State
 from rondo.train.learner import Metrics
 from rondo.train.loop import OnResume, export
 from rondo.train.saving import Checkpoints
+
+OnStep = Callable[[int, Metrics], None]
+
+HOW = {
+    "model",
+    "save_every",
+    "keep",
+    "evaluate",
+    "grader_timeout",
+    "most_idle",
+}
+"""Settings that change nothing of what is learned, beside the model's name, of which the spec has the hash."""
 
 
 @dataclass(frozen=True)
 class Plan:
     config: RlConfig
     model: Path
+    task: AnyTask
     job: Job
 
 
 def plan(config: RlConfig) -> Plan:
     if not config.model:
         raise ConfigError("which model? Give --model.", param="rl.model")
-    task(config.task)
+    found = find(config.task, config.grader, config.max_broken)
     model = resolve(config.model)
+    adapter.check("sft", config.adapter, parse(read_config(model)))
     spec = {
         "kind": "rl",
         "model": fingerprint(model),
-        "config": config.model_dump(mode="json", exclude={"model", *config.neutral()}),
+        "config": config.model_dump(mode="json", exclude={*HOW, *config.neutral()}),
     }
-    return Plan(config, model, Job.of(spec, model=config.model))
+    if (made_of := fingerprint_of_task(found)) is not None:
+        spec["task"] = made_of
+    return Plan(config, model, found, Job.of(spec, model=config.model))
 
 
 def run(
-    plan: Plan,
-    on_step: Callable[[int, Metrics], None] | None = None,
-    on_resume: OnResume | None = None,
+    plan: Plan, on_step: OnStep | None = None, on_resume: OnResume | None = None, crew: Crew | None = None
 ) -> Path:
-    """The exported model's folder. A job that is done already is not done again."""
+    """The folder of what the job leaves. A job that is done already is not done again. A SIGTERM has it save after the
+    step that it is at, and end as paused."""
     if plan.job.done:
-        return plan.job.export
-    with plan.job.hold():
-        return _run(plan, on_step, on_resume)
+        return plan.job.result
+    crew = crew or Crew()
+    with plan.job.hold(), crew.heeding():
+        return _run(plan, crew, on_step, on_resume)
 
 
-def _run(plan: Plan, on_step: Callable[[int, Metrics], None] | None, on_resume: OnResume | None) -> Path:
+def _run(plan: Plan, crew: Crew, on_step: OnStep | None, on_resume: OnResume | None) -> Path:
     config, job = plan.config, plan.job
     job.set_status("starting", job.status().get("step", 0), steps=config.steps)
+    model = _model(plan)
+    loop = Loop(model, Tokenizer.load(plan.model), plan.task, config)
+    step = 0
+    try:
+        with Checkpoints(job.checkpoints, Keep(config.keep)) as saved, contextlib.closing(loop):
+            run = _Run(loop, job, saved, crew)
+            step = run.resume()
+            job.set_status("running", step, steps=config.steps)
+            if step and on_resume:
+                on_resume(step)
+            if step == 0:
+                job.log({"step": 0, **_held_out(loop)})
+            while loop.steps_done < config.steps:
+                metrics = run.step()
+                if on_step:
+                    on_step(loop.steps_done, metrics)
+                run.heed()
+            held_out = _held_out(loop)
+    except (Exception, KeyboardInterrupt) as error:
+        paused = isinstance(error, (KeyboardInterrupt, Paused))
+        state: State = "paused" if paused else "failed"
+        reason = error.message if isinstance(error, RondoError) else str(error) if paused else repr(error)
+        job.set_status(state, loop.steps_done, steps=config.steps, reason=reason)
+        raise
+    return _leave(loop, job, held_out)
+
+
+def _model(plan: Plan) -> Decoder:
+    config = plan.config
     dtype = torch.float32 if config.precision else None  # as stored
     model = models.load(plan.model, dtype=dtype, device=config.device)
-    grpo = Grpo(model, Tokenizer.load(plan.model), task(config.task), config)
-    begin = _resume(grpo, job)
-    job.set_status("running", begin, steps=config.steps)
-    if begin and on_resume:
-        on_resume(begin)
-    try:
-        if begin == 0:
-            job.log({"step": 0, **_held_out(grpo)})
-        with Checkpoints(job.checkpoints, Keep(config.keep)) as saved:
-            while grpo.learner.step < config.steps:
-                metrics = grpo.step()
-                _record(grpo, job, saved, metrics)
-                if on_step:
-                    on_step(grpo.learner.step, metrics)
-    except (Exception, KeyboardInterrupt) as error:
-        stopped = "paused" if isinstance(error, KeyboardInterrupt) else "failed"
-        reason = error.message if isinstance(error, RondoError) else repr(error)
-        job.set_status(stopped, grpo.learner.step, reason=reason)  # type: ignore[arg-type]
-        raise
-    return export(grpo.learner, grpo.tokenizer.save, job, **_held_out(grpo))
+    adapter.put_on(model, config.adapter, seed=config.seed, base=name_of(plan.model))
+    return model
 
 
-def _held_out(grpo: Grpo) -> Metrics:
+@dataclass
+class _Run:
+    loop: Loop
+    job: Job
+    saved: Checkpoints
+    crew: Crew
+    last_saved: int = field(default=-1)
+
+    def resume(self) -> int:
+        """From the newest checkpoint, if there is one: its step."""
+        found = self.saved.newest()
+        if found is not None:
+            self.loop.restore(found.folder, found.step, found.state())
+            self.last_saved = found.step
+        step = self.loop.steps_done
+        self.job.forget_after(step or -1)  # before the first checkpoint everything is done again, step 0 too
+        return step
+
+    def step(self) -> Metrics:
+        loop, config = self.loop, self.loop.config
+        metrics = loop.step()
+        step = loop.steps_done
+        if config.evaluate.every and step % config.evaluate.every == 0 and step < config.steps:
+            metrics |= _held_out(loop)
+        self.saved.check()
+        self.job.log({"step": step, **metrics})
+        if step == config.steps or (config.save_every and step % config.save_every == 0):
+            self._save()
+        self.job.set_status("running", step, steps=config.steps, reward=metrics.get("reward", 0.0))
+        return metrics
+
+    def heed(self) -> None:
+        """Where the process has been asked to stop."""
+        step, steps = self.loop.steps_done, self.loop.config.steps
+        if not self.crew.any_asked_to_stop() or step >= steps:
+            return
+        if self.last_saved != step:
+            self._save()
+        self.saved.wait()
+        raise Paused(step, steps)
+
+    def _save(self) -> None:
+        self.last_saved = self.loop.steps_done
+        self.saved.save(self.loop.states(), self.last_saved, self.loop.facts())
+
+
+def _held_out(loop: Loop) -> Metrics:
     """What the policy earns on prompts it never trains on."""
-    return {f"held_out/{name}": value for name, value in grpo.evaluate().items()}
+    return {f"held_out/{name}": value for name, value in loop.evaluate().items()}
 
 
-def _resume(grpo: Grpo, job: Job) -> int:
-    """Prompts and samples follow from the step, so weights and optimizer are all there is to restore."""
-    found = Checkpoints(job.checkpoints, Keep(grpo.config.keep)).newest()
-    step = found.step if found else 0
-    if found:
-        grpo.learner.load(found.folder, found.step)
-        grpo.push()
-    job.forget_after(step or -1)  # before the first checkpoint everything is done again, step 0 too
-    return step
-
-
-def _record(grpo: Grpo, job: Job, saved: Checkpoints, metrics: Metrics) -> None:
-    step, config = grpo.learner.step, grpo.config
-    saved.check()
-    job.log({"step": step, **metrics})
-    if step == config.steps or (config.save_every and step % config.save_every == 0):
-        saved.save(grpo.learner.states(), step, {"weight_version": grpo.engine.weight_version})
-    job.set_status("running", step, steps=config.steps, reward=metrics["reward"])
+def _leave(loop: Loop, job: Job, held_out: Metrics) -> Path:
+    """A whole model; beside it, or in its place where the two cannot be told in one, the adapter."""
+    config, learner = loop.config, loop.learner
+    if config.adapter.kind != "none":
+        with learner.as_left():
+            whole = adapter.leave(learner.model, config.adapter, job.adapter)
+        if not whole:
+            return job.succeed(loop.steps_done, **held_out)
+    export(learner, loop.tokenizer.save, job, **held_out)
+    return job.succeed(loop.steps_done, **held_out)

@@ -1,82 +1,146 @@
-"""Samples from the engine and their scores. Tokens stay the ids the engine sampled; text is for graders alone."""
+"""What the policy was asked and what it said: tokens as the engine sampled them; text is for graders alone."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rondo.client.types import CompletionOutput, SamplingParams
-from rondo.engine.llm import LLM
-from rondo.graders import Grader, Sample, Score, guarded
-from rondo.rl.tasks import Problem, Task
-from rondo.text.tokenizer import Tokenizer
+from rondo.client.types import CompletionOutput
+from rondo.graders import Sample, Score
+from rondo.rl.tasks import Problem
+from rondo.train.evaluator import Metrics
 
-GRADER_TIMEOUT_S = 30.0
+
+@dataclass(frozen=True)
+class Rollout:
+    """One sample: what follows the prompt, tool output included where there is any."""
+
+    token_ids: list[int]
+    sampled: list[bool]
+    """True where the policy chose the token: these alone are trained."""
+    logprobs: list[float]
+    """Of the sampler, 0 where not sampled."""
+    versions: list[int]
+    """The weight version of each token; where it was not sampled, that of the one before."""
+    text: str
+    finish_reason: str
+    score: Score | None = None
+    prompt_ids: list[int] | None = None
+    """Its own prompt, where that is not its group's."""
+    earlier: tuple[Rollout, ...] = ()
+    """Other pieces of the same episode: they have this one's score, and are trained as documents of their own."""
+
+    @property
+    def pieces(self) -> tuple[Rollout, ...]:
+        return (*self.earlier, self)
+
+    @property
+    def trained(self) -> int:
+        """How many tokens are."""
+        return sum(sum(piece.sampled) for piece in self.pieces)
+
+    @property
+    def judged(self) -> bool:
+        return self.score is not None and self.score.outcome == "ok"
+
+    def scored(self, score: Score) -> Rollout:
+        return replace(self, score=score)
 
 
 @dataclass(frozen=True)
 class Group:
-    """One prompt and its samples: token ids, their log-probabilities and weight versions."""
+    """One prompt and its samples. Without any it is empty: there was nothing to ask, or nobody answered."""
 
     problem: Problem
     prompt_ids: list[int]
-    samples: list[CompletionOutput]
+    samples: list[Rollout]
 
 
-def rollout(
-    engine: LLM, tokenizer: Tokenizer, problems: Sequence[Problem], sampling: SamplingParams, seed: int
-) -> list[Group]:
-    """`sampling.n` answers to each problem, a function of the weights and `seed` alone."""
-    prompts = [tokenizer.apply_chat(problem.messages) for problem in problems]
-    seeded = [sampling.with_(seed=seed * 1_000_003 + index) for index in range(len(prompts))]
-    outputs = engine.generate(prompts, seeded)
-    return [Group(p, ids, out.outputs) for p, ids, out in zip(problems, prompts, outputs, strict=True)]
+@dataclass(frozen=True)
+class Step:
+    """What observers of the loop are told once a step is done; what they add to `metrics` is logged."""
+
+    number: int
+    version: int
+    """Of the weights that were trained; the step's push made the one after it."""
+    groups: list[Group]
+    """All that were scored in the step, those that were drawn anew included."""
+    advantages: list[list[list[float]]]
+    """For each group and sample one number a token; none where the sample was not trained on."""
+    metrics: Metrics
 
 
-def score(grader: Grader, groups: Sequence[Group]) -> list[list[Score]]:
-    """Every sample's score, in order. A grader that fails or hangs gives a score that says so."""
-
-    async def each() -> list[Score]:
-        safe = guarded(grader, GRADER_TIMEOUT_S, getattr(grader, "name", None))
-        return await asyncio.gather(
-            *(safe.score(as_sample(group.problem, sample)) for group in groups for sample in group.samples)
-        )
-
-    flat = iter(asyncio.run(each()))
-    return [[next(flat) for _ in group.samples] for group in groups]
-
-
-def as_sample(problem: Problem, output: CompletionOutput) -> Sample:
-    finished = output.finish_reason == "stop"
-    return Sample(problem.question, output.text, metadata={**problem.facts, "finished": finished})
+def rollout_of(output: CompletionOutput) -> Rollout:
+    count = len(output.token_ids)
+    return Rollout(
+        output.token_ids,
+        [True] * count,
+        output.logprobs or [0.0] * count,
+        output.weight_versions,
+        output.text,
+        output.finish_reason or "abort",
+    )
 
 
-def rewards(scores: Sequence[Sequence[Score]]) -> NDArray[np.float64]:
-    """[P, S]; NaN where a grader did not judge."""
-    return np.array([[s.total if s.outcome == "ok" else np.nan for s in group] for group in scores])
+def as_sample(problem: Problem, rollout: Rollout) -> Sample:
+    finished = rollout.finish_reason == "stop"
+    return Sample(problem.question, rollout.text, metadata={**problem.facts, "finished": finished})
 
 
-def reward_metrics(scores: Sequence[Sequence[Score]]) -> dict[str, float]:
+def rewards(groups: Sequence[Group]) -> NDArray[np.float64]:
+    """[P, S]; NaN where a grader did not judge, or a group has fewer samples."""
+    most = max((len(group.samples) for group in groups), default=0)
+    table = np.full((len(groups), most), np.nan)
+    for row, group in zip(table, groups, strict=True):
+        for i, sample in enumerate(group.samples):
+            if sample.score is not None and sample.score.outcome == "ok":
+                row[i] = sample.score.total
+    return table
+
+
+def reward_metrics(groups: Sequence[Group]) -> Metrics:
     """The mean total and the mean of each part over what was judged, and how many were not."""
-    flat = [s for group in scores for s in group]
-    judged = [s for s in flat if s.outcome == "ok"]
-    metrics = {"reward": _mean([s.total for s in judged]), "unjudged": float(len(flat) - len(judged))}
-    for name in judged[0].parts if judged else ():
-        metrics[f"reward/{name}"] = _mean([s.parts[name] for s in judged])
+    scores = [sample.score for group in groups for sample in group.samples]
+    ok = [score for score in scores if score is not None and score.outcome == "ok"]
+    metrics: Metrics = {
+        "reward": _mean([score.total for score in ok]),
+        "unjudged": float(len(scores) - len(ok)),
+    }
+    for name in ok[0].parts if ok else ():
+        metrics[f"reward/{name}"] = _mean([score.parts[name] for score in ok if name in score.parts])
     return metrics
 
 
-def evaluate(
-    engine: LLM, tokenizer: Tokenizer, task: Task, n: int, max_tokens: int, seed: int = 0
-) -> dict[str, float]:
-    """Reward metrics on `n` held-out problems, one sample each at temperature 1."""
-    problems = task.prompts(seed, n, "held_out")
-    sampling = SamplingParams(max_tokens=max_tokens)
-    return reward_metrics(score(task, rollout(engine, tokenizer, problems, sampling, seed)))
+def answer_metrics(groups: Sequence[Group]) -> Metrics:
+    """How long answers are, how many had to be cut off, and the newest version that made one of their tokens."""
+    samples = [sample for group in groups for sample in group.samples]
+    count = max(len(samples), 1)
+    return {
+        "answer_tokens": sum(sample.trained for sample in samples) / count,
+        "truncated": sum(sample.finish_reason == "length" for sample in samples) / count,
+        "weight_version": float(
+            max((sample.versions[-1] for sample in samples if sample.versions), default=0)
+        ),
+    }
+
+
+def packed_up(group: Group) -> dict[str, Any]:
+    """A group's samples for a checkpoint's JSON; its problem follows from its number."""
+    return {"prompt_ids": group.prompt_ids, "samples": [asdict(sample) for sample in group.samples]}
+
+
+def unpacked(told: dict[str, Any], problem: Problem) -> Group:
+    return Group(problem, told["prompt_ids"], [_rollout(sample) for sample in told["samples"]])
+
+
+def _rollout(told: dict[str, Any]) -> Rollout:
+    score = None if told["score"] is None else Score(**told["score"])
+    earlier = tuple(_rollout(piece) for piece in told["earlier"])
+    return Rollout(**{**told, "score": score, "earlier": earlier})
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -1,0 +1,137 @@
+"""Whether it learns: each generated task from a success rate of at most 0.3 to at least 0.9, by several algorithms.
+
+The model is the demo's, tuned by examples until it succeeds now and then; each algorithm goes on from the very same
+weights, with the same number of samples a step. Success is measured on held-out prompts, one answer each at temperature
+1, every few steps; a run ends when it has reached the goal or its steps are used up. All cells are printed, those that
+did not get there too. With --figure it draws the curves: one panel a task, one colour an algorithm, a line a seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+# ruff: isort: off
+from common import THREADS, Report, say
+
+import torch
+
+# ruff: isort: on
+from rondo.rl.config import RlConfig
+from rondo.rl.demo import Prepared, prepare
+from rondo.rl.loop import Loop
+from rondo.rl.recipe import QUICK, Recipe
+from rondo.rl.tasks import TASKS, task
+
+BEGIN, GOAL = 0.3, 0.9
+ALGORITHMS = ("grpo", "ppo", "rloo", "online_dpo")
+SETTINGS: dict[str, dict[str, object]] = {"ppo": {"minibatches": 1}, "online_dpo": {"lr": 2e-4}}
+"""What an algorithm is given beside its preset."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    task: str
+    algorithm: str
+    seed: int
+    points: list[tuple[int, float]]
+    """(step, success rate)."""
+    seconds: float
+
+    def __str__(self) -> str:
+        (_, begin), (step, end) = self.points[0], self.points[-1]
+        return f"{begin:.2f} -> {end:.2f} at step {step}, {self.seconds:.0f} s"
+
+    @property
+    def learned(self) -> bool:
+        return self.points[0][1] <= BEGIN and self.points[-1][1] >= GOAL
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--tasks", default=",".join(TASKS), help="which tasks")
+    parser.add_argument("--algorithms", default=",".join(ALGORITHMS), help="which algorithms")
+    parser.add_argument("--seeds", type=int, default=3, help="how many seeds (3)")
+    parser.add_argument("--steps", type=int, default=200, help="most steps of a run (200)")
+    parser.add_argument("--every", type=int, default=5, help="steps between two measurements (5)")
+    parser.add_argument("--figure", type=Path, help="a PNG to draw")
+    parser.add_argument("--quick", action="store_true", help="sizes that teach nothing, to see that it runs")
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    torch.set_num_threads(THREADS)
+    recipe = QUICK if given.quick else replace(Recipe(), sft_until=0.15)
+    report, curves = Report("learns"), list[Curve]()
+    for name in given.tasks.split(","):
+        for seed in range(given.seeds):
+            say(f"{name}, seed {seed}: the model")
+            made = prepare(name, seed, recipe)
+            for algorithm in given.algorithms.split(","):
+                steps = 2 if given.quick else given.steps
+                curve = run(made, name, algorithm, seed, steps, given.every)
+                curves.append(curve)
+                say(f"{name}, seed {seed}, {algorithm}: {curve}")
+    for name in given.tasks.split(","):
+        for algorithm in given.algorithms.split(","):
+            own = [curve for curve in curves if (curve.task, curve.algorithm) == (name, algorithm)]
+            cell = f"{name}, {algorithm}"
+            report.ours[f"{cell}: from"] = max(curve.points[0][1] for curve in own)
+            report.ours[f"{cell}: to"] = min(curve.points[-1][1] for curve in own)
+            report.ours[f"{cell}: steps"] = max(curve.points[-1][0] for curve in own)
+            report.ours[f"{cell}: seconds"] = max(curve.seconds for curve in own)
+    learned = sum(curve.learned for curve in curves)
+    report.notes.append(f"the worst of {given.seeds} seeds each; {learned} of {len(curves)} runs learned")
+    if given.figure:
+        draw(curves, given.figure)
+    report.show(given.json)
+    lost = [f"{curve.task} by {curve.algorithm}" for curve in curves if not curve.learned]
+    if lost and not given.quick:
+        sys.exit(f"{len(lost)} runs did not learn: {', '.join(lost)}")
+
+
+def run(made: Prepared, name: str, algorithm: str, seed: int, steps: int, every: int) -> Curve:
+    """From a copy of the prepared weights."""
+    told = made.grpo.config.model_dump(exclude_unset=True) | SETTINGS.get(algorithm, {})
+    config = RlConfig.model_validate(
+        {**told, "algorithm": algorithm, "steps": steps, "seed": seed, "most_idle": 0}
+    )
+    loop = Loop(copy.deepcopy(made.model), made.tokenizer, task(name), config)
+    begin = time.perf_counter()
+    points = [(0, loop.evaluate(seed=1)["pass@1"])]
+    for step in range(1, steps + 1):
+        loop.step()
+        if step % every == 0 or step == steps:
+            points.append((step, loop.evaluate(seed=1)["pass@1"]))
+            if points[-1][1] >= GOAL:
+                break
+    loop.close()
+    return Curve(name, algorithm, seed, points, time.perf_counter() - begin)
+
+
+def draw(curves: list[Curve], path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    tasks = list(dict.fromkeys(curve.task for curve in curves))
+    algorithms = list(dict.fromkeys(curve.algorithm for curve in curves))
+    figure = Figure(figsize=(3.6 * len(tasks), 3.2), layout="constrained")
+    for panel, name in zip(figure.subplots(1, len(tasks), squeeze=False)[0], tasks, strict=True):
+        for number, algorithm in enumerate(algorithms):
+            own = [curve for curve in curves if (curve.task, curve.algorithm) == (name, algorithm)]
+            for curve in own:
+                label = algorithm if curve is own[0] else None
+                panel.plot(
+                    *zip(*curve.points, strict=True), color=f"C{number}", alpha=0.8, lw=1.2, label=label
+                )
+        panel.axhline(GOAL, color="grey", lw=0.6, ls=":")
+        panel.set(title=name, xlabel="step", ylim=(0, 1))
+    figure.axes[0].set_ylabel("right on held-out prompts")
+    figure.axes[0].legend(frameon=False)
+    figure.savefig(path, dpi=150)
+    say(f"drawn: {path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""How often the policy is right on prompts it never trains on: pass@1 and pass@k, with how sure that is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from rondo.client.types import SamplingParams
+from rondo.graders import Score
+from rondo.rl.collect import Collector
+from rondo.rl.config import RlConfig
+from rondo.rl.draws import SPREAD
+from rondo.rl.rollout import Group, reward_metrics
+from rondo.rl.tasks import AnyTask
+from rondo.train.evaluator import Metrics
+
+CONFIDENCE_Z = 1.959963984540054
+"""Of 95%."""
+RESAMPLES = 1000
+
+
+def evaluate(
+    collector: Collector, task: AnyTask, config: RlConfig, max_tokens: int, seed: int = 0
+) -> Metrics:
+    """On `eval_prompts` held-out problems at temperature 1. Another seed is another set of problems."""
+    problems = task.prompts(seed, config.eval_prompts, "held_out")
+    sampling = SamplingParams(n=config.evaluate.samples, max_tokens=max_tokens)
+    seeds = [seed * SPREAD + index for index in range(len(problems))]
+    groups = collector.ask(problems, sampling, seeds)
+    return reward_metrics(groups) | pass_metrics(groups, config.evaluate.k, config.evaluate.correct)
+
+
+def pass_metrics(groups: Sequence[Group], ks: Sequence[int], correct: float) -> Metrics:
+    """pass@k for each k, and for 1, each with the ends of a 95% interval. An answer that nobody judged has not passed:
+    the grader is what is wrong then, and `unjudged` says so."""
+    counts = [(len(group.samples), _right(group, correct)) for group in groups if group.samples]
+    metrics: Metrics = {}
+    for k in sorted({1, *ks}):
+        asked = [(n, c) for n, c in counts if n >= k]
+        if not asked:
+            continue
+        each = [pass_at(k, n, c) for n, c in asked]
+        if all(n == 1 for n, _ in asked):
+            low, high = wilson(sum(c for _, c in asked), len(asked))
+        else:
+            low, high = bootstrap(each)
+        metrics |= {f"pass@{k}": sum(each) / len(each), f"pass@{k}_low": low, f"pass@{k}_high": high}
+    return metrics
+
+
+def pass_at(k: int, n: int, c: int) -> float:
+    """The chance that of k among n answers, of which c are right, at least one is: unbiased (Chen et al., 2021)."""
+    return 1.0 - math.comb(n - c, k) / math.comb(n, k)
+
+
+def wilson(passed: int, asked: int) -> tuple[float, float]:
+    """A 95% interval of a share, which holds also where all or none passed."""
+    share, z = passed / asked, CONFIDENCE_Z
+    middle = (share + z * z / (2 * asked)) / (1 + z * z / asked)
+    half = z / (1 + z * z / asked) * math.sqrt(share * (1 - share) / asked + z * z / (4 * asked * asked))
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def bootstrap(values: Sequence[float]) -> tuple[float, float]:
+    """A 95% interval of the mean over problems, whose answers hang together. The same values, the same ends."""
+    found = np.asarray(values)
+    picks = np.random.default_rng(0).integers(len(found), size=(RESAMPLES, len(found)))
+    low, high = np.quantile(found[picks].mean(1), [0.025, 0.975])
+    return float(low), float(high)
+
+
+def _right(group: Group, correct: float) -> int:
+    return sum(sample.score is not None and _passes(sample.score, correct) for sample in group.samples)
+
+
+def _passes(score: Score, correct: float) -> bool:
+    if score.outcome != "ok":
+        return False
+    return score.parts["correct"] >= 1.0 if "correct" in score.parts else score.total >= correct

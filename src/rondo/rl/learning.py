@@ -1,0 +1,192 @@
+"""The learner's half of a step: what is known of each token before the first mini-batch, and the optimizer steps."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rondo.data.packing import Row
+from rondo.models import Decoder
+from rondo.models.adapters.attached import adapter_of, switched_off
+from rondo.rl.advantages import (
+    AdaptiveKl,
+    Floats,
+    TokenAdvantages,
+    divergences,
+    overlong_penalties,
+    teaching,
+    token_advantages,
+)
+from rondo.rl.config import RlConfig
+from rondo.rl.objective import policy_loss
+from rondo.rl.packing import Known, StepTokens, packed
+from rondo.rl.rollout import Group, rewards
+from rondo.train.evaluator import Evaluator, Metrics
+from rondo.train.learner import Learner
+from rondo.train.schedule import learning_rate
+from rondo.train.shared_prefix import shares_prefixes
+
+
+@dataclass(frozen=True)
+class Minibatch:
+    rows: list[Row]
+    tokens: int
+    """All that were sampled, those of groups that teach nothing included: what the loss is divided by."""
+
+
+class Learning:
+    def __init__(self, model: Decoder, config: RlConfig, longest: int) -> None:
+        """`longest`: the most tokens an answer can have."""
+        self.config, self.longest = config, longest
+        self.kl = config.kl
+        """The weight of the KL divergence as it is now."""
+        apart = config.needs_reference and adapter_of(model) is None
+        self.reference = Evaluator(copy.deepcopy(model), memory=config) if apart else None
+        self.learner = Learner(model, config)
+        self.told: list[Metrics] = []
+        """What each mini-batch of the last step said."""
+
+    def prepare(self, groups: Sequence[Group], step: int) -> tuple[list[Minibatch], list[list[list[float]]]]:
+        """The step's mini-batches, with all that the loss asks of a token; and each token's advantage."""
+        tokens, table = StepTokens(groups), self._rewards(groups)
+        teach = (
+            teaching(table) | self.config.every_group_counts if table.size else np.zeros(len(groups), bool)
+        )
+        batches = [self._minibatch(tokens, share, teach) for share in self._shares(len(groups), step)]
+        batches = [batch for batch in batches if batch.rows]
+        known = self._known(tokens, [row for batch in batches for row in batch.rows])
+        found = self._advantages(table, tokens, known)
+        known["advantages"] = tokens.together(found.advantages)
+        if found.returns is not None:
+            known["returns"] = tokens.together(found.returns)
+        batches = [replace(batch, rows=tokens.with_columns(batch.rows, known)) for batch in batches]
+        taught = {i for i, group in enumerate(groups) if teach[i]}
+        return batches, tokens.told(found.advantages, taught)
+
+    def learn(self, batches: Sequence[Minibatch], step: int) -> Metrics:
+        """Every epoch goes through the same mini-batches in the same order. A gradient that is not finite teaches
+        nothing and is counted."""
+        config, rate = self.config, self._learning_rate(step)
+        loss = policy_loss(config, self.kl)
+        self.told, left_out = [], 0
+        for _ in range(config.epochs):
+            for batch in batches:
+                metrics = self.learner.forward_backward(
+                    batch.rows, loss, temperature=config.temperature, valid=batch.tokens
+                )
+                metrics |= self.learner.optim_step(rate, math.isfinite)
+                left_out += not math.isfinite(metrics["grad_norm"])
+                self.told.append(metrics)
+        metrics = merged(self.told) | {"updates": float(len(self.told)), "left_out": float(left_out)}
+        if config.kl_target and "reference_kl" in metrics:
+            metrics["kl_coefficient"] = self.kl
+            adaptive = AdaptiveKl(self.kl, config.kl_target, config.kl_horizon)
+            self.kl = adaptive.after(metrics["reference_kl"]).coefficient
+        return metrics
+
+    def states(self) -> dict[str, Tensor]:
+        return self.learner.states()
+
+    def facts(self) -> dict[str, Any]:
+        return {"updates": self.learner.step, "kl": self.kl}
+
+    def load(self, folder: str | Path, facts: Mapping[str, Any]) -> None:
+        self.learner.load(folder, facts["updates"])
+        self.kl = facts["kl"]
+
+    def _rewards(self, groups: Sequence[Group]) -> Floats:
+        """[P, S], those of answers that are nearly too long made less."""
+        table, config = rewards(groups), self.config
+        if config.overlong:
+            for row, group in zip(table, groups, strict=True):
+                lengths = [sample.trained for sample in group.samples]
+                row[: len(lengths)] += overlong_penalties(
+                    lengths, self.longest, config.overlong, config.overlong_penalty
+                )
+        return table
+
+    def _shares(self, count: int, step: int) -> list[list[int]]:
+        """Which groups each mini-batch has: in order if there is one, else at random."""
+        wanted = min(self.config.minibatches, count)
+        if wanted <= 1:
+            return [list(range(count))]
+        order = np.random.default_rng([self.config.seed, step]).permutation(count)
+        return [sorted(int(i) for i in share) for share in np.array_split(order, wanted)]
+
+    def _minibatch(self, tokens: StepTokens, share: Sequence[int], teach: NDArray[np.bool_]) -> Minibatch:
+        config = self.config
+        rows = packed(
+            tokens,
+            share,
+            [i for i in share if teach[i]],
+            aggregate=config.aggregate,
+            longest=self.longest,
+            share_prefix=config.share_prefix and shares_prefixes(self.learner.model.attention_specs()),
+            budget=config.tokens_per_microbatch,
+        )
+        return Minibatch(rows, sum(s.trained for i in share for s in tokens.groups[i].samples))
+
+    def _known(self, tokens: StepTokens, rows: Sequence[Row]) -> Known:
+        """What models say of each token before anything is learned."""
+        config, known = self.config, Known()
+        if config.needs_old:
+            known["old_logprobs"] = tokens.gathered(rows, self.learner.logprobs(rows, config.temperature))
+        if config.needs_reference:
+            known["reference_logprobs"] = tokens.gathered(rows, self._reference(rows))
+        return known
+
+    def _advantages(self, table: Floats, tokens: StepTokens, known: Known) -> TokenAdvantages:
+        config = self.config
+        costs = None
+        if config.kl and config.kl_in == "reward":
+            costs = divergences(known["old_logprobs"], known["reference_logprobs"], config.kl_estimator)
+        return token_advantages(
+            config,
+            table,
+            tokens.sampled(table.shape),
+            kl=self.kl,
+            divergences=None if costs is None else tokens.apart(costs, table.shape),
+            values=tokens.apart(known["values"], table.shape) if "values" in known else None,
+        )
+
+    def _reference(self, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
+        """Of the policy as it began: a model of its own, or the base below the adapter."""
+        if self.reference is not None:
+            return self.reference.logprobs(rows, self.config.temperature)
+        with switched_off(self.learner.computing):
+            return self.learner.logprobs(rows, self.config.temperature)
+
+    def _learning_rate(self, step: int) -> float:
+        config = self.config
+        return learning_rate(
+            step,
+            lr=config.lr,
+            warmup=config.warmup,
+            steps=config.steps,
+            decay=config.decay,
+            lr_end=config.lr_end,
+        )
+
+
+def merged(told: Sequence[Metrics]) -> Metrics:
+    """Of several optimizer steps: the largest of what is a maximum, the sum of tokens, the mean of the rest."""
+    if len(told) == 1:
+        return dict(told[0])
+    found: Metrics = {}
+    for name in dict.fromkeys(name for metrics in told for name in metrics):
+        values = [metrics[name] for metrics in told if name in metrics]
+        if name.endswith("_max"):
+            found[name] = max(values)
+        elif name == "tokens":
+            found[name] = sum(values)
+        else:
+            found[name] = sum(values) / len(values)
+    return found
