@@ -61,9 +61,16 @@ while True: kept.append(mmap.mmap(-1, 32 << 20)); kept[-1].write(b'x' * (32 << 2
 import fcntl
 for _ in range(10000):
     reads, writes = os.pipe()
-    fcntl.fcntl(writes, 1031, 1 << 20)
     os.set_blocking(writes, False)
     os.write(writes, bytes(1 << 20))
+""",
+    "locks and leases on what others read": """
+import fcntl
+handle = os.open(os.__file__, os.O_RDONLY)
+attempt('flock', lambda: fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB) is None)
+attempt('lease', lambda: fcntl.fcntl(handle, fcntl.F_SETLEASE, fcntl.F_RDLCK) == 0)
+attempt('notify', lambda: fcntl.fcntl(os.open('/box', os.O_RDONLY), fcntl.F_NOTIFY, 2) == 0)
+attempt('larger pipe', lambda: fcntl.fcntl(os.pipe()[0], 1031, 1 << 20) > 0)
 """,
     "memory in sockets": """
 while True:

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import psutil
@@ -18,13 +19,17 @@ from rondo.base.errors import ConfigError, InvalidRequest, Unavailable
 from rondo.base.metrics import render
 from rondo.graders import Sample, Score
 from rondo.graders.code import CodeGrader, extract, same_output
-from rondo.graders.sandbox import Limits, Sandbox
+from rondo.graders.sandbox import Limits, Sandbox, runs
 from rondo.graders.sandbox import isolation as isolation_module
+from rondo.graders.sandbox import worker as worker_module
 from rondo.graders.sandbox.isolation import isolation
 
 walled = pytest.mark.skipif(not isolation().available, reason=isolation().about)
 
-LIMITS = Limits(seconds=2, cpu_seconds=1, memory=256 << 20, processes=8)
+LIMITS = Limits(seconds=30, cpu_seconds=1, memory=256 << 20, processes=8)
+SHORT = replace(LIMITS, seconds=0.7)
+ENDLESS = {"never loads", "sends rubbish", "sends no JSON"}
+"""Nobody waits for longer, whatever the program does."""
 ASKED = {"tests": {"tests": TESTS}, "calls": {"calls": CALLS}}
 
 
@@ -50,6 +55,7 @@ def test_what_does_as_it_should_passes(name: str, asked: str, grader: CodeGrader
 @pytest.mark.parametrize("asked", ASKED)
 @pytest.mark.parametrize("name", [name for name in FORGERS if FORGERS[name]])
 def test_what_does_not_never_does(name: str, asked: str, grader: CodeGrader) -> None:
+    grader = replace(grader, limits=SHORT) if name in ENDLESS else grader
     score = grade(grader, FORGERS[name], **ASKED[asked])
     assert score.outcome == "ok", score
     assert score.total == 0.0
@@ -63,6 +69,7 @@ def test_what_does_not_never_does(name: str, asked: str, grader: CodeGrader) -> 
 def test_nor_in_a_single_comparison(name: str, test: str, grader: CodeGrader) -> None:
     if name in ("answers in its own words", "looks for the tests"):
         return  # it guesses: 4 is the right answer here, and it gives it
+    grader = replace(grader, limits=SHORT) if name in ENDLESS else grader
     score = grade(grader, FORGERS[name], tests=test)
     assert (score.outcome, score.total, score.parts["passed"]) == ("ok", 0.0, 0.0), score
 
@@ -95,6 +102,7 @@ CASES = [{"stdin": "1 2\n", "stdout": "3\n"}, {"stdin": "4 5\n", "stdout": "9\n"
 def test_cases_are_compared_with_what_is_printed(
     program: str, ran: float, passed: float, detail: str, grader: CodeGrader
 ) -> None:
+    grader = replace(grader, limits=SHORT) if "sleep" in program else grader
     score = grade(grader, f"It is:\n```python\n{program}\n```\n", cases=CASES)
     assert score.outcome == "ok"
     assert score.parts == {"found": 1.0, "ran": ran, "passed": passed}
@@ -287,6 +295,55 @@ def test_a_worker_killed_in_mid_run_is_an_error_and_the_next_runs(whose: str) ->
         assert not psutil.wait_procs([worker, cages], timeout=10)[1]
         assert b"rondo:sandbox_workers_lost_total" in render()
         assert grade(grader, "print(1)", cases=[{"stdin": "", "stdout": "1"}]).total == 1.0
+
+
+@walled
+def test_a_worker_that_is_silent_is_a_timeout_and_the_next_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (runs, worker_module):
+        monkeypatch.setattr(module, "GRACE_SECONDS", 0.5)
+    case = {"stdin": "", "stdout": "1"}
+    with Sandbox(1) as sandbox:
+        grader = CodeGrader(sandbox, LIMITS)
+        assert grade(grader, "print(1)", cases=[case]).total == 1.0
+        outer = psutil.Process(sandbox._idle[0].pid)
+        [inner] = outer.children()
+        inner.suspend()
+        score = grade(replace(grader, limits=SHORT), "print(1)", cases=[case])
+        assert (score.outcome, score.detail) == ("timeout", "a sandbox's worker is silent.")
+        assert not psutil.wait_procs([outer, inner], timeout=10)[1]
+        assert grade(grader, "print(1)", cases=[case]).total == 1.0
+
+
+@walled
+def test_nobody_waits_for_a_grader_that_was_given_up() -> None:
+    async def give_up(grader: CodeGrader) -> None:
+        sample = Sample(
+            "", "import time; time.sleep(0.2)", metadata={"cases": [{"stdin": "", "stdout": ""}] * 100}
+        )
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await grader.score(sample)
+
+    with Sandbox(1) as sandbox:
+        grader = CodeGrader(sandbox, Limits(seconds=5))
+        asyncio.run(give_up(grader))
+        began = time.monotonic()
+        assert grade(grader, "print(1)", cases=[{"stdin": "", "stdout": "1"}]).total == 1.0
+        assert time.monotonic() - began < 10
+
+
+@walled
+def test_a_forked_child_has_workers_of_its_own() -> None:
+    with Sandbox(1) as sandbox:
+        assert sandbox.run("print(1)").ok
+        child = os.fork()
+        if child == 0:
+            try:
+                os._exit(0 if sandbox.run("print(1)").ok else 1)
+            finally:
+                os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert sandbox.run("print(1)").ok
 
 
 @walled

@@ -2,6 +2,7 @@
 
 import math
 import re
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -9,9 +10,9 @@ from functools import partial
 from typing import Any, Literal
 
 from rondo.base.errors import ConfigError, InvalidRequest
-from rondo.graders.sandbox import Exam, Limits, Run, Sandbox, Verdict, WorkerLost
+from rondo.graders.sandbox import Exam, Limits, Run, Sandbox, Verdict, WorkerLost, WorkerSilent
 from rondo.graders.sandbox.isolation import require
-from rondo.graders.score import Sample, Score
+from rondo.graders.score import Outcome, Sample, Score
 from rondo.graders.turns import in_turn
 
 Total = Literal["all", "share"]
@@ -63,28 +64,34 @@ class CodeGrader:
         program = extract(sample.completion)
         if program is None:
             return self._score(0.0, 0.0, 0.0, "no program found")
-        judge = partial(self.judge, program, asked, bool(sample.metadata.get("in_place", False)))
+        in_place, given_up = bool(sample.metadata.get("in_place", False)), threading.Event()
 
         def work(begin: Callable[[], None]) -> Score:
             begin()
-            return judge()
+            return self._judge(program, asked, in_place, given_up)
 
-        return await in_turn(self._threads[0], work)
-
-    def judge(self, program: str, asked: Mapping[str, Any], in_place: bool = False) -> Score:
         try:
-            if "cases" in asked:
-                return self._on_cases(program, asked["cases"])
-            return self._on_exam(program, _exam(asked, self.tolerance, in_place))
-        except WorkerLost as error:
-            return Score("error", 0.0, detail=str(error)[:_LONGEST])
+            return await in_turn(self._threads[0], work)
+        finally:
+            given_up.set()
 
     def close(self) -> None:
         """Ends the sandbox's processes."""
         self.sandbox.close()
         self._threads[0].shutdown(wait=False, cancel_futures=True)
 
-    def _on_cases(self, program: str, cases: Sequence[Mapping[str, str]]) -> Score:
+    def _judge(
+        self, program: str, asked: Mapping[str, Any], in_place: bool, given_up: threading.Event
+    ) -> Score:
+        try:
+            if "cases" in asked:
+                return self._on_cases(program, asked["cases"], given_up)
+            return self._on_exam(program, _exam(asked, self.tolerance, in_place))
+        except WorkerLost as error:
+            outcome: Outcome = "timeout" if isinstance(error, WorkerSilent) else "error"
+            return Score(outcome, 0.0, detail=str(error)[:_LONGEST])
+
+    def _on_cases(self, program: str, cases: Sequence[Mapping[str, str]], given_up: threading.Event) -> Score:
         passed, ran, detail = 0, True, ""
         for number, case in enumerate(cases, 1):
             run = self.sandbox.run(program, case["stdin"].encode(), self.limits)
@@ -92,8 +99,9 @@ class CodeGrader:
             wrong = _wrong(run, case["stdout"], self.tolerance)
             passed += not wrong
             detail = detail or (wrong and f"case {number}: {wrong}")
-            if run.why in ("cpu", "wall"):
-                break  # it would take as long on the others, which count as failed
+            # It would take as long on the others, which count as failed; and nobody may be waiting any more.
+            if run.why in ("cpu", "wall") or given_up.is_set():
+                break
         return self._score(1.0, float(ran), passed / len(cases), detail)
 
     def _on_exam(self, program: str, exam: Exam) -> Score:

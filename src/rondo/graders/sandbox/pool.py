@@ -110,6 +110,8 @@ def _close_all() -> None:
 def _forget_all() -> None:
     """In a forked child: the workers are the parent's."""
     for sandbox in list(_all):
+        for worker in sandbox._idle:
+            worker.leave()
         sandbox._start_anew()
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from rondo.graders.sandbox.inside import literal
 from rondo.graders.sandbox.limits import Limits
-from rondo.graders.sandbox.worker import GRACE_SECONDS, Ended, Worker, WorkerLost
+from rondo.graders.sandbox.worker import GRACE_SECONDS, Ended, Worker, WorkerLost, WorkerSilent
 
 Why = Literal["exit", "cpu", "wall", "memory", "output"]
 
@@ -133,7 +133,7 @@ def _collect(worker: Worker, number: int, kept: dict[int, bytearray], limits: Li
     while left or worker.ended(number) is None:
         ready = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
         if not ready:
-            raise WorkerLost("a sandbox's worker is silent.")
+            raise WorkerSilent("a sandbox's worker is silent.")
         for handle, _ in ready:
             if handle == worker.fileno():
                 worker.hear()

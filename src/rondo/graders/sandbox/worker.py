@@ -43,6 +43,10 @@ class WorkerLost(Unavailable):
     """The sandbox's own process ended or is silent: nothing is known of the program."""
 
 
+class WorkerSilent(WorkerLost):
+    """It is there and does not answer."""
+
+
 class WallRefused(Unavailable):
     """The machine does not let a wall be built."""
 
@@ -130,13 +134,17 @@ class Worker:
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
         if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-            raise WorkerLost("a sandbox's worker is silent.")
+            raise WorkerSilent("a sandbox's worker is silent.")
 
     def alive(self) -> bool:
         """Of one that is idle, and so has nothing to say."""
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
         return not poll.poll(0)
+
+    def leave(self) -> None:
+        """In a forked child, which has a copy of the socket that the worker ends with."""
+        self._control.close()
 
     def close(self) -> None:
         """Ends it and every cage; returns when they are gone."""

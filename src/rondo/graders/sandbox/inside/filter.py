@@ -26,6 +26,8 @@ _PRCTL = (15, 16, 0x53564D41)
 """Naming a thread, and a mapping."""
 _IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 """Is it a terminal, its size, how much is there to read, blocking, closing at exec."""
+_FCNTL = (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1032)
+"""Copies, flags and locks of handles, the size of a pipe; no leases, no larger pipes."""
 
 
 def program() -> bytes:
@@ -49,6 +51,7 @@ def program() -> bytes:
             _first_is(numbers.SOCKETPAIR, (_AF_UNIX,)),
             _first_is(numbers.PRCTL, _PRCTL),
             _first_is(numbers.IOCTL, _IOCTL, argument=_FIRST_ARGUMENT + 8),
+            _first_is(numbers.FCNTL, _FCNTL, argument=_FIRST_ARGUMENT + 8),
             _code(_AT_LEAST, _NEWER, 0, 1),
             _code(_RETURN, _UNKNOWN),
             _code(_RETURN, _REFUSE),

@@ -12,7 +12,7 @@ fchdir 81 50; rename 82 -; renameat 264 38; renameat2 316 276; mkdir 83 -; mkdir
 rmdir 84 -; unlink 87 -; unlinkat 263 35; link 86 -; linkat 265 37; symlink 88 -; symlinkat 266 36;
 chmod 90 -; fchmod 91 52; fchmodat 268 53; utimensat 280 88; utime 132 -; utimes 235 -;
 futimesat 261 -; truncate 76 45; ftruncate 77 46; fallocate 285 47; fsync 74 82; fdatasync 75 83;
-flock 73 32; umask 95 166; dup 32 23; dup2 33 -; dup3 292 24; fcntl 72 25; pipe 22 -; pipe2 293 59;
+umask 95 166; dup 32 23; dup2 33 -; dup3 292 24; pipe 22 -; pipe2 293 59;
 poll 7 -; ppoll 271 73; select 23 -; pselect6 270 72; epoll_create 213 -; epoll_create1 291 20;
 epoll_ctl 233 21; epoll_wait 232 -; epoll_pwait 281 22; eventfd2 290 19; timerfd_create 283 85;
 timerfd_settime 286 86; timerfd_gettime 287 87; sendfile 40 71; copy_file_range 326 285;
@@ -33,10 +33,10 @@ wait4 61 260; waitid 247 95; exit 60 93; exit_group 231 94; sendto 44 206; recvf
 shutdown 48 210; getsockname 51 204; getpeername 52 205; getsockopt 55 209; fadvise64 221 223;
 """
 
-CLONE, SOCKETPAIR, PRCTL, IOCTL, PIVOT_ROOT, MOUNT_SETATTR = {
-    "x86_64": (56, 53, 157, 16, 155, 442),
-    "aarch64": (220, 199, 167, 29, 41, 442),
-}.get(platform.machine(), (0,) * 6)
+CLONE, SOCKETPAIR, PRCTL, IOCTL, FCNTL, PIVOT_ROOT, MOUNT_SETATTR = {
+    "x86_64": (56, 53, 157, 16, 72, 155, 442),
+    "aarch64": (220, 199, 167, 29, 25, 41, 442),
+}.get(platform.machine(), (0,) * 7)
 
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}.get(platform.machine(), 0)
 """What the kernel tells a filter about the machine; 0 where this file has no numbers."""
