@@ -3,7 +3,7 @@
 import pytest
 
 from parallel import _launched
-from support.launch import RankFailed, launch
+from support.launch import RankFailed, fork, launch
 
 
 def test_ranks_have_torchs_default_group() -> None:
@@ -21,3 +21,12 @@ def test_the_rank_that_failed_is_shown() -> None:
 def test_ranks_do_not_outlive_their_time() -> None:
     with pytest.raises(RankFailed, match=r"ranks \[0\] were not done"):
         launch(_launched.sleeps, 1, seconds=1, backend=None)
+
+
+def test_forks_return_results_and_whoever_fails_ends_them() -> None:
+    for found in fork(_launched.of_default_group, 2, imports=["rondo.parallel.mesh"]):
+        assert found["found"] == [3.0] * 4
+    with pytest.raises(RankFailed, match=r"(?s)2 ranks failed.*out of luck"):
+        fork(_launched.fails, 2, 1, imports=[])
+    with pytest.raises(RankFailed, match="1 ranks were not done"):
+        fork(_launched.sleeps, 1, imports=[], seconds=1)

@@ -3,8 +3,11 @@ imports, so one launch checks many things; where no default group is needed, `su
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import tempfile
@@ -40,7 +43,20 @@ def launch(
     ends all, and its traceback is in the error.
     """
     given = pickle.dumps((backend, work, arguments))
-    shared = {
+    told = _shared(size) | dict(environment or {})
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = [_Rank(Path(folder), rank, given, told) for rank in range(size)]
+        try:
+            _wait(ranks, seconds)
+            return [rank.result() for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.end()
+
+
+def _shared(size: int) -> dict[str, str]:
+    """Of torchrun's environment, what is the same for all ranks."""
+    return {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),
         "WORLD_SIZE": str(size),
@@ -49,14 +65,55 @@ def launch(
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join([str(SOURCES), str(TESTS), os.environ.get("PYTHONPATH", "")]),
     }
-    with tempfile.TemporaryDirectory() as folder:
-        ranks = [_Rank(Path(folder), rank, given, shared | dict(environment or {})) for rank in range(size)]
+
+
+def fork(
+    work: Callable[..., Any], size: int, *arguments: Any, imports: Sequence[str], seconds: float = 120
+) -> list[Any]:
+    """As `launch`, with ranks that are forks of one process, which has imported what they need: for many ranks."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "in").write_bytes(pickle.dumps((imports, ("gloo", work, arguments))))
+        with (folder / "said").open("wb") as said:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "support.launch", "--fork", str(folder), str(size)],
+                env=os.environ | _shared(size),
+                stdout=said,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
         try:
-            _wait(ranks, seconds)
-            return [rank.result() for rank in ranks]
+            code = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            code = None
         finally:
-            for rank in ranks:
-                rank.end()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        if code != 0:
+            ended = f"were not done after {seconds} s" if code is None else "failed"
+            raise RankFailed(
+                f"{size} ranks {ended}\n{(folder / 'said').read_text(errors='replace')[-SHOWN:]}"
+            )
+        return [pickle.loads((folder / f"{rank}.out").read_bytes()) for rank in range(size)]
+
+
+def _fork(folder: Path, size: int) -> int:
+    """The exit code of the first rank that failed; the others end with it."""
+    imports, given = pickle.loads((folder / "in").read_bytes())
+    for name in imports:
+        importlib.import_module(name)
+    ranks = []
+    for rank in range(size):
+        pid = os.fork()
+        if pid == 0:
+            os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            _work(given, folder / f"{rank}.out")
+            sys.stdout.flush()
+            os._exit(0)
+        ranks.append(pid)
+    codes = (os.waitstatus_to_exitcode(os.wait()[1]) for _ in ranks)
+    return next((code for code in codes if code), 0)
 
 
 class _Rank:
@@ -107,8 +164,8 @@ def _told(failed: Sequence[_Rank], ranks: Sequence[_Rank]) -> str:
     return f"rank {first.number} of {len(ranks)} failed ({first.process.returncode}):\n{first.said()}"
 
 
-def _main(source: str, out: str) -> None:
-    backend, work, arguments = pickle.loads(Path(source).read_bytes())
+def _work(given: tuple[str | None, Callable[..., Any], Sequence[Any]], out: Path) -> None:
+    backend, work, arguments = given
     if backend is not None:
         import torch.distributed as dist
 
@@ -116,8 +173,10 @@ def _main(source: str, out: str) -> None:
     result = work(*arguments)
     if backend is not None:
         dist.destroy_process_group()
-    Path(out).write_bytes(pickle.dumps(result))
+    out.write_bytes(pickle.dumps(result))
 
 
 if __name__ == "__main__":
-    _main(*sys.argv[1:])
+    if sys.argv[1] == "--fork":
+        sys.exit(_fork(Path(sys.argv[2]), int(sys.argv[3])))
+    _work(pickle.loads(Path(sys.argv[1]).read_bytes()), Path(sys.argv[2]))

@@ -10,7 +10,7 @@ from rondo.parallel.cut import microbatches
 from rondo.plan.layout import Layout
 from rondo.plan.model import Shape
 from rondo.plan.traffic import pipeline_a_microbatch
-from support.launch import launch
+from support.launch import fork, launch
 from support.layouts import alone, on_ranks, rows_of, same, together
 from support.tiny import (
     TINY_BIASES,
@@ -79,15 +79,19 @@ FOUR: list[tuple[dict[str, Any], dict[str, Any]]] = [
 ]
 EIGHT: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"pp": 2, "tp": 2, "zero": 2}, {"num_hidden_layers": 4, "tie_word_embeddings": False}),
-    ({"pp": 2, "tp": 2, "ep": 4, "schedule": "zero-bubble"}, TINY_MLA | {"num_hidden_layers": 4}),
 ]
-"""Three ways to divide at once, data parallelism among them."""
+"""Three ways to divide at once: dp, tp and pp."""
+HEAVY = ("torch.distributed.fsdp", "rondo.parallel.apply", "rondo.train.pipelined")
+"""What ranks would import by themselves when they come to it."""
 SHAPE = Shape("tiny", layers=4, hidden=32, heads=4, kv_heads=2, head_dim=8, intermediate=48, vocab=VOCAB)
 
 
 @pytest.mark.parametrize(("ranks", "cases"), [(2, TWO), (4, FOUR), (8, EIGHT)])
 def test_ranks_are_as_one(ranks: int, cases: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
-    for_ranks = launch(on_ranks, ranks, cases, seconds=300)
+    if ranks < 8:
+        for_ranks = launch(on_ranks, ranks, cases, seconds=300)
+    else:
+        for_ranks = fork(on_ranks, ranks, cases, imports=HEAVY, seconds=300)
     for i, (layout, changes) in enumerate(cases):
         outcomes = [of_rank[i] for of_rank in for_ranks]
         one = alone(**changes)
