@@ -25,7 +25,7 @@ LIMITS = Limits(seconds=60)
 
 def main() -> None:
     options = arguments(__doc__.splitlines()[0], bare="a Python process without walls")
-    count, runs = (20, 1) if options.quick else (1000, 3)
+    count, runs = (20, 1) if options.quick else (250, 3)
     report = Report("sandbox")
     with Sandbox(THREADS) as sandbox:
         began = time.perf_counter()
