@@ -11,6 +11,7 @@ from rondo.base.home import jobs_dir
 from rondo.cli import job_metrics
 from rondo.cli.arguments import Parser
 from rondo.cli.verbs import run_verb
+from rondo.rl.events import Events
 from rondo.train.checkpoint import existing
 from rondo.train.job import Job
 
@@ -57,6 +58,9 @@ def _show(argv: list[str]) -> int:
         "data": job.origin().get("data"),
         "reason": job.status().get("reason"),
         "result": str(job.result) if job.done else None,
+        "alarms": [
+            {"alarm": e["alarm"], "since": e["since"], "saw": e["saw"]} for e in Events(job.path).standing()
+        ],
         "checkpoints": [checkpoint.step for checkpoint in existing(job.checkpoints)],
         "metrics": job.last_metrics(),
         "config": job.spec().get("config", {}),
@@ -116,6 +120,7 @@ def _table(rows: list[list[str]]) -> str:
 
 def _sheet(facts: dict[str, Any]) -> str:
     last = "  ".join(f"{name} {value:.4g}" for name, value in facts["metrics"].items() if name != "step")
+    alarms = "; ".join(f"{a['alarm']} since step {a['since']}: {a['saw']}" for a in facts["alarms"])
     rows = {
         "job": facts["job"],
         "folder": facts["path"],
@@ -126,6 +131,7 @@ def _sheet(facts: dict[str, Any]) -> str:
         "model": facts["model"] or "-",
         "data": facts["data"] or "-",
         "checkpoints": ", ".join(map(str, facts["checkpoints"])) or "none",
+        **({"alarms": alarms} if alarms else {}),
         "last metrics": last or "none",
         "result": facts["result"] or "none yet",
         "settings": "  ".join(f"{name}={json.dumps(value)}" for name, value in facts["config"].items()),

@@ -17,6 +17,8 @@ from rondo.cli.sparkline import sparkline
 from rondo.cli.steps import ASKED
 
 CURVES = ("reward", "loss")
+ALARM = "alarm/"
+"""What metrics begin with that stand for an alarm."""
 REFRESH = 4
 """Times a second."""
 RECENT = 20
@@ -87,6 +89,9 @@ class Block:
         ]
         if facts:
             yield "step", facts
+        alarms = [name.removeprefix(ALARM) for name in metrics if name.startswith(ALARM)]
+        if alarms:
+            yield "alarm", [*alarms, "`rondo rl alarms` says more"]
         if self._evaluated:
             yield "evaluate", [f"{name.removeprefix(ASKED)} {x:.4g}" for name, x in self._evaluated.items()]
 

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from functools import partial
 
 from rondo.cli.arguments import Parser
 from rondo.cli.tree import read_command_line
 
+VERBS = {"rollouts": "rondo.cli.rl_rollouts", "alarms": "rondo.cli.rl_alarms", "plot": "rondo.cli.rl_plot"}
+"""To look at a job with, while it runs or later."""
+
 
 def run(argv: list[str]) -> int:
+    if argv and argv[0] in VERBS:
+        code: int = importlib.import_module(VERBS[argv[0]]).run(argv[1:])
+        return code
     parser = Parser("rondo rl", "Tune a model with reinforcement learning; the same command again resumes.")
     parser.add_argument(
         "file", nargs="?", metavar="CONFIG.toml", help="settings under [rl]; flags go over it"
     )
     parser.add_argument("--model", help="a name from `rondo model list`, a folder, or a job's hash")
     parser.add_argument("--task", help="reverse, add, sort or countdown")
-    parser.epilog = "Every setting is a flag too: --rl.lr=1e-5; `rondo config` lists them."
+    parser.epilog = "Every setting is a flag too: --rl.lr=1e-5; `rondo config` lists them. "
+    parser.epilog += "To look at a job: rondo rl rollouts JOB, rondo rl alarms JOB, rondo rl plot JOB."
     if any(flag in argv for flag in ("-h", "--help")):
         parser.print_help()
         return 0

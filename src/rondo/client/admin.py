@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from rondo.client.engine import PauseMode
 
@@ -69,6 +69,34 @@ class AdminVerbs(ABC, Generic[Answer]):
 
     def abort_weight_update(self) -> Answer:
         return self._admin("POST", "/abort_weight_update")
+
+    def rollouts(
+        self,
+        job: str,
+        where: Sequence[str] = (),
+        *,
+        step: int | None = None,
+        sort: str = "step",
+        order: Literal["asc", "desc"] = "desc",
+        limit: int = 20,
+        after: str | None = None,
+    ) -> Answer:
+        """A page of what the policy of an RL job said: `where` such as "reward>0.5" or "text~sorry"; `after` is the
+        last id of the page before."""
+        options = {
+            "where": list(where),
+            "step": step,
+            "sort": sort,
+            "order": order,
+            "limit": limit,
+            "after": after,
+        }
+        params = {name: value for name, value in options.items() if value is not None}
+        return self._admin("GET", f"/v1/rl/jobs/{job}/rollouts", params=params)
+
+    def rollout(self, job: str, id: str) -> Answer:
+        """One of them, with its tokens."""
+        return self._admin("GET", f"/v1/rl/jobs/{job}/rollouts/{id}")
 
     def weight_info(self) -> Answer:
         return self._admin("GET", "/weight_info")

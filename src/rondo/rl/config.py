@@ -8,6 +8,8 @@ from pydantic import Field, model_validator
 
 from rondo.rl.algorithms import PRESETS, Advantage, Aggregate, Normalise, contradictions, with_preset
 from rondo.rl.loop_config import LoopConfig
+from rondo.rl.watch_config import AlarmsConfig, RolloutsConfig
+from rondo.train.config import MetricsConfig
 
 
 class RlConfig(LoopConfig):
@@ -125,6 +127,9 @@ class RlConfig(LoopConfig):
     keep: int = Field(2, gt=0, description="how many checkpoints stay")
     eval_prompts: int = Field(128, gt=0, description="held-out prompts asked before and after")
     device: str = Field("cpu", description="cpu, cuda, ...")
+    metrics: MetricsConfig = Field(MetricsConfig(), description="where metrics go")
+    rollouts: RolloutsConfig = Field(RolloutsConfig(), description="which rollouts stay")
+    alarms: AlarmsConfig = Field(AlarmsConfig(), description="what the alarm is given for")
 
     @model_validator(mode="before")
     @classmethod

@@ -20,12 +20,14 @@ from rondo.rl.config import RlConfig
 from rondo.rl.loop import Loop
 from rondo.rl.tasks import AnyTask, find
 from rondo.rl.tasks import fingerprint as fingerprint_of_task
+from rondo.rl.watch import Watch
 from rondo.text.tokenizer import Tokenizer
 from rondo.train import adapter
 from rondo.train.checkpoint import Keep
 from rondo.train.job import Job, State
 from rondo.train.learner import Metrics
 from rondo.train.loop import OnResume, export
+from rondo.train.metrics.sinks import telling
 from rondo.train.saving import Checkpoints
 
 OnStep = Callable[[int, Metrics], None]
@@ -37,6 +39,9 @@ HOW = {
     "evaluate",
     "grader_timeout",
     "most_idle",
+    "metrics",
+    "rollouts",
+    "alarms",
 }
 """Settings that change nothing of what is learned, beside the model's name, of which the spec has the hash."""
 
@@ -84,8 +89,14 @@ def _run(plan: Plan, crew: Crew, on_step: OnStep | None, on_resume: OnResume | N
     loop = Loop(model, Tokenizer.load(plan.model), plan.task, config)
     step = 0
     try:
-        with Checkpoints(job.checkpoints, Keep(config.keep)) as saved, contextlib.closing(loop):
-            run = _Run(loop, job, saved, crew)
+        with (
+            Checkpoints(job.checkpoints, Keep(config.keep)) as saved,
+            telling(config.metrics, job, loop.learner.device, on_step, section="rl") as tell,
+            contextlib.closing(loop),
+        ):
+            watch = Watch(job, config)
+            loop.observers.append(watch)
+            run = _Run(loop, job, saved, crew, watch)
             step = run.resume()
             job.set_status("running", step, steps=config.steps)
             if step and on_resume:
@@ -94,8 +105,7 @@ def _run(plan: Plan, crew: Crew, on_step: OnStep | None, on_resume: OnResume | N
                 job.log({"step": 0, **_held_out(loop)})
             while loop.steps_done < config.steps:
                 metrics = run.step()
-                if on_step:
-                    on_step(loop.steps_done, metrics)
+                tell(loop.steps_done, metrics)
                 run.heed()
             held_out = _held_out(loop)
     except (Exception, KeyboardInterrupt) as error:
@@ -121,6 +131,7 @@ class _Run:
     job: Job
     saved: Checkpoints
     crew: Crew
+    watch: Watch
     last_saved: int = field(default=-1)
 
     def resume(self) -> int:
@@ -131,6 +142,7 @@ class _Run:
             self.last_saved = found.step
         step = self.loop.steps_done
         self.job.forget_after(step or -1)  # before the first checkpoint everything is done again, step 0 too
+        self.watch.forget_after(step)
         return step
 
     def step(self) -> Metrics:

@@ -28,7 +28,8 @@ from rondo.rl.clock import Clock
 from rondo.rl.config import RlConfig
 from rondo.rl.engines import collector_for
 from rondo.rl.learning import Learning
-from rondo.rl.rollout import Group, Step, answer_metrics, reward_metrics
+from rondo.rl.metrics import group_metrics
+from rondo.rl.rollout import Group, Step
 from rondo.rl.tasks import AnyTask
 from rondo.text.tokenizer import Tokenizer
 from rondo.train.learner import Learner, Metrics
@@ -69,7 +70,7 @@ class Loop:
         self.steps_done += 1
         self._idle = 0 if batches else self._idle + 1
         self.collector.trained(self.steps_done)
-        metrics |= self._seen(found) | clock.metrics(_sampled(found.groups))
+        metrics |= self._seen(found, version) | clock.metrics(_sampled(found.groups))
         return self._tell(Step(number + 1, version, [*found.groups, *found.dropped], advantages, metrics))
 
     def push(self) -> None:
@@ -104,9 +105,9 @@ class Loop:
         with self.collector.pushing(max(facts["version"], self.version + 1)):
             pass
 
-    def _seen(self, found: Collected) -> Metrics:
+    def _seen(self, found: Collected, version: int) -> Metrics:
         groups = [*found.groups, *found.dropped]
-        return reward_metrics(groups) | answer_metrics(groups) | found.metrics
+        return group_metrics(groups, version) | found.metrics
 
     def _tell(self, step: Step) -> Metrics:
         for observer in self.observers:

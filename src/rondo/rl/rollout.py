@@ -115,19 +115,6 @@ def reward_metrics(groups: Sequence[Group]) -> Metrics:
     return metrics
 
 
-def answer_metrics(groups: Sequence[Group]) -> Metrics:
-    """How long answers are, how many had to be cut off, and the newest version that made one of their tokens."""
-    samples = [sample for group in groups for sample in group.samples]
-    count = max(len(samples), 1)
-    return {
-        "answer_tokens": sum(sample.trained for sample in samples) / count,
-        "truncated": sum(sample.finish_reason == "length" for sample in samples) / count,
-        "weight_version": float(
-            max((sample.versions[-1] for sample in samples if sample.versions), default=0)
-        ),
-    }
-
-
 def packed_up(group: Group) -> dict[str, Any]:
     """A group's samples for a checkpoint's JSON; its problem follows from its number."""
     return {"prompt_ids": group.prompt_ids, "samples": [asdict(sample) for sample in group.samples]}

@@ -37,6 +37,7 @@ from rondo.server.openapi import openapi_route
 from rondo.server.prompts import Prompts
 from rondo.server.replies import Replies
 from rondo.server.responses import responses, stored_routes
+from rondo.server.rollouts import RL, rollout_routes
 from rondo.server.scoring import Scorer
 from rondo.server.served import Served
 from rondo.server.shapes import Tokens
@@ -92,6 +93,7 @@ def create_app(
         *lifecycle_routes(engine, served, session, config.admin_key),
         *weight_routes(session, config.admin_key),
         *adapter_routes(engine, served, config.admin_key),
+        *rollout_routes(config.admin_key),
     ]
     routes.append(openapi_route(routes))
     app: ASGIApp = Starlette(
@@ -193,7 +195,9 @@ def _health_routes(engine: ServedEngine, config: ServerConfig) -> list[Route]:
 
 
 def _needs_key(path: str) -> bool:
-    return (path.startswith("/v1") or path in OUTSIDE_V1) and path not in ADAPTER_PATHS
+    if path in ADAPTER_PATHS or path.startswith(RL):
+        return False
+    return path.startswith("/v1") or path in OUTSIDE_V1
 
 
 def require_key(app: ASGIApp, keys: Sequence[str]) -> ASGIApp:

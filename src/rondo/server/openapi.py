@@ -60,6 +60,14 @@ class Described:
 
 _MODE = {"mode": {"enum": list(MODES)}}
 _BOOL = {"type": "boolean"}
+_ROLLOUTS: dict[str, Schema] = {
+    "where": {"type": "array", "items": {"type": "string"}, "description": "reward>0.5, text~sorry, ..."},
+    "step": {"type": "integer", "minimum": 0},
+    "sort": {"type": "string"},
+    "order": {"enum": ["asc", "desc"]},
+    "limit": {"type": "integer", "minimum": 1, "maximum": 100},
+    "after": {"type": "string"},
+}
 _SCORE = Described("How near texts are: the cosine of their vectors", ScoreRequest)
 _RERANK = Described("The documents nearest to a query", RerankRequest)
 _FORGOTTEN = Described("Nothing: answers are not kept here", never=True)
@@ -115,6 +123,8 @@ OF_THE_OPERATOR: dict[str, Described] = {
     "POST /abort_weight_update": Described("Give the update up"),
     "POST /v1/load_lora_adapter": Described("Serve an adapter", LoadAdapter, answer=None, media=(TEXT,)),
     "POST /v1/unload_lora_adapter": Described("Serve it no more", UnloadAdapter, answer=None, media=(TEXT,)),
+    "GET /v1/rl/jobs/{job}/rollouts": Described("The rollouts of an RL job", query=_ROLLOUTS),
+    "GET /v1/rl/jobs/{job}/rollouts/{id}": Described("One of them, with its tokens"),
 }
 KEYS: dict[str, Schema] = {
     "key": {"type": "http", "scheme": "bearer", "description": "server.api_key, where it is set"},
