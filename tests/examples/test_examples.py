@@ -119,3 +119,17 @@ def test_grpo_config(folder, capsys) -> None:
     small = ["--rl.steps=1", "--rl.prompts_per_step=2", "--rl.samples_per_prompt=2", "--rl.max_tokens=4"]
     assert rondo(["rl", "--config", str(EXAMPLES / "grpo.toml"), "--model", "begin", *small]) == 0
     assert models.load(Path(capsys.readouterr().out.strip())).config.vocab_size == 300
+
+
+def test_own_task(folder) -> None:
+    create_model("begin", tiny_model(), tokenizer=folder)
+    small = ["--rl.steps=1", "--rl.prompts_per_step=2", "--rl.samples_per_prompt=2", "--rl.eval_prompts=4"]
+    assert rondo(["rl", "--model", "begin", "--task", f"{EXAMPLES / 'own_task.py'}:DOUBLE", *small]) == 0
+
+
+def test_questions_from_a_file(folder) -> None:
+    create_model("begin", tiny_model(), tokenizer=folder)
+    assert "questions.jsonl" in (EXAMPLES / "questions.toml").read_text()
+    small = ["--rl.steps=1", "--rl.prompts_per_step=2", "--rl.samples_per_prompt=2", "--rl.max_tokens=4"]
+    config = ["--config", str(EXAMPLES / "questions.toml"), "--rl.task", str(EXAMPLES / "questions.jsonl")]
+    assert rondo(["rl", "--model", "begin", *config, *small]) == 0
