@@ -22,7 +22,9 @@ def run(argv: list[str]) -> int:
         "file", nargs="?", metavar="CONFIG.toml", help="settings under [rl]; flags go over it"
     )
     parser.add_argument("--model", help="a name from `rondo model list`, a folder, or a job's hash")
-    parser.add_argument("--task", help="reverse, add, sort or countdown")
+    parser.add_argument(
+        "--task", help="reverse, add, sort, countdown, a JSON Lines file, or module:attribute"
+    )
     parser.epilog = "Every setting is a flag too: --rl.lr=1e-5; `rondo config` lists them. "
     parser.epilog += "To look at a job: rondo rl rollouts JOB, rondo rl alarms JOB, rondo rl plot JOB."
     if any(flag in argv for flag in ("-h", "--help")):
