@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -424,3 +425,20 @@ def test_without_walls_nothing_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(isolation_module, "isolation", lambda: refused)
     with pytest.raises(Unavailable, match="cannot be run here: user namespaces are off"):
         CodeGrader()
+
+
+@walled
+def test_packages_are_seen_where_they_are_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "halves.py").write_text("def half(x): return x / 2")
+    tmp_path.chmod(0o755)  # where we are root, programs are somebody else
+    program = "import halves\nprint(halves.half(3))\nopen(halves.__file__, 'a')"
+    with Sandbox(1, packages=[tmp_path]) as sandbox:
+        run = sandbox.run(program, limits=LIMITS)
+        assert run.output == b"1.5\n"
+        assert (
+            b"halves.py" in run.errors.splitlines()[-1]
+        )  # what says no, the mount or the rights, depends on who we are
+    with Sandbox(1) as sandbox:
+        assert b"No module named 'halves'" in sandbox.run(program, limits=LIMITS).errors
+    with pytest.raises(ConfigError, match="no folder"):
+        Sandbox(packages=[tmp_path / "missing"])
