@@ -1,5 +1,6 @@
 """The examples as their readers run them, on a model small enough for a test."""
 
+import ast
 import re
 import runpy
 import sys
@@ -133,3 +134,21 @@ def test_questions_from_a_file(folder) -> None:
     small = ["--rl.steps=1", "--rl.prompts_per_step=2", "--rl.samples_per_prompt=2", "--rl.max_tokens=4"]
     config = ["--config", str(EXAMPLES / "questions.toml"), "--rl.task", str(EXAMPLES / "questions.jsonl")]
     assert rondo(["rl", "--model", "begin", *config, *small]) == 0
+
+
+def test_environment(run, folder, home) -> None:
+    out = run(
+        "environment.py",
+        "--model",
+        folder,
+        "--sft-steps=1",
+        "--rl-steps=1",
+        "--prompts=2",
+        "--eval-prompts=4",
+    )
+    assert "step 1: reward" in out
+    assert models.load(home / "models" / "guesser").config.vocab_size == 300
+    source = (EXAMPLES / "environment.py").read_text()
+    (own,) = (node for node in ast.parse(source).body if isinstance(node, ast.ClassDef))
+    lines = source.splitlines()[own.lineno - 1 : own.end_lineno]
+    assert sum(map(bool, lines)) == 9, "an environment takes ten lines, with the one that names it"

@@ -1,7 +1,7 @@
 """A user's own task in Python, found by `module:attribute` or `file.py:attribute`.
 
-What is there may be a `Custom`, any object with the verbs of a task (`tasks.AnyTask`), or a function or class without
-arguments that makes one.
+What is there may be a `Custom`, any object with the verbs of a task (`tasks.AnyTask`), a function or class without
+arguments that makes one, or the class of an environment (`environment.Environment`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from rondo.base.errors import ConfigError, InvalidRequest
 from rondo.graders import Sample, Score
 from rondo.graders.function import Function, score_of
 from rondo.graders.pool import SECONDS
+from rondo.rl.environment import Environment
+from rondo.rl.games import Game
 from rondo.rl.tasks import AnyTask, Facts, Problem, Split, split_of
 
 PARAM = "rl.task"
@@ -85,6 +87,8 @@ class Custom:
 
 def load_task(entry: str) -> AnyTask:
     found: Any = load_entry(entry, PARAM)
+    if inspect.isclass(found) and hasattr(found, "reset") and hasattr(found, "step"):
+        found = Game(found.__name__.lower(), cast(Callable[[], Environment], found))
     if inspect.isclass(found) or (inspect.isroutine(found) and not isinstance(found, Custom)):
         try:
             found = found()
@@ -100,4 +104,6 @@ def load_task(entry: str) -> AnyTask:
     if isinstance(found, Custom):
         name = entry.rpartition(":")[2].lower() if found.name == "custom" else found.name
         found = replace(found, name=name, fingerprint=source_hash(entry))
+    if isinstance(found, Game):
+        found.fingerprint = source_hash(entry)
     return cast(AnyTask, found)

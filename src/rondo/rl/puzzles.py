@@ -83,7 +83,7 @@ def solve_countdown(facts: Facts) -> str:
 
 
 def grade_countdown(facts: Facts, answer: str) -> Parts:
-    value, used = _evaluate(answer)
+    value, used = evaluate(answer)
     given: Counter[int] = Counter(facts["numbers"])
     overlap = sum((given & Counter(used)).values())
     exact = value == facts["target"] and Counter(used) == given
@@ -104,7 +104,7 @@ def _expressions(numbers: Sequence[int]) -> Iterator[tuple[str, int]]:
             yield f"({a}{first}{b}){second}{c}", value
 
 
-def _evaluate(text: str) -> tuple[int | None, list[int]]:
+def evaluate(text: str) -> tuple[int | None, list[int]]:
     """The value of a sum of whole numbers and the numbers in it, or None. Nothing but + - * and brackets is run."""
     if len(text) > 64 or not re.fullmatch(r"[0-9+\-*() ]+", text):
         return None, []

@@ -90,8 +90,8 @@ def task(name: str) -> Task:
     """One of ours."""
     if name not in TASKS:
         raise NotFound(
-            f"There is no task {name!r}. Tasks: {', '.join(TASKS)}; a file that ends in {', '.join(FILES)}; "
-            "or one of your own, as module:attribute or file.py:attribute.",
+            f"There is no task {name!r}. Tasks: {', '.join(TASKS)}, guess, calculator; a file that ends in "
+            f"{', '.join(FILES)}; or one of your own, as module:attribute or file.py:attribute.",
             param="task",
         )
     return TASKS[name]
@@ -114,7 +114,9 @@ def find(name: str, grader: Mapping[str, Any] | None = None, max_broken: int = 0
         from rondo.rl.custom import load_task
 
         return load_task(name)
-    return task(name)
+    from rondo.rl.games import GAMES
+
+    return GAMES[name] if name in GAMES else task(name)
 
 
 FILES = (".jsonl", ".ndjson", ".jsonl.gz", ".jsonl.zst")

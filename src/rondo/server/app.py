@@ -100,7 +100,7 @@ def create_app(
         routes=routes,
         exception_handlers={RondoError: on_rondo_error, HTTPException: on_http_error, Exception: on_bug},
     )
-    asked = [route for route in routes if isinstance(route, Route) and isinstance(route.endpoint, _Asked)]
+    asked = [route for route in routes if isinstance(route, Route) and isinstance(route.endpoint, Asked)]
     app = _straight(app, {route.path: route.endpoint for route in asked})
     if config.api_key is not None:
         app = require_key(app, config.api_key)
@@ -114,7 +114,7 @@ def _replies(tokenizer: Tokenizer, config: ServerConfig) -> Replies:
     return Replies(dialect, tokenizer, config.auto_tool_choice)
 
 
-class _Asked:
+class Asked:
     """What is asked of the model, as an ASGI application: so it can be called past the router."""
 
     def __init__(self, handler: Callable[[Request], Awaitable[ASGIApp]]) -> None:
@@ -134,7 +134,7 @@ class _Asked:
 
 
 def _post(path: str, handler: Callable[[Request], Awaitable[ASGIApp]]) -> Route:
-    return Route(path, _Asked(handler), methods=["POST"])
+    return Route(path, Asked(handler), methods=["POST"])
 
 
 def _straight(app: ASGIApp, posted: Mapping[str, ASGIApp]) -> ASGIApp:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from rondo.base.errors import InvalidRequest
 from rondo.client.blame import blaming
@@ -65,9 +65,7 @@ class Prompts:
         none."""
         template = (self.tokenizer.tool_template if tools else self.tokenizer.chat_template) or ""
         messages = adapt_messages([message.for_template() for message in body.messages], template)
-        variables = dict(template_variables(body.chat_template_kwargs))
-        if body.reasoning_effort is not None:
-            variables["reasoning_effort"] = _effort(body.reasoning_effort, template)
+        variables = variables_of(body, template)
         continued = body.continue_final_message
 
         def work() -> ChatPrompt:
@@ -102,6 +100,14 @@ class Prompts:
     @cached_property
     def _longest(self) -> int | None:
         return longest_text(self.tokenizer, self.max_model_len)
+
+
+def variables_of(body: ChatRequest, template: str) -> dict[str, Any]:
+    """What a request sets of the chat template's own."""
+    variables = dict(template_variables(body.chat_template_kwargs))
+    if body.reasoning_effort is not None:
+        variables["reasoning_effort"] = _effort(body.reasoning_effort, template)
+    return variables
 
 
 def _effort(effort: str, template: str) -> str:

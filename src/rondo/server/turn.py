@@ -60,7 +60,7 @@ async def make_turn(served: Served, body: ChatRequest, id: str, size: int) -> Tu
     )
     ids = truncated(prompt.ids, sampling, served.max_model_len)
     generate = GenerateRequest(id, ids, sampling, body.priority, served.adapter(body.model))
-    return Turn(generate, dialect, _functions(tools), prompt, served.replies)
+    return Turn(generate, dialect, functions_of(tools), prompt, served.replies)
 
 
 def _form(
@@ -81,7 +81,7 @@ def _form(
         served.replies.special_id,
         served.replies.template,
         thought,
-        _functions(required or tools),
+        functions_of(required or tools),
         None if wanted is None else json.loads(wanted.source),
         options=None if wanted is None else options_of(wanted),
         parallel=body.parallel_tool_calls is not False and not isinstance(body.tool_choice, NamedTool),
@@ -93,7 +93,7 @@ def _is_json(form: StructuredOutputsParams) -> bool:
     return form.kind in ("json", "json_object")
 
 
-def _functions(tools: Sequence[Tool]) -> list[dict[str, Any]]:
+def functions_of(tools: Sequence[Tool]) -> list[dict[str, Any]]:
     """As parsers and grammars read them: schemas are what they came as, and are not copied."""
     each = (tool.function for tool in tools)
     return [{"name": one.name, "parameters": one.parameters, "strict": one.strict} for one in each]
