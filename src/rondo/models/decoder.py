@@ -70,12 +70,15 @@ ROWS_AT_ONCE = 1024
 class Head(nn.Module):
     chunked = False
     """Whether logits are made a part at a time while gradients are wanted too, and again for these."""
+    value: nn.Module | None
+    """What says beside the logits what is still to be earned, on a policy whose critic shares its layers."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.norm = norm_like(config, config.hidden_size)
         self.out = Linear(config.hidden_size, config.vocab_size, bias=False)
         self.softcap = config.logit_softcap
+        self.register_module("value", None)
         self.score: Score = token_logprobs
 
     def forward(self, x: Tensor) -> Tensor:
@@ -94,6 +97,12 @@ class Head(nn.Module):
 
     def _scored(self, x: Tensor, tokens: Tensor, temperature: float, entropy: bool) -> Tensor:
         return self.score(self(x), tokens, temperature, entropy)
+
+    def values(self, x: Tensor) -> Tensor:
+        """x [N, H] -> [N]: what is still to be earned after each row, of a policy that has learned to say so."""
+        assert self.value is not None, "the model has no value head"
+        values: Tensor = self.value(self.norm(x))
+        return values[:, 0].float()
 
     def cap(self, logits: Tensor) -> Tensor:
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)

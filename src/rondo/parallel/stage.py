@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from rondo.models.attend import Attend
@@ -32,6 +33,8 @@ class Inputs:
     temperature: float
     entropy: bool = False
     """Whether each prediction is given its distribution's entropy beside its log-probability."""
+    values: bool = False
+    """Whether what the value head says stands beside all else."""
 
 
 _passing: ContextVar[Inputs | None] = ContextVar("rondo_row_in_passing", default=None)
@@ -62,7 +65,7 @@ class Stage(nn.Module):
 
     def forward(self, x: Tensor, inputs: Inputs) -> Tensor:
         """Tokens [T], or what the piece before made of them [T, H] -> [T, H], or on the last piece [N], with
-        entropies [N, 2]."""
+        entropies or values [N, 2], with both [N, 3]."""
         if self.first:
             x = self.decoder.embed(x)
         read = inputs.rows if self.last else None
@@ -74,8 +77,9 @@ class Stage(nn.Module):
         return self.score(x, inputs) if self.last else x
 
     def score(self, hidden: Tensor, inputs: Inputs) -> Tensor:
-        scored = self.decoder.head.logprobs(
-            take(hidden, inputs.where), inputs.targets, inputs.temperature, inputs.entropy
-        )
+        head, states = self.decoder.head, take(hidden, inputs.where)
+        scored = head.logprobs(states, inputs.targets, inputs.temperature, inputs.entropy)
+        if inputs.values:
+            scored = torch.cat([scored.view(len(states), -1), head.values(states)[:, None]], 1)
         # Not a view: FSDP's hook on what a module returns would be lost if somebody changed one in place.
         return take(inputs.gather(scored), inputs.back).clone()

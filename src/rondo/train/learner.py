@@ -47,6 +47,9 @@ class Learner(Evaluator):
         super().__init__(model, mesh, config)
         self.config = config
         self.step = 0
+        self.prefix = ""
+        """Of its names in a checkpoint, where it is a job's second learner. The states of random generators are the
+        first one's."""
         if model.device.type == "cpu" and config.offload == "none":
             keep_freed_memory()
         self.scale = LossScale() if config.precision == "float16" else None
@@ -157,7 +160,8 @@ class Learner(Evaluator):
 
     def states(self) -> dict[str, Tensor]:
         """All that a checkpoint holds, by names that are the same in every layout: this rank's part."""
-        return self._own.tensors() | random_states(self._rank, self.model.device)
+        own = {self.prefix + name: x for name, x in self._own.tensors().items()}
+        return own if self.prefix else own | random_states(self._rank, self.model.device)
 
     def save(self, folder: str | Path) -> None:
         dcp.write(dcp.copies_of(self.states()), str(folder), self._group)
@@ -165,7 +169,11 @@ class Learner(Evaluator):
     def load(self, folder: str | Path, step: int) -> None:
         """What any number of ranks have saved, in place: tensors that others share stay shared."""
         reader = dcp.Reader(str(folder))
-        stored = reader.stored()
+        stored = {
+            name.removeprefix(self.prefix): what
+            for name, what in reader.stored().items()
+            if name.startswith(self.prefix)
+        }
         shapes = self._own.shapes()
         stages = [shapes] if self.mesh is None else self.mesh.said_by_stages(shapes)
         if wrong := differences(dict(ChainMap(*stages)), stored):
@@ -175,7 +183,8 @@ class Learner(Evaluator):
             self.offloaded.settle()
         random = random_states(self._rank, self.model.device)
         wanted = self._own.tensors() | random
-        reader.read({name: x for name, x in wanted.items() if name in stored}, self._group)
+        found = {self.prefix + name: x for name, x in wanted.items() if name in stored}
+        reader.read(found, self._group)
         set_random_states(random)
         self._refresh()
         self.step = step

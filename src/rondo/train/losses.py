@@ -25,6 +25,8 @@ class Predictions:
     """[D] each."""
     entropy: Tensor | None = None
     """Of the distribution that each token was chosen from, in nats, for losses with `needs_entropy`."""
+    values: Tensor | None = None
+    """What the model's value head says before each token, for losses with `needs_values`."""
 
     @property
     def sizes(self) -> Tensor:
@@ -68,6 +70,11 @@ def counted(loss: Loss, row: Row) -> int:
 def needs_entropy(loss: Loss) -> bool:
     """Whether the loss says, in an attribute of that name, that it wants `Predictions.entropy`."""
     return bool(getattr(loss, "needs_entropy", False))
+
+
+def needs_values(loss: Loss) -> bool:
+    """Whether the loss says, in an attribute of that name, that it wants `Predictions.values`."""
+    return bool(getattr(loss, "needs_values", False))
 
 
 def cross_entropy(batch: Predictions) -> LossOutput:

@@ -7,6 +7,7 @@ are divided by the number that counts in the batch of all ranks, so that no cut 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -22,7 +23,7 @@ from rondo.parallel.context import Context
 from rondo.parallel.precision import multiply_in_fp8
 from rondo.parallel.recompute import keep_less
 from rondo.parallel.stage import Inputs, Stage
-from rondo.train.losses import Loss, LossOutput, Predictions, needs_entropy
+from rondo.train.losses import Loss, LossOutput, Predictions, needs_entropy, needs_values
 from rondo.train.shared_prefix import SharedPrefix
 
 if TYPE_CHECKING:
@@ -95,12 +96,12 @@ class Passes:
         done: Callable[[LossOutput], None],
     ) -> None:
         """Adds the gradient of the losses' sum over `valid`; each row's output is told to `done`."""
-        count, entropy = self._most(len(rows)), needs_entropy(loss)
+        count, entropy, values = self._most(len(rows)), needs_entropy(loss), needs_values(loss)
         for i in range(count):
             self._begin(last=i == count - 1)
             if i < len(rows):
-                scored = self._scored(rows[i], temperature, entropy)
-                output = loss(predictions(rows[i], scored, self._device))
+                scored = self._scored(rows[i], temperature, entropy, values)
+                output = loss(predictions(rows[i], scored, self._device, values))
                 (output.total / valid).backward()  # type: ignore[no-untyped-call]
                 done(output)
             else:
@@ -109,6 +110,11 @@ class Passes:
 
     def logprobs(self, rows: Sequence[Row], temperature: float) -> list[Tensor]:
         return self._asked(rows, temperature, entropy=False)
+
+    @torch.no_grad()
+    def values(self, rows: Sequence[Row]) -> list[Tensor]:
+        """Of each row's predictions what the model's value head says: of a model on one rank."""
+        return [self._scored(row, 1.0, entropy=False, values=True)[:, 1] for row in rows]
 
     @torch.no_grad()
     def measure(self, rows: Sequence[Row], loss: Loss, done: Callable[[LossOutput], None]) -> None:
@@ -125,8 +131,9 @@ class Passes:
         self._let_go()
         return found
 
-    def _scored(self, row: Row, temperature: float, entropy: bool) -> Tensor:
-        scored: Tensor = self._stage(*self._inputs(row, temperature, entropy, self._multiple))
+    def _scored(self, row: Row, temperature: float, entropy: bool, values: bool = False) -> Tensor:
+        tokens, inputs = self._inputs(row, temperature, entropy, self._multiple)
+        scored: Tensor = self._stage(tokens, replace(inputs, values=values))
         return scored
 
     def _inputs(self, row: Row, temperature: float, entropy: bool, multiple: int) -> tuple[Tensor, Inputs]:
@@ -166,13 +173,17 @@ NOTHING = Row(
 """What a rank passes over that has fewer rows than others. Nobody learns from it."""
 
 
-def predictions(row: Row, scored: Tensor, device: torch.device) -> Predictions:
-    """`scored` are log-probabilities [N], or [N, 2] with entropies beside them."""
+def predictions(row: Row, scored: Tensor, device: torch.device, with_values: bool = False) -> Predictions:
+    """`scored` are log-probabilities [N], or [N, 2] with entropies beside them; values are one column more, the last
+    one."""
+    values = None
+    if with_values:
+        scored, values = scored[:, :-1].squeeze(1), scored[:, -1]
     logprobs, entropy = (scored, None) if scored.dim() == 1 else scored.unbind(1)
     columns = {name: torch.from_numpy(column).to(device) for name, column in row.columns.items()}
     facts = {name: torch.from_numpy(facts).to(device) for name, facts in row.facts.items()}
     weights = torch.from_numpy(row.weights).to(device)
-    return Predictions(logprobs, weights, columns, row.documents, facts, entropy)
+    return Predictions(logprobs, weights, columns, row.documents, facts, entropy, values)
 
 
 def inputs_of(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from rondo.text.tokenizer import Tokenizer
 from rondo.train.passes import Passes
 from rondo.train.reward import scored
 from rondo.train.sft import through_end
+from rondo.train.shared_prefix import shares_prefixes
 
 Conversation = Sequence[Mapping[str, Any]]
 
@@ -53,7 +55,20 @@ class RewardModel:
 
     def score_answers(self, prompt: Sequence[int], answers: Sequence[Sequence[int]]) -> list[float]:
         """The prompt is computed once for all of them."""
-        return self._scores([Tree(prompt, [scored(answer, number=i) for i, answer in enumerate(answers)])])
+        return self.score_groups([(prompt, answers)])[0]
+
+    def score_groups(
+        self, groups: Sequence[tuple[Sequence[int], Sequence[Sequence[int]]]]
+    ) -> list[list[float]]:
+        """Of each prompt and the answers to it."""
+        numbers = count()
+        trees = [
+            Tree(prompt, [scored(answer, number=next(numbers)) for answer in answers])
+            for prompt, answers in groups
+        ]
+        share = shares_prefixes(self.model.attention_specs())
+        flat = iter(self._scores([item for tree in trees for item in ([tree] if share else tree.apart())]))
+        return [[next(flat) for _ in answers] for _, answers in groups]
 
     def score_texts(self, texts: Sequence[str]) -> list[float]:
         return self.score(self.tokenizer.encode_batch(list(texts)))
@@ -72,6 +87,8 @@ class RewardModel:
     def _scores(self, items: Sequence[Document | Tree]) -> list[float]:
         rows = pack(items, self._tokens_per_row)
         found = self._passes.logprobs(rows, 1.0)
+        if not rows:
+            return []
         numbers = np.concatenate([row.facts["number"] for row in rows]).astype(np.int64)
         scores = np.empty(len(numbers))
         scores[numbers] = torch.cat(found).cpu().numpy()

@@ -55,9 +55,8 @@ class States:
         kept = self._kept()
         self.optimizer.state.clear()
         for label, what in stored.items():
-            _, _, rest = label.partition(OPTIMIZER)
-            key, _, name = rest.partition("/")
-            if name in kept:
+            key, _, name = label.removeprefix(OPTIMIZER).partition("/")
+            if label.startswith(OPTIMIZER) and name in kept:
                 self.optimizer.state[kept[name]][key] = _like(kept[name], what)
 
     def _kept(self) -> dict[str, nn.Parameter]:
