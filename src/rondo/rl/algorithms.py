@@ -31,7 +31,14 @@ PRESETS: dict[str, dict[str, Any]] = {
     "reinforce++-baseline": {"normalise": "batch", "kl_estimator": "k2"},
     "gspo": {"ratio": "sequence", "aggregate": "sequence", "clip_low": 3e-4, "clip_high": 4e-4},
     "cispo": {"surrogate": "cispo", "clip_low": 1.0, "clip_high": 4.0},
-    "ppo": {"advantage": "gae", "normalise": "batch", "kl_in": "reward", "kl_estimator": "k1"},
+    "ppo": {
+        "advantage": "gae",
+        "normalise": "batch",
+        "kl_in": "reward",
+        "kl_estimator": "k1",
+        "critic": {"kind": "separate"},
+    },
+    "online_dpo": {"pairs": {"loss": "dpo"}},
 }
 """By name. What is not said is as in grpo, whose settings are the config's defaults."""
 
@@ -49,7 +56,13 @@ def with_preset(given: Mapping[str, Any]) -> dict[str, Any]:
     name = given.get("algorithm", "grpo")
     if name not in PRESETS:
         raise ValueError(f"there is no algorithm {name!r}. Algorithms: {', '.join(PRESETS)}")
-    return {**PRESETS[name], **given}
+    preset = PRESETS[name]
+    inner = {
+        section: {**settings, **given[section]}
+        for section, settings in preset.items()
+        if isinstance(settings, dict) and isinstance(given.get(section), dict)
+    }
+    return {**preset, **given, **inner}
 
 
 def contradictions(config: RlConfig) -> Iterator[str]:
@@ -58,6 +71,7 @@ def contradictions(config: RlConfig) -> Iterator[str]:
     yield from _of_ratios(config)
     yield from _of_divergences(config)
     yield from _of_corrections(config)
+    yield from _of_models(config)
 
 
 def _of_advantages(config: RlConfig) -> Iterator[str]:
@@ -123,3 +137,23 @@ def _of_corrections(config: RlConfig) -> Iterator[str]:
             f"correction_floor {config.correction_floor} and correction_cap {config.correction_cap} leave out 1, "
             "the weight of what sampler and learner agree on: take bounds around it"
         )
+
+
+def _of_models(config: RlConfig) -> Iterator[str]:
+    critic, pairs = config.critic.kind, config.pairs.loss
+    if config.advantage == "gae" and critic == "none":
+        yield "advantage gae is what a critic did not expect: set critic.kind to separate or shared"
+    if config.advantage != "gae" and critic != "none":
+        yield f"critic.kind is {critic}, but advantage {config.advantage} asks no critic: take algorithm ppo"
+    if pairs != "none":
+        for name, told in {
+            "kl": config.kl,
+            "entropy": config.entropy,
+            "distill": config.distill.teacher,
+        }.items():
+            if told:
+                yield f"pairs.loss {pairs} takes the place of the policy's loss, of which {name} is: leave {name} out"
+        if config.minibatches > 1:
+            yield f"pairs.loss {pairs} learns from all pairs of a step at once: leave minibatches at 1"
+    if config.device_bytes and config.device == "cpu":
+        yield "device_bytes is for a GPU: on a CPU all models stay where they are, leave it at 0"

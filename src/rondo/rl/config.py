@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from rondo.rl.algorithms import PRESETS, Advantage, Aggregate, Normalise, contradictions, with_preset
 from rondo.rl.loop_config import LoopConfig
+from rondo.rl.sections import CriticConfig, DistillConfig, PairsConfig, RewardModelConfig
 from rondo.rl.watch_config import AlarmsConfig, RolloutsConfig
 from rondo.train.config import MetricsConfig
 
@@ -130,6 +131,18 @@ class RlConfig(LoopConfig):
     metrics: MetricsConfig = Field(MetricsConfig(), description="where metrics go")
     rollouts: RolloutsConfig = Field(RolloutsConfig(), description="which rollouts stay")
     alarms: AlarmsConfig = Field(AlarmsConfig(), description="what the alarm is given for")
+    device_bytes: int = Field(
+        0,
+        ge=0,
+        description="what the models beside the policy's weights may take of a GPU together, in bytes: who is not "
+        "needed waits in host memory; 0: all stay",
+    )
+    critic: CriticConfig = Field(CriticConfig(), description="what is still to be earned at each token")
+    reward_model: RewardModelConfig = Field(
+        RewardModelConfig(), description="a reward model's score as a part of the reward"
+    )
+    distill: DistillConfig = Field(DistillConfig(), description="learning from a teacher")
+    pairs: PairsConfig = Field(PairsConfig(), description="preference training on the policy's own answers")
 
     @model_validator(mode="before")
     @classmethod
@@ -147,7 +160,7 @@ class RlConfig(LoopConfig):
 
     @property
     def needs_reference(self) -> bool:
-        return self.kl > 0
+        return self.kl > 0 or self.pairs.needs_reference
 
     @property
     def needs_old(self) -> bool:
@@ -159,4 +172,4 @@ class RlConfig(LoopConfig):
     def every_group_counts(self) -> bool:
         """Whether a group teaches whose samples all earned the same."""
         by_group = self.advantage in ("group", "leave_one_out") and self.normalise != "batch"
-        return not by_group or self.kl > 0 or self.entropy != 0
+        return not by_group or self.kl > 0 or self.entropy != 0 or bool(self.distill.teacher)

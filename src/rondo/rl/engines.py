@@ -54,6 +54,11 @@ def collector_for(learner: Learner, tokenizer: Tokenizer, task: AnyTask, config:
     return Ahead(copied.engine, asking(copied.engine.max_model_len), draws, copied, events)
 
 
+def shared_engine(collector: Collector) -> LLM | None:
+    """One that computes with the learner's own weights, and rests while it learns."""
+    return collector.engine if isinstance(collector, Direct) else None
+
+
 def engine_config(config: RlConfig) -> EngineConfig:
     """All samples of a step run at once, and those of steps ahead wait."""
     samples = config.prompts_per_step * config.samples_per_prompt

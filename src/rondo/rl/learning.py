@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from torch import Tensor
 
 from rondo.data.packing import Row
 from rondo.models import Decoder
-from rondo.models.adapters.attached import adapter_of, switched_off
 from rondo.rl.advantages import (
     AdaptiveKl,
     Floats,
@@ -25,12 +23,16 @@ from rondo.rl.advantages import (
     teaching,
     token_advantages,
 )
+from rondo.rl.company import Company
 from rondo.rl.config import RlConfig
 from rondo.rl.objective import policy_loss
 from rondo.rl.packing import Known, StepTokens, packed
+from rondo.rl.pairs import Pair, make_pairs
 from rondo.rl.rollout import Group, rewards
-from rondo.train.evaluator import Evaluator, Metrics
+from rondo.text.tokenizer import Tokenizer
+from rondo.train.evaluator import Metrics
 from rondo.train.learner import Learner
+from rondo.train.losses import Loss
 from rondo.train.schedule import learning_rate
 from rondo.train.shared_prefix import shares_prefixes
 
@@ -40,34 +42,41 @@ class Minibatch:
     rows: list[Row]
     tokens: int
     """All that were sampled, those of groups that teach nothing included: what the loss is divided by."""
+    pairs: list[Pair] = field(default_factory=list)
+    """What is learned from in the place of the rows, in preference training."""
 
 
 class Learning:
-    def __init__(self, model: Decoder, config: RlConfig, longest: int) -> None:
+    def __init__(self, model: Decoder, tokenizer: Tokenizer, config: RlConfig, longest: int) -> None:
         """`longest`: the most tokens an answer can have."""
         self.config, self.longest = config, longest
         self.kl = config.kl
         """The weight of the KL divergence as it is now."""
-        apart = config.needs_reference and adapter_of(model) is None
-        self.reference = Evaluator(copy.deepcopy(model), memory=config) if apart else None
+        self.company = Company(model, tokenizer, config)
         self.learner = Learner(model, config)
+        self.company.attach(self.learner)
+        self._seen: Metrics = {}
         self.told: list[Metrics] = []
         """What each mini-batch of the last step said."""
 
     def prepare(self, groups: Sequence[Group], step: int) -> tuple[list[Minibatch], list[list[list[float]]]]:
         """The step's mini-batches, with all that the loss asks of a token; and each token's advantage."""
         tokens, table = StepTokens(groups), self._rewards(groups)
+        if self.company.preference is not None:
+            pairs = make_pairs(groups, table)
+            return [Minibatch([], 0, pairs)] if pairs else [], [[[] for _ in g.samples] for g in groups]
         teach = (
             teaching(table) | self.config.every_group_counts if table.size else np.zeros(len(groups), bool)
         )
         batches = [self._minibatch(tokens, share, teach) for share in self._shares(len(groups), step)]
         batches = [batch for batch in batches if batch.rows]
-        known = self._known(tokens, [row for batch in batches for row in batch.rows])
+        known = self.company.known(tokens, [row for batch in batches for row in batch.rows])
         found = self._advantages(table, tokens, known)
         known["advantages"] = tokens.together(found.advantages)
         if found.returns is not None:
             known["returns"] = tokens.together(found.returns)
         batches = [replace(batch, rows=tokens.with_columns(batch.rows, known)) for batch in batches]
+        self._seen = self.company.seen([row for batch in batches for row in batch.rows])
         taught = {i for i, group in enumerate(groups) if teach[i]}
         return batches, tokens.told(found.advantages, taught)
 
@@ -79,27 +88,46 @@ class Learning:
         self.told, left_out = [], 0
         for _ in range(config.epochs):
             for batch in batches:
-                metrics = self.learner.forward_backward(
-                    batch.rows, loss, temperature=config.temperature, valid=batch.tokens
-                )
-                metrics |= self.learner.optim_step(rate, math.isfinite)
+                metrics = self._update(batch, loss, step, rate)
                 left_out += not math.isfinite(metrics["grad_norm"])
                 self.told.append(metrics)
-        metrics = merged(self.told) | {"updates": float(len(self.told)), "left_out": float(left_out)}
+        metrics = (
+            merged(self.told) | self._seen | {"updates": float(len(self.told)), "left_out": float(left_out)}
+        )
         if config.kl_target and "reference_kl" in metrics:
             metrics["kl_coefficient"] = self.kl
             adaptive = AdaptiveKl(self.kl, config.kl_target, config.kl_horizon)
             self.kl = adaptive.after(metrics["reference_kl"]).coefficient
         return metrics
 
+    def _update(self, batch: Minibatch, loss: Loss, step: int, rate: float) -> Metrics:
+        """One optimizer step, and the critic's."""
+        config, critic, preference = self.config, self.company.critic, self.company.preference
+        if preference is not None:
+            metrics = preference.forward_backward(self.learner, batch.pairs)
+            return metrics | self.learner.optim_step(rate, math.isfinite)
+        joined = loss if critic is None else critic.joined(loss)
+        metrics = self.learner.forward_backward(
+            batch.rows, joined, temperature=config.temperature, valid=batch.tokens
+        )
+        learns = True
+        if critic is not None:
+            metrics |= critic.forward_backward(batch.rows, batch.tokens)
+            metrics |= critic.optim_step(self.learner, step, rate / config.lr)
+            learns = critic.policy_learns(step)
+        return metrics | self.learner.optim_step(rate, lambda norm: learns and math.isfinite(norm))
+
     def states(self) -> dict[str, Tensor]:
-        return self.learner.states()
+        critic = self.company.critic
+        return self.learner.states() | ({} if critic is None else critic.states())
 
     def facts(self) -> dict[str, Any]:
         return {"updates": self.learner.step, "kl": self.kl}
 
     def load(self, folder: str | Path, facts: Mapping[str, Any]) -> None:
         self.learner.load(folder, facts["updates"])
+        if self.company.critic is not None:
+            self.company.critic.load(folder, facts["updates"])
         self.kl = facts["kl"]
 
     def _rewards(self, groups: Sequence[Group]) -> Floats:
@@ -134,21 +162,12 @@ class Learning:
         )
         return Minibatch(rows, sum(s.trained for i in share for s in tokens.groups[i].samples))
 
-    def _known(self, tokens: StepTokens, rows: Sequence[Row]) -> Known:
-        """What models say of each token before anything is learned."""
-        config, known = self.config, Known()
-        if config.needs_old:
-            known["old_logprobs"] = tokens.gathered(rows, self.learner.logprobs(rows, config.temperature))
-        if config.needs_reference:
-            known["reference_logprobs"] = tokens.gathered(rows, self._reference(rows))
-        return known
-
     def _advantages(self, table: Floats, tokens: StepTokens, known: Known) -> TokenAdvantages:
         config = self.config
         costs = None
         if config.kl and config.kl_in == "reward":
             costs = divergences(known["old_logprobs"], known["reference_logprobs"], config.kl_estimator)
-        return token_advantages(
+        found = token_advantages(
             config,
             table,
             tokens.sampled(table.shape),
@@ -156,13 +175,7 @@ class Learning:
             divergences=None if costs is None else tokens.apart(costs, table.shape),
             values=tokens.apart(known["values"], table.shape) if "values" in known else None,
         )
-
-    def _reference(self, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
-        """Of the policy as it began: a model of its own, or the base below the adapter."""
-        if self.reference is not None:
-            return self.reference.logprobs(rows, self.config.temperature)
-        with switched_off(self.learner.computing):
-            return self.learner.logprobs(rows, self.config.temperature)
+        return self.company.taught(found, tokens, known, table.shape)
 
     def _learning_rate(self, step: int) -> float:
         config = self.config

@@ -26,7 +26,7 @@ from rondo.rl import evaluation
 from rondo.rl.asking import Collected
 from rondo.rl.clock import Clock
 from rondo.rl.config import RlConfig
-from rondo.rl.engines import collector_for
+from rondo.rl.engines import collector_for, shared_engine
 from rondo.rl.learning import Learning
 from rondo.rl.metrics import group_metrics
 from rondo.rl.rollout import Group, Step
@@ -43,8 +43,9 @@ class Loop:
     def __init__(self, model: Decoder, tokenizer: Tokenizer, task: AnyTask, config: RlConfig) -> None:
         self.tokenizer, self.task, self.config = tokenizer, task, config
         self.max_tokens = config.max_tokens or task.max_tokens
-        self.learning = Learning(model, config, self.max_tokens)
+        self.learning = Learning(model, tokenizer, config, self.max_tokens)
         self.collector = collector_for(self.learner, tokenizer, task, config)
+        self.learning.company.take_turns(shared_engine(self.collector))
         self.observers: list[Callable[[Step], None]] = []
         self.steps_done = 0
         self._idle = 0
@@ -61,10 +62,15 @@ class Loop:
     def step(self) -> Metrics:
         self._check_idle()
         clock, number, version = Clock(), self.steps_done, self.version
+        roles = self.learning.company.roles
+        roles.phase("rollout")
         found = self.collector.collect(number, clock)
         _check_fits(found, self.task)
+        with clock("score"):
+            found.groups = self.learning.company.judged(found.groups)
         with clock("known"):
             batches, advantages = self.learning.prepare(found.groups, number)
+        roles.phase("train")
         with clock("push"), self.collector.pushing(version + 1), clock("train"):
             metrics = self.learning.learn(batches, number)
         self.steps_done += 1
@@ -80,6 +86,7 @@ class Loop:
 
     def evaluate(self, seed: int = 0) -> Metrics:
         """On held-out prompts, at temperature 1. Another seed is another set of prompts."""
+        self.learning.company.roles.phase("rollout")
         return evaluation.evaluate(self.collector, self.task, self.config, self.max_tokens, seed)
 
     def close(self) -> None:

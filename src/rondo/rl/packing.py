@@ -46,6 +46,11 @@ class StepTokens:
     def count(self) -> int:
         return int(self._ends[-1])
 
+    @property
+    def sampler_logprobs(self) -> NDArray[np.float64]:
+        samples = (sample for group in self.groups for sample in group.samples)
+        return np.array([x for sample in samples for piece in sample.pieces for x in piece.logprobs])
+
     def begin(self, group: int, sample: int) -> int:
         """The number of the first token of a sample."""
         return int(self._ends[self._first[group] + sample])
