@@ -28,10 +28,8 @@ SHORT = replace(LIMITS, seconds=0.7)
 ENDED_FOR = {
     "endless computing": "cpu",
     "endless computing without the signal": "cpu",
-    "memory in sockets": "cpu",
     "endless output": "output",
     "endless errors": "output",
-    "memory of many processes": "memory",
     "endless sleep": "wall",
     "sleep without signals": "wall",
     "a process that stops itself": "wall",
@@ -39,8 +37,13 @@ ENDED_FOR = {
     "a thread that does not end": "wall",
     "threads": "wall",
 }
-ANY_END = {"fork bomb", "fork bomb that goes on where it fails", "memory that is shared", "a crash of Python"}
-"""Which of its processes ends it first is chance."""
+ANY_END = {
+    *("fork bomb", "fork bomb that goes on where it fails", "a crash of Python"),
+    *(name for name in PROGRAMS if name.startswith("memory")),
+}
+"""Which of its processes, or of the limits, ends it first is chance."""
+OR = {"cpu": "wall"}
+"""What may end it on a machine with other work."""
 
 
 @dataclass
@@ -93,7 +96,7 @@ def test_nothing_gets_through(name: str, sandbox: Sandbox, ground: Ground) -> No
     run = sandbox.run(ground.fill(PROGRAMS[name]), limits=limits)
     assert b"BREACH" not in run.output
     assert len(run.output) <= limits.output
-    assert name in ANY_END or run.why == ended_for, run.errors.decode()
+    assert name in ANY_END or run.why in (ended_for, OR.get(ended_for)), run.errors.decode()
     ground.check()
     check_well(sandbox)
 
