@@ -55,7 +55,7 @@ def source_hash(text: str) -> str | None:
         origin: str | None = place
     else:
         module = sys.modules.get(place)
-        origin = module.__file__ if module is not None else None
+        origin = getattr(module, "__file__", None)  # what is built in has none
     return hashlib.sha256(Path(origin).read_bytes()).hexdigest() if origin else None
 
 

@@ -26,7 +26,7 @@ static void *exactly(size_t bytes) {
 }
 
 static float *multiplied(int64_t type, const float *x, const void *w, int64_t M, int64_t N, int64_t K, int64_t from, int64_t to) {
-    float *packed = exactly(packed_rows(M) * K * 4), *room = exactly(product_room(M, K) * 4), *out = exactly(M * N * 4);
+    float *packed = exactly(packed_rows(M) * K * 4), *room = exactly(product_room(M) * 4), *out = exactly(M * N * 4);
     pack(type, x, M, K, packed);
     product(type, packed, M, K, w, from, to, out + from, N, room);
     free(packed), free(room);

@@ -36,7 +36,7 @@ static void pack_dots(const float *x, int64_t M, int64_t K, float *packed) {
 
 /* Adds to sums [M] what pairs of K from `k` on make with sixteen columns. With each a line is asked for: as far from `next`
  * on as it is from where a piece begins, in runs of DEEP that are `step` apart. */
-ALWAYS_INLINE void meet_pairs(const uint16_t *x, int64_t k, const __m512 *turned, const uint16_t *next, int64_t step, Wide *sum,
+ALWAYS_INLINE void meet_pairs(const uint16_t *x, int64_t k, const Turned *turned, const uint16_t *next, int64_t step, Wide *sum,
                               const int pairs, const int M) {
 #pragma GCC unroll 16
     for (int j = 0; j < pairs; j++) {
@@ -57,12 +57,12 @@ ALWAYS_INLINE void few_dots(const uint16_t *x, int64_t K, int64_t depth, const u
     for (int m = 0; m < M; m++) sum[m] = (Wide){0};
     int64_t k = 0;
     for (; M <= DOT_LINES && k + LINE_DEEP <= depth; k += LINE_DEEP) {
-        __m512 turned[SIDE];
+        Turned turned[SIDE];
         turn_lines((const float *)(w + k), K / 2, turned);
         meet_pairs(x, k, turned, next, step, sum, SIDE, M);
     }
     for (; k < depth; k += 8) {
-        __m512 turned[4];
+        Turned turned[4];
         turn_sixteen((const float *)(w + k), K / 2, turned);
         meet_pairs(x, k, turned, next, step, sum, 4, M);
     }

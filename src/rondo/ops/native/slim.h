@@ -16,7 +16,7 @@ typedef __m512 Columns;
 #define EVEN(pairs) _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(pairs), 16))
 #define ODD(pairs) _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(pairs), _mm512_set1_epi32((int32_t)0xffff0000)))
 #define ADD_TO(at, sum) _mm512_storeu_ps(at, _mm512_add_ps(_mm512_loadu_ps(at), sum))
-#define TURN_FOUR turn_sixteen
+#define TURN_FOUR(w, apart, turned) turn_sixteen(w, apart, (Turned *)(turned))
 #elif defined __AVX2__ && defined __FMA__
 enum { SLIM = 8, COLUMNS_WIDE = 8 };
 typedef __m256 Columns;
@@ -64,7 +64,7 @@ ALWAYS_INLINE void slim_tile(int64_t type, const float *x, const char *w, int64_
             Columns turned[16];
 #pragma GCC unroll 16
             for (int line = 0; line < COLUMNS_WIDE; line++, next += 64) __builtin_prefetch(next, 0, 2);
-            turn_lines((const float *)(w + (COLUMNS_WIDE * g * K + k) * size), K * size / 4, turned);
+            turn_lines((const float *)(w + (COLUMNS_WIDE * g * K + k) * size), K * size / 4, (Turned *)turned);
             meet_words(type, x + k * M, turned, sum[g], 16, M);
         }
     }

@@ -16,20 +16,20 @@ ALWAYS_INLINE void turn_eight(const float *w, int64_t apart, __m256 *turned) {
     turned[0] = _mm256_shuffle_ps(ab, cd, 0x44), turned[1] = _mm256_shuffle_ps(ab, cd, 0xee);
     turned[2] = _mm256_shuffle_ps(AB, CD, 0x44), turned[3] = _mm256_shuffle_ps(AB, CD, 0xee);
 }
-#endif
 
-#ifdef __AVX512F__
-ALWAYS_INLINE __m512 side_by_side(__m256 a, __m256 b) {
+typedef float Turned __attribute__((vector_size(64), aligned(4), may_alias));
+
+ALWAYS_INLINE Turned side_by_side(__m256 a, __m256 b) {
 #ifdef __AVX512DQ__
-    return _mm512_insertf32x8(_mm512_castps256_ps512(a), b, 1);
+    return (Turned)_mm512_insertf32x8(_mm512_castps256_ps512(a), b, 1);
 #else
-    union { __m256 halves[2]; __m512 both; } u = {{a, b}};
+    union { __m256 halves[2]; Turned both; } u = {{a, b}};
     return u.both;
 #endif
 }
 
 /* turned[j] has words j of sixteen rows, each of four words. */
-ALWAYS_INLINE void turn_sixteen(const float *w, int64_t apart, __m512 *turned) {
+ALWAYS_INLINE void turn_sixteen(const float *w, int64_t apart, Turned *turned) {
     __m256 first[4], second[4];
     turn_eight(w, apart, first);
     turn_eight(w + 8 * apart, apart, second);
@@ -38,7 +38,8 @@ ALWAYS_INLINE void turn_sixteen(const float *w, int64_t apart, __m512 *turned) {
 }
 
 /* The same of sixteen words: whole lines, each read once. */
-ALWAYS_INLINE void turn_lines(const float *w, int64_t apart, __m512 *turned) {
+ALWAYS_INLINE void turn_lines(const float *w, int64_t apart, Turned *turned) {
+#ifdef __AVX512F__
     __m512 a[16], b[16];
 #pragma GCC unroll 16
     for (int i = 0; i < 16; i++) a[i] = _mm512_loadu_ps(w + i * apart);
@@ -53,9 +54,12 @@ ALWAYS_INLINE void turn_lines(const float *w, int64_t apart, __m512 *turned) {
     for (int j = 0; j < 4; j++) {
         const __m512 low = _mm512_shuffle_f32x4(a[j], a[4 + j], 0x44), high = _mm512_shuffle_f32x4(a[j], a[4 + j], 0xee);
         const __m512 Low = _mm512_shuffle_f32x4(a[8 + j], a[12 + j], 0x44), High = _mm512_shuffle_f32x4(a[8 + j], a[12 + j], 0xee);
-        turned[j] = _mm512_shuffle_f32x4(low, Low, 0x88), turned[4 + j] = _mm512_shuffle_f32x4(low, Low, 0xdd);
-        turned[8 + j] = _mm512_shuffle_f32x4(high, High, 0x88), turned[12 + j] = _mm512_shuffle_f32x4(high, High, 0xdd);
+        turned[j] = (Turned)_mm512_shuffle_f32x4(low, Low, 0x88), turned[4 + j] = (Turned)_mm512_shuffle_f32x4(low, Low, 0xdd);
+        turned[8 + j] = (Turned)_mm512_shuffle_f32x4(high, High, 0x88), turned[12 + j] = (Turned)_mm512_shuffle_f32x4(high, High, 0xdd);
     }
+#else
+    for (int j = 0; j < 4; j++) turn_sixteen(w + 4 * j, apart, turned + 4 * j);
+#endif
 }
 #endif
 #endif
