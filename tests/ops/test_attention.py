@@ -101,7 +101,7 @@ def test_definition(spec: AttentionSpec, lengths: list[int]) -> None:
 FAST = {name: spec for name, spec in SPECS.items() if not spec.sinks and spec.softcap is None}
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(lengths=st.lists(st.integers(0, 40), min_size=1, max_size=40), name=st.sampled_from(sorted(FAST)))
 def test_fast_equals_reference(lengths: list[int], name: str) -> None:
     spec, tokens = FAST[name], sum(lengths)

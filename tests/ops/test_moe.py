@@ -1,5 +1,7 @@
 """Choosing experts and running them. (Families are compared with transformers as a whole.)"""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -8,7 +10,19 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers.activations import ACT2FN
 
-from rondo.ops import ExpertWeights, RouterSpec, gated, grouped_experts, route
+from ops.test_quantized_native import KINDS, weight_of
+from rondo.ops import (
+    ExpertWeights,
+    Quantized,
+    RouterSpec,
+    gated,
+    grouped_experts,
+    linear,
+    moe,
+    quantized_linear,
+    route,
+)
+from rondo.ops.quantized import grouped_quantized_linear
 
 TOKENS, EXPERTS = 40, 8
 LOGITS = torch.randn(TOKENS, EXPERTS, generator=torch.Generator().manual_seed(0))
@@ -92,7 +106,7 @@ def every_expert_on_every_token(
     return out
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(tokens=st.integers(1, 30), experts=st.integers(1, 9), data=st.data(), bias=st.booleans())
 def test_grouped_experts(tokens: int, experts: int, data: st.DataObject, bias: bool) -> None:
     top_k = data.draw(st.integers(1, experts))
@@ -111,6 +125,60 @@ def test_grouped_experts(tokens: int, experts: int, data: st.DataObject, bias: b
         strict=True,
     ):
         assert torch.allclose(mine, expected)
+
+
+PRECISIONS = ("fp32", "bf16", *KINDS)
+
+
+def experts_of(kind: str, hidden: int, inner: int, count: int) -> ExpertWeights:
+    """In a precision of floats, or quantized."""
+    shapes = ((inner, hidden), (inner, hidden), (hidden, inner))
+    if kind in KINDS:
+        weights = (
+            weight_of(
+                kind, *shape, shape[1] if kind.endswith("activations") else 32, experts=(count,), seed=i
+            )
+            for i, shape in enumerate(shapes)
+        )
+        return ExpertWeights(*weights)
+    dtype = torch.float32 if kind == "fp32" else torch.bfloat16
+    make = torch.Generator().manual_seed(1)
+    return ExpertWeights(*(torch.randn(count, *shape, generator=make).to(dtype) / 8 for shape in shapes))
+
+
+@pytest.mark.parametrize("kind", PRECISIONS)
+def test_every_precision_multiplies_each_row_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However uneven the choice is: one expert has most rows, one none. What comes out is each token's own rows."""
+    hidden, inner, count, tokens = 64, 96, 5, 41
+    parts, multiplied = experts_of(kind, hidden, inner, count), list[int]()
+
+    def counted(x: Tensor, *others: Any) -> Tensor:
+        multiplied.append(len(x))
+        return (grouped_quantized_linear if kind in KINDS else linear)(x, *others)
+
+    monkeypatch.setattr(moe, "grouped_quantized_linear", counted)
+    monkeypatch.setattr(moe, "linear", counted)
+    make = torch.Generator().manual_seed(2)
+    x = torch.randn(tokens, hidden, generator=make).to(torch.bfloat16 if kind == "bf16" else torch.float32)
+    chosen = torch.stack([torch.full((tokens,), 3), torch.tensor([0, 2, 4])[torch.arange(tokens) % 3]], 1)
+    chosen[0] = torch.tensor([4, 2])
+    weights = torch.rand(tokens, 2, generator=make)
+    found = grouped_experts(x, weights, chosen, parts, "silu")
+    assert sum(multiplied) == 3 * tokens * 2
+    assert len(multiplied) == 3 * (1 if kind in KINDS else 4)
+
+    def by(weight: Tensor | Quantized, expert: int, row: Tensor) -> Tensor:
+        if isinstance(weight, Quantized):
+            return quantized_linear(row, weight.expert(expert))
+        return linear(row, weight[expert])
+
+    for token in range(tokens):
+        row, own = x[token : token + 1], torch.zeros(1, hidden)
+        for expert, weight in zip(chosen[token].tolist(), weights[token], strict=True):
+            inside = gated("silu", by(parts.gate, expert, row), by(parts.up, expert, row))
+            own += weight * by(parts.down, expert, inside).float()
+        apart = (found[token].float() - own).abs().max()
+        assert apart <= (2e-2 if kind == "bf16" else 1e-5) * own.abs().max()
 
 
 def test_one_popular_expert() -> None:

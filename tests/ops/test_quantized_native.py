@@ -87,7 +87,7 @@ def bound(x: Tensor, weight: Quantized) -> Tensor:
     return allowed
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(weights(), st.integers(0, 70), st.integers(0, 99), st.sampled_from([torch.float32, torch.bfloat16]))
 def test_products_are_within_their_bound(weight: Quantized, rows: int, seed: int, dtype: torch.dtype) -> None:
     make = torch.Generator().manual_seed(seed)

@@ -15,11 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rondo.ops.activation import gated
-from rondo.ops.attention import AttentionSpec
+from rondo.ops.attention import AttentionSpec, packed_attention
 from rondo.ops.dispatch import Op, references_only
 from rondo.ops.draw import choose_tokens
 from rondo.ops.limits import Limits
 from rondo.ops.linear import linear
+from rondo.ops.logprobs import row_logprobs
 from rondo.ops.native.ahead import lost, runs
 from rondo.ops.native.linear import takes_bf16
 from rondo.ops.native.numbers import SHORT
@@ -33,7 +34,9 @@ from rondo.ops.rope import RopeSpec, rotate
 HIDDEN, INNER, VOCABULARY, HEADS, KV, DIM = 1024, 3072, 151936, 16, 8, 128
 CONTEXT, PAGE = 8192, 16
 TOKENS = 256
-"""Of a step, for the operations between products."""
+"""Of a step, for the operations between products; of a document, for attention."""
+ANSWERS = 16
+"""Of which a token each is drawn, or has its log-probability taken."""
 TYPES = (torch.float32, torch.bfloat16)
 QUANTIZED: dict[str, tuple[Kind, str]] = {
     "int8": ("int8", "int16"),
@@ -101,8 +104,10 @@ def cases(
     for name in QUANTIZED:
         yield from (_quantized(name, count, weights[0], streamed) for count in rows)
     for dtype in TYPES:
+        yield _attention(dtype, 1 + streamed // (TOKENS * (HEADS + 2 * KV) * DIM * dtype.itemsize))
         yield _decode(dtype, 1 + streamed // (2 * CONTEXT * KV * DIM * dtype.itemsize))
         yield from _between(dtype, streamed // (TOKENS * dtype.itemsize))
+        yield _logprobs(dtype, 1 + streamed // (ANSWERS * VOCABULARY * dtype.itemsize))
     yield _drawing()
 
 
@@ -145,6 +150,18 @@ def _quantized(name: str, rows: int, shape: tuple[int, int], streamed: int) -> C
 
 def _sizes(rows: int, shape: tuple[int, int]) -> str:
     return f"{rows} x {shape[1]} by {shape[0]}"
+
+
+def _attention(dtype: torch.dtype, count: int) -> Case:
+    """A document alone, as a prompt that is new, and as one that is trained on."""
+    spec = AttentionSpec(0, HEADS, KV, DIM, DIM, DIM**-0.5)
+    given = [
+        (spec, *(torch.randn(TOKENS, heads, DIM).to(dtype) for heads in (HEADS, KV, KV)), (0, TOKENS))
+        for _ in range(count)
+    ]
+    read = 1.0 * TOKENS * (HEADS + 2 * KV) * DIM * dtype.itemsize
+    flops, name = 2.0 * TOKENS * (TOKENS + 1) * HEADS * DIM, SHORT[dtype]
+    return Case("attention", name, f"{TOKENS} tokens", packed_attention, given, read, flops, name)
 
 
 def _decode(dtype: torch.dtype, count: int) -> Case:
@@ -205,11 +222,22 @@ def _between(dtype: torch.dtype, columns: int) -> Iterator[Case]:
     yield Case("rotation", name, shape, rotate, heads, 2.0 * TOKENS * HEADS * DIM * size, 0.0)
 
 
+def _logprobs(dtype: torch.dtype, count: int) -> Case:
+    logits = torch.randn(ANSWERS, VOCABULARY).to(dtype)
+    given = [(logits.clone(), torch.randint(0, VOCABULARY, (ANSWERS,)), None) for _ in range(count)]
+    read, sizes = 1.0 * logits.nbytes, f"{ANSWERS} x {VOCABULARY}"
+    return Case("log-probabilities", SHORT[dtype], sizes, row_logprobs, given, read, 0.0)
+
+
 def _drawing() -> Case:
-    rows = 16
     given = [
-        (torch.randn(rows, VOCABULARY), torch.full((rows,), 0.8), torch.rand(rows), torch.ones(rows))
+        (
+            torch.randn(ANSWERS, VOCABULARY),
+            torch.full((ANSWERS,), 0.8),
+            torch.rand(ANSWERS),
+            torch.ones(ANSWERS),
+        )
         for _ in range(6)
     ]
-    read = rows * VOCABULARY * 4.0
-    return Case("draw a token", "fp32", f"{rows} x {VOCABULARY}", choose_tokens, given, read, 0.0)
+    read = ANSWERS * VOCABULARY * 4.0
+    return Case("draw a token", "fp32", f"{ANSWERS} x {VOCABULARY}", choose_tokens, given, read, 0.0)

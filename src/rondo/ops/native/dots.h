@@ -5,7 +5,6 @@
 #define RONDO_DOTS_H
 #include "pairs.h"
 #include "slim.h"
-#include "turned.h"
 
 #ifdef HAS_DOTS
 /* Columns of a tile; as many rows of x as have their sums in registers; how much of these stays near. */
@@ -41,7 +40,7 @@ ALWAYS_INLINE void meet_pairs(const uint16_t *x, int64_t k, const Turned *turned
 #pragma GCC unroll 16
     for (int j = 0; j < pairs; j++) {
         const uint64_t at = (uint64_t)k * SIDE + 32 * j;
-        __builtin_prefetch(next + at / DEEP * step + at % DEEP, 0, 3);
+        __builtin_prefetch(next + at / DEEP * step + at % DEEP, 0, 2);
 #pragma GCC unroll 32
         for (int m = 0; m < M; m++) sum[m] = DOT_PAIRS(sum[m], (Pairs)turned[j], two_at(x, (k / 2 + j) * M + m) - (Pairs){0});
     }

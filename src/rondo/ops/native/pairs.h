@@ -7,7 +7,7 @@
  */
 #ifndef RONDO_PAIRS_H
 #define RONDO_PAIRS_H
-#include "vectors.h"
+#include "turned.h"
 
 #if defined __AMX_TILE__ && defined __AMX_BF16__ && defined __linux__
 #include <sys/syscall.h>

@@ -85,8 +85,8 @@ static void pack(int64_t type, const float *x, int64_t M, int64_t K, float *pack
 }
 
 /* Adds to sums [C, V vectors], or begins them. V and C are known to the compiler: what is summed is registers. */
-ALWAYS_INLINE void product_tile(const float *x, const float *w, int64_t between, int64_t depth, float *sums, Next *next,
-                                const int V, const int C) {
+ALWAYS_INLINE void product_tile(const float *x, const float *w, int64_t depth, float *sums, Next *next, const int V,
+                                const int C) {
     Long sum[PANEL][2];
     const char *at = next->at;
 #pragma GCC unroll 16
@@ -106,7 +106,7 @@ ALWAYS_INLINE void product_tile(const float *x, const float *w, int64_t between,
             }
 #pragma GCC unroll 16
             for (int c = 0; c < C; c++) {
-                Long all = w[c * between + k] - (Long){0};
+                Long all = w[c * PIECE + k] - (Long){0};
                 HOLD(all);
 #pragma GCC unroll 2
                 for (int v = 0; v < V; v++) sum[c][v] = MULTIPLY_ADD(rows[v], all, sum[c][v]);
@@ -120,12 +120,11 @@ ALWAYS_INLINE void product_tile(const float *x, const float *w, int64_t between,
         for (int v = 0; v < V; v++) *(Long *)(sums + (c * V + v) * LONG) += sum[c][v];
 }
 
-/* One tile of rows by `count` columns, whose numbers begin `between` from one to the next. */
-static void tile_product(const float *x, const float *w, int64_t between, int64_t depth, int64_t count, int V, float *sums,
-                         Next *next) {
+/* One tile of rows by `count` columns. */
+static void tile_product(const float *x, const float *w, int64_t depth, int64_t count, int V, float *sums, Next *next) {
     int64_t c = 0;
 #define COLUMNS(V, C)                                                                                                  \
-    for (; c + C <= count; c += C) product_tile(x, w + c * between, between, depth, sums + c * V * LONG, next, V, C);
+    for (; c + C <= count; c += C) product_tile(x, w + c * PIECE, depth, sums + c * V * LONG, next, V, C);
     if (V == 2) {
         COLUMNS(2, BROAD)
         COLUMNS(2, 4)
@@ -157,11 +156,10 @@ static void floats_product(int64_t type, const float *packed, int64_t M, int64_t
         memset(sums, 0, count * packed_rows(M) * sizeof(float));
         for (int64_t k = 0; k < K; k += DEEP) {
             const int64_t depth = least(DEEP, K - k);
-            for (int64_t c = 0; type != F32 && c < count; c++) widen(type, w, (n + c) * K + k, wide + c * PIECE, depth);
-            const float *panel = type != F32 ? wide : (const float *)w + n * K + k;
+            for (int64_t c = 0; c < count; c++) widen(type, w, (n + c) * K + k, wide + c * PIECE, depth);
             for (int64_t m = 0; m < M; m += 2 * LONG) {
                 const int V = vectors_at(m, M);
-                tile_product(packed + m * K + k * V * LONG, panel, type != F32 ? PIECE : K, depth, count, V, sums + m * count, &next);
+                tile_product(packed + m * K + k * V * LONG, wide, depth, count, V, sums + m * count, &next);
             }
         }
         for (int64_t m = 0; m < M; m += 2 * LONG)

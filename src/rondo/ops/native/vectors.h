@@ -83,26 +83,4 @@ ALWAYS_INLINE Half sums(Half a, Half b, Half c, Half d) {
     const Half cd = SHUFFLE(c, d, 0, 4, 1, 5) + SHUFFLE(c, d, 2, 6, 3, 7);
     return SHUFFLE(ab, cd, 0, 1, 4, 5) + SHUFFLE(ab, cd, 2, 3, 6, 7);
 }
-
-ALWAYS_INLINE void turn(const float *from, int64_t apart, float *to, int64_t wide) {
-    const Half a = *(const Half *)from, b = *(const Half *)(from + apart), c = *(const Half *)(from + 2 * apart),
-               d = *(const Half *)(from + 3 * apart);
-    const Half ab = SHUFFLE(a, b, 0, 4, 1, 5), cd = SHUFFLE(c, d, 0, 4, 1, 5), AB = SHUFFLE(a, b, 2, 6, 3, 7),
-               CD = SHUFFLE(c, d, 2, 6, 3, 7);
-    *(Half *)to = SHUFFLE(ab, cd, 0, 1, 4, 5), *(Half *)(to + wide) = SHUFFLE(ab, cd, 2, 3, 6, 7);
-    *(Half *)(to + 2 * wide) = SHUFFLE(AB, CD, 0, 1, 4, 5), *(Half *)(to + 3 * wide) = SHUFFLE(AB, CD, 2, 3, 6, 7);
-}
-
-/* to [columns, wide] = the transpose of from [rows, apart]. */
-static void transpose(const float *from, int64_t rows, int64_t columns, int64_t apart, float *to, int64_t wide) {
-    int64_t r = 0;
-    for (; r + 4 <= rows; r += 4) {
-        int64_t c = 0;
-        for (; c + 4 <= columns; c += 4) turn(from + r * apart + c, apart, to + c * wide + r, wide);
-        for (; c < columns; c++)
-            for (int64_t i = r; i < r + 4; i++) to[c * wide + i] = from[i * apart + c];
-    }
-    for (; r < rows; r++)
-        for (int64_t c = 0; c < columns; c++) to[c * wide + r] = from[r * apart + c];
-}
 #endif
