@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo "make up         install, make the demo model if there is none, and serve on port $(PORT)"
-	@echo "make test       lint, types, import contracts and every test that needs no real peer"
+	@echo "make test       lint, types, import contracts and every test that needs no real peer and no sanitizer"
 	@echo "make test-levels test the compiled kernels again, for fewer of the CPU's instructions and without a compiler"
 	@echo "make sanitize   test the compiled kernels under the address and undefined-behaviour sanitizers"
 	@echo "make test-real  install the real peers and servers, and test against them"
@@ -32,8 +32,11 @@ help:
 up: $(CORE)
 	@$(BIN)/rondo up --port $(PORT)
 
+# Programs in C of their own, compiled with sanitizers for each level in minutes: `make sanitize` runs them, once.
+PRODUCTS := tests/ops/test_products.py
+
 test: lint
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not real and not gpu" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not real and not gpu" --ignore=$(PRODUCTS) $(PYTEST_ARGS)
 
 # What the compiled kernels have tests in: see RONDO_CPU in docs/serving.md.
 KERNEL_TESTS := tests/ops tests/engine/test_compiled.py tests/engine/test_compiled_quantized.py \
@@ -42,15 +45,16 @@ KERNEL_TESTS := tests/ops tests/engine/test_compiled.py tests/engine/test_compil
 test-levels: $(DEV)
 	@for level in $$($(BIN)/python -c 'from rondo.ops.native.level import available; print(*available()[1:])'); do \
 	  echo "== RONDO_CPU=$$level"; \
-	  RONDO_CPU=$$level $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(KERNEL_TESTS) || exit 1; \
+	  RONDO_CPU=$$level $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --ignore=$(PRODUCTS) $(KERNEL_TESTS) || exit 1; \
 	done
-	@echo "== RONDO_NATIVE=0"; RONDO_NATIVE=0 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(KERNEL_TESTS)
+	@echo "== RONDO_NATIVE=0"; RONDO_NATIVE=0 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --ignore=$(PRODUCTS) $(KERNEL_TESTS)
 
 # Where the kernels' memory is at stake; not what measures how much of it a process has, since a sanitizer keeps what is freed.
-SANITIZED_TESTS := $(addprefix tests/ops/test_,attention.py paged_decode.py low_rank.py pointwise.py draw.py logprobs.py quantized_native.py native_linear.py) \
+SANITIZED_TESTS := $(addprefix tests/ops/test_,attention.py paged_decode.py low_rank.py pointwise.py draw.py logprobs.py quantized_native.py native_linear.py random_shapes.py) \
   tests/engine/test_attend.py tests/engine/test_compiled.py -k "not second_copy"
 
 sanitize: $(DEV)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PRODUCTS)
 	CC="$(abspath tests/support/sanitizing-cc)" ASAN_OPTIONS=detect_leaks=0 \
 	  LD_PRELOAD="$$(cc -print-file-name=libasan.so) $$(cc -print-file-name=libubsan.so)" \
 	  $(BIN)/python -m pytest $(SANITIZED_TESTS)

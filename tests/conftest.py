@@ -1,4 +1,5 @@
-"""For all tests and the processes they start: one thread each, since there is a worker a core, and none that spins.
+"""For all tests and the processes they start: one thread each, since there is a worker a core, and none that spins. No
+example of a property is slow: a machine may be.
 
 Each test draws the same random numbers whatever ran before it, so that one that fails fails again by itself;
 `pytest --seed 7` tries others.
@@ -6,16 +7,18 @@ Each test draws the same random numbers whatever ran before it, so that one that
 
 import os
 
+import rondo  # noqa: F401 threads that wait soon sleep
+
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported
 
 import random
 
+import hypothesis
 import pytest
 import torch
 
-from rondo.base.threads import yield_soon
-
-yield_soon()
+hypothesis.settings.register_profile("any machine", deadline=None)
+hypothesis.settings.load_profile("any machine")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

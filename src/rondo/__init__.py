@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from rondo.base.lazy import lazy
+from rondo.base.threads import yield_soon
 
 if TYPE_CHECKING:
     from rondo.client.beam import BeamSearchParams
@@ -22,6 +23,8 @@ __all__ = [
 ]
 
 __version__ = "0.1.0"
+
+yield_soon()
 
 __getattr__ = lazy(
     __name__,

@@ -13,6 +13,7 @@ WORDS = st.text(st.characters(exclude_categories=["Cs"]))
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | WORDS,
     lambda inner: st.lists(inner) | st.dictionaries(WORDS, inner),
+    max_leaves=12,
 )
 
 

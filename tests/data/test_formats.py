@@ -21,7 +21,7 @@ def file_of(path: Path) -> File:
     return file
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.sampled_from(["", "a", "bb", "cccc", "d" * 30]), min_size=1, max_size=20),
     st.integers(1, 40),

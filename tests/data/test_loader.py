@@ -56,7 +56,7 @@ def learned(rows: list[Row]) -> list[tuple[int, ...]]:
     return sorted(found)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(documents, st.integers(1, 5), st.sampled_from([20, 24, 400]))
 def test_any_number_of_ranks_and_any_microbatch_learn_the_same_step_by_step(
     tokens: list[list[int]], world: int, micro: int
@@ -71,7 +71,7 @@ def test_any_number_of_ranks_and_any_microbatch_learn_the_same_step_by_step(
         assert all(len(row.tokens) <= micro for row in rows)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(documents, st.integers(1, 5))
 def test_rows_are_those_that_packing_gives(tokens: list[list[int]], seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -50,7 +50,7 @@ def test_the_order_has_no_pattern() -> None:
     assert all(400 < first[place] < 600 for place in range(4))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(lengths, st.integers(1, 16), st.integers(1, 60))
 def test_every_token_comes_once_an_epoch(found: list[int], longest: int, budget: int) -> None:
     (cut,) = pieces(found, longest=longest)
@@ -67,7 +67,7 @@ def test_every_token_comes_once_an_epoch(found: list[int], longest: int, budget:
     assert max(seen.values()) - min((seen[token] for token in whole), default=0) <= 2 + LOOKAHEAD // len(cut)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(lengths, st.integers(1, 30))
 def test_an_epoch_is_a_permutation_however_steps_look_ahead(found: list[int], budget: int) -> None:
     """What is done is all pieces up to the position, and those it says are ahead: none twice, none left out."""
@@ -83,7 +83,7 @@ def test_an_epoch_is_a_permutation_however_steps_look_ahead(found: list[int], bu
     assert taken == Counter(endless[:drawn] + [endless[drawn + i] for i in position.ahead])
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(lengths, lengths, st.integers(1, 60), st.integers(1, 11))
 def test_a_sampler_goes_on_from_any_position(a: list[int], b: list[int], budget: int, stop: int) -> None:
     def fresh() -> Sampler:

@@ -44,7 +44,7 @@ def core(tiny) -> EngineCore:
     return EngineCore(tiny, config, eos_ids=(2, 96, 97, 10**6, -1))
 
 
-@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.fixed_dictionaries({}, optional=FIELDS).filter(lambda given: given), min_size=1, max_size=3),
     integers,

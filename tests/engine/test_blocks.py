@@ -78,7 +78,7 @@ def test_a_hash_collision_is_no_hit_and_stops_the_chain():
     assert pool.match([77], 5, [1, 2], 1) == []
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 10**6), st.integers(1, 4), st.integers(4, 24))
 def test_blocks_are_never_lost_nor_owned_twice(seed, size, count):
     rng = random.Random(seed)

@@ -1,6 +1,6 @@
 import random
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rondo.engine.speculate.ngram import CANDIDATES, NgramIndex
@@ -27,7 +27,6 @@ def by_search(tokens: list[int], shortest: int, longest: int, count: int) -> lis
     return [tokens[best + i % (end - best)] for i in range(count)]
 
 
-@settings(deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 3), st.integers(0, 3), st.integers(1, 6))
 def test_it_finds_what_a_search_finds(seed, shortest, more, count):
     rng = random.Random(seed)

@@ -3,7 +3,6 @@
 import os
 import resource
 import struct
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from rondo.base.errors import Conflict, RondoError, StorageError
 from rondo.base.files import atomic_dir
 from rondo.models import Decoder, Packed, load, save, save_into
+from support.disk import small_disk
 from support.families import VOCAB, reference
 
 TOKENS = torch.randint(3, VOCAB, (16,), generator=torch.Generator().manual_seed(1))
@@ -204,26 +204,20 @@ def test_file_too_large_for_the_limit(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def disk(tmp_path: Path) -> Iterator[Path]:
     disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", disk], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip("mounting a small tmpfs needs root; run as root to fill a disk for real")
-    yield disk
-    subprocess.run(["umount", disk], check=True)
+    with small_disk(disk, "300k"):
+        yield disk
 
 
 @pytest.mark.parametrize("foreseen", [True, False])
-def test_full_disk(foreseen: bool, folder: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk(foreseen: bool, folder: Path, disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether seen coming or met in the middle of a write."""
     if not foreseen:
         plenty = SimpleNamespace(f_bavail=1 << 30, f_frsize=4096, f_blocks=1 << 30, f_bfree=1 << 30)
         monkeypatch.setattr(os, "statvfs", lambda path: plenty)
     with pytest.raises(RondoError) as caught:
-        save(load(folder), small_disk / "out", max_shard_bytes=60_000)
+        save(load(folder), disk / "out", max_shard_bytes=60_000)
     assert isinstance(caught.value, StorageError)
-    assert str(small_disk / "out") in str(caught.value)
-    assert list(small_disk.iterdir()) == []
+    assert str(disk / "out") in str(caught.value)
+    assert list(disk.iterdir()) == []

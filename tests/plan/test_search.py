@@ -31,7 +31,7 @@ SOME = st.sampled_from(["qwen3-0.6b", "llama-3-8b", "llama-3-70b", "mixtral-8x7b
     st.sampled_from(["a100", "h200"]),
     st.sampled_from([24, 64, 384]),
 )
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_a_recommendation_divides_and_fits(name, gpus, gpu, sequences):
     asked = task(name, gpus, sequences, 4096, gpu)
     best = search(asked).best

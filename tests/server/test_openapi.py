@@ -28,7 +28,7 @@ KEYS = ADMIN | {"Authorization": "Bearer user"}
 HELD = {"/sleep", "/pause"}
 """After these nobody is answered until somebody wakes it."""
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
-BOUNDED = settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+BOUNDED = settings(max_examples=20, suppress_health_check=list(HealthCheck), database=None)
 
 
 @pytest.fixture(scope="module")

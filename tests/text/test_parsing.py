@@ -122,7 +122,7 @@ FRAGMENTS = sorted(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(pieces=st.lists(st.sampled_from(FRAGMENTS), max_size=14))
 def test_anything_at_all(kind, pieces):
     """No text makes a parser fail, or read it otherwise in pieces."""

@@ -38,7 +38,7 @@ texts = st.one_of(
 
 
 @given(kind=st.sampled_from(KINDS), text=texts, add_special=st.booleans(), skip_special=st.booleans())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_encode_and_decode_equal_those_of_transformers(
     pairs: Pairs, kind: str, text: str, add_special: bool, skip_special: bool
 ) -> None:
@@ -49,7 +49,7 @@ def test_encode_and_decode_equal_those_of_transformers(
 
 
 @given(kind=st.sampled_from(KINDS), data=st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_decoding_any_ids_equals_that_of_transformers(pairs: Pairs, kind: str, data: st.DataObject) -> None:
     ours, theirs = pairs[kind]
     ids = data.draw(st.lists(st.integers(0, ours.vocab_size - 1), max_size=30))

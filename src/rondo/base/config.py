@@ -300,6 +300,8 @@ def _explain_one(detail: ErrorDetails, keys: dict[str, Key], settings: dict[str,
         inside_of = f"{path}." if path else ""
         source = next((setting.source for p, setting in settings.items() if p.startswith(inside_of)), None)
     message = detail["msg"].removeprefix("Value error, ").rstrip(".")
+    if detail["type"] == "dict_type":
+        message = 'it must be a JSON object, as {"name": "value"}, or a table in a file'
     place = path or "the config"
     if keys.get(path) is None or keys[path].sections:
         return f"{place} ({source or 'default'}) is wrong: {message}."

@@ -7,6 +7,7 @@ import hashlib
 import importlib
 import importlib.util
 import sys
+import traceback
 from pathlib import Path
 from types import ModuleType
 
@@ -37,7 +38,7 @@ def load_entry(text: str, param: str) -> object:
         ) from error
     except Exception as error:  # whatever a user's file does when it is imported
         raise ConfigError(
-            f"{place} cannot be imported: {type(error).__name__}: {error}", param=param
+            f"{place} cannot be imported: {type(error).__name__}: {error}{_line(error)}", param=param
         ) from error
     if not hasattr(module, name):
         near = difflib.get_close_matches(
@@ -57,6 +58,15 @@ def source_hash(text: str) -> str | None:
         module = sys.modules.get(place)
         origin = getattr(module, "__file__", None)  # what is built in has none
     return hashlib.sha256(Path(origin).read_bytes()).hexdigest() if origin else None
+
+
+def _line(error: Exception) -> str:
+    """Of the file that went wrong, which an error of syntax has in its own text."""
+    last = None
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        if frame.f_code.co_name == "<module>":
+            last = f" ({frame.f_code.co_filename}, line {number})"
+    return "" if last is None or isinstance(error, SyntaxError) else last
 
 
 def _of_file(file: Path, param: str) -> ModuleType:

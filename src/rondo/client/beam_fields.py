@@ -25,6 +25,7 @@ CHANGES_NOTHING: dict[str, tuple[Any, ...]] = {
     "bad_words": ([],),
     "allowed_token_ids": (),
     "prompt_logprobs": (),
+    "logprobs_mode": ("raw",),
 }
 """Fields that a beam search does not follow, and the values with which they ask for nothing."""
 

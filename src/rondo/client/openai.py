@@ -14,7 +14,7 @@ from rondo.base.errors import InvalidRequest
 from rondo.client.beam_fields import check_beams, excluded
 from rondo.client.forms import FormBody
 from rondo.client.tools import Tool, ToolChoice, chosen, demanded
-from rondo.client.types import SamplingParams
+from rondo.client.types import LogprobsMode, SamplingParams
 from rondo.client.wire import Many, Wire
 
 TokenIds = Many[Annotated[int, Field(ge=0)]]
@@ -29,6 +29,8 @@ class StreamOptions(Wire):
     include_usage: bool = False
     include_obfuscation: Literal[False] = False
     continuous_usage_stats: bool = False
+    whole_samples: bool = False
+    """Ours: nothing is said of a sample before its end, for who has no use for it and asks for thousands."""
 
 
 PASSED_ON = (
@@ -81,6 +83,8 @@ class SamplingBody(FormBody):
     allowed_token_ids: Many[int] | None = None
     truncate_prompt_tokens: int | None = None
     prompt_logprobs: int | None = None
+    logprobs_mode: LogprobsMode = "raw"
+    """Ours: "scaled" log-probabilities are those at the request's temperature, which a learner computes too."""
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
@@ -90,6 +94,10 @@ class SamplingBody(FormBody):
     spaces_between_special_tokens: Literal[True] = True
     use_beam_search: bool = False
     length_penalty: float = 1.0
+
+    @property
+    def whole_samples(self) -> bool:
+        return self.stream_options is not None and self.stream_options.whole_samples
 
     def sampling(self, logprobs: int | None, max_tokens: int | None) -> SamplingParams:
         check_beams(self)
@@ -105,7 +113,7 @@ class SamplingBody(FormBody):
         return SamplingParams(
             max_tokens=max_tokens,
             logprobs=logprobs,
-            logprobs_mode="raw",
+            logprobs_mode=self.logprobs_mode,
             include_stop_str_in_output=self.include_stop_str_in_output,
             ignore_eos=self.ignore_eos,
             skip_special_tokens=self.skip_special_tokens,

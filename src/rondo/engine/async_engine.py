@@ -7,6 +7,7 @@ and each reader takes what is new since it last looked. A slow reader gets bigge
 from __future__ import annotations
 
 import asyncio
+import atexit
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -55,6 +56,8 @@ class AsyncEngine:
         self._idle_waiters: list[Future[None]] = []
         self._thread = threading.Thread(target=self._run, name="rondo-engine", daemon=True)
         self._thread.start()
+        # A thread that is within a step when the interpreter goes takes the process with it.
+        atexit.register(self.stop)
         core.watch(self._break)
 
     @property
@@ -209,6 +212,7 @@ class AsyncEngine:
 
     def stop(self) -> None:
         """Ends the thread; whatever still runs ends as aborted."""
+        atexit.unregister(self.stop)
         self._loader.close()
         self._stopping = True
         self._inbox.wake()
@@ -256,9 +260,10 @@ class AsyncEngine:
         except Unavailable as lost:
             log.exception("the engine failed")
             error = lost
-        except Exception:
+        except Exception as cause:
             log.exception("the engine failed")
             error = Unavailable("the engine failed; its log says why. Restart it.", code="engine_failed")
+            error.__cause__ = cause
         self._fail(error)
         self._inbox.end()
 

@@ -14,7 +14,6 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rondo.base.threads import yield_soon
 from rondo.engine.channel import Channel
 
 if TYPE_CHECKING:
@@ -31,7 +30,6 @@ def main(channel: str, lifeline: str, parent: str, meeting: str) -> None:
     # What there is to say rank 0 says.
     logging.getLogger("rondo").addHandler(logging.NullHandler())
     logging.getLogger("rondo").propagate = False
-    yield_soon()
     threading.Thread(
         target=_end_with_parent, args=(int(lifeline), int(parent), Path(meeting)), daemon=True
     ).start()

@@ -18,7 +18,7 @@ from rondo.client.openai import SamplingBody
 from rondo.client.ranking import best, spread
 from rondo.client.types import GenerateRequest, TokenChunk
 from rondo.server.beam import Beams
-from rondo.server.http import DONE, EventStream, Json, event_of, gather, unless_gone
+from rondo.server.http import DONE, EventStream, Json, event_of, gather, unless_gone, with_signs
 from rondo.server.served import Served
 from rondo.server.shapes import UsageCount, join
 
@@ -94,7 +94,8 @@ async def answer(served: Served, request: Request, job: Job) -> ASGIApp:
     if job.body.stream_options is not None and not job.body.stream:
         raise InvalidRequest("stream_options needs stream: true.", param="stream_options")
     if job.body.stream:
-        return EventStream(_events(served, job))
+        events = _events(served, job)
+        return EventStream(with_signs(events) if job.body.whole_samples else events)
     return await unless_gone(request.receive, _whole(served, job))
 
 

@@ -38,7 +38,9 @@ async def completions(served: Served, request: Request) -> ASGIApp:
     request_id = new_id("cmpl")
     adapter = served.adapter(body.model)
     requests = [
-        GenerateRequest(f"{request_id}-{i}", prompt, sampling, body.priority, adapter)
+        GenerateRequest(
+            f"{request_id}-{i}", prompt, sampling, body.priority, adapter, whole=body.whole_samples
+        )
         for i, prompt in enumerate(ids)
     ]
     offsets: dict[int, int] = {}

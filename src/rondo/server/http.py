@@ -155,6 +155,31 @@ class EventStream:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
+async def with_signs(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """A comment now and then where nothing comes: who waits sees that somebody is there."""
+    next_one: asyncio.Future[bytes] | None = None
+    async with aclosing(events):
+        try:
+            while True:
+                next_one = next_one or asyncio.ensure_future(anext(events))
+                done, _ = await asyncio.wait([next_one], timeout=SIGN_SECONDS)
+                if not done:
+                    yield SIGN
+                    continue
+                event, next_one = next_one, None
+                try:
+                    said = event.result()
+                except StopAsyncIteration:
+                    return
+                yield said
+        finally:
+            if next_one is not None:
+                next_one.cancel()
+                await asyncio.gather(next_one, return_exceptions=True)
+
+
+SIGN = b": waiting\n\n"
+SIGN_SECONDS = 15.0
 START = {
     "type": "http.response.start",
     "status": 200,

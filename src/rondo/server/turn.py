@@ -59,7 +59,8 @@ async def make_turn(served: Served, body: ChatRequest, id: str, size: int) -> Tu
         structured_outputs=_form(served, body, dialect, prompt, tools, form),
     )
     ids = truncated(prompt.ids, sampling, served.max_model_len)
-    generate = GenerateRequest(id, ids, sampling, body.priority, served.adapter(body.model))
+    adapter = served.adapter(body.model)
+    generate = GenerateRequest(id, ids, sampling, body.priority, adapter, whole=body.whole_samples)
     return Turn(generate, dialect, functions_of(tools), prompt, served.replies)
 
 

@@ -127,10 +127,10 @@ def spread(spans: Sequence[Mapping[str, Any]] | None) -> list[int] | None:
     """vLLM's spans of versions as one version a token."""
     if spans is None:
         return None
-    return [_number(span["version"]) for span in spans for _ in range(span["start"], span["end"])]
+    return [number_of(span["version"]) for span in spans for _ in range(span["start"], span["end"])]
 
 
-def _number(version: str) -> int:
+def number_of(version: str) -> int:
     """vLLM calls what it started with "default"."""
     return int(version) if version.isdigit() else 0
 
