@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ class ThreadRanks:
     def run_in_group(self, size: int, work: Callable[[ProcessGroup], Any], seconds: float = 60) -> list[Any]:
         """With the group as torch's functional collectives take it: found by its name, which each rank has its own of.
         A thread takes its own steps back, so gradients may cross ranks."""
-        meeting = self._meeting()
+        meeting, joined = self._meeting(), Barrier(size)
 
         def rank(index: int) -> Any:
             store = dist.FileStore(str(meeting), size)
@@ -44,6 +45,7 @@ class ThreadRanks:
             group._set_default_backend(gloo)
             group._set_group_name(f"{meeting}-{index}")
             torch._C._distributed_c10d._register_process_group(group.group_name, group)
+            joined.wait(seconds)  # who leaves before the others are connected is one that has failed, to them
             try:
                 return work(group)
             finally:

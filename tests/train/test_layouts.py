@@ -30,6 +30,8 @@ TWO += [({"ep": 2}, TINY_MOE), ({"ep": 2, "zero": 2}, TINY_MLA)]
 TWO += [({"cp": 2, "zero": zero}, {}) for zero in (0, 3)]
 TWO += [({"cp": 2, "cp_method": "ring", "zero": zero}, {}) for zero in (1, 2)]
 TWO += [({"tp": 2}, {}), ({"tp": 2, "zero": 0}, TINY_MOE)]
+TWO += [({"zero": 3}, {"adapter": "lora"}), ({"zero": 0}, {"adapter": "tokenformer"})]
+TWO += [({"cp": 2}, {"adapter": "lora"}), ({"cp": 2, "cp_method": "ring"}, {"adapter": "tokenformer"})]
 TWO += [
     ({"pp": 2}, {"num_hidden_layers": 3, "tie_word_embeddings": False}),
     ({"pp": 2, "schedule": "gpipe", "zero": 0}, {}),

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from rondo.ops.linear import cpu_multiplies_bf16
 from rondo.train.config import OptimConfig
 from support.launch import launch
 from support.layouts import CONFIG, alone, same, under
@@ -53,7 +54,8 @@ def test_what_ranks_keep_and_how_they_compute(tmp_path: Path) -> None:
     for i, (layout, changes, how) in enumerate(cases):
         one = alone(config(precision=how.precision, balance=how.balance), **changes)
         # What experts of several ranks give is added up in another order, and in a pipeline rows are filled up to one
-        # length: in 16 bits that shows.
-        tolerance = 2**-8 if how.precision and layout.keys() & {"ep", "pp"} else 1e-6
+        # length: in 16 bits that shows. So do fewer rows a rank where the library's products are in bf16 themselves.
+        narrow = how.precision == "bfloat16" and cpu_multiplies_bf16()
+        tolerance = 2**-8 if narrow or (how.precision and layout.keys() & {"ep", "pp"}) else 1e-6
         for of_rank in for_ranks:
             same(of_rank[i], one, tolerance)

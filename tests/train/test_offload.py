@@ -2,6 +2,8 @@
 
 import errno
 import os
+import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,61 @@ def test_what_waits_on_a_disk_is_the_same_to_the_bit(
     assert len(ours) == len(theirs)
     assert all(map(torch.equal, ours, theirs))
     assert not list(tmp_path.iterdir()), "a process that is killed leaves nothing"
+
+
+class Begun:
+    """How many parts have begun to be read; `wait` until so many have, by whoever reads beside the caller."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._more, self._seen = threading.Semaphore(0), 0
+        bring = Shelf.bring
+
+        def counted(shelf: Shelf, tensors: Iterable[Tensor]) -> None:
+            self._more.release()
+            bring(shelf, tensors)
+
+        monkeypatch.setattr(Shelf, "bring", counted)
+
+    def wait(self, count: int) -> None:
+        while self._seen < count:
+            assert self._more.acquire(timeout=20), f"{self._seen} of {count} parts have begun to come"
+            self._seen += 1
+
+
+def test_the_next_block_comes_while_one_is_updated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No update begins before the block after it does."""
+    monkeypatch.setattr(offload, "BLOCK", 5000)
+    learner = trained(tmp_path, steps=1)
+    learner.forward_backward(rows_of(1), cross_entropy)
+    assert learner.offloaded is not None
+    blocks, updates, begun = len(list(learner.offloaded._blocks())), 0, Begun(monkeypatch)
+    update = learner.optimizer.step
+
+    def once_the_next_comes() -> None:
+        nonlocal updates
+        updates += 1
+        begun.wait(min(updates + 1, blocks))
+        update()
+
+    monkeypatch.setattr(learner.optimizer, "step", once_the_next_comes)
+    learner.optim_step()
+    assert updates == blocks > 3
+
+
+def test_a_layer_comes_while_the_one_before_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    away = {"offload": "all", "offload_to": str(tmp_path)}
+    learner = Learner(tiny_model(num_hidden_layers=4), OptimConfig(**away))
+    begun, computed = Begun(monkeypatch), 0
+
+    def once_the_next_comes(*given: object) -> None:
+        nonlocal computed
+        computed += 1
+        begun.wait(min(computed + 1, 4))
+
+    for layer in learner.computing.layers:
+        layer.register_forward_pre_hook(once_the_next_comes)
+    learner.logprobs(rows_of(0, count=1)[:1])
+    assert computed == 4
 
 
 def test_saved_and_loaded_it_goes_on_to_the_bit(tmp_path: Path) -> None:

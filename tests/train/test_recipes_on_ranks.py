@@ -17,6 +17,8 @@ CASES: list[tuple[dict[str, Any], str, str]] = [
     ({"zero": 3}, "reward", "adamw"),
     ({"pp": 2}, "reward", "adamw"),
     ({"zero": 3}, "dpo", "muon"),
+    ({"tp": 2}, "dpo", "muon"),
+    ({"pp": 2}, "kto", "muon"),
 ]
 
 

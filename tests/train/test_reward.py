@@ -68,7 +68,7 @@ def test_answers_score_alike_alone_and_beside_others() -> None:
     make_scorer(model)
     judge = RewardModel(model, tokenizer, tokens_per_row=24)
     prompt, answers = [7, 8, 9], [[5, 6], [5, 6, 7, 8], [9]]
-    together = judge.score_answers(prompt, answers)
+    together = judge.score_groups([(prompt, answers)])[0]
     alone = [judge.score([[*prompt, *answer]])[0] for answer in answers]
     assert together == pytest.approx(alone, rel=1e-4, abs=1e-6)
     talk = [{"role": "user", "content": "add"}, {"role": "assistant", "content": "sort"}]

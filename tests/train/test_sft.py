@@ -1,9 +1,12 @@
 import pytest
 
 from rondo.base.errors import InvalidRequest
+from rondo.text.bpe import train_bpe
+from rondo.text.dialogue import Dialogue
 from rondo.train.config import TrainConfig
 from rondo.train.pretrain import documents
 from rondo.train.sft import conversation, examples
+from server.families import HERMES
 from support.tiny import tiny_tokenizer
 
 TALK = [
@@ -55,6 +58,23 @@ def test_a_template_that_rewrites_earlier_turns_gives_a_document_a_turn() -> Non
     tokenizer = tiny_tokenizer().with_chat_template(template)
     talk = conversation(tokenizer, TALK)
     assert [[tokenizer.decode(run) for run in learned(document)] for document in talk] == [["cba"], ["fed"]]
+
+
+@pytest.mark.parametrize("arguments", ['{"sum": "3*4"}', {"sum": "3*4"}], ids=["as a text", "as an object"])
+def test_a_call_is_learned_as_a_conversation_with_the_model_has_it(arguments: object) -> None:
+    """Arguments are a text in OpenAI's shape and an object in Hugging Face's: templates write objects."""
+    tokenizer = train_bpe(["work out the sum"], 300, chat_template=HERMES)
+    call = {"id": "1", "type": "function", "function": {"name": "calculate", "arguments": arguments}}
+    tools = [{"type": "function", "function": {"name": "calculate", "parameters": {}}}]
+    asked = {"role": "user", "content": "3*4?"}
+    said = {"role": "assistant", "content": None, "tool_calls": [call]}
+    told = {"role": "tool", "tool_call_id": "1", "content": "12"}
+    (document,) = conversation(tokenizer, [asked, said, told, {"role": "assistant", "content": "12"}], tools)
+    text = tokenizer.decode(document.tokens, skip_special=False)
+    assert '{"name": "calculate", "arguments": {"sum": "3*4"}}' in text
+    assert text.startswith(Dialogue(tokenizer, tools).begin([asked, said, told]).text)
+    learned = [id for id, weight in zip(document.tokens, document.weights, strict=True) if weight]
+    assert "12?" not in tokenizer.decode(learned)
 
 
 def test_a_template_without_a_generation_prompt_is_an_error() -> None:

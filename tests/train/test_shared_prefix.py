@@ -46,7 +46,7 @@ def whole_sequences(
 
 
 @pytest.mark.parametrize("window", [None, 3, 20])
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 10**6))
 def test_a_token_sees_its_own_sequence(window: int | None, seed: int) -> None:
     spec, tree = replace(SPEC, window=window), a_tree(random.Random(seed))

@@ -115,11 +115,21 @@ class Job:
         state: State | None = self.status().get("state")
         return state
 
+    @property
+    def step(self) -> int:
+        """The last that was said to be done."""
+        return int(self.status().get("step", 0))
+
     def set_status(self, state: State, step: int, **facts: object) -> None:
         if self.writes:
             write_json(
                 self.path / "status.json", {"state": state, "step": step, "time": time.time(), **facts}
             )
+
+    def end(self, state: State, step: int, **facts: object) -> None:
+        """For who has an error to raise: that this cannot be written either must not stand in its place."""
+        with contextlib.suppress(StorageError):
+            self.set_status(state, step, **facts)
 
     def succeed(self, step: int, **facts: float) -> Path:
         self.set_status("succeeded", step, model=str(self.result), **facts)
@@ -162,8 +172,12 @@ class Job:
     def log(self, row: dict[str, object]) -> None:
         if not self.writes:
             return
-        with (self.path / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        place = self.path / "metrics.jsonl"
+        try:
+            with place.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+        except OSError as error:
+            raise storage_error(place, error) from error
 
     def metrics(self) -> list[dict[str, Any]]:
         """A row a step, of all that were written whole."""

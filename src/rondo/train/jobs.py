@@ -99,27 +99,23 @@ def run(
     if crew.first_says(job.done):
         return job.result
     with job.hold():
-        job.set_status("starting", _step(job), steps=plan.config.steps)
+        job.set_status("starting", job.step, steps=plan.config.steps)
         crew.on_hang(job.path / "hang", partial(_failed, job, plan.config.steps))
         try:
             return _run(plan, crew, on_step, on_resume)
         except Paused as pause:
-            job.set_status("paused", _step(job), steps=plan.config.steps, reason=str(pause))
+            job.end("paused", job.step, steps=plan.config.steps, reason=str(pause))
             raise
         except (Exception, KeyboardInterrupt) as error:
             why = crew.explained(error)
             reason = why.message if isinstance(why, RondoError) else repr(why)
             state: State = "paused" if isinstance(why, KeyboardInterrupt) else "failed"
-            job.set_status(state, _step(job), steps=plan.config.steps, reason=reason)
+            job.end(state, job.step, steps=plan.config.steps, reason=reason)
             raise why from error
 
 
 def _failed(job: Job, steps: int, reason: str) -> None:
-    job.set_status("failed", _step(job), steps=steps, reason=reason)
-
-
-def _step(job: Job) -> int:
-    return int(job.status().get("step", 0))
+    job.set_status("failed", job.step, steps=steps, reason=reason)
 
 
 def _run(plan: Plan, crew: Crew, on_step: OnStep | None, on_resume: OnResume | None) -> Path:

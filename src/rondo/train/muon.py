@@ -22,17 +22,11 @@ class MuonAndAdamW(torch.optim.Optimizer):
     def __init__(
         self, model: nn.Module, config: OptimConfig, adamw: Callable[..., torch.optim.AdamW]
     ) -> None:
-        make = getattr(torch.optim, "Muon", None)
-        if make is None:
-            raise ConfigError(
-                f"PyTorch {torch.__version__} has no Muon: install 2.9 or later, or use adamw",
-                param="train.optimizer",
-            )
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         hidden = [p for name, p in trained.items() if is_hidden_matrix(name, p)]
         if not hidden:
             raise ConfigError("there is no hidden matrix to train: use adamw", param="train.optimizer")
-        muon = make(
+        muon = torch.optim.Muon(
             hidden,
             lr=config.lr,
             weight_decay=config.weight_decay,

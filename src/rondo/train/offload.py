@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from rondo.train.learner import Learner
 
 BLOCK = 8 << 20
-"""Bytes of parameters that are updated at a time: two such blocks and their states are in memory."""
+"""Bytes of parameters that are updated at a time: with the block that comes and the one that goes, three of them and
+their states are in memory."""
 Block = list[Tensor]
 
 

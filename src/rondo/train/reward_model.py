@@ -53,14 +53,10 @@ class RewardModel:
         """What each sequence of tokens is worth at its end."""
         return self._scores([scored(tokens, number=i) for i, tokens in enumerate(sequences)])
 
-    def score_answers(self, prompt: Sequence[int], answers: Sequence[Sequence[int]]) -> list[float]:
-        """The prompt is computed once for all of them."""
-        return self.score_groups([(prompt, answers)])[0]
-
     def score_groups(
         self, groups: Sequence[tuple[Sequence[int], Sequence[Sequence[int]]]]
     ) -> list[list[float]]:
-        """Of each prompt and the answers to it."""
+        """Of each prompt and the answers to it; a prompt is computed once for all of them."""
         numbers = count()
         trees = [
             Tree(prompt, [scored(answer, number=next(numbers)) for answer in answers])

@@ -9,6 +9,7 @@ from rondo.base.errors import InvalidRequest
 from rondo.data.datasets import InMemory
 from rondo.data.packing import Document
 from rondo.data.records import Record
+from rondo.text.messages import adapt_messages
 from rondo.text.tokenizer import Tokenizer
 from rondo.train.batches import loader
 from rondo.train.config import TrainConfig
@@ -77,8 +78,12 @@ def turn(
     tools: Sequence[dict[str, Any]] | None = None,
 ) -> tuple[str, str]:
     """What the model reads before its answer, and the answer, as the chat template writes them."""
-    before = tokenizer.render(messages, tools, add_generation_prompt=True)
-    after = tokenizer.render([*messages, answer], tools, add_generation_prompt=False)
+    template = (tokenizer.tool_template if tools else tokenizer.chat_template) or ""
+    told = adapt_messages(
+        [*messages, answer], template
+    )  # as a server does: what is learned is what will be read
+    before = tokenizer.render(told[:-1], tools, add_generation_prompt=True)
+    after = tokenizer.render(told, tools, add_generation_prompt=False)
     if not after.startswith(before):
         raise InvalidRequest(
             "the chat template does not render an assistant message as a continuation of its generation prompt, "

@@ -34,7 +34,7 @@ def sequence_before(row: Row, token: int) -> list[int]:
     return path
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(rows())
 def test_a_token_sees_what_it_sees_in_the_row(made: list[Row]) -> None:
     for row in made:
