@@ -3,8 +3,11 @@
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,9 +16,11 @@ from rondo.base.errors import InvalidRequest, NotFound, Unavailable
 from rondo.base.metrics import render
 from rondo.graders import Sample, Score, guarded
 from rondo.graders.pool import GraderFailed, Pool
+from support.processes import wait_until_gone
+from support.waiting import wait_until
 
 FUNCTIONS = """
-import os, signal, sys, time
+import importlib, os, pathlib, signal, subprocess, sys, time
 from rondo.base.errors import InvalidRequest
 
 def add(a, b): return a + b
@@ -34,6 +39,28 @@ def greedy(): return len(bytearray(8 << 30))
 def odd(): return {1, 2}
 def nan(): return float("nan")
 def count(text): return len(text)
+
+def torch_is_loaded(*after):
+    for name in after: importlib.import_module(name)
+    return "torch" in sys.modules
+
+def tell(where, what):
+    pathlib.Path(where + ".new").write_text(str(what))
+    os.rename(where + ".new", where)
+
+def slow(told, killed):
+    before = int(pathlib.Path(told).read_text()) if os.path.exists(told) else None
+    tell(told, os.getpid())
+    if before is None or killed > 1: time.sleep(60)
+    return os.getpid()
+
+def starts(told):
+    tell(told, subprocess.Popen(["sleep", "600"]).pid)
+    time.sleep(600)
+
+def spins(told):
+    tell(told, os.getpid())
+    return 9 ** 9 ** 9
 """
 
 
@@ -109,15 +136,74 @@ def test_errors_come_back_as_what_they_are(pool: Pool, file: str) -> None:
     assert call(pool, f"{file}:add", 1, 2) == 3
 
 
-def test_a_process_killed_from_outside_fails_one_call_alone(file: str) -> None:
+def test_an_idle_process_that_was_killed_is_replaced_before_it_is_asked(file: str) -> None:
     pool = Pool(workers=1)
     try:
-        os.kill(int(str(call(pool, f"{file}:pid"))), signal.SIGKILL)
-        with pytest.raises(Unavailable, match="signal 9"):
-            call(pool, f"{file}:pid")
-        assert call(pool, f"{file}:add", 1, 2) == 3
+        first = int(str(call(pool, f"{file}:pid")))
+        os.kill(first, signal.SIGKILL)
+        wait_until_gone([first])
+        assert call(pool, f"{file}:pid") != first
     finally:
         pool.close()
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_process_killed_while_it_computes_is_asked_once_more(file: str, tmp_path: Path, times: int) -> None:
+    """Whoever killed it, the question is not to blame: unless that happens again."""
+    pool, told = Pool(workers=1), tmp_path / "told"
+
+    def kill() -> list[int]:
+        killed: list[int] = []
+        for _ in range(times):
+            wait_until(lambda: told.exists() and int(told.read_text()) not in killed)
+            killed.append(int(told.read_text()))
+            os.kill(killed[-1], signal.SIGKILL)
+        return killed
+
+    try:
+        with ThreadPoolExecutor() as threads:
+            killing = threads.submit(kill)
+            asked = threads.submit(call, pool, f"{file}:slow", str(told), times)
+            killed = killing.result()
+            if times == 1:
+                assert int(str(asked.result())) not in killed
+            else:
+                with pytest.raises(Unavailable, match="slow was killed by signal 9"):
+                    asked.result()
+        wait_until_gone(killed)
+        assert call(pool, f"{file}:add", 1, 2) == 3
+        assert len(pool._all) == 1
+    finally:
+        pool.close()
+
+
+def test_what_a_late_function_has_started_ends_with_it(file: str, tmp_path: Path) -> None:
+    pool, told = Pool(workers=1), tmp_path / "told"
+    try:
+        with pytest.raises(TimeoutError):
+            call(pool, f"{file}:starts", str(told), seconds=1.0)
+        wait_until_gone([int(told.read_text())])
+    finally:
+        pool.close()
+
+
+OWNER = """
+import asyncio, sys
+from rondo.graders.pool import call
+asyncio.run(call(sys.argv[1], *sys.argv[2:], seconds=1.0))
+"""
+
+
+def test_processes_end_with_their_owner_however_it_ends(file: str, tmp_path: Path) -> None:
+    """Killed while one computes without end: its own clock ends that."""
+    told = tmp_path / "told"
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER, f"{file}:spins", str(told)], stderr=subprocess.DEVNULL
+    )
+    wait_until(told.exists)
+    owner.kill()
+    owner.wait()
+    wait_until_gone([int(told.read_text())])
 
 
 def test_the_queue_is_not_the_grader_s_time(file: str) -> None:
@@ -170,13 +256,13 @@ def test_a_closed_pool_says_so(file: str) -> None:
         call(pool, f"{file}:add", 1, 2)
 
 
-def test_a_process_starts_without_torch(pool: Pool) -> None:
+def test_a_process_starts_without_torch(pool: Pool, file: str) -> None:
     loaded = call(pool, "rondo.base.entry:load_entry", "sys:version", "x")
     assert isinstance(loaded, str)
-    assert call(pool, f"{__file__}:torch_is_loaded") is False
+    assert call(pool, f"{file}:torch_is_loaded") is False
 
 
-def torch_is_loaded() -> bool:
-    import sys
-
-    return "torch" in sys.modules
+def test_nor_does_a_user_s_task_load_torch(pool: Pool, file: str) -> None:
+    """Its file is imported by each process that grades for it."""
+    assert call(pool, f"{file}:torch_is_loaded", "rondo.rl.custom") is False
+    assert call(pool, f"{file}:torch_is_loaded", "rondo.rl.games") is False

@@ -18,6 +18,7 @@ import pytest
 from graders.hostile import PRELUDE, PROGRAMS
 from rondo.graders.sandbox import Limits, Sandbox
 from rondo.graders.sandbox.isolation import isolation
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(not isolation().available, reason=isolation().about)
 
@@ -110,6 +111,47 @@ def check_well(sandbox: Sandbox) -> None:
         "import os, json, random; print(os.listdir(), random.random() < 1, input())", b"4\n", LIMITS
     )
     assert (following.output, following.code) == (b"[] True 4\n", 0), following.errors
+
+
+STUBBORN = ["fork bomb that goes on where it fails", "sleep without signals", "daemons", "endless computing"]
+"""Programs that do not end by themselves, nor by a kind word."""
+OWNER = """
+import sys
+from rondo.graders.sandbox import Limits, Sandbox
+Sandbox(1).run(sys.stdin.read(), limits=Limits(seconds=60, cpu_seconds=60))
+"""
+
+
+@pytest.mark.parametrize("name", STUBBORN)
+def test_they_end_with_whoever_had_them_run(name: str, ground: Ground) -> None:
+    """Killed, and so without a word to anybody."""
+    program = ground.fill(PROGRAMS[name]).encode()
+    with subprocess.Popen([sys.executable, "-c", OWNER], stdin=subprocess.PIPE) as owner:
+        assert owner.stdin is not None
+        owner.stdin.write(program)
+        owner.stdin.close()
+        family = psutil.Process(owner.pid)
+        wait_until(lambda: len(family.children(recursive=True)) > 2)
+        started = family.children(recursive=True)
+        owner.kill()
+    assert not psutil.wait_procs(started, timeout=20)[1]
+    ground.check()
+
+
+@pytest.mark.parametrize("name", STUBBORN)
+def test_they_end_with_their_worker_and_the_next_one_is_well(name: str, ground: Ground) -> None:
+    with Sandbox(1) as sandbox, ThreadPoolExecutor(1) as threads:
+        assert sandbox.run("print(1)").ok
+        worker = psutil.Process(sandbox._idle[0].pid)
+        program = ground.fill(PROGRAMS[name])
+        running = threads.submit(sandbox.run, program, limits=replace(LIMITS, seconds=3))
+        wait_until(lambda: len(worker.children(recursive=True)) > 1)
+        family = [worker, *worker.children(recursive=True)]
+        worker.kill()
+        assert b"BREACH" not in running.result(60).output, "it ran once more"
+        assert not psutil.wait_procs(family, timeout=20)[1]
+        ground.check()
+        check_well(sandbox)
 
 
 def test_there_are_enough_of_them() -> None:

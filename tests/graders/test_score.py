@@ -1,8 +1,12 @@
 """Scores, their sums, and graders that fail."""
 
 import asyncio
+import contextlib
+import json
 from dataclasses import dataclass
+from typing import cast
 
+import numpy as np
 import pytest
 
 from rondo.base.errors import ConfigError
@@ -44,6 +48,15 @@ def test_a_score_is_finite(bad: float) -> None:
         Score("ok", bad)
     with pytest.raises(ValueError, match="finite"):
         Score("ok", 0.0, {"part": bad})
+
+
+def test_numbers_of_numpy_become_plain_ones_and_texts_are_none() -> None:
+    score = Score("ok", np.float32(0.5), {"part": np.int64(1)})  # type: ignore[arg-type, dict-item]
+    assert json.dumps([score.total, score.parts]) == '[0.5, {"part": 1.0}]'
+    with pytest.raises(TypeError):
+        Score("ok", "0.5")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="outcome is ok, timeout or error, not 'good'"):
+        Score("good", 1.0)  # type: ignore[arg-type]
 
 
 def test_a_weighted_sum_keeps_the_parts() -> None:
@@ -88,6 +101,43 @@ def test_a_late_grader_is_a_timeout_and_counted() -> None:
     score = run(guarded(Fixed(Score("ok", 1.0), delay_s=30), 0.01, name="late"))
     assert score == Score("timeout", 0.0, {}, "late gave no score within 0.01 s")
     assert b'rondo:grader_scores_total{grader="late",outcome="timeout"} 1.0' in render()
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        (None, "it returned 'None', which is no Score"),
+        ("very good", "it returned 'very good', which is no Score"),
+        (0.5, "it returned '0.5', which is no Score"),
+    ],
+)
+def test_what_is_no_score_is_an_error(returned: object, said: str) -> None:
+    score = run(guarded(Fixed(cast(Score, returned)), 5))
+    assert score.outcome == "error"
+    assert said in score.detail
+
+
+def test_who_wants_to_end_the_program_is_an_error() -> None:
+    assert "SystemExit(3)" in run(guarded(Crash(SystemExit(3)), 5)).detail
+
+
+def test_one_that_does_not_heed_its_limit_is_a_timeout_and_nobody_waits_for_it() -> None:
+    """It goes on when it is cancelled, as a loop does that catches everything."""
+    go = asyncio.Event()
+
+    class Deaf:
+        async def score(self, sample: Sample) -> Score:
+            while not go.is_set():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await go.wait()
+            return Score("ok", 1.0)
+
+    async def ask() -> Score:
+        score = await asyncio.wait_for(guarded(Deaf(), 0.05, name="deaf").score(SAMPLE), 60)
+        go.set()
+        return score
+
+    assert asyncio.run(ask()) == Score("timeout", 0.0, {}, "deaf gave no score within 0.05 s")
 
 
 def test_cancelling_still_cancels() -> None:

@@ -83,17 +83,34 @@ class Guarded:
             async with asyncio.timeout(self.timeout_s) as limit:
                 clock = _Clock(limit, _clock.get())
                 token = _clock.set(clock)
+                asked = asyncio.ensure_future(self._asked(sample))
                 try:
-                    return await self.grader.score(sample)
+                    return await asyncio.shield(asked)
                 finally:
                     clock.over = True
                     _clock.reset(token)
+                    _leave(asked)
         except TimeoutError as error:
             late = f"{self.name} gave no score within {self.timeout_s:g} s"
             return Score("timeout", 0.0, detail=late if limit.expired() else f"{self.name}: {error}")
         except Exception as error:
             _log.exception("grader failed", extra={"grader": self.name})
             return Score("error", 0.0, detail=f"{self.name} failed: {type(error).__name__}: {error}")
+
+    async def _asked(self, sample: Sample) -> Score:
+        try:
+            found = await self.grader.score(sample)
+        except (SystemExit, KeyboardInterrupt) as error:  # from a task they would end the event loop
+            raise RuntimeError(f"it raised {error!r}") from error
+        if not isinstance(found, Score):
+            raise TypeError(f"it returned {str(found)[:100]!r}, which is no Score")
+        return found
+
+
+def _leave(asked: asyncio.Task[Score]) -> None:
+    """Nobody waits for it to heed this: there are graders that go on when they are cancelled."""
+    asked.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+    asked.cancel()
 
 
 def guarded(grader: Grader, timeout_s: float, name: str | None = None) -> Guarded:

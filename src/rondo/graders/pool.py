@@ -2,7 +2,8 @@
 
 A limit of time holds for a coroutine only where it awaits. A function that computes, or calls a library that does,
 is asked of a process by its name: `await pool.call("package.module:function", text, seconds=5)`. Its arguments and its
-value are JSON. A process that is late or dies is replaced; its question is a `TimeoutError` or `Unavailable`.
+value are JSON. A process that is late or dies is replaced; its question is a `TimeoutError` or `Unavailable`. One that
+somebody has killed, as the kernel does where memory is short, is no fault of the question: it is asked once more.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import atexit
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -43,6 +45,10 @@ class GraderFailed(RondoError):
     """What a function in the pool raised, told by its name and message."""
 
 
+class Killed(Unavailable):
+    """The process got a SIGKILL that was not ours."""
+
+
 class Pool:
     """At most `workers` processes, started when they are needed. Safe from any thread and event loop."""
 
@@ -69,11 +75,19 @@ class Pool:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _do(self, function: str, question: bytes, seconds: float, begin: Callable[[], None]) -> Any:
-        with self._worker() as worker:
-            answer = worker.ask(function, question, seconds, begin)
+        try:
+            answer = self._ask(function, question, seconds, begin)
+        except Killed:
+            answer = self._ask(function, question, seconds, begin)
         if "error" in answer:
             raise _error(function, *answer["error"])
         return answer["value"]
+
+    def _ask(
+        self, function: str, question: bytes, seconds: float, begin: Callable[[], None]
+    ) -> dict[str, Any]:
+        with self._worker() as worker:
+            return worker.ask(function, question, seconds, begin)
 
     @contextlib.contextmanager
     def _worker(self) -> Iterator[_Worker]:
@@ -81,6 +95,11 @@ class Pool:
             if self._closed:
                 raise Unavailable("the graders' processes are closed.")
             worker = self._idle.pop() if self._idle else None
+            if worker is not None and not worker.alive():
+                self._all.discard(worker)
+                worker.end()
+                _lost.labels("idle").inc()
+                worker = None
             if worker is None:
                 worker = _Worker(self._memory)
                 self._all.add(worker)
@@ -115,6 +134,9 @@ class _Worker:
     def pid(self) -> int:
         return self._process.pid
 
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
     def ask(
         self, function: str, question: bytes, seconds: float, begin: Callable[[], None]
     ) -> dict[str, Any]:
@@ -134,12 +156,12 @@ class _Worker:
             _lost.labels("late").inc()
             raise TimeoutError(f"{function} took more than {seconds:g} s")
         _lost.labels("died").inc()
-        raise Unavailable(f"the process that computed {function} {self._how_it_ended()}.")
+        raise self._ended(f"the process that computed {function}")
 
     def end(self) -> None:
         self.fit = False
         process = self._process
-        process.kill()
+        self._kill()
         process.wait()
         for pipe in (process.stdin, process.stdout, process.stderr):
             if pipe is not None:
@@ -158,8 +180,9 @@ class _Worker:
         if line != b"begun\n":
             self.fit = False
             _lost.labels("start").inc()
-            why = f"within {START_SECONDS:g} s" if late.is_set() else f"at all: it {self._how_it_ended()}"
-            raise Unavailable(f"a process for {function} did not start {why}.")
+            if late.is_set():
+                raise Unavailable(f"a process for {function} did not start within {START_SECONDS:g} s.")
+            raise self._ended(f"a process for {function} did not start: it")
 
     def _hear(self, seconds: float) -> tuple[bytes, bool]:
         with self._limit(seconds) as late:
@@ -177,7 +200,7 @@ class _Worker:
 
         def end() -> None:
             late.set()
-            self._process.kill()
+            self._kill()
 
         timer = threading.Timer(seconds, end)
         timer.daemon = True
@@ -187,16 +210,25 @@ class _Worker:
         finally:
             timer.cancel()
 
-    def _how_it_ended(self) -> str:
+    def _ended(self, who: str) -> Unavailable:
+        by_us = False
         try:
             code = self._process.wait(ENDING_SECONDS)
         except subprocess.TimeoutExpired:  # it talks nonsense, and goes on
-            self._process.kill()
+            by_us = True
+            self._kill()
             code = self._process.wait()
         assert self._process.stderr is not None
         said = self._process.stderr.read(1 << 16).decode(errors="replace").strip().splitlines()
         told = f" ({said[-1][:300]})" if said else ""
-        return f"was killed by signal {-code}{told}" if code < 0 else f"ended with exit code {code}{told}"
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        kind = Killed if code == -signal.SIGKILL and not by_us else Unavailable
+        return kind(f"{who} {how}{told}.")
+
+    def _kill(self) -> None:
+        """With whatever it has started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
 
 
 def _out_of_memory(answer: dict[str, Any]) -> bool:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 Outcome = Literal["ok", "timeout", "error"]
 
@@ -27,8 +27,13 @@ class Score:
     detail: str = ""
 
     def __post_init__(self) -> None:
+        if self.outcome not in get_args(Outcome):
+            raise ValueError(f"a score's outcome is ok, timeout or error, not {self.outcome!r}")
         if not all(map(math.isfinite, (self.total, *self.parts.values()))):
             raise ValueError(f"a score must be finite, not {self.total} with parts {self.parts}")
+        # Numbers of numpy and tensors are welcome, and nobody after this has to know of them.
+        object.__setattr__(self, "total", float(self.total))
+        object.__setattr__(self, "parts", {name: float(value) for name, value in self.parts.items()})
 
 
 class Grader(Protocol):

@@ -13,7 +13,7 @@ from rondo.base.errors import ConfigError
 from rondo.base.metrics import counter
 from rondo.graders.sandbox.limits import Limits
 from rondo.graders.sandbox.runs import Exam, Run, Verdict, run_exam, run_script
-from rondo.graders.sandbox.worker import Worker, WorkerLost
+from rondo.graders.sandbox.worker import Worker, WorkerEnded, WorkerLost
 
 _lost = counter(
     "sandbox_workers_lost", "Processes of the sandbox that ended or were silent, and were replaced."
@@ -60,8 +60,13 @@ class Sandbox:
         self.close()
 
     def _with_worker(self, action: Callable[[Worker], T]) -> T:
-        with self._worker() as worker:
-            return action(worker)
+        """Once more with another worker, where the first one was killed: that says nothing of the program."""
+        try:
+            with self._worker() as worker:
+                return action(worker)
+        except WorkerEnded:
+            with self._worker() as worker:
+                return action(worker)
 
     @contextmanager
     def _worker(self) -> Iterator[Worker]:

@@ -4,7 +4,6 @@ import array
 import contextlib
 import itertools
 import json
-import platform
 import select
 import socket
 import subprocess
@@ -41,6 +40,10 @@ _ENVIRONMENT = {
 
 class WorkerLost(Unavailable):
     """The sandbox's own process ended or is silent: nothing is known of the program."""
+
+
+class WorkerEnded(WorkerLost):
+    """It is gone: somebody has killed it, which no program can."""
 
 
 class WorkerSilent(WorkerLost):
@@ -166,7 +169,7 @@ class Worker:
         try:
             self._control.sendmsg([json.dumps(message).encode()], carried)
         except OSError as error:
-            raise WorkerLost(f"a sandbox's worker has ended ({self._code()}).") from error
+            raise WorkerEnded(f"a sandbox's worker has ended ({self._code()}).") from error
 
     def _received(self) -> dict[str, Any]:
         try:
@@ -174,7 +177,7 @@ class Worker:
         except OSError:
             message = b""
         if not message:
-            raise WorkerLost(f"a sandbox's worker has ended ({self._code()}).")
+            raise WorkerEnded(f"a sandbox's worker has ended ({self._code()}).")
         told: dict[str, Any] = json.loads(message)
         return told
 
@@ -182,7 +185,3 @@ class Worker:
         with contextlib.suppress(subprocess.TimeoutExpired):
             return f"code {self._process.wait(1)}"
         return "still there"
-
-
-def known_machine() -> bool:
-    return sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64")
