@@ -85,14 +85,14 @@ def main() -> None:
         samples_per_prompt=8,
         eval_prompts=given.eval_prompts,
     )
-    grpo = Loop(model, tokenizer, TASK, config)
-    print(f"after imitation: right on {grpo.evaluate()['reward/correct']:.0%} of held-out prompts")
-    for step in range(1, config.steps + 1):
-        metrics = grpo.step()
-        if step % 10 == 0 or step == config.steps:
-            parts = "  ".join(f"{part} {metrics[f'reward/{part}']:.2f}" for part in TASK.shares)
-            print(f"step {step}: reward {metrics['reward']:.2f}  ({parts})", flush=True)
-    print(f"after reward: right on {grpo.evaluate()['reward/correct']:.0%} of held-out prompts")
+    with Loop(model, tokenizer, TASK, config) as loop:
+        print(f"after imitation: right on {loop.evaluate()['reward/correct']:.0%} of held-out prompts")
+        for step in range(1, config.steps + 1):
+            metrics = loop.step()
+            if step % 10 == 0 or step == config.steps:
+                parts = "  ".join(f"{part} {metrics[f'reward/{part}']:.2f}" for part in TASK.shares)
+                print(f"step {step}: reward {metrics['reward']:.2f}  ({parts})", flush=True)
+        print(f"after reward: right on {loop.evaluate()['reward/correct']:.0%} of held-out prompts")
     print(f"kept in {create_model(TASK.name, model, tokenizer=folder, replace=True)}")
 
 

@@ -75,13 +75,13 @@ def main() -> None:
         eval_prompts=given.eval_prompts,
         seed=given.seed,
     )
-    loop = Loop(model, tokenizer, GAME, config)
-    print(f"after imitation: found {loop.evaluate()['reward']:.0%} of held-out numbers")
-    for step in range(1, config.steps + 1):
-        metrics = loop.step()
-        if step % 10 == 0 or step == config.steps:
-            print(f"step {step}: reward {metrics['reward']:.2f}", flush=True)
-    print(f"after reward: found {loop.evaluate()['reward']:.0%} of held-out numbers")
+    with Loop(model, tokenizer, GAME, config) as loop:
+        print(f"after imitation: found {loop.evaluate()['reward']:.0%} of held-out numbers")
+        for step in range(1, config.steps + 1):
+            metrics = loop.step()
+            if step % 10 == 0 or step == config.steps:
+                print(f"step {step}: reward {metrics['reward']:.2f}", flush=True)
+        print(f"after reward: found {loop.evaluate()['reward']:.0%} of held-out numbers")
     print(f"kept in {create_model('guesser', model, tokenizer=folder, replace=True)}")
 
 

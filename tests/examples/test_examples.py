@@ -136,6 +136,13 @@ def test_questions_from_a_file(folder) -> None:
     assert rondo(["rl", "--model", "begin", *config, *small]) == 0
 
 
+def test_calculator(run, home) -> None:
+    small = ["--hidden=64", "--conversations=100", "--sft-steps=2", "--rl-steps=1", "--prompts=2"]
+    assert "step 1: reward" in run("calculator.py", *small, "--eval-prompts=4")
+    once = ["--rl.steps=1", "--rl.prompts_per_step=2", "--rl.samples_per_prompt=2", "--rl.eval_prompts=4"]
+    assert rondo(["rl", "--model", "calculating", "--task", "calculator", *once]) == 0
+
+
 def test_environment(run, folder, home) -> None:
     out = run(
         "environment.py",

@@ -1,5 +1,5 @@
 """Log-probabilities of prompts by vLLM, run by test_vllm_quantized.py with the interpreter of vLLM's environment: reads
-a folder and prompts as JSON, and writes of each prompt those of its own tokens but the first."""
+a folder, a type and prompts as JSON, and writes of each prompt those of its own tokens but the first."""
 
 import json
 import os
@@ -12,7 +12,7 @@ if __name__ == "__main__":  # vLLM's own processes import this file too
     from vllm import LLM, SamplingParams
 
     asked = json.load(sys.stdin)
-    llm = LLM(asked["folder"], dtype="float32", enforce_eager=True, max_model_len=256)
+    llm = LLM(asked["folder"], dtype=asked["dtype"], enforce_eager=True, max_model_len=256)
     outputs = llm.generate(
         [{"prompt_token_ids": prompt} for prompt in asked["prompts"]],
         SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0),

@@ -9,7 +9,7 @@ python=${1:-python3}
 shift || true
 here=$(dirname "${BASH_SOURCE[0]}")
 root=${RONDO_PEERS:-$HOME/.cache/rondo/peers}
-peers=(trl llama triton vllm webdataset trackers megatron)
+peers=(trl llama triton vllm webdataset trackers megatron ray)
 
 # How each peer is installed; `pip` is its own. What changes here, or in PEER.txt, makes the environment anew.
 # torch by itself first: the build of the machine's own index, before anything else can choose another.
@@ -76,6 +76,13 @@ install_megatron() {
   pip -c "$here/../../constraints.txt" -r "$here/triton.txt"
 }
 
+# With what the package itself needs: a cluster of two nodes there runs our learner and our engine.
+install_ray() {
+  pip torch==2.13.0
+  pip "ray[default]==2.60.0"
+  pip -c "$here/../../constraints.txt" -r "$here/triton.txt"
+}
+
 make_peer() {
   local peer=$1 folder=$root/$1 wanted
   wanted=$(declare -f "install_$peer"; cat "$here/$peer.txt" 2> /dev/null || true)
@@ -93,15 +100,16 @@ make_peer() {
 }
 
 # What comes from the system's own packages: [what to look for]=package. vLLM is faster with that allocator.
-# Ceph is the object store, Open MPI a launcher of ranks.
+# Ceph is the object store, Open MPI and Slurm are launchers of ranks.
 declare -A packages=(
   [prometheus]=prometheus [libtcmalloc_minimal.so.4]=libtcmalloc-minimal4 [mpirun]=openmpi-bin
   [ceph]=ceph-common [ceph-mon]=ceph-mon [ceph-osd]=ceph-osd [radosgw]=radosgw
+  [munged]=munge [slurmctld]=slurmctld [slurmd]=slurmd [srun]=slurm-client
 )
 
 need_package() {
   local wanted=$1 package=${packages[$1]}
-  if command -v "$wanted" > /dev/null || [[ $(PATH=$PATH:/sbin ldconfig -p 2> /dev/null) == *$wanted* ]]; then
+  if PATH=$PATH:/usr/sbin command -v "$wanted" > /dev/null || [[ $(PATH=$PATH:/sbin ldconfig -p 2> /dev/null) == *$wanted* ]]; then
     echo "$wanted: ready"
   elif command -v apt-get > /dev/null && [ "$(id -u)" = 0 ]; then
     echo "$package: installing"

@@ -1,6 +1,9 @@
 """Generation beside the learner: how far ahead, which versions, and that the same weights say the same."""
 
 import asyncio
+import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -16,6 +19,7 @@ from rondo.rl.loop import Loop
 from rondo.rl.rollout import Group, Step
 from rondo.rl.tasks import task
 from support.tiny import tiny_model, tiny_tokenizer
+from support.waiting import wait_until
 
 CONFIG = RlConfig(
     prompts_per_step=4,
@@ -223,3 +227,34 @@ def test_episodes_are_played_by_the_task() -> None:
     assert all(group.prompt_ids == [1, 2, 3] for group in told[0].groups)
     assert metrics["updates"] == 1
     loop.close()
+
+
+RAISES = """
+from rondo.rl.loop import Loop
+from rondo.rl.tasks import task
+from rl.test_ahead import CONFIG
+from support.tiny import tiny_model, tiny_tokenizer
+
+config = CONFIG.model_copy(update={"mode": "async", "steps": 50, "samples_per_prompt": 16, "max_tokens": 100})
+loop = Loop(tiny_model(), tiny_tokenizer(), task("reverse"), config)
+loop.step()
+raise ValueError("of mine")
+"""
+
+
+def test_a_script_that_raises_and_closes_nothing_ends_with_its_error_alone() -> None:
+    """Its engine is in the middle of a step then."""
+    told = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    ended = subprocess.run(
+        [sys.executable, "-c", RAISES], env=told, capture_output=True, text=True, timeout=120
+    )
+    assert ended.stderr.rstrip().endswith("ValueError: of mine")
+    assert ended.returncode == 1
+
+
+def test_a_loop_ends_with_its_block() -> None:
+    before = set(threading.enumerate())
+    with loop_of(mode="async")[0] as loop:
+        loop.step()
+        assert set(threading.enumerate()) > before
+    wait_until(lambda: not [each for each in threading.enumerate() if each not in before and each.is_alive()])

@@ -167,6 +167,8 @@ def test_sampler_and_learner_that_part() -> None:
         }
 
     assert "grew from" in only(apart, "mismatch", 60).saw
+    growth_aside, jitter = Alarms(AlarmsConfig(mismatch_growth=0)), noise(0)
+    assert not [alarm for step in range(1, 121) for alarm in growth_aside.look(step, apart(step, jitter))]
 
     def far(step: int, jitter: Callable[[float], float]) -> Row:
         return healthy(1, jitter) | {"sampler_kl": 0.05 + abs(jitter(0.002))}

@@ -8,13 +8,16 @@ import torch
 from pydantic import ValidationError
 
 from rondo import models
+from rondo.base.errors import ConfigError
 from rondo.base.files import atomic_dir
+from rondo.graders import Sample, Score
 from rondo.models.scorer import make_scorer
 from rondo.rl.config import RlConfig
 from rondo.rl.engines import shared_engine
 from rondo.rl.loop import Loop
 from rondo.rl.roles import Role, Roles, engine_role, parked
-from rondo.rl.tasks import task
+from rondo.rl.rollout import Step
+from rondo.rl.tasks import Problem, Split, task
 from rondo.train.checkpoint import Keep
 from rondo.train.saving import Checkpoints
 from support.tiny import tiny_model, tiny_tokenizer
@@ -118,6 +121,48 @@ def test_a_reward_models_part_is_in_the_reward(folder: Path) -> None:
     assert judged["reward/places"] == plain["reward/places"]
     assert judged["reward"] == pytest.approx(plain["reward"] + 0.5 * judged["reward/reward_model"])
     assert judged["reward/reward_model"] != 0
+
+
+class Equal:
+    """All answers earn the same."""
+
+    name, max_tokens = "equal", 5
+
+    def prompts(self, seed: int, n: int, split: Split = "train") -> list[Problem]:
+        return task("reverse").prompts(seed, n, split)
+
+    async def score(self, sample: Sample) -> Score:
+        return Score("ok", 1.0)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_group_is_drawn_anew_by_what_the_advantages_see(folder: Path, mode: str) -> None:
+    """The grader tells no two answers apart, and the reward model does."""
+    found = {}
+    for weight in (0.0, 1.0):
+        judge = {"model": str(folder / "judge"), "weight": weight}
+        settings = SMALL | {"mode": mode, "dynamic_sampling": 1, "reward_model": judge}
+        one = Loop(tiny_model(), tiny_tokenizer(), Equal(), RlConfig(**settings))  # type: ignore[arg-type]
+        told: list[Step] = []
+        one.observers.append(told.append)
+        found[weight] = one.step()
+        one.close()
+        samples = [sample for group in told[0].groups for sample in group.samples]
+        assert all(s.score is not None and s.score.parts.keys() == {"reward_model"} for s in samples)
+    assert found[0.0]["groups/drawn_again"] == SMALL["prompts_per_step"]
+    assert found[1.0]["groups/drawn_again"] == 0
+    assert found[1.0]["updates"] == 1
+
+
+def test_a_reward_model_that_is_asked_at_any_time_takes_no_turns(folder: Path) -> None:
+    settings = {"mode": "async", "dynamic_sampling": 1, "reward_model": {"model": str(folder / "judge")}}
+    one = loop(**settings)
+    company = one.learning.company
+    company.config = company.config.model_copy(update={"device_bytes": 1 << 30})
+    with pytest.raises(ConfigError, match="can take no turns") as caught:
+        company.take_turns(None)
+    assert caught.value.param == "rl.device_bytes"
+    one.close()
 
 
 @pytest.mark.parametrize("loss", ["dpo", "kto", "simpo"])

@@ -11,8 +11,9 @@ from rondo.cli import demo as verb
 from rondo.cli.demo_view import View, plain, sparkline
 from rondo.engine.llm import LLM
 from rondo.rl import demo
-from rondo.rl.corpus import solved, stories
+from rondo.rl.corpus import solved, stories, sums
 from rondo.rl.demo import PHASES, Event, run_demo
+from rondo.rl.puzzles import evaluate
 from rondo.rl.recipe import QUICK, tokenizer_for
 from rondo.rl.tasks import task
 from rondo.text.tokenizer import Tokenizer
@@ -92,6 +93,11 @@ def test_the_corpus_is_a_function_of_its_seed() -> None:
     assert stories(1, 5) == stories(1, 5) != stories(2, 5)
     assert solved(task("sort"), 0, 1)[0]["messages"][1]["role"] == "assistant"
     assert tiny_tokenizer().encode(stories(0, 1)[0]["text"])
+
+
+def test_sums_are_right() -> None:
+    lines = [line.split("=") for record in sums(0, 9) for line in record["text"].splitlines()]
+    assert all(evaluate(given)[0] == int(result) for given, result in lines)
 
 
 def test_what_the_view_shows() -> None:

@@ -232,7 +232,7 @@ class Bad(Endless):
     reply: Any = None
 
     async def step(self, answer: Any) -> Any:
-        if isinstance(self.reply, Exception):
+        if isinstance(self.reply, BaseException):
             raise self.reply
         return self.reply
 
@@ -241,6 +241,7 @@ class Bad(Endless):
     ("reply", "why"),
     [
         (ZeroDivisionError("by zero"), "step failed: ZeroDivisionError: by zero"),
+        (SystemExit(2), "it raised SystemExit(2)"),
         (None, "must return a Turn"),
         (Turn("x", reward=math.nan), "must be finite"),
         (Turn("x", parts={"a": "b"}), "must be finite"),  # type: ignore[dict-item]
@@ -259,6 +260,17 @@ def test_what_an_environment_does_wrong_is_an_outcome(tokenizer: Tokenizer, repl
     assert rollout.score.outcome == "error"
     assert why in rollout.score.detail
     assert counted("error") == before + 1
+
+
+def test_an_environment_that_cannot_be_made_is_an_outcome_too(tokenizer: Tokenizer) -> None:
+    def unmade() -> Any:
+        raise ConnectionError("no such host")
+
+    rollout = play(unmade, Speaking(tokenizer, lambda _: f"ok{END}"))
+    assert rollout.score is not None
+    assert rollout.score.outcome == "error"
+    assert "ConnectionError: no such host" in rollout.score.detail
+    assert rollout.token_ids == []
 
 
 def test_an_environment_that_hangs_is_late_and_one_that_blocks_too(tokenizer: Tokenizer) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rondo.graders import Score
 from rondo.rl.evaluation import bootstrap, pass_at, pass_metrics, wilson
-from rondo.rl.rollout import Group, Rollout
+from rondo.rl.rollout import Group, Rollout, reward_metrics
 from rondo.rl.tasks import Problem
 
 
@@ -56,3 +56,9 @@ def test_what_counts_as_passed() -> None:
     assert found["pass@1_low"] <= found["pass@1"] <= found["pass@1_high"]
     assert pass_metrics([group(Score("ok", 0.7))], [1], 0.6)["pass@1"] == 1.0
     assert pass_metrics([group(Score("ok", 0.7))], [1], 0.8)["pass@1"] == 0.0
+
+
+def test_parts_are_told_whoever_has_them() -> None:
+    """Also where the first sample, an episode that came to a bound, has none."""
+    found = reward_metrics([group(Score("ok", 0.0), RIGHT, WRONG, FAILED)])
+    assert found == {"reward": pytest.approx(1.4 / 3), "unjudged": 1.0, "reward/correct": 0.5}

@@ -19,7 +19,7 @@ from rondo.rl.collect import Direct
 from rondo.rl.config import RlConfig
 from rondo.rl.loop import Idle, Loop
 from rondo.rl.rollout import Group, Rollout, Step
-from rondo.rl.tasks import Problem, task
+from rondo.rl.tasks import Problem, Split, task
 from support.home import own_home
 from support.tiny import tiny_model, tiny_tokenizer
 
@@ -192,7 +192,12 @@ def test_observers_are_told_each_step_and_may_add_to_its_metrics() -> None:
         step.metrics["watched"] = 1.0
 
     loop.observers.append(watch)
-    assert [loop.step()["watched"], loop.step()["watched"]] == [1.0, 1.0]
+    metrics = [loop.step(), loop.step()]
+    assert [each["watched"] for each in metrics] == [1.0, 1.0]
+    for each in metrics:
+        phases = [value for name, value in each.items() if name.startswith("seconds/")]
+        assert sum(phases) <= each["seconds"], "what observers took is one of them"
+        assert each["seconds/store"] > 0
     assert [(step.number, step.version) for step in told] == [(1, 0), (2, 1)]
     for group, advantages in zip(told[0].groups, told[0].advantages, strict=True):
         lengths = [len(sample.token_ids) for sample in group.samples]
@@ -280,6 +285,56 @@ def test_groups_that_teach_nothing_are_drawn_anew_up_to_a_bound() -> None:
     bounded, _ = one(1)
     assert 0 < bounded["groups/drawn_again"] <= 4
     assert one(12)[0]["loss"] == metrics["loss"], "which groups are drawn again follows from the seed"
+
+
+def test_what_overlong_answers_lose_tells_groups_that_teach() -> None:
+    """All earn the same but for their lengths: as it is drawn anew, so it is learned from."""
+    steps: list[Step] = []
+    for overlong in (0.0, 1.0):
+        changes = {"dynamic_sampling": 1, "overlong": overlong}
+        loop = Loop(tiny_model(), tiny_tokenizer(), Equal(), CONFIG.model_copy(update=changes))
+        loop.observers.append(steps.append)
+        loop.step()
+    plain, punished = steps
+    assert plain.metrics["groups/drawn_again"] == 4
+    assert punished.metrics["groups/drawn_again"] < 4
+    dropped = punished.groups[4:]
+    assert all(len({sample.trained for sample in group.samples}) == 1 for group in dropped)
+
+
+@pytest.mark.parametrize("horizon", [1.0, 10.0])
+def test_the_weight_of_the_divergence_is_steered(horizon: float) -> None:
+    """In a first step there is none, which is as far below its target as counts."""
+    loop = grpo(kl=0.1, kl_target=0.01, kl_horizon=horizon)
+    assert loop.step()["kl_coefficient"] == 0.1
+    assert loop.learning.kl == pytest.approx(0.1 * (1 - 0.2 / horizon))
+
+
+class Equal:
+    """All answers earn the same."""
+
+    name, max_tokens = "equal", 6
+
+    def prompts(self, seed: int, n: int, split: Split = "train") -> list[Problem]:
+        return task("reverse").prompts(seed, n, split)
+
+    async def score(self, sample: Sample) -> Score:
+        return Score("ok", 1.0)
+
+
+def test_answers_near_the_limit_earn_less() -> None:
+    config = CONFIG.model_copy(update={"overlong": 1.0, "overlong_penalty": 0.5, "normalise": "mean"})
+    loop = Loop(tiny_model(), tiny_tokenizer(), Equal(), config)
+    steps: list[Step] = []
+    loop.observers.append(steps.append)
+    loop.step()
+    lengths = [[sample.trained for sample in group.samples] for group in steps[0].groups]
+    assert any(len(set(each)) > 1 for each in lengths)
+    for each, found in zip(lengths, steps[0].advantages, strict=True):
+        earned = [1 - 0.5 * length / 6 for length in each]
+        mean = sum(earned) / len(earned)
+        for own, advantages in zip(earned, found, strict=True):
+            assert advantages == pytest.approx([own - mean] * len(advantages), abs=1e-6)
 
 
 @pytest.fixture

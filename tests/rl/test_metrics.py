@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from rl._rollouts import asked, judged, said
 from rondo.graders import Score
-from rondo.rl.metrics import group_metrics, mismatch
+from rondo.rl.metrics import group_metrics
 
 GROUPS = [
     asked(
@@ -99,24 +99,6 @@ def test_groups_that_teach() -> None:
     assert (found["equal_groups"], found["solve_none"], found["solve_all"]) == (0.5, 0.25, 0.25)
     whole = [asked("q", [said("a", judged(1.0)), said("b", judged(1.0))])]
     assert group_metrics(whole, 3)["solve_all"] == 1.0, "without a part that says so the reward does"
-
-
-def test_mismatch_is_what_the_formulas_say() -> None:
-    sampler, learner = [np.array([-1.0, -2.0]), np.array([-0.5])], [np.array([-1.1, -1.9]), np.array([-0.5])]
-    found = mismatch(sampler, learner)
-    assert found["logprob_diff"] == pytest.approx(0.2 / 3)
-    assert found["logprob_diff_max"] == pytest.approx(0.1)
-    ratios = np.array([-0.1, 0.1, 0.0])
-    assert found["sampler_kl"] == pytest.approx((np.exp(ratios) - 1 - ratios).mean())
-    assert mismatch([], []) == {}
-
-
-def test_the_estimate_of_the_divergence_is_the_divergence() -> None:
-    """Of two known distributions, by 200,000 samples of the first."""
-    p, q = np.array([0.7, 0.2, 0.1]), np.array([0.5, 0.3, 0.2])
-    drawn = np.random.default_rng(0).choice(3, 200_000, p=p)
-    found = mismatch([np.log(p)[drawn]], [np.log(q)[drawn]])
-    assert found["sampler_kl"] == pytest.approx((p * np.log(p / q)).sum(), abs=2e-3)
 
 
 @given(st.lists(st.lists(st.tuples(st.text(max_size=5), st.floats(0, 1)), max_size=4), max_size=5))

@@ -37,6 +37,19 @@ def test_a_grader_that_is_late_has_not_judged() -> None:
     scorer.close()
 
 
+def test_it_knows_for_how_long_there_was_anything_to_score() -> None:
+    """Of several at once no moment counts twice."""
+    scorer = Scorer(Slow(), 5.0)
+    assert scorer.at_work == 0
+    begin = time.perf_counter()
+    scorer.wait(scorer.submit([Sample("?", "0.05")] * 9))
+    worked = scorer.at_work
+    assert 0.05 <= worked <= time.perf_counter() - begin
+    time.sleep(0.01)
+    assert scorer.at_work == worked
+    scorer.close()
+
+
 class Stubborn:
     """Computes without ever awaiting, until it is let go."""
 

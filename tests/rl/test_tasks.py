@@ -50,6 +50,25 @@ def test_prompts_are_a_function_of_the_seed_and_held_out_ones_are_never_trained_
     assert sum(goal.shares.values()) == pytest.approx(1.0)
 
 
+@tasks
+def test_the_same_numbers_in_another_order_are_held_out_together(goal: Task) -> None:
+    source = random.Random(0)
+    for problem in goal.prompts(0, 50, "held_out"):
+        facts = dict(problem.facts)
+        if "numbers" in facts:
+            facts["numbers"] = source.sample(facts["numbers"], len(facts["numbers"]))
+        elif "a" in facts:
+            facts = {"a": facts["b"], "b": facts["a"]}
+        assert goal.split(problem.question, facts) == "held_out"
+
+
+def test_of_add_the_last_line_is_graded() -> None:
+    facts = {"a": 47, "b": 38}
+    assert puzzles.solve_add(facts) == "7+8=15\n4+3+1=8\n85"
+    assert puzzles.grade_add(facts, "85")["correct"] == 1.0
+    assert puzzles.grade_add(facts, "85\n")["correct"] == puzzles.grade_add(facts, "85\n9")["correct"] == 0.0
+
+
 def test_partial_credit() -> None:
     parts = puzzles.grade_reverse({"word": "ABCD"}, "DCBX")
     assert parts == {"format": 1.0, "length": 1.0, "places": 0.75, "correct": 0.0}

@@ -1,6 +1,8 @@
 """argparse for verbs, with errors that look like every other error."""
 
 import argparse
+import re
+from collections.abc import Iterable
 from typing import NoReturn
 
 from rondo.base.errors import ConfigError
@@ -9,8 +11,15 @@ from rondo.base.errors import ConfigError
 class Parser(argparse.ArgumentParser):
     """No abbreviated flags, and a mistake is a `ConfigError` that says where the help is."""
 
-    def __init__(self, prog: str, description: str) -> None:
+    def __init__(self, prog: str, description: str, section: str = "", settings: Iterable[str] = ()) -> None:
+        """`settings` are those of a section of the config, which are flags with its name before theirs."""
         super().__init__(prog=prog, description=description, allow_abbrev=False)
+        self._settings = {name: f"--{section}.{name}" for name in settings}
 
     def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message[:1].upper()}{message[1:]}. See {self.prog} --help.")
+        raise ConfigError(f"{message[:1].upper()}{message[1:]}.{self._hint(message)} See {self.prog} --help.")
+
+    def _hint(self, message: str) -> str:
+        unknown = re.match(r"unrecognized arguments: --([\w-]+)", message)
+        meant = self._settings.get(unknown[1].replace("-", "_")) if unknown else None
+        return f" Did you mean {meant}?" if meant else ""

@@ -35,10 +35,12 @@ def run(argv: list[str]) -> int:
 
     from rondo.cli.demo_view import demo_view
     from rondo.rl.demo import NAME, run_demo
-    from rondo.rl.recipe import QUICK, Recipe
+    from rondo.rl.recipe import QUICK, recipe_for
 
     with demo_view() as on_event:
-        recipe, name = (QUICK, f"{NAME}-quick") if given.quick else (Recipe(), _name(given.task))
+        recipe, name = (
+            (QUICK, f"{NAME}-quick") if given.quick else (recipe_for(given.task), _name(given.task))
+        )
         result = run_demo(given.task, given.seed, recipe, on_event, name)
     url = None if given.no_serve else f"http://{tree.server.host}:{tree.server.port}"
     _tell(result, url, given.json)
@@ -66,7 +68,8 @@ def _tell(result: DemoResult, url: str | None, as_json: bool) -> None:
     )
     if url:
         body = json.dumps({"model": Path(result.model).name, "messages": problem.messages, "temperature": 0})
-        print(f"\nAsk it ({goal.solve(problem.facts)} is right; Ctrl-C ends):\n", flush=True)
+        right = goal.solve(problem.facts).splitlines()[-1]
+        print(f"\nAsk it ({right} is right; Ctrl-C ends):\n", flush=True)
         print(
             f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'\n", flush=True
         )

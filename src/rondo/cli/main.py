@@ -10,7 +10,6 @@ import sys
 from collections.abc import Sequence
 
 from rondo.base.errors import RondoError, StorageError
-from rondo.base.threads import yield_soon
 from rondo.cli.verbs import unknown_verb
 
 VERBS: dict[str, tuple[str, str]] = {
@@ -37,7 +36,6 @@ BUG = 70
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
-    yield_soon()
     try:
         code = dispatch(arguments)
         sys.stdout.flush()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 from collections.abc import Sequence
@@ -67,10 +68,9 @@ def run(argv: list[str]) -> int:
 
 
 def _limit(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError
-    return number
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"it must be a number of at least 1, not {text!r}")
+    return int(text)
 
 
 def _list(page: Page, texts: dict[str, Texts], width: int) -> str:

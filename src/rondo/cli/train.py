@@ -9,7 +9,7 @@ from typing import get_args
 from rondo.cli.arguments import Parser
 from rondo.cli.tree import read_command_line
 from rondo.cli.verbs import unknown_verb
-from rondo.train.config import Kind
+from rondo.train.config import Kind, TrainConfig
 
 USAGE = """usage: rondo train RECIPE --model MODEL --data SOURCE [--train.KEY=VALUE ...]
 
@@ -34,7 +34,8 @@ def run(argv: list[str]) -> int:
     if argv[0] not in KINDS:
         raise unknown_verb("rondo train", KINDS, argv[0])
     kind = KINDS[argv[0]]
-    parser = Parser(f"rondo train {kind}", "Train a model; the same command again resumes.")
+    about = "Train a model; the same command again resumes."
+    parser = Parser(f"rondo train {kind}", about, "train", TrainConfig.model_fields)
     parser.add_argument("--model", help="a name from `rondo model list`, a folder, or a job's hash")
     parser.add_argument(
         "--data",

@@ -93,7 +93,7 @@ class Program:
             await process.wait()
             said, complaint = await asyncio.gather(*tails)
         if process.returncode:
-            raise RuntimeError(f"it ended with {process.returncode}: {complaint.strip()[-500:]}")
+            raise RuntimeError(f"it {_end(process.returncode)}: {complaint.strip()[-500:]}")
         return said.strip()
 
 
@@ -190,6 +190,10 @@ def _endpoint(address: Address) -> dict[str, str]:
         "OPENAI_API_KEY": address.key,
         "RONDO_REWARD_URL": address.reward_url,
     }
+
+
+def _end(code: int) -> str:
+    return f"ended with {code}" if code > 0 else f"was killed by {signal.Signals(-code).name}"
 
 
 async def _tail(stream: asyncio.StreamReader) -> str:

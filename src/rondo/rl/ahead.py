@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol, TypeVar
 
@@ -20,10 +20,12 @@ from rondo.base.log import get_logger
 from rondo.client.types import GenerateRequest, SamplingParams, TokenChunk
 from rondo.rl.asking import Asking, Collected
 from rondo.rl.clock import Clock
+from rondo.rl.config import RlConfig
 from rondo.rl.draws import Draws
 from rondo.rl.rollout import Group, Rollout, packed_up, unpacked
 from rondo.rl.staleness import admitted
 from rondo.rl.tasks import Problem
+from rondo.train.evaluator import Metrics
 
 log = get_logger(__name__)
 T = TypeVar("T")
@@ -35,6 +37,9 @@ LOOK_SECONDS = 1.0
 class Answers(Protocol):
     """What a group asks of an engine, near or far."""
 
+    @property
+    def max_model_len(self) -> int: ...
+
     def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]: ...
 
 
@@ -45,6 +50,9 @@ class Pushes(Protocol):
     def version(self) -> int: ...
 
     def update(self, version: int) -> AbstractContextManager[None]: ...
+
+    def counted(self) -> Metrics:
+        """What went wrong since it was last asked, and was made good."""
 
     def close(self) -> None: ...
 
@@ -94,6 +102,8 @@ class Ahead:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._failure: BaseException | None = None
         self._changed = threading.Condition()
+        self._judging = asyncio.Lock()
+        self._judges_at_once = _judges_at_once(asking.config)
 
     @property
     def version(self) -> int:
@@ -108,8 +118,10 @@ class Ahead:
             self._wait(lambda: all(n in self._made or n in self._answered for n in numbers))
         with clock("score"):
             self._wait(lambda: all(n in self._made for n in numbers))
-        made = [self._made.pop(number) for number in numbers]
-        found = Collected([group for group, _ in made])
+            made = [self._made.pop(number) for number in numbers]
+            groups = [group for group, _ in made]
+            whole = groups if self._judges_at_once else self.asking.company.judged(groups)
+        found = Collected(whole, engine=self.pushes.counted())
         for number, (group, attempts) in zip(numbers, made, strict=True):
             dropped = self._dropped.pop(number, [])
             found.dropped += dropped
@@ -134,6 +146,9 @@ class Ahead:
         self._steps_done = steps_done
         self._events.loop.call_soon_threadsafe(self._admit)
 
+    def graded(self) -> float:
+        return self.asking.scorer.at_work
+
     def state(self) -> dict[str, Any]:
         """What runs is begun anew by who goes on."""
         with self._changed:
@@ -148,10 +163,9 @@ class Ahead:
 
     def close(self) -> None:
         async def stop() -> None:
-            running = list(self._tasks.values())
-            for task in running:
-                task.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
+            await _end(set(self._tasks.values()))
+            rest = asyncio.all_tasks() - {asyncio.current_task()}
+            await _end(rest)  # what a task has begun here: the server of its episodes, say
 
         with contextlib.suppress(TimeoutError):
             self._events.do(stop(), 10)
@@ -201,6 +215,9 @@ class Ahead:
             seed = self.draws.sampling_seed(number, attempt)
             problem = self.draws.problem(number, attempt)
             group = await self._answer(problem, self.asking.sampling, seed, number)
+            if self._judges_at_once:
+                async with self._judging:
+                    (group,) = await asyncio.to_thread(self.asking.company.judged, [group])
             why = self.asking.again(group, attempt)
             if why is None:
                 return group, attempt
@@ -246,6 +263,18 @@ class Ahead:
         ended = sum(chunk.finish_reason is not None for chunk in chunks.values())
         if ended < request.sampling.n:
             raise Unavailable(f"the engine left {request.sampling.n - ended} samples of a prompt unanswered.")
+
+
+async def _end(tasks: Set[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _judges_at_once(config: RlConfig) -> bool:
+    """The reward model has to be heard before it is known whether a group is drawn anew; else it hears all groups of a
+    step together."""
+    return bool(config.dynamic_sampling and config.reward_model.model)
 
 
 def _rollout(chunk: TokenChunk) -> Rollout:

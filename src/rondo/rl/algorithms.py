@@ -72,13 +72,16 @@ def contradictions(config: RlConfig) -> Iterator[str]:
     yield from _of_divergences(config)
     yield from _of_corrections(config)
     yield from _of_models(config)
+    if config.engine.url and config.ray.engines:
+        yield "engine.url says where engines are, and ray.engines that Ray starts some: leave one of them out"
 
 
 def _of_advantages(config: RlConfig) -> Iterator[str]:
     possible = NORMALISED[config.advantage]
     if config.normalise not in possible:
         yield f"normalise {config.normalise} is not for advantage {config.advantage}: take {' or '.join(possible)}"
-    if config.advantage in ("group", "leave_one_out") and config.samples_per_prompt < 2:
+    alone = config.samples_per_prompt < 2 and config.learns_from_reward
+    if config.advantage in ("group", "leave_one_out") and alone:
         yield (
             f"advantage {config.advantage} sets a sample beside others of its prompt, but samples_per_prompt is "
             f"{config.samples_per_prompt}: take 2 or more, or algorithm reinforce++"
@@ -145,15 +148,9 @@ def _of_models(config: RlConfig) -> Iterator[str]:
         yield "advantage gae is what a critic did not expect: set critic.kind to separate or shared"
     if config.advantage != "gae" and critic != "none":
         yield f"critic.kind is {critic}, but advantage {config.advantage} asks no critic: take algorithm ppo"
-    if pairs != "none":
-        for name, told in {
-            "kl": config.kl,
-            "entropy": config.entropy,
-            "distill": config.distill.teacher,
-        }.items():
-            if told:
-                yield f"pairs.loss {pairs} takes the place of the policy's loss, of which {name} is: leave {name} out"
-        if config.minibatches > 1:
-            yield f"pairs.loss {pairs} learns from all pairs of a step at once: leave minibatches at 1"
+    if pairs != "none" and config.minibatches > 1:
+        yield f"pairs.loss {pairs} learns from all pairs of a step at once: leave minibatches at 1"
+    if config.critic.warmup >= config.steps:
+        yield f"critic.warmup {config.critic.warmup} leaves the policy none of {config.steps} steps: take fewer"
     if config.device_bytes and config.device == "cpu":
         yield "device_bytes is for a GPU: on a CPU all models stay where they are, leave it at 0"

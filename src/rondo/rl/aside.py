@@ -49,7 +49,10 @@ class Aside:
         loop = self._running()
 
         async def work() -> Any:
-            return await function(*arguments, **named)
+            try:
+                return await function(*arguments, **named)
+            except (SystemExit, KeyboardInterrupt) as error:  # from a task they would end the loop
+                raise RuntimeError(f"it raised {error!r}") from error
 
         future = asyncio.run_coroutine_threadsafe(work(), loop)
         try:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from rondo.client.types import SamplingParams
 from rondo.graders import Score
+from rondo.rl.advantages import teaching
+from rondo.rl.company import Company
 from rondo.rl.config import RlConfig
-from rondo.rl.rollout import Group, Rollout, as_sample, rewards
+from rondo.rl.earning import earned
+from rondo.rl.rollout import Group, Rollout, as_sample
 from rondo.rl.scoring import Scorer
 from rondo.rl.tasks import AnyTask, Problem
 from rondo.text.tokenizer import Tokenizer
@@ -29,11 +30,13 @@ class Collected:
     dropped: list[Group] = field(default_factory=list)
     """Scored, and drawn anew."""
     counts: Counter[str] = field(default_factory=Counter)
+    engine: Metrics = field(default_factory=dict)
+    """What went wrong with engines, and was made good."""
 
     @property
     def metrics(self) -> Metrics:
         names = ("drawn_again", "too_long", "empty")
-        return {f"groups/{name}": float(self.counts[name]) for name in names}
+        return {f"groups/{name}": float(self.counts[name]) for name in names} | self.engine
 
 
 @dataclass
@@ -45,6 +48,8 @@ class Asking:
     longest: int
     """Prompt and answer together: what both the engine and the learner can take."""
     scorer: Scorer
+    company: Company
+    """Who adds the reward model's part to the scores."""
 
     @property
     def sampling(self) -> SamplingParams:
@@ -79,13 +84,10 @@ class Asking:
         """Why a group is to be drawn anew, if it is."""
         if not group.samples:
             return "too_long" if attempt < MOST_TOO_LONG else None
-        if attempt < self.config.dynamic_sampling and not teaches(group):
+        if attempt < self.config.dynamic_sampling and not self._teaches(group):
             return "equal"
         return None
 
-
-def teaches(group: Group) -> bool:
-    """Whether some of its samples earned more than others."""
-    earned = rewards([group])
-    known = earned[~np.isnan(earned)]
-    return known.size > 1 and bool(known.max() > known.min())
+    def _teaches(self, group: Group) -> bool:
+        """Whether some of its samples earned more than others."""
+        return bool(teaching(earned([group], self.config, self.max_tokens))[0])

@@ -35,6 +35,9 @@ class Collector(Protocol):
     def trained(self, steps_done: int) -> None:
         """So many steps are done, and their weights pushed."""
 
+    def graded(self) -> float:
+        """For how many seconds graders have been at work so far."""
+
     def state(self) -> dict[str, Any]:
         """What is made already and not yet trained on, for a checkpoint."""
 
@@ -64,6 +67,8 @@ class Direct:
             problems = [self.draws.problem(number, attempt) for number in wanted]
             seeds = [self.draws.sampling_seed(number, attempt) for number in wanted]
             groups = self._answered(problems, self.asking.sampling, seeds, clock)
+            with clock("score"):
+                groups = self.asking.company.judged(groups)
             again = []
             for number, group in zip(wanted, groups, strict=True):
                 made[number] = group
@@ -92,6 +97,9 @@ class Direct:
     def trained(self, steps_done: int) -> None:
         """Nothing goes on beside the learner."""
 
+    def graded(self) -> float:
+        return self.asking.scorer.at_work
+
     def state(self) -> dict[str, Any]:
         return {}
 
@@ -106,6 +114,7 @@ class Direct:
         self, problems: Sequence[Problem], sampling: SamplingParams, seeds: Sequence[int], clock: Clock
     ) -> list[Group]:
         asking = self.asking
+        asking.company.roles.phase("rollout")
         with clock("rollout"):
             prompts = [asking.prompt(problem) for problem in problems]
             asked = [i for i, prompt in enumerate(prompts) if prompt is not None]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from rondo.base.errors import ConfigError
 from rondo.data.packing import Floats, Row
 from rondo.engine.llm import LLM
 from rondo.models import Decoder
@@ -56,6 +57,12 @@ class Company:
         """`engine`: one that computes with the learner's weights, and rests while it learns."""
         if not self.config.device_bytes:
             return
+        if engine is None and self.scorer is not None and self.config.dynamic_sampling:
+            raise ConfigError(
+                "with rl.dynamic_sampling groups are judged while the learner is at work, so that the reward model can "
+                "take no turns with it: leave rl.device_bytes at 0, or take rl.mode sync and single answers",
+                param="rl.device_bytes",
+            )
         roles: list[Role] = [optimizer_role(self._learner)]
         roles += [engine_role(engine)] if engine is not None else []
         if self.reference is not None:

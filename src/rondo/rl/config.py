@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from rondo.rl.algorithms import PRESETS, Advantage, Aggregate, Normalise, contradictions, with_preset
+from rondo.rl.far_config import FarConfig, RayConfig
+from rondo.rl.ignored import ignored
 from rondo.rl.loop_config import LoopConfig
 from rondo.rl.sections import CriticConfig, DistillConfig, PairsConfig, RewardModelConfig
 from rondo.rl.watch_config import AlarmsConfig, RolloutsConfig
@@ -36,7 +39,8 @@ class RlConfig(LoopConfig):
     model: str = Field("", description="a model's folder, or its name under RONDO_HOME/models")
     task: str = Field(
         "reverse",
-        description="reverse, add, sort or countdown; a JSON Lines file; or a task of your own as module:attribute",
+        description="reverse, add, sort, countdown, guess or calculator; a JSON Lines file; or "
+        "a task of your own as module:attribute",
     )
     grader: dict[str, Any] = Field(
         {},
@@ -143,6 +147,8 @@ class RlConfig(LoopConfig):
     )
     distill: DistillConfig = Field(DistillConfig(), description="learning from a teacher")
     pairs: PairsConfig = Field(PairsConfig(), description="preference training on the policy's own answers")
+    engine: FarConfig = Field(FarConfig(), description="engines that are not in this process")
+    ray: RayConfig = Field(RayConfig(), description="engines and a learner that Ray places")
 
     @model_validator(mode="before")
     @classmethod
@@ -151,8 +157,8 @@ class RlConfig(LoopConfig):
 
     @model_validator(mode="after")
     def _makes_sense(self) -> RlConfig:
-        for contradiction in contradictions(self):
-            raise ValueError(contradiction)
+        for reason in chain(contradictions(self), ignored(self)):
+            raise ValueError(reason)
         return self
 
     def default_of(self, name: str) -> str:
@@ -167,6 +173,11 @@ class RlConfig(LoopConfig):
         """Whether the learner's own log-probabilities before the first mini-batch have to be known."""
         corrected = self.correction != "none" and self.epochs * self.minibatches > 1
         return corrected or (self.kl > 0 and self.kl_in == "reward")
+
+    @property
+    def learns_from_reward(self) -> bool:
+        """Whether the task's reward counts, and not a teacher alone."""
+        return not self.distill.teacher or self.distill.reward
 
     @property
     def every_group_counts(self) -> bool:

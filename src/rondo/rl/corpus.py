@@ -1,9 +1,10 @@
-"""Text to pretrain the demo's model on, made by a small grammar: who did what, where and when."""
+"""Text to pretrain the demo's model on: stories by a small grammar, who did what, where and when; and sums."""
 
 from __future__ import annotations
 
 import random
 
+from rondo.rl.puzzles import evaluate
 from rondo.rl.tasks import Task
 
 _WHO = [
@@ -99,6 +100,22 @@ def story(source: random.Random) -> str:
 def stories(seed: int, n: int) -> list[dict[str, str]]:
     source = random.Random(f"stories:{seed}")
     return [{"text": story(source)} for _ in range(n)]
+
+
+SUMS_IN_TEXT = 12
+
+
+def sums(seed: int, n: int) -> list[dict[str, str]]:
+    """Texts of lines such as 7*3=21, of two digits each: what a model may know before it is given a task."""
+    source = random.Random(f"sums:{seed}")
+    return [{"text": "\n".join(_sum(source) for _ in range(SUMS_IN_TEXT))} for _ in range(n)]
+
+
+def _sum(source: random.Random) -> str:
+    digits, operation = source.choices(range(10), k=2), source.choice("+-*")
+    a, b = sorted(digits, reverse=True) if operation == "-" else digits
+    text = f"{a}{operation}{b}"
+    return f"{text}={evaluate(text)[0]}"
 
 
 def solved(task: Task, seed: int, n: int) -> list[dict[str, list[dict[str, str]]]]:

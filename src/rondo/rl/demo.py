@@ -14,7 +14,7 @@ from rondo.base.log import get_logger
 from rondo.models import Decoder
 from rondo.rl import corpus
 from rondo.rl.loop import Loop
-from rondo.rl.recipe import Recipe, hf_config, tokenizer_for
+from rondo.rl.recipe import Recipe, hf_config, recipe_for, tokenizer_for
 from rondo.rl.tasks import Task
 from rondo.rl.tasks import task as find_task
 from rondo.text.tokenizer import Tokenizer
@@ -71,7 +71,7 @@ def run_demo(
 ) -> DemoResult:
     """Makes corpus, tokenizer and model; pretrains, tunes, reinforces and saves it. Equal seeds, equal model."""
     begin = time.perf_counter()
-    recipe, say = recipe or Recipe(), on_event or (lambda event: None)
+    recipe, say = recipe or recipe_for(task), on_event or (lambda event: None)
     made = prepare(task, seed, recipe, say)
     steps, logprob_max_diff = _reinforce(made.grpo, recipe, say)
     reward_end = made.grpo.evaluate(seed=1)["reward/correct"]
@@ -99,7 +99,7 @@ def prepare(task: str, seed: int, recipe: Recipe, say: OnEvent = lambda event: N
     """All that comes before RL."""
     say(Event("corpus", 0, 1))
     tokenizer = tokenizer_for(seed)
-    texts = corpus.stories(seed, recipe.stories)
+    texts = corpus.stories(seed, recipe.stories) + corpus.sums(seed, recipe.sums)
     model = models.new(hf_config(recipe, tokenizer), seed=seed)
     grpo = Loop(model, tokenizer, find_task(task), recipe.reinforcement(task, seed))
     parameters = sum(p.numel() for p in model.parameters())

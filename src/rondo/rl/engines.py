@@ -12,15 +12,16 @@ from rondo.engine.async_engine import AsyncEngine
 from rondo.engine.config import EngineConfig
 from rondo.engine.llm import LLM
 from rondo.models import Decoder
-from rondo.rl.ahead import Ahead, EventLoop
+from rondo.rl.ahead import Ahead, Answers, EventLoop, Pushes
 from rondo.rl.asking import Asking
 from rondo.rl.collect import Collector, Direct
+from rondo.rl.company import Company
 from rondo.rl.config import RlConfig
 from rondo.rl.draws import Draws
 from rondo.rl.scoring import Scorer
 from rondo.rl.tasks import AnyTask
 from rondo.text.tokenizer import Tokenizer
-from rondo.train.learner import Learner
+from rondo.train.learner import Learner, Metrics
 from rondo.weights.directory import Directory
 from rondo.weights.in_place import InPlace
 from rondo.weights.staged import Staged
@@ -29,7 +30,9 @@ PUSH_SECONDS = 600.0
 """A push that takes longer has failed."""
 
 
-def collector_for(learner: Learner, tokenizer: Tokenizer, task: AnyTask, config: RlConfig) -> Collector:
+def collector_for(
+    learner: Learner, tokenizer: Tokenizer, task: AnyTask, config: RlConfig, company: Company
+) -> Collector:
     """In the caller's thread, over the learner's own tensors, where nothing has to go on beside the learner."""
     max_tokens = config.max_tokens or task.max_tokens
     draws = Draws(task, config.seed, config.prompts_per_step)
@@ -39,19 +42,33 @@ def collector_for(learner: Learner, tokenizer: Tokenizer, task: AnyTask, config:
 
     def asking(longest: int) -> Asking:
         fits = min(longest, config.tokens_per_microbatch)
-        made = Asking(tokenizer, task, config, max_tokens, fits, scorer)
+        made = Asking(tokenizer, task, config, max_tokens, fits, scorer, company)
         prepare: Callable[[Tokenizer, int], None] | None = getattr(task, "prepare", None)
         if prepare is not None:
             prepare(tokenizer, fits)
         return made
 
-    if config.mode == "sync" and not hasattr(task, "play"):
+    if config.mode == "sync" and not hasattr(task, "play") and not config.engine.url:
         llm = LLM(learner.computing, tokenizer, settings)
         weights = InPlace(name, learner.shards, Directory())
         return Direct(llm, asking(llm.core.max_model_len), draws, weights)
     events = EventLoop()
-    copied = Copied(learner.computing, tokenizer, settings, name, events, waits=config.mode == "one_step_off")
-    return Ahead(copied.engine, asking(copied.engine.max_model_len), draws, copied, events)
+    try:
+        engine: Answers
+        pushes: Pushes
+        if config.engine.url:
+            # What speaks HTTP is imported by who needs it.
+            from rondo.rl.elsewhere import reach
+
+            engine, pushes = reach(learner.computing, tokenizer, config, settings, events)
+        else:
+            waits = config.mode == "one_step_off"
+            pushes = copied = Copied(learner.computing, tokenizer, settings, name, events, waits)
+            engine = copied.engine
+        return Ahead(engine, asking(engine.max_model_len), draws, pushes, events)
+    except BaseException:
+        events.close()
+        raise
 
 
 def shared_engine(collector: Collector) -> LLM | None:
@@ -99,6 +116,9 @@ class Copied:
 
     def update(self, version: int) -> AbstractContextManager[None]:
         return self._staged.update(version)
+
+    def counted(self) -> Metrics:
+        return {}
 
     def close(self) -> None:
         self.engine.stop()

@@ -65,7 +65,11 @@ class Game:
     ) -> Rollout:
         if self._player is None:
             raise RuntimeError(f"the game {self.name} was not prepared with a tokenizer")
-        return await self._player.play(engine, self.environment(), problem, sampling, seed, index)
+        try:
+            environment = self.environment()
+        except Exception as error:  # whatever a user's code does
+            environment = _Unmade(error)
+        return await self._player.play(engine, environment, problem, sampling, seed, index)
 
     async def score(self, sample: Sample) -> Score:
         """Never asked: an episode has its score."""
@@ -73,6 +77,19 @@ class Game:
 
     def close(self) -> None:
         self.aside.close()
+
+
+class _Unmade:
+    """In the place of an environment that could not be made, so that its episode is one that failed."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    async def reset(self, problem: Problem, seed: int) -> Told:
+        raise self._error
+
+    async def step(self, answer: Message) -> Turn:
+        raise self._error
 
 
 SPAN = 7

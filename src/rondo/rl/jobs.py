@@ -6,29 +6,33 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from rondo import models
-from rondo.base.errors import ConfigError, RondoError
+from rondo.base.errors import ConfigError, NotFound, RondoError, Unavailable
+from rondo.base.log import get_logger
 from rondo.models import Decoder
 from rondo.models.families import parse
 from rondo.models.headers import read_config
 from rondo.models.store import fingerprint, name_of, resolve
 from rondo.parallel.crew import Crew, Paused
 from rondo.rl.config import RlConfig
-from rondo.rl.loop import Loop
+from rondo.rl.loop import TAUGHT_NOTHING, Loop
 from rondo.rl.tasks import AnyTask, find
 from rondo.rl.tasks import fingerprint as fingerprint_of_task
 from rondo.rl.watch import Watch
 from rondo.text.tokenizer import Tokenizer
 from rondo.train import adapter
 from rondo.train.checkpoint import Keep
-from rondo.train.job import Job, State
+from rondo.train.job import Job
 from rondo.train.learner import Metrics
 from rondo.train.loop import OnResume, export
 from rondo.train.metrics.sinks import telling
 from rondo.train.saving import Checkpoints
+
+log = get_logger(__name__)
 
 OnStep = Callable[[int, Metrics], None]
 
@@ -42,8 +46,12 @@ HOW = {
     "metrics",
     "rollouts",
     "alarms",
+    "engine",
+    "ray",
 }
 """Settings that change nothing of what is learned, beside the model's name, of which the spec has the hash."""
+BESIDE = {"critic": "model", "reward_model": "model", "distill": "teacher"}
+"""Where other models are named. The spec has their hashes there: another model of the same name is another job."""
 
 
 @dataclass(frozen=True)
@@ -60,14 +68,31 @@ def plan(config: RlConfig) -> Plan:
     found = find(config.task, config.grader, config.max_broken)
     model = resolve(config.model)
     adapter.check("sft", config.adapter, parse(read_config(model)))
-    spec = {
-        "kind": "rl",
-        "model": fingerprint(model),
-        "config": config.model_dump(mode="json", exclude={*HOW, *config.neutral()}),
-    }
+    if (config.engine.url or config.ray.engines) and config.adapter.kind == "tokenformer":
+        raise ConfigError(
+            "a Tokenformer cannot be added up with its base, and only whole weights are pushed to an engine of another "
+            "process: leave rl.engine.url and rl.ray.engines out, or train a lora.",
+            param="rl.adapter.kind",
+        )
+    spec = {"kind": "rl", "model": fingerprint(model), "config": _told(config)}
     if (made_of := fingerprint_of_task(found)) is not None:
         spec["task"] = made_of
     return Plan(config, model, found, Job.of(spec, model=config.model))
+
+
+def _told(config: RlConfig) -> dict[str, Any]:
+    told = config.model_dump(mode="json", exclude={*HOW, *config.neutral()})
+    for section, name in BESIDE.items():
+        if model := told[section][name]:
+            told[section][name] = fingerprint(_found(model, f"rl.{section}.{name}"))
+    return told
+
+
+def _found(model: str, param: str) -> Path:
+    try:
+        return resolve(model)
+    except NotFound as error:
+        raise NotFound(f"{param}: {error.message}", param=param, code=error.code) from None
 
 
 def run(
@@ -83,38 +108,57 @@ def run(
 
 
 def _run(plan: Plan, crew: Crew, on_step: OnStep | None, on_resume: OnResume | None) -> Path:
-    config, job = plan.config, plan.job
-    job.set_status("starting", job.status().get("step", 0), steps=config.steps)
-    model = _model(plan)
-    loop = Loop(model, Tokenizer.load(plan.model), plan.task, config)
-    step = 0
+    job, steps = plan.job, plan.config.steps
+    job.set_status("starting", job.step, steps=steps)
     try:
-        with (
-            Checkpoints(job.checkpoints, Keep(config.keep)) as saved,
-            telling(config.metrics, job, loop.learner.device, on_step, section="rl") as tell,
-            contextlib.closing(loop),
-        ):
-            watch = Watch(job, config)
-            loop.observers.append(watch)
-            run = _Run(loop, job, saved, crew, watch)
-            step = run.resume()
-            job.set_status("running", step, steps=config.steps)
-            if step and on_resume:
-                on_resume(step)
-            if step == 0:
-                job.log({"step": 0, **_held_out(loop)})
-            while loop.steps_done < config.steps:
-                metrics = run.step()
-                tell(loop.steps_done, metrics)
-                run.heed()
-            held_out = _held_out(loop)
+        return _train(plan, crew, on_step, on_resume)
     except (Exception, KeyboardInterrupt) as error:
         paused = isinstance(error, (KeyboardInterrupt, Paused))
-        state: State = "paused" if paused else "failed"
-        reason = error.message if isinstance(error, RondoError) else str(error) if paused else repr(error)
-        job.set_status(state, loop.steps_done, steps=config.steps, reason=reason)
+        reason = str(error) if paused else _reason(error)
+        job.end("paused" if paused else "failed", job.step, steps=steps, reason=reason)
         raise
+
+
+def _train(plan: Plan, crew: Crew, on_step: OnStep | None, on_resume: OnResume | None) -> Path:
+    config, job = plan.config, plan.job
+    torch.manual_seed(config.seed)  # whoever draws from it: a checkpoint holds its state
+    loop = Loop(_model(plan), Tokenizer.load(plan.model), plan.task, _with_folder(config, job))
+    with (
+        Checkpoints(job.checkpoints, Keep(config.keep)) as saved,
+        telling(config.metrics, job, loop.learner.device, on_step, section="rl") as tell,
+        contextlib.closing(loop),
+    ):
+        watch = Watch(job, config)
+        loop.observers.append(watch)
+        run = _Run(loop, job, saved, crew, watch)
+        step = run.resume()
+        job.set_status("running", step, steps=config.steps)
+        if step and on_resume:
+            on_resume(step)
+        if step == 0:
+            job.log({"step": 0, **_held_out(loop)})
+        while loop.steps_done < config.steps:
+            metrics = run.step()
+            tell(loop.steps_done, metrics)
+            run.heed()
+        held_out = _held_out(loop)
+    if loop.idle == config.steps:
+        log.warning("no step has changed the weights: %s.", TAUGHT_NOTHING)
     return _leave(loop, job, held_out)
+
+
+def _with_folder(config: RlConfig, job: Job) -> RlConfig:
+    """With a folder for new weights that is this job's alone."""
+    place = Path(config.engine.folder) / job.short if config.engine.folder else job.path / "weights"
+    return config.model_copy(update={"engine": config.engine.model_copy(update={"folder": str(place)})})
+
+
+def _reason(error: BaseException) -> str:
+    """With what made an engine fail, of which its clients are told nothing."""
+    if not isinstance(error, RondoError):
+        return repr(error)
+    hidden = error.__cause__ if isinstance(error, Unavailable) else None
+    return error.message if hidden is None else f"{error.message} ({hidden!r})"
 
 
 def _model(plan: Plan) -> Decoder:

@@ -19,16 +19,16 @@ from rondo.rl.advantages import (
     Floats,
     TokenAdvantages,
     divergences,
-    overlong_penalties,
     teaching,
     token_advantages,
 )
 from rondo.rl.company import Company
 from rondo.rl.config import RlConfig
+from rondo.rl.earning import earned
 from rondo.rl.objective import policy_loss
 from rondo.rl.packing import Known, StepTokens, packed
 from rondo.rl.pairs import Pair, make_pairs
-from rondo.rl.rollout import Group, rewards
+from rondo.rl.rollout import Group
 from rondo.text.tokenizer import Tokenizer
 from rondo.train.evaluator import Metrics
 from rondo.train.learner import Learner
@@ -61,7 +61,7 @@ class Learning:
 
     def prepare(self, groups: Sequence[Group], step: int) -> tuple[list[Minibatch], list[list[list[float]]]]:
         """The step's mini-batches, with all that the loss asks of a token; and each token's advantage."""
-        tokens, table = StepTokens(groups), self._rewards(groups)
+        tokens, table = StepTokens(groups), earned(groups, self.config, self.longest)
         if self.company.preference is not None:
             pairs = make_pairs(groups, table)
             return [Minibatch([], 0, pairs)] if pairs else [], [[[] for _ in g.samples] for g in groups]
@@ -129,17 +129,6 @@ class Learning:
         if self.company.critic is not None:
             self.company.critic.load(folder, facts["updates"])
         self.kl = facts["kl"]
-
-    def _rewards(self, groups: Sequence[Group]) -> Floats:
-        """[P, S], those of answers that are nearly too long made less."""
-        table, config = rewards(groups), self.config
-        if config.overlong:
-            for row, group in zip(table, groups, strict=True):
-                lengths = [sample.trained for sample in group.samples]
-                row[: len(lengths)] += overlong_penalties(
-                    lengths, self.longest, config.overlong, config.overlong_penalty
-                )
-        return table
 
     def _shares(self, count: int, step: int) -> list[list[int]]:
         """Which groups each mini-batch has: in order if there is one, else at random."""

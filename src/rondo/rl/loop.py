@@ -8,6 +8,7 @@ One step, whatever the algorithm and whoever generates:
               reference's, the critic's values                                                 (learning.py)
     learn     epochs x mini-batches, each an optimizer step                                    (learning.py)
     push      the engine has the next version of the weights                                   (weights/)
+    store     observers are told: rollouts go to the disk, alarms are given                    (watch.py)
 
 Where the engine is, whether it works beside the learner and how far it may run ahead is the collector's (engines.py).
 """
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor
 
@@ -34,21 +35,29 @@ from rondo.rl.tasks import AnyTask
 from rondo.text.tokenizer import Tokenizer
 from rondo.train.learner import Learner, Metrics
 
+TAUGHT_NOTHING = (
+    "the task is too hard or too easy for this model, or its grader fails (`unjudged` says how often). "
+    "Fine-tune first, or choose another task"
+)
+
 
 class Idle(RondoError):
     """There is nothing left to learn from."""
 
 
 class Loop:
+    """`with Loop(...) as loop:` ends its engine and its graders; so does `close`."""
+
     def __init__(self, model: Decoder, tokenizer: Tokenizer, task: AnyTask, config: RlConfig) -> None:
         self.tokenizer, self.task, self.config = tokenizer, task, config
         self.max_tokens = config.max_tokens or task.max_tokens
         self.learning = Learning(model, tokenizer, config, self.max_tokens)
-        self.collector = collector_for(self.learner, tokenizer, task, config)
+        self.collector = collector_for(self.learner, tokenizer, task, config, self.learning.company)
         self.learning.company.take_turns(shared_engine(self.collector))
         self.observers: list[Callable[[Step], None]] = []
         self.steps_done = 0
-        self._idle = 0
+        self.idle = 0
+        """Steps in a row that taught nothing."""
 
     @property
     def learner(self) -> Learner:
@@ -61,23 +70,21 @@ class Loop:
 
     def step(self) -> Metrics:
         self._check_idle()
-        clock, number, version = Clock(), self.steps_done, self.version
-        roles = self.learning.company.roles
-        roles.phase("rollout")
+        clock, number, version = Clock(self.collector.graded), self.steps_done, self.version
         found = self.collector.collect(number, clock)
         _check_fits(found, self.task)
-        with clock("score"):
-            found.groups = self.learning.company.judged(found.groups)
         with clock("known"):
             batches, advantages = self.learning.prepare(found.groups, number)
-        roles.phase("train")
+        self.learning.company.roles.phase("train")
         with clock("push"), self.collector.pushing(version + 1), clock("train"):
             metrics = self.learning.learn(batches, number)
         self.steps_done += 1
-        self._idle = 0 if batches else self._idle + 1
+        self.idle = 0 if batches else self.idle + 1
         self.collector.trained(self.steps_done)
-        metrics |= self._seen(found, version) | clock.metrics(_sampled(found.groups))
-        return self._tell(Step(number + 1, version, [*found.groups, *found.dropped], advantages, metrics))
+        metrics |= self._seen(found, version)
+        with clock("store"):
+            self._tell(Step(number + 1, version, [*found.groups, *found.dropped], advantages, metrics))
+        return metrics | clock.metrics(_sampled(found.groups))
 
     def push(self) -> None:
         """Tells the engine that somebody else has written to the weights."""
@@ -86,11 +93,16 @@ class Loop:
 
     def evaluate(self, seed: int = 0) -> Metrics:
         """On held-out prompts, at temperature 1. Another seed is another set of prompts."""
-        self.learning.company.roles.phase("rollout")
         return evaluation.evaluate(self.collector, self.task, self.config, self.max_tokens, seed)
 
     def close(self) -> None:
         self.collector.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def states(self) -> dict[str, Tensor]:
         """The tensors of a checkpoint."""
@@ -100,14 +112,14 @@ class Loop:
         """The rest of a checkpoint. Which prompts come next, and with which seeds, follows from the step."""
         return {
             "version": self.version,
-            "idle": self._idle,
+            "idle": self.idle,
             "learning": self.learning.facts(),
             "collector": self.collector.state(),
         }
 
     def restore(self, folder: str | Path, step: int, facts: Mapping[str, Any]) -> None:
         self.learning.load(folder, facts["learning"])
-        self.steps_done, self._idle = step, facts["idle"]
+        self.steps_done, self.idle = step, facts["idle"]
         self.collector.restore(facts["collector"], step)
         with self.collector.pushing(max(facts["version"], self.version + 1)):
             pass
@@ -116,18 +128,16 @@ class Loop:
         groups = [*found.groups, *found.dropped]
         return group_metrics(groups, version) | found.metrics
 
-    def _tell(self, step: Step) -> Metrics:
+    def _tell(self, step: Step) -> None:
         for observer in self.observers:
             observer(step)
-        return step.metrics
 
     def _check_idle(self) -> None:
         most = self.config.most_idle
-        if most and self._idle >= most:
+        if most and self.idle >= most:
             raise Idle(
-                f"all samples of every group earned the same for {self._idle} steps: the task is too hard or too easy "
-                "for this model, or its grader fails (`unjudged` says how often). Fine-tune first, or choose another "
-                "task; rl.most_idle sets how long to wait."
+                f"all samples of every group earned the same for {self.idle} steps: {TAUGHT_NOTHING}; "
+                "rl.most_idle sets how long to wait."
             )
 
 

@@ -40,7 +40,11 @@ class LoopConfig(OptimConfig):
     max_staleness: int = Field(
         2, ge=1, description="async: how many steps older than the weights a trained token may be"
     )
-    grader_timeout: float = Field(30.0, gt=0, description="seconds that the score of one answer may take")
+    grader_timeout: float = Field(
+        30.0,
+        gt=0,
+        description="seconds that the score of one answer may take; episodes have Bounds of their own",
+    )
     most_idle: int = Field(
         20,
         ge=0,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -126,20 +126,6 @@ def staleness(samples: Sequence[Rollout], version: int) -> Metrics:
     shares = {f"stale/{n}{'+' * (n == OLDEST)}": float(share) for n, share in enumerate(counts)}
     newest = {"weight_version": float(versions.max())}
     return {"stale": float(behind.mean()), "stale_max": float(behind.max())} | shares | newest
-
-
-def mismatch(sampler: Iterable[Floats], learner: Iterable[Floats]) -> Metrics:
-    """Between the log-probabilities that sampler and learner give the same tokens under the same weights: mean and
-    largest difference, and Schulman's estimate (k3) of KL(sampler | learner). Under the names that the loss has."""
-    pairs = [(np.asarray(own), np.asarray(other)) for own, other in zip(sampler, learner, strict=True)]
-    differences = np.concatenate([np.zeros(0), *(other - own for own, other in pairs)])
-    if not differences.size:
-        return {}
-    return {
-        "logprob_diff": float(np.abs(differences).mean()),
-        "logprob_diff_max": float(np.abs(differences).max()),
-        "sampler_kl": float((np.exp(differences) - differences - 1).mean()),
-    }
 
 
 def _sampled(samples: Sequence[Rollout], column: str) -> Floats:

@@ -35,12 +35,23 @@ def make_add(source: random.Random) -> tuple[str, Facts]:
 
 
 def solve_add(facts: Facts) -> str:
-    return str(facts["a"] + facts["b"])
+    """Working first: the ones, then the tens with what is carried, a line each."""
+    a, b = facts["a"], facts["b"]
+    ones = a % 10 + b % 10
+    carried = "+1" if ones > 9 else ""
+    tens = a // 10 + b // 10 + ones // 10
+    return f"{a % 10}+{b % 10}={ones}\n{a // 10}+{b // 10}{carried}={tens}\n{a + b}"
 
 
 def grade_add(facts: Facts, answer: str) -> Parts:
-    """Digits are compared from the right, where they mean the same."""
-    return _in_places(solve_add(facts)[::-1], answer[::-1], bool(re.fullmatch("[0-9]+", answer)))
+    """The last line is what is graded; those before it are working. Digits are compared from the right, where they mean
+    the same."""
+    result = _last_line(answer)
+    return _in_places(str(facts["a"] + facts["b"])[::-1], result[::-1], bool(re.fullmatch("[0-9]+", result)))
+
+
+def same_add(facts: Facts) -> str:
+    return str(sorted((facts["a"], facts["b"])))
 
 
 def make_sort(source: random.Random) -> tuple[str, Facts]:
@@ -55,6 +66,14 @@ def solve_sort(facts: Facts) -> str:
 def grade_sort(facts: Facts, answer: str) -> Parts:
     well_formed = bool(re.fullmatch(r"[0-9]( [0-9])*", answer))
     return _in_places(sorted(map(str, facts["numbers"])), answer.split(), well_formed)
+
+
+def same_sort(facts: Facts) -> str:
+    return str(sorted(facts["numbers"]))
+
+
+def _last_line(answer: str) -> str:
+    return answer.rpartition("\n")[2]
 
 
 def _in_places(expected: Sequence[str], given: Sequence[str], well_formed: bool) -> Parts:
@@ -94,6 +113,10 @@ def grade_countdown(facts: Facts, answer: str) -> Parts:
         "near": near,
         "correct": float(exact),
     }
+
+
+def same_countdown(facts: Facts) -> str:
+    return f"{sorted(facts['numbers'])} {facts['target']}"
 
 
 def _expressions(numbers: Sequence[int]) -> Iterator[tuple[str, int]]:

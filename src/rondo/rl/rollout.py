@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 from rondo.client.types import CompletionOutput
 from rondo.graders import Sample, Score
 from rondo.rl.tasks import Problem
-from rondo.train.evaluator import Metrics
+
+if TYPE_CHECKING:
+    from rondo.train.evaluator import Metrics
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ def reward_metrics(groups: Sequence[Group]) -> Metrics:
         "reward": _mean([score.total for score in ok]),
         "unjudged": float(len(scores) - len(ok)),
     }
-    for name in ok[0].parts if ok else ():
+    for name in dict.fromkeys(name for score in ok for name in score.parts):
         metrics[f"reward/{name}"] = _mean([score.parts[name] for score in ok if name in score.parts])
     return metrics
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError, wait
 
@@ -21,6 +22,9 @@ log = get_logger(__name__)
 GRACE_SECONDS = 2.0
 """How much later than its limit a grader may be before its loop is given up."""
 
+ENDING_SECONDS = 1.0
+"""For graders that are at work when nobody waits any more."""
+
 
 class Scorer:
     def __init__(self, grader: Grader, timeout_s: float) -> None:
@@ -28,12 +32,23 @@ class Scorer:
         self._name = getattr(grader, "name", None) or type(grader).__name__
         self._grader = guarded(grader, timeout_s, self._name)
         self._finished = 0
+        self._asked, self._since, self._worked = 0, 0.0, 0.0
+        self._counting = threading.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = self._start()
+
+    @property
+    def at_work(self) -> float:
+        """For how many seconds there has been anything to score so far."""
+        self._count(0)
+        return self._worked
 
     def submit(self, samples: Sequence[Sample]) -> list[Future[Score]]:
         """From any thread; at once."""
         futures: list[Future[Score]] = [Future() for _ in samples]
+        self._count(len(futures))
+        for future in futures:
+            future.add_done_callback(lambda _: self._count(-1))
         self._loop.call_soon_threadsafe(self._begin, list(zip(samples, futures, strict=True)))
         return futures
 
@@ -65,6 +80,12 @@ class Scorer:
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
 
+    def _count(self, more: int) -> None:
+        with self._counting:
+            moment = time.perf_counter()
+            self._worked += moment - self._since if self._asked else 0.0
+            self._since, self._asked = moment, self._asked + more
+
     def _begin(self, work: list[tuple[Sample, Future[Score]]]) -> None:
         for sample, future in work:
             task = asyncio.ensure_future(self._one(sample, future))
@@ -72,7 +93,10 @@ class Scorer:
             task.add_done_callback(self._tasks.discard)
 
     async def _one(self, sample: Sample, future: Future[Score]) -> None:
-        score = await self._grader.score(sample)
+        try:
+            score = await self._grader.score(sample)
+        except asyncio.CancelledError:  # nobody here cancels: it did so itself
+            score = Score("error", 0.0, detail=f"{self._name} cancelled its own task")
         self._finished += 1
         _settle(future, score)
 
@@ -107,5 +131,9 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
     asyncio.set_event_loop(loop)
     try:
         loop.run_forever()
+        if left := asyncio.all_tasks(loop):
+            for task in left:
+                task.cancel()
+            loop.run_until_complete(asyncio.wait(left, timeout=ENDING_SECONDS))
     finally:
         loop.close()

@@ -9,15 +9,6 @@ groups begin once the step before is done, which is synchronous; with 1 they are
 from __future__ import annotations
 
 
-def step_of(number: int, prompts_per_step: int) -> int:
-    """The step that trains on the group."""
-    return number // prompts_per_step
-
-
 def admitted(steps_done: int, prompts_per_step: int, max_staleness: int) -> int:
     """The first group that may not begin yet."""
     return (steps_done + max_staleness + 1) * prompts_per_step
-
-
-def may_begin(number: int, steps_done: int, prompts_per_step: int, max_staleness: int) -> bool:
-    return number < admitted(steps_done, prompts_per_step, max_staleness)

@@ -60,6 +60,12 @@ class Task:
     shares: Mapping[str, float]
     """What each part adds to the total; together 1."""
     max_tokens: int
+    same: Callable[[Facts], str] | None = None
+    """What two problems share that differ in the order of their numbers alone; by default the question."""
+
+    def split(self, question: str, facts: Facts) -> Split:
+        """Problems that are the same are in the same split: who learned one has seen the other."""
+        return split_of(question if self.same is None else f"{self.name} {self.same(facts)}")
 
     def prompts(self, seed: int, n: int, split: Split = "train") -> list[Problem]:
         """The same problems for the same seed; those of one split never occur in the other."""
@@ -67,7 +73,7 @@ class Task:
         problems: list[Problem] = []
         while len(problems) < n:
             question, facts = self.make(source)
-            if split_of(question) == split:
+            if self.split(question, facts) == split:
                 problems.append(Problem(question, facts))
         return problems
 
@@ -88,6 +94,8 @@ def split_of(question: str) -> Split:
 
 def task(name: str) -> Task:
     """One of ours."""
+    if name.endswith(".py"):
+        raise NotFound(f"Which task in {name}? Give its name too: {name}:TASK.", param="task")
     if name not in TASKS:
         raise NotFound(
             f"There is no task {name!r}. Tasks: {', '.join(TASKS)}, guess, calculator; a file that ends in "
@@ -109,6 +117,11 @@ def find(name: str, grader: Mapping[str, Any] | None = None, max_broken: int = 0
     if grader:
         raise ConfigError(
             f"the task {name!r} grades its own answers; a grader is for a file.", param="rl.grader"
+        )
+    if max_broken:
+        raise ConfigError(
+            f"max_broken counts lines of a file, and the task {name!r} is none: leave it at 0.",
+            param="rl.max_broken",
         )
     if is_entry(name):
         from rondo.rl.custom import load_task
@@ -148,12 +161,13 @@ TASKS = _registry(
         ),
         Task(
             name="add",
-            about="add two numbers: add 47 and 38",
+            about="add two numbers, working line by line: add 47 and 38",
             make=puzzles.make_add,
             solve=puzzles.solve_add,
             grade=puzzles.grade_add,
             shares=_SHARES,
-            max_tokens=6,
+            max_tokens=24,
+            same=puzzles.same_add,
         ),
         Task(
             name="sort",
@@ -163,6 +177,7 @@ TASKS = _registry(
             grade=puzzles.grade_sort,
             shares=_SHARES,
             max_tokens=14,
+            same=puzzles.same_sort,
         ),
         Task(
             name="countdown",
@@ -172,6 +187,7 @@ TASKS = _registry(
             grade=puzzles.grade_countdown,
             shares={"format": 0.2, "numbers": 0.3, "near": 0.1, "correct": 0.4},
             max_tokens=16,
+            same=puzzles.same_countdown,
         ),
     ]
 )

@@ -1,0 +1,218 @@
+"""What an engine behind a URL is asked, and what it answers: our own server's words, and vLLM's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing, suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+import httpx
+
+from rondo.base.errors import ConfigError, InvalidRequest, RondoError, Unavailable
+from rondo.client.http import AsyncClient
+from rondo.engine.vllm.backend import Asked, Piece, likeliest, number_of
+from rondo.engine.vllm.remote import GENERATE
+from rondo.engine.vllm.wire import generation, pieces
+
+FIELD = "rl.engine.url"
+NO_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+ADMIN_KEY = "RONDO_ADMIN_KEY"
+NO_KEY = "none"
+"""For vLLM's verbs, which take any."""
+BY_ID = "token_id:"
+"""How a token is named where it is to be told from all others."""
+
+
+class Door(AsyncClient):
+    """An engine's server, as the loop asks it. Keys are those in RONDO_API_KEY and RONDO_ADMIN_KEY."""
+
+    def __init__(self, url: str) -> None:
+        key = os.environ.get(ADMIN_KEY) or NO_KEY
+        super().__init__(url, transport=httpx.AsyncHTTPTransport(limits=NO_LIMITS), admin_key=key)
+
+    async def about(self) -> dict[str, Any]:
+        return await self._call("GET", "/version")
+
+    async def card(self) -> dict[str, Any]:
+        """Of the model itself, which comes before its adapters."""
+        cards = (await self._call("GET", "/v1/models"))["data"]
+        if not cards:
+            raise ConfigError(f"the engine at {self.base_url} has no model.", param=FIELD)
+        found: dict[str, Any] = cards[0]
+        return found
+
+    async def tokens_of(self, text: str, model: str) -> list[int]:
+        body = {"model": model, "prompt": text, "add_special_tokens": False}
+        tokens: list[int] = (await self._call("POST", "/tokenize", body))["tokens"]
+        return tokens
+
+    async def events(self, path: str, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+        async for event in self._stream(path, body):
+            yield event
+
+
+class Dialect(Protocol):
+    door: Door
+    model: str
+    """What the server calls the policy."""
+    max_model_len: int
+
+    def ask(self, asked: Asked) -> AsyncGenerator[Piece, None]:
+        """Leaving it early aborts the request."""
+
+    async def check(self) -> None:
+        """Refuses a server that cannot be pushed to, and says how it should be started."""
+
+    async def version(self) -> int:
+        """Of the weights that the server has."""
+
+    async def push(self, folder: Path, version: int, waits: bool) -> None:
+        """`waits`: what has begun ends first. Whatever a trainer that was killed has left there is over."""
+
+
+class _OfServer:
+    def __init__(self, door: Door, card: Mapping[str, Any]) -> None:
+        """`card` is of the model that is served."""
+        self.door, self.model, self.max_model_len = door, str(card["id"]), int(card["max_model_len"])
+
+
+class Native(_OfServer):
+    """Our own server, whoever computes behind it."""
+
+    async def check(self) -> None:
+        if not os.environ.get(ADMIN_KEY):
+            raise ConfigError(
+                f"new weights need the admin key of the engine at {self.door.base_url}: set {ADMIN_KEY} to what it was "
+                "started with, --server.admin_key=...",
+                param=FIELD,
+            )
+        await self.version()
+
+    async def version(self) -> int:
+        return int((await self.door.weight_info())["weight_version"])
+
+    async def push(self, folder: Path, version: int, waits: bool) -> None:
+        if waits:
+            await self.door.pause("wait")
+        try:
+            await self.door.abort_weight_update()
+            await self.door.push_weights(folder, version)
+        finally:
+            await _go_on(self.door)
+
+    async def ask(self, asked: Asked) -> AsyncGenerator[Piece, None]:
+        body = {name: value for name, value in asked.sampling().items() if name != "detokenize"}
+        body |= {
+            "model": self.model,
+            "prompt": list(asked.request.prompt_ids),
+            "priority": asked.request.priority,
+            "logprobs_mode": asked.request.sampling.logprobs_mode,
+            "return_token_ids": True,
+            "return_tokens_as_token_ids": True,
+            "stream_options": {
+                "include_usage": True,
+                "continuous_usage_stats": True,
+                "whole_samples": asked.request.read_at_end,
+            },
+        }
+        async with aclosing(self.door.events("/v1/completions", body)) as events:
+            async for event in events:
+                cached = event["usage"]["prompt_tokens_details"]["cached_tokens"]
+                for choice in event["choices"]:
+                    yield _piece(choice, asked.request.sampling.logprobs, cached)
+
+
+class Vllm(_OfServer):
+    """A `vllm serve` that has our plug-in for weights. Its log-probabilities are those before the temperature."""
+
+    async def check(self) -> None:
+        try:
+            await self.version()
+            await self.door.init_weight_transfer_engine()
+        except Unavailable:
+            raise
+        except RondoError as error:
+            raise ConfigError(
+                f"the vLLM at {self.door.base_url} takes no weights from a folder ({error.message}). Start it where "
+                f"Rondo is installed too: {VLLM_COMMAND}",
+                param=FIELD,
+            ) from error
+
+    async def version(self) -> int:
+        return number_of(str((await self.door.weight_info())["weight_version"]))
+
+    async def push(self, folder: Path, version: int, waits: bool) -> None:
+        await self.door.pause("wait" if waits else "keep")
+        try:
+            await self.door.start_weight_update()
+            await self.door.update_weights({"path": str(folder), "version": version})
+            await self.door.finish_weight_update(str(version))
+        finally:
+            await _go_on(self.door)
+
+    async def ask(self, asked: Asked) -> AsyncGenerator[Piece, None]:
+        sampling = asked.request.sampling
+        if sampling.logprobs is not None and sampling.logprobs_mode == "scaled" and sampling.temperature != 1:
+            raise InvalidRequest(
+                "vLLM gives log-probabilities before the temperature: set rl.temperature to 1, or take `rondo serve`.",
+                param="rl.temperature",
+            )
+        body = generation(asked, asked.sampling()) | {"model": self.model, "stream": True}
+        async with aclosing(self.door.events(GENERATE, body)) as events:
+            async for event in events:
+                for piece in pieces(event, asked):
+                    yield piece
+
+
+VLLM_COMMAND = (
+    "VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --enable-scale-out "
+    """--weight-transfer-config '{"backend": "rondo"}'"""
+)
+"""What vLLM needs for all of this."""
+
+
+async def dialect_of(url: str) -> Dialect:
+    """Who answers there."""
+    door = Door(url)
+    try:
+        about, card = await door.about(), await door.card()
+    except Unavailable as error:
+        await door.close()
+        raise ConfigError(
+            f"{error.message.removesuffix(' Is the server running?')} Start the engine first: `rondo serve MODEL "
+            f"--server.admin_key=KEY`, or {VLLM_COMMAND}",
+            param=FIELD,
+        ) from error
+    return (Native if "weight_version" in about else Vllm)(door, card)
+
+
+async def _go_on(door: Door) -> None:
+    """A server that has ended has nothing to go on with."""
+    with suppress(Unavailable):
+        await door.resume()
+
+
+def _piece(choice: Mapping[str, Any], count: int | None, cached: int) -> Piece:
+    """`count`: how many of the likeliest tokens were asked for."""
+    said = choice["logprobs"]
+    top = None
+    if said is not None and count:
+        top = [_likeliest(each, count) for each in said["top_logprobs"]]
+    return Piece(
+        index=choice["index"],
+        tokens=choice["token_ids"],
+        logprobs=None if said is None else said["token_logprobs"],
+        top=top,
+        finish_reason=choice["finish_reason"],
+        stop_reason=choice["stop_reason"],
+        versions=choice["weight_versions"],
+        cached=cached,
+    )
+
+
+def _likeliest(said: Mapping[str, float], count: int) -> list[tuple[int, float]]:
+    ranked: Sequence[tuple[str, float]] = sorted(said.items(), key=lambda each: -each[1])
+    found = [(int(name.removeprefix(BY_ID)), logprob, rank) for rank, (name, logprob) in enumerate(ranked, 1)]
+    return likeliest(found, count)

@@ -1,0 +1,76 @@
+"""RL on a Ray cluster of two nodes on this machine: run by Ray's own environment. What it finds is its last line."""
+
+import json
+import sys
+from typing import Any
+
+import ray
+from ray.cluster_utils import Cluster
+
+from rondo.base.errors import RondoError
+from rondo.rl import jobs, on_ray
+from rondo.rl.config import RlConfig
+from rondo.rl.far_config import RayConfig
+
+
+class Nodes:
+    """Where each role was placed."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, str] = {}
+        self._places = on_ray._places
+
+    def places(self, ray: Any, config: RlConfig) -> list[dict[str, Any]]:
+        places = self._places(ray, config)
+        group = ray.util.placement_group_table(places[0]["scheduling_strategy"].placement_group)
+        roles = ("learner", *(f"engine{number}" for number in range(config.ray.engines)))
+        self.found = {role: group["bundles_to_node_id"][number] for number, role in enumerate(roles)}
+        return places
+
+
+def main(model: str) -> None:
+    cluster = Cluster()
+    for _ in range(2):
+        cluster.add_node(num_cpus=1, include_dashboard=False)
+    nodes = Nodes()
+    on_ray._places = nodes.places
+    on_ray.PLACE_SECONDS = 5.0
+    config = RlConfig(
+        model=model,
+        steps=2,
+        lr=1e-2,
+        prompts_per_step=3,
+        samples_per_prompt=4,
+        eval_prompts=4,
+        max_tokens=6,
+        tokens_per_microbatch=256,
+        deterministic=True,
+        ray=RayConfig(engines=1, address=cluster.address),
+    )
+    seen: list[tuple[int, float]] = []
+
+    def tell(step: int, metrics: Any) -> None:
+        seen.append((step, metrics["weight_version"]))
+
+    try:
+        errors = [refused(config, serve=("--engine.nothing=1",)), refused(config, gpus=1.0)]
+        left = on_ray.run(jobs.plan(config), tell)
+    finally:
+        cluster.shutdown()
+    assert not ray.is_initialized()
+    errors.append(refused(config.model_copy(update={"seed": 1}), address="127.0.0.1:9"))
+    found = {"seen": seen, "left": str(left), "job": jobs.plan(config).job.name, "errors": errors}
+    print(json.dumps({"nodes": nodes.found} | found))
+
+
+def refused(config: RlConfig, **changes: object) -> str:
+    """What is said of a run that cannot be."""
+    try:
+        changed = config.ray.model_copy(update=changes)
+        on_ray.run(jobs.plan(config.model_copy(update={"ray": changed})))
+    except RondoError as error:
+        return error.message
+    return ""
+
+
+main(sys.argv[1])

@@ -1,0 +1,64 @@
+"""What makes an RL job the job that it is."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rondo import models
+from rondo.base.errors import NotFound
+from rondo.base.files import atomic_dir
+from rondo.models.scorer import make_scorer
+from rondo.rl import jobs
+from rondo.rl.config import RlConfig
+from rondo.train.job import Job
+from support.home import own_home
+from support.tiny import tiny_model, tiny_tokenizer
+
+BESIDE: dict[str, dict[str, Any]] = {
+    "teacher": {"distill": {"teacher": "other"}},
+    "reward model": {"reward_model": {"model": "other"}},
+    "critic": {"algorithm": "ppo", "critic": {"model": "other"}},
+}
+
+
+def leave(folder: Path, seed: int, scores: bool = False) -> None:
+    model = tiny_model(seed=seed)
+    if scores:
+        make_scorer(model, seed=seed)
+    shutil.rmtree(folder, ignore_errors=True)
+    with atomic_dir(folder) as inside:
+        models.save_into(model, inside)
+        tiny_tokenizer().save(inside)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("RONDO_HOME", str(own_home(tmp_path)))
+    leave(tmp_path / "models" / "tiny", 0)
+    return tmp_path / "models"
+
+
+def job_of(settings: dict[str, Any]) -> Job:
+    return jobs.plan(RlConfig(model="tiny", **settings)).job
+
+
+@pytest.mark.parametrize("who", BESIDE)
+def test_another_model_of_the_same_name_is_another_job(home: Path, who: str) -> None:
+    settings, scores = BESIDE[who], who == "reward model"
+    leave(home / "other", 1, scores)
+    first = job_of(settings)
+    leave(home / "other", 2, scores)
+    second = job_of(settings)
+    assert first != second
+    (home / "other").rename(home / "moved")
+    (section,) = (section for section in settings if section != "algorithm")
+    (name,) = settings[section]
+    assert job_of(settings | {section: {name: str(home / "moved")}}) == second, "wherever it is"
+
+
+def test_a_model_that_is_not_there_is_said_with_its_setting(home: Path) -> None:
+    with pytest.raises(NotFound, match=r"rl\.distill\.teacher: There is no model 'other'") as caught:
+        job_of(BESIDE["teacher"])
+    assert caught.value.param == "rl.distill.teacher"
