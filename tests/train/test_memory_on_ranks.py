@@ -54,8 +54,8 @@ def test_what_ranks_keep_and_how_they_compute(tmp_path: Path) -> None:
     for i, (layout, changes, how) in enumerate(cases):
         one = alone(config(precision=how.precision, balance=how.balance), **changes)
         # What experts of several ranks give is added up in another order, and in a pipeline rows are filled up to one
-        # length: in 16 bits that shows. So do fewer rows a rank where the library's products are in bf16 themselves.
-        narrow = how.precision == "bfloat16" and cpu_multiplies_bf16()
+        # length: in 16 bits that shows. So do fewer rows a rank where the library's products are in 16 bits themselves.
+        narrow = how.precision in ("bfloat16", "float16") and cpu_multiplies_bf16()
         tolerance = 2**-8 if narrow or (how.precision and layout.keys() & {"ep", "pp"}) else 1e-6
         for of_rank in for_ranks:
             same(of_rank[i], one, tolerance)
