@@ -36,7 +36,8 @@ four_bits = pytest.mark.skipif(
 def test_nearly_the_same_log_probabilities(method: Method, tmp_path: Path) -> None:
     folder = write_folders(tmp_path) / "0"
     quantize_folder(folder, tmp_path / method, Recipe(method))
-    assert apart(tmp_path / method, "float32") < APART[method]
+    tiles = method == "int8" and "amx_int8" in CPU  # whose products vLLM gives in bf16 alone
+    assert apart(tmp_path / method, "bfloat16" if tiles else "float32") < APART[method]
 
 
 @four_bits

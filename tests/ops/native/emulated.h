@@ -105,12 +105,14 @@ static void tile_dpbf16ps(int c, int a, int b) {
 #undef _tile_zero
 #undef _tile_loadd
 #undef _tile_stored
+#undef _tile_stream_loadd
 #undef _tile_dpbf16ps
 #define _tile_loadconfig tile_loadconfig
 #define _tile_release tile_release
 #define _tile_zero tile_zero
 #define _tile_loadd tile_loadd
 #define _tile_stored tile_stored
+#define _tile_stream_loadd tile_loadd
 #define _tile_dpbf16ps tile_dpbf16ps
 #endif
 #endif

@@ -5,8 +5,6 @@
  */
 #include "attention.h"
 
-enum { TOKENS = 32 };
-
 static int64_t longest_of(const Attention *a) {
     int64_t longest = 0;
     for (int64_t b = 0; b < a->batch; b++) longest = most(longest, a->lengths[b] - begin(a, b));
@@ -14,7 +12,7 @@ static int64_t longest_of(const Attention *a) {
 }
 
 int attend(const Attention *a) {
-    const int64_t blocks = (a->batch + TOKENS - 1) / TOKENS;
+    const int64_t together = neighbours(a), blocks = (a->batch + together - 1) / together;
     const int64_t room = scratch_size(a), longest = longest_of(a);
     int failed = 0;
 #pragma omp parallel num_threads(a->threads) if (a->threads > 1)
@@ -24,7 +22,7 @@ int attend(const Attention *a) {
         const Scratch x = scratch_in(a, memory);
 #pragma omp for schedule(dynamic)
         for (int64_t task = 0; task < blocks * a->kv; task++) {
-            const int64_t head = task / blocks, first = task % blocks * TOKENS, last = least(first + TOKENS, a->batch);
+            const int64_t head = task / blocks, first = task % blocks * together, last = least(first + together, a->batch);
             for (int64_t b = first, n; memory && b < last; b += n) {
                 n = run_at(a, b, last);
                 attend_run(a, b, n, head, x, at_line(memory + room));

@@ -34,7 +34,9 @@ typedef struct {
 
 /* Tokens that are taken together: as many as it takes for weights to come as fast as they are used, of which bf16 instructions
  * make more. */
-#if defined HAS_TILES || defined HAS_DOTS
+#if defined HAS_TILES
+enum { BLOCK = 256 };
+#elif defined HAS_DOTS
 enum { BLOCK = 128 };
 #else
 enum { BLOCK = 32 };

@@ -63,12 +63,17 @@ static void ask(const Step *s, const Layer *l, Own *own, int64_t first, int64_t 
     keep_heads(s, l, first, rows, values, value, values_end, l->values, l->value_scales);
 }
 
-/* Neighbours that are one task with a key head: those of one request see their past together. */
-static inline int64_t tokens_of_task(const Args *a, const Attention *attention) { return a->related ? neighbours(attention) : 1; }
+/* Neighbours of `rows` that are one task with a key head: those of one request see their past together. Every thread shall have
+ * some. */
+static inline int64_t tokens_of_task(const Args *a, const Attention *attention, int64_t rows) {
+    int64_t together = a->related ? neighbours(attention) : 1;
+    while (together > SIDE && (rows + together - 1) / together * attention->kv < 2 * a->threads) together /= 2;
+    return together;
+}
 
 static inline int64_t attention_tasks(const Args *a, const Layer *l, int64_t rows) {
     const Attention attention = attention_of(a, l);
-    const int64_t together = tokens_of_task(a, &attention);
+    const int64_t together = tokens_of_task(a, &attention, rows);
     return (rows + together - 1) / together * l->kv;
 }
 
@@ -79,7 +84,7 @@ static void attend(const Step *s, const Layer *l, const Own *own, int64_t first,
     attention.q = s->q + first * width, attention.out = own->mixed;
     attention.owners = s->owners + first, attention.lengths = s->lengths + first;
     const Scratch scratch = scratch_in(&attention, own->attention);
-    const int64_t together = tokens_of_task(a, &attention), last = part_to(own, tasks, 1);
+    const int64_t together = tokens_of_task(a, &attention, rows), last = part_to(own, tasks, 1);
     for (int64_t task = part_from(own, tasks, 1); task < last; task++) {
         const int64_t head = task % l->kv, end = least(rows, (task / l->kv + 1) * together);
         for (int64_t r = task / l->kv * together, n; r < end; r += n) {

@@ -51,12 +51,6 @@ typedef float Long __attribute__((vector_size(4 * LONG), aligned(4), may_alias))
 #define MULTIPLY_ADD(a, b, c) ((c) + (a) * (b))
 #endif
 
-/* Memory that is used next: with each step over K so many cache lines of it are asked for. */
-typedef struct {
-    const char *at;
-    int64_t lines;
-} Next;
-
 /* Vectors of rows in the tile that begins at row m. */
 static inline int vectors_at(int64_t m, int64_t M) { return M - m > LONG ? 2 : 1; }
 

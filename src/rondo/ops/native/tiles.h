@@ -6,6 +6,12 @@
 #define RONDO_TILES_H
 #include "pairs.h"
 
+/* Memory that is used next: with each step over K so many cache lines of it are asked for. */
+typedef struct {
+    const char *at;
+    int64_t lines;
+} Next;
+
 #ifdef HAS_TILES
 /* Sums are in tiles 0 to 3, of w in 4 and 5, of x in 6 and 7: 16 lines of 64 bytes each. */
 static void configure_tiles(void) {
@@ -39,8 +45,9 @@ static inline const void *lines_of(const Rows *rows, int64_t k, uint16_t *edge, 
     return edge;
 }
 
-/* W groups of 16 rows of w by X tiles of x; sums [W, X, 16, 16]. `ahead`, or NULL, is asked for as w is read. */
-ALWAYS_INLINE void tiles_of(const Rows *rows, const float *x, int64_t tile, float *sums, const uint16_t *ahead, const int W, const int X) {
+/* W groups of 16 rows of w by X tiles of x, which is read once for these rows; sums [W, X, 16, 16]. With each strip so many lines
+ * of `next` are asked for. */
+ALWAYS_INLINE void tiles_of(const Rows *rows, const float *x, int64_t tile, float *sums, Next *next, const int W, const int X) {
     uint16_t edges[2][SIDE * STRIP];
     const int64_t K = rows->K;
     int64_t apart;
@@ -49,14 +56,13 @@ ALWAYS_INLINE void tiles_of(const Rows *rows, const float *x, int64_t tile, floa
     if (W == 2) _tile_zero(2);
     if (W == 2 && X == 2) _tile_zero(3);
     for (int64_t k = 0; k < K; k += STRIP, x += SIDE * STRIP / 2) {
-        if (ahead)
-            for (int64_t r = 0; r < W * SIDE; r++) __builtin_prefetch(ahead + r * K + k, 0, 2);
+        for (int64_t i = 0; i < next->lines; i++, next->at += 64) __builtin_prefetch(next->at, 0, 2);
         const void *lines = lines_of(rows, k, edges[0], &apart);
         _tile_loadd(4, lines, apart);
-        _tile_loadd(6, x, 64);
+        _tile_stream_loadd(6, x, 64);
         _tile_dpbf16ps(0, 4, 6);
         if (X == 2) {
-            _tile_loadd(7, x + tile, 64);
+            _tile_stream_loadd(7, x + tile, 64);
             _tile_dpbf16ps(1, 4, 7);
         }
         if (W == 2) {
@@ -76,21 +82,22 @@ ALWAYS_INLINE void tiles_of(const Rows *rows, const float *x, int64_t tile, floa
 /* As `product`; `sums` has room for four tiles. */
 static void tiles_product(const float *packed, int64_t M, int64_t K, const uint16_t *w, int64_t from, int64_t to, float *out,
                           int64_t apart, float *sums) {
-    const int64_t tile = strips(K) * STRIP / 2 * SIDE;
+    const int64_t tile = strips(K) * STRIP / 2 * SIDE, steps = (M + 2 * SIDE - 1) / (2 * SIDE) * strips(K);
     configure_tiles();
     SETTLE_MEMORY();
-    for (int64_t n = from, count; n < to; n += count) {
+    for (int64_t n = from, count; n < to && M > 0; n += count) {
         count = least(2 * SIDE, to - n);
         const Rows rows[2] = {{w + n * K, K, least(SIDE, count)}, {w + (n + SIDE) * K, K, count - SIDE}};
         const int W = count > SIDE ? 2 : 1;
+        const int64_t bytes = least(2 * SIDE, to - n - count) * K * (int64_t)sizeof(uint16_t);
+        Next next = {(const char *)(w + (n + count) * K), (bytes / 64 + steps - 1) / steps};
         for (int64_t m = 0; m < M; m += 2 * SIDE) {
             const float *x = packed + m / SIDE * tile;
-            const uint16_t *ahead = m == 0 ? w + (n + count) * K : NULL;
             const int X = M - m > SIDE ? 2 : 1;
-            if (W == 2 && X == 2) tiles_of(rows, x, tile, sums, ahead, 2, 2);
-            else if (W == 2) tiles_of(rows, x, tile, sums, ahead, 2, 1);
-            else if (X == 2) tiles_of(rows, x, tile, sums, ahead, 1, 2);
-            else tiles_of(rows, x, tile, sums, ahead, 1, 1);
+            if (W == 2 && X == 2) tiles_of(rows, x, tile, sums, &next, 2, 2);
+            else if (W == 2) tiles_of(rows, x, tile, sums, &next, 2, 1);
+            else if (X == 2) tiles_of(rows, x, tile, sums, &next, 1, 2);
+            else tiles_of(rows, x, tile, sums, &next, 1, 1);
             for (int i = 0; i < W; i++)
                 for (int j = 0; j < X; j++)
                     transpose(sums + (i * X + j) * SIDE * SIDE, rows[i].count, least(SIDE, M - m - j * SIDE), SIDE,
