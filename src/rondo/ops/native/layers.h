@@ -34,13 +34,14 @@ typedef struct {
 
 /* Tokens that are taken together: as many as it takes for weights to come as fast as they are used, of which bf16 instructions
  * make more. */
-#if defined HAS_TILES
-enum { BLOCK = 256 };
-#elif defined HAS_DOTS
+#if defined HAS_TILES || defined HAS_DOTS
 enum { BLOCK = 128 };
 #else
 enum { BLOCK = 32 };
 #endif
+
+/* So many columns that gate others are made at a time: they stay near until they have met them. */
+enum { GATED = 256 };
 
 /* The sizes of the widest layer. */
 typedef struct {
@@ -96,11 +97,11 @@ static Sizes sizes_of(const Args *a) {
 }
 
 static inline int64_t own_size(const Args *a, const Sizes *s) {
-    return rounded(ready_size(block_of(a), s->in)) + s->room + s->attention + s->partials;
+    return rounded(ready_size(block_of(a), s->in)) + block_of(a) * GATED + s->room + s->attention + s->partials;
 }
 
 static inline int64_t block_size(const Args *a, const Sizes *s) {
-    return block_of(a) * (a->hidden + 2 * s->kv + s->q + 2 * s->inner);
+    return block_of(a) * (a->hidden + 2 * s->kv + s->q + s->inner);
 }
 
 static inline int64_t shared_size(const Args *a, const Sizes *s) { return rounded(a->tokens * (a->hidden + s->q + 6) + 4); }
@@ -116,10 +117,10 @@ static inline int64_t memory_size(const Args *a) {
 
 static Own own_in(const Args *a, const Sizes *s, float *memory, int64_t thread) {
     float *room = memory + thread * own_size(a, s), *attention = room + s->room, *partials = attention + s->attention;
-    float *packed = partials + s->partials;
+    float *up = partials + s->partials, *packed = up + block_of(a) * GATED;
     float *normed = memory + a->threads * own_size(a, s) + (has_one_block(a) ? 0 : thread * block_size(a, s));
     const int64_t block = block_of(a);
-    float *kv = normed + block * a->hidden, *mixed = kv + block * 2 * s->kv, *act = mixed + block * s->q, *up = act + block * s->inner;
+    float *kv = normed + block * a->hidden, *mixed = kv + block * 2 * s->kv, *act = mixed + block * s->q;
     return (Own){normed, kv, mixed, act, up, packed, room, attention, partials, NULL, 0, 1};
 }
 #endif

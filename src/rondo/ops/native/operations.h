@@ -108,13 +108,20 @@ static void feed(const Step *s, const Layer *l, Own *own, int64_t first, int64_t
     const Args *a = s->args;
     const int64_t from = part_from(own, l->inner, UNIT), to = part_to(own, l->inner, UNIT);
     const Projection gate = {&l->gate, NULL, l->sites[GATE], a->hidden, l->inner}, up = {&l->up, NULL, l->sites[UP], a->hidden, l->inner};
-    project(s, own, gate, own->normed, first, rows, from, to, own->act + from, l->inner);
-    project(s, own, up, own->normed, first, rows, from, to, own->up + from, l->inner);
-    for (int64_t r = 0; r < rows; r++) {
-        float *restrict row = own->act + r * l->inner + from;
-        const float *restrict by = own->up + r * l->inner + from;
-        for (int64_t i = 0; i < to - from; i++) row[i] = row[i] * sigmoid(row[i]) * by[i];
-        settle(a->given, row, to - from);
+    const int64_t apart = l->inner, step = as_ready(&l->gate, &l->up) ? GATED : most(1, to - from); /* x is made ready once */
+    for (int64_t begin = from, last; begin < to; begin = last) {
+        last = least(begin + step, to);
+        project(s, own, gate, own->normed, first, rows, begin, last, own->act + begin, apart);
+        for (int64_t n = begin, end; n < last; n = end) {
+            end = least(n + GATED, last);
+            project(s, own, up, own->normed, first, rows, n, end, own->up, GATED);
+            for (int64_t r = 0; r < rows; r++) {
+                float *restrict row = own->act + r * apart + n;
+                const float *restrict by = own->up + r * GATED;
+                for (int64_t i = 0; i < end - n; i++) row[i] = row[i] * sigmoid(row[i]) * by[i];
+                settle(a->given, row, end - n);
+            }
+        }
     }
 }
 
