@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("--tasks", default=",".join(TASKS), help="which tasks")
     parser.add_argument("--algorithms", default=",".join(ALGORITHMS), help="which algorithms")
     parser.add_argument("--seeds", type=int, default=3, help="how many seeds (3)")
-    parser.add_argument("--steps", type=int, help="most steps of a run, by default the recipe's")
+    parser.add_argument("--steps", type=int, default=400, help="most steps of a run (400)")
     parser.add_argument("--every", type=int, default=5, help="steps between two measurements (5)")
     parser.add_argument(
         "--results", type=Path, help="JSON lines of the runs; those that are there are not repeated"
@@ -89,7 +89,7 @@ def run_all(name: str, seed: int, algorithms: Sequence[str], given: argparse.Nam
     recipe = QUICK if given.quick else recipe_for(name)
     made, curves = prepare(name, seed, recipe), list[Curve]()
     for algorithm in algorithms:
-        steps = 2 if given.quick else given.steps or recipe.rl_steps
+        steps = 2 if given.quick else given.steps
         curves.append(run(made, name, algorithm, seed, steps, given.every))
         say(f"{name}, seed {seed}, {algorithm}: {curves[-1]}")
         if given.results:
