@@ -59,7 +59,7 @@ typedef struct {
 /* One thread's memory, and that of its block of tokens: one block for all where columns are shared. `part` is the thread's of
  * `parts` of the columns; `packed` is ready for the weight `ready`, or NULL. */
 typedef struct {
-    float *normed, *kv, *mixed, *act, *up, *packed, *room, *attention, *partials;
+    float *normed, *kv, *mixed, *act, *gated, *up, *packed, *room, *attention, *partials;
     const Weight *ready;
     int64_t part, parts;
 } Own;
@@ -97,11 +97,16 @@ static Sizes sizes_of(const Args *a) {
 }
 
 static inline int64_t own_size(const Args *a, const Sizes *s) {
-    return rounded(ready_size(block_of(a), s->in)) + block_of(a) * GATED + s->room + s->attention + s->partials;
+    return rounded(ready_size(block_of(a), s->in)) + 2 * block_of(a) * GATED + s->room + s->attention + s->partials;
+}
+
+/* What is fed: as floats, or in pairs of full tiles. */
+static inline int64_t fed_size(const Args *a, const Sizes *s) {
+    return most(block_of(a) * s->inner, (block_of(a) + SIDE - 1) / SIDE * SIDE * strips(s->inner) * STRIP / 2);
 }
 
 static inline int64_t block_size(const Args *a, const Sizes *s) {
-    return block_of(a) * (a->hidden + 2 * s->kv + s->q + s->inner);
+    return block_of(a) * (a->hidden + 2 * s->kv + s->q) + rounded(fed_size(a, s));
 }
 
 static inline int64_t shared_size(const Args *a, const Sizes *s) { return rounded(a->tokens * (a->hidden + s->q + 6) + 4); }
@@ -117,10 +122,10 @@ static inline int64_t memory_size(const Args *a) {
 
 static Own own_in(const Args *a, const Sizes *s, float *memory, int64_t thread) {
     float *room = memory + thread * own_size(a, s), *attention = room + s->room, *partials = attention + s->attention;
-    float *up = partials + s->partials, *packed = up + block_of(a) * GATED;
+    float *gated = partials + s->partials, *up = gated + block_of(a) * GATED, *packed = up + block_of(a) * GATED;
     float *normed = memory + a->threads * own_size(a, s) + (has_one_block(a) ? 0 : thread * block_size(a, s));
     const int64_t block = block_of(a);
     float *kv = normed + block * a->hidden, *mixed = kv + block * 2 * s->kv, *act = mixed + block * s->q;
-    return (Own){normed, kv, mixed, act, up, packed, room, attention, partials, NULL, 0, 1};
+    return (Own){normed, kv, mixed, act, gated, up, packed, room, attention, partials, NULL, 0, 1};
 }
 #endif

@@ -104,32 +104,43 @@ static void output(const Step *s, const Layer *l, Own *own, int64_t first, int64
     add_rows_to(a, s->x + first * a->hidden, own->normed + from, rows, from, to, a->hidden);
 }
 
+/* Whether what is fed is kept as the next product wants it: pairs for tiles. */
+static inline int feeds_pairs(const Args *a, const Layer *l) {
+    return a->given == BF16 && l->down.kind == BF16 && !a->adapters && as_ready(&l->gate, &l->up) && way_of(BF16) == BY_TILES;
+}
+
 static void feed(const Step *s, const Layer *l, Own *own, int64_t first, int64_t rows) {
     const Args *a = s->args;
     const int64_t from = part_from(own, l->inner, UNIT), to = part_to(own, l->inner, UNIT);
     const Projection gate = {&l->gate, NULL, l->sites[GATE], a->hidden, l->inner}, up = {&l->up, NULL, l->sites[UP], a->hidden, l->inner};
-    const int64_t apart = l->inner, step = as_ready(&l->gate, &l->up) ? GATED : most(1, to - from); /* x is made ready once */
+    const int pairs = feeds_pairs(a, l);
+    const int64_t step = as_ready(&l->gate, &l->up) ? GATED : most(1, to - from); /* x is made ready once */
+    const int64_t apart = pairs ? GATED : l->inner, deep = strips(l->inner) * STRIP / 2;
     for (int64_t begin = from, last; begin < to; begin = last) {
+        float *gated = pairs ? own->gated : own->act + begin;
         last = least(begin + step, to);
-        project(s, own, gate, own->normed, first, rows, begin, last, own->act + begin, apart);
+        project(s, own, gate, own->normed, first, rows, begin, last, gated, apart);
         for (int64_t n = begin, end; n < last; n = end) {
             end = least(n + GATED, last);
             project(s, own, up, own->normed, first, rows, n, end, own->up, GATED);
             for (int64_t r = 0; r < rows; r++) {
-                float *restrict row = own->act + r * apart + n;
+                float *restrict row = gated + r * apart + n - begin;
                 const float *restrict by = own->up + r * GATED;
                 for (int64_t i = 0; i < end - n; i++) row[i] = row[i] * sigmoid(row[i]) * by[i];
                 settle(a->given, row, end - n);
             }
         }
+        if (pairs) pack_piece(gated, GATED, rows, last - begin, own->act + begin / 2 * SIDE, deep);
     }
+    if (pairs && to == l->inner) end_strip(rows, l->inner, own->act);
 }
 
 static void bring(const Step *s, const Layer *l, Own *own, int64_t first, int64_t rows) {
     const Args *a = s->args;
     const int64_t from = part_from(own, a->hidden, UNIT), to = part_to(own, a->hidden, UNIT);
     const Projection down = {&l->down, NULL, l->sites[DOWN], l->inner, a->hidden};
-    project(s, own, down, own->act, first, rows, from, to, own->normed + from, a->hidden);
+    if (feeds_pairs(a, l)) project_ready(s, own, down, NULL, own->act, first, rows, from, to, own->normed + from, a->hidden);
+    else project(s, own, down, own->act, first, rows, from, to, own->normed + from, a->hidden);
     add_rows_to(a, s->x + first * a->hidden, own->normed + from, rows, from, to, a->hidden);
 }
 

@@ -48,18 +48,30 @@ static inline Way way_of(int64_t type) {
 
 static inline int64_t strips(int64_t K) { return (K + STRIP - 1) / STRIP; }
 
-/* packed [tiles of 16 rows, strips of K, 16 pairs, 16 rows], with zeros where there are no rows or K ends before its strip. */
-static void pack_pairs(const float *x, int64_t M, int64_t K, float *packed) {
-    const int64_t deep = strips(K) * STRIP / 2;
+/* packed [tiles of 16 rows, strips of K, 16 pairs, 16 rows], with zeros where there are no rows: a piece of K numbers of rows
+ * that are `apart`, where tiles are `deep` pairs. */
+static void pack_piece(const float *x, int64_t apart, int64_t M, int64_t K, float *packed, int64_t deep) {
     float pairs[SIDE * STRIP / 2];
     for (int64_t m = 0; m < M; m += SIDE, packed += deep * SIDE) {
         const int64_t rows = least(SIDE, M - m);
-        if (rows < SIDE || deep * 2 > K) memset(packed, 0, deep * SIDE * sizeof(float));
+        if (rows < SIDE) memset(packed, 0, K / 2 * SIDE * sizeof(float));
         for (int64_t k = 0, count; k < K; k += count) {
             count = least(STRIP, K - k);
-            for (int64_t r = 0; r < rows; r++) narrow(BF16, x + (m + r) * K + k, pairs, r * count, count);
+            for (int64_t r = 0; r < rows; r++) narrow(BF16, x + (m + r) * apart + k, pairs, r * count, count);
             transpose(pairs, rows, count / 2, count / 2, packed + k / 2 * SIDE, SIDE);
         }
     }
+}
+
+/* Where K ends before its strip there are zeros. */
+static void end_strip(int64_t M, int64_t K, float *packed) {
+    const int64_t deep = strips(K) * STRIP / 2;
+    for (int64_t m = 0; m < M && 2 * deep > K; m += SIDE, packed += deep * SIDE)
+        memset(packed + K / 2 * SIDE, 0, (deep - K / 2) * SIDE * sizeof(float));
+}
+
+static void pack_pairs(const float *x, int64_t M, int64_t K, float *packed) {
+    pack_piece(x, K, M, K, packed, strips(K) * STRIP / 2);
+    end_strip(M, K, packed);
 }
 #endif

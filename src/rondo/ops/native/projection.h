@@ -28,14 +28,11 @@ static void adapt(const Step *s, Projection p, const float *x, int64_t first, in
     }
 }
 
-/* Columns `from` to `to` for tokens `first` on, whose x are made ready unless they are so already; out is where column `from`
- * goes. */
-static void project(const Step *s, Own *own, Projection p, const float *x, int64_t first, int64_t rows, int64_t from,
-                    int64_t to, float *out, int64_t apart) {
+/* Columns `from` to `to` for tokens `first` on, whose x are ready; out is where column `from` goes. */
+static void project_ready(const Step *s, Own *own, Projection p, const float *x, const float *ready, int64_t first, int64_t rows,
+                          int64_t from, int64_t to, float *out, int64_t apart) {
     const int64_t type = s->args->given;
-    if (!own->ready || !as_ready(own->ready, p.weight)) make_ready(p.weight, x, rows, p.in, own->packed);
-    own->ready = p.weight;
-    weight_product(p.weight, x, own->packed, rows, p.in, from, to, out, apart, own->room);
+    weight_product(p.weight, x, ready, rows, p.in, from, to, out, apart, own->room);
     for (int64_t r = 0; r < rows; r++) {
         float *restrict row = out + r * apart;
         if (p.bias)
@@ -43,5 +40,13 @@ static void project(const Step *s, Own *own, Projection p, const float *x, int64
         settle(type, row, to - from);
     }
     if (s->args->adapters) adapt(s, p, x, first, rows, from, to, out, apart);
+}
+
+/* The same of x that are made ready unless they are so already. */
+static void project(const Step *s, Own *own, Projection p, const float *x, int64_t first, int64_t rows, int64_t from,
+                    int64_t to, float *out, int64_t apart) {
+    if (!own->ready || !as_ready(own->ready, p.weight)) make_ready(p.weight, x, rows, p.in, own->packed);
+    own->ready = p.weight;
+    project_ready(s, own, p, x, own->packed, first, rows, from, to, out, apart);
 }
 #endif
