@@ -32,8 +32,8 @@ def instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 def test_a_steps_rows_are_the_models_and_the_same_in_every_way(instructions: str) -> None:
     assert ahead.runs("bf16") == instructions
     assert ahead.runs("fp32") == "AVX2"
-    feeder = Feeder(model_of(intermediate_size=112).to(torch.bfloat16))
-    check_bf16(feeder.same_in_every_way(1, 3), feeder.want())
+    feeder = Feeder(model_of(intermediate_size=112, head_dim=32).to(torch.bfloat16))
+    check_bf16(feeder.same_in_every_way(1, 2, 3), feeder.want())
 
 
 def test_they_are_taken_where_the_cpu_multiplies_bf16(

@@ -22,7 +22,9 @@ SPECS = {
     "sinks, capped": AttentionSpec(0, 3, 1, 64, 64, 0.3, softcap=3.0, sinks=True),
     "odd sizes": AttentionSpec(0, 4, 4, 12, 20, 0.3),
     "wide": AttentionSpec(0, 8, 1, 128, 72, 0.1),
+    "full tiles": AttentionSpec(0, 6, 2, 64, 48, 0.1),
 }
+KEPT_AND_GIVEN = [*((kept, torch.float32) for kept in TYPES), (torch.bfloat16, torch.bfloat16)]
 LENGTHS = [1, 255, 256, 257, 700, 1030, 3]
 SIZE = 16
 
@@ -112,10 +114,10 @@ def test_stored_rows_are_the_references_for_every_kind_of_number(kept):
             )
 
 
-@pytest.mark.parametrize("kept", TYPES, ids=str)
+@pytest.mark.parametrize(("kept", "given"), KEPT_AND_GIVEN, ids=str)
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
-def test_neighbours_and_threads_change_no_bit(spec, kept):
-    whole = case(spec, kept)
+def test_neighbours_and_threads_change_no_bit(spec, kept, given):
+    whole = case(spec, kept, given)
     assert len(LENGTHS) * spec.num_heads * max(LENGTHS) * spec.head_dim > WORK_FOR_THREADS
     want = whole.copy().run(paged_decode_native)
     for count in (2, 3):
@@ -131,9 +133,9 @@ MANY = SPECS | {
 }
 
 
-@pytest.mark.parametrize("kept", TYPES, ids=str)
+@pytest.mark.parametrize(("kept", "given"), KEPT_AND_GIVEN, ids=str)
 @pytest.mark.parametrize("spec", MANY.values(), ids=MANY)
-def test_tokens_of_one_past_together_have_the_bits_of_each_alone(spec, kept):
+def test_tokens_of_one_past_together_have_the_bits_of_each_alone(spec, kept, given):
     """Over pasts of one slice and of several, with what is behind a token, which it does not see, not finite."""
     generator = torch.Generator().manual_seed(0)
     lengths = torch.tensor([*range(1, 40), *range(230, 300), *range(508, 530)])
@@ -146,7 +148,7 @@ def test_tokens_of_one_past_together_have_the_bits_of_each_alone(spec, kept):
     lengths = lengths.repeat(2)
     slots = tables[owners, (lengths - 1) // SIZE] * SIZE + (lengths - 1) % SIZE
     q, k, v = (
-        torch.randn(len(lengths), *shape, generator=generator)
+        torch.randn(len(lengths), *shape, generator=generator).to(given)
         for shape in ((spec.num_heads, sizes[0]), *((spec.num_kv_heads, n) for n in sizes))
     )
     sinks = torch.randn(spec.num_heads, generator=generator) if spec.sinks else None

@@ -34,7 +34,7 @@ from rondo.ops import (
     token_logprobs,
 )
 from rondo.ops.activation import SWIGLU_ALPHA
-from rondo.ops.native.ahead import multiplies_bf16, runs
+from rondo.ops.native.ahead import runs
 from rondo.ops.native.build import compiler
 from rondo.ops.native.linear import takes_bf16
 from rondo.ops.native.pointwise import KINDS
@@ -156,10 +156,11 @@ def attentions(draw: st.DrawFn) -> AttentionSpec:
     return AttentionSpec(0, kv * group, kv, *dims, dims[0] ** -0.5, window, softcap, draw(st.booleans()))
 
 
-def weights_of(dtype: torch.dtype, kept: torch.dtype) -> torch.dtype:
-    """What weights may be rounded to before they meet values: a CPU's tiles multiply bf16 alone."""
-    both = dtype == kept == torch.bfloat16
-    return torch.bfloat16 if both and multiplies_bf16() and runs("bf16") == "AMX" else torch.float32
+def stored(spec: AttentionSpec, dtype: torch.dtype, kept: torch.dtype, length: int) -> torch.dtype:
+    """What weights are rounded to before they meet values: tiles multiply bf16 alone, and end at no window."""
+    both, full = dtype == kept == torch.bfloat16, spec.head_dim % 32 == 0 and spec.value_dim % 16 == 0
+    tiles = both and full and (spec.window is None or length < spec.window) and runs("bf16") == "AMX"
+    return torch.bfloat16 if tiles else torch.float32
 
 
 def attended(
@@ -168,12 +169,12 @@ def attended(
     keys: Tensor,
     values: Tensor,
     sinks: Tensor | None,
-    stored: torch.dtype,
+    weights_in: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     """One token: q [H, D], what it sees [L, KV, D] and [L, KV, Dv] -> [H, Dv] in fp64, and how far from it fp32 may be.
 
     A score is rounded dim + 3 times, and in a cap some more; a weight carries what its score was rounded by. Weights
-    are sums' terms twice: of what is given, and of what that is divided by. The first time they are stored in a type.
+    are sums' terms twice: of what is given, and of what that is divided by. The first in the type of weights.
     """
     group = spec.num_heads // spec.num_kv_heads
     keys, values = (x.double().repeat_interleave(group, 1) for x in (keys, values))
@@ -188,7 +189,7 @@ def attended(
     weights = scores.softmax(-1)[:, : len(keys)]
     below = scores.amax(-1) - scores.amin(-1)
     of_weight = wrong.amax(-1) + (2 * below + 2 * EXPONENTIAL + 4) * U
-    bound = (2 * of_weight + 2 * gamma(len(keys) + 16) + UNIT[stored])[:, None] * torch.einsum(
+    bound = (2 * of_weight + 2 * gamma(len(keys) + 16) + UNIT[weights_in])[:, None] * torch.einsum(
         "hl,lhd->hd", weights, values.abs()
     )
     return torch.einsum("hl,lhd->hd", weights, values), bound
@@ -213,7 +214,8 @@ def test_packed_attention(
         for at in range(start, stop, 7):
             first = start if spec.window is None else max(start, at + 1 - spec.window)
             seen = slice(first, at + 1)
-            within(found[at], *attended(spec, q[at], k[seen], v[seen], sinks, weights_of(dtype, dtype)))
+            weights_in = stored(spec, dtype, dtype, at + 1 - start)
+            within(found[at], *attended(spec, q[at], k[seen], v[seen], sinks, weights_in))
 
 
 @settings(max_examples=40)
@@ -252,7 +254,7 @@ def test_paged_decode(
         first = 0 if spec.window is None else max(0, length - spec.window)
         seen = step.places(size)[row : row + 1, first:length]
         past = (pages.gather(seen, torch.float32)[0] for pages in (keys, values))
-        within(found[row], *attended(spec, q[row], *past, sinks, weights_of(dtype, kept)))
+        within(found[row], *attended(spec, q[row], *past, sinks, stored(spec, dtype, kept, length)))
 
 
 @many

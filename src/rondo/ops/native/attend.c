@@ -12,14 +12,14 @@ static int64_t longest_of(const Attention *a) {
 }
 
 int attend(const Attention *a) {
-    const int64_t together = neighbours(a), blocks = (a->batch + together - 1) / together;
-    const int64_t room = scratch_size(a), longest = longest_of(a);
+    const int64_t together = shared_out(a, a->batch, a->threads), blocks = (a->batch + together - 1) / together;
+    const int64_t room = scratch_size(a, together), longest = longest_of(a);
     int failed = 0;
 #pragma omp parallel num_threads(a->threads) if (a->threads > 1)
     {
-        float *memory = calloc(room + partials_size(a, longest) + LINE, sizeof(float));
+        float *memory = malloc((room + partials_size(a, longest) + LINE) * sizeof(float));
         if (!memory) failed = 1;
-        const Scratch x = scratch_in(a, memory);
+        const Scratch x = scratch_in(a, together, memory);
 #pragma omp for schedule(dynamic)
         for (int64_t task = 0; task < blocks * a->kv; task++) {
             const int64_t head = task / blocks, first = task % blocks * together, last = least(first + together, a->batch);

@@ -1,3 +1,4 @@
+/* Attention of one token, or of a few of one request, over its pages: what they are is in `past.h`. */
 #ifndef RONDO_ATTENTION_H
 #define RONDO_ATTENTION_H
 #include "tiled_past.h"
@@ -16,7 +17,7 @@ static void attend_slice(const Attention *a, const Slice *slice, int64_t head, c
         Ahead coming = {a->keys, row_bytes(a, a->dim), next_head, next ? next->request : b, ahead, end};
         for (int64_t g = 0; g < G; g++) own[g] = (Query){from, to, x.scores + g * SLICE - from, partial + g * stride};
         pack_queries(a, b, 1, head, x);
-        attend_by_tiles(a, b, own, G, head, x, value_bytes ? &coming : NULL);
+        attend_by_tiles(a, b, own, G, head, x, &coming);
         return;
     }
     read_queries(a, b, head, x.query);
@@ -92,8 +93,19 @@ static inline void attend_token(const Attention *a, int64_t b, int64_t head, int
     for (int64_t g = 0; g < G; g++) join(a, partials + g * stride, slices, G * stride, b, head * G + g);
 }
 
-/* How many neighbours go together at most: so that their queries and scores stay near. */
-static inline int64_t neighbours(const Attention *a) { return most(4, (by_tiles(a) ? 4 * MANY : MANY) * a->kv / a->heads); }
+/* How many neighbours go together at most: so that their queries and scores stay near, and the parts of long answers do not
+ * take much. */
+static inline int64_t neighbours(const Attention *a) {
+    const int64_t many = by_tiles(a) && a->pages * a->size <= SHORT_PAST ? 4 * MANY : MANY;
+    return most(4, many * a->kv / a->heads);
+}
+
+/* How many of `rows` neighbours are one task with a key head, so that every thread has some. */
+static inline int64_t shared_out(const Attention *a, int64_t rows, int64_t threads) {
+    int64_t together = neighbours(a);
+    while (together > SIDE && (rows + together - 1) / together * a->kv < 2 * threads) together /= 2;
+    return together;
+}
 
 /* How many tokens from `b` on, below `tokens`, have one past and go together. */
 static inline int64_t run_at(const Attention *a, int64_t b, int64_t tokens) {
@@ -239,7 +251,7 @@ static void attend_run(const Attention *a, int64_t b, int64_t n, int64_t head, S
     }
 }
 
-/* How many floats the parts of a run's answers have, and a thread's scratch; and where those are in `memory`, which is 0. */
+/* How many floats the parts of a run's answers have, and a thread's scratch; of `tokens` that go together; and where that is in `memory`. */
 static inline int64_t partials_size(const Attention *a, int64_t longest) {
     return neighbours(a) * ((longest + SLICE - 1) / SLICE) * (a->heads / a->kv) * part_size(a);
 }
@@ -247,21 +259,21 @@ static inline int64_t partials_size(const Attention *a, int64_t longest) {
 /* The first place from which a cache line begins. */
 static inline float *at_line(float *memory) { return memory + (LINE - ((uintptr_t)memory / sizeof(float)) % LINE) % LINE; }
 
-/* So many that tiles are full. */
-static inline int64_t queries(const Attention *a) { return (neighbours(a) * (a->heads / a->kv) + SIDE - 1) / SIDE * SIDE; }
+/* The queries of so many tokens: as many as fill tiles. */
+static inline int64_t queries_of(const Attention *a, int64_t tokens) { return (tokens * (a->heads / a->kv) + SIDE - 1) / SIDE * SIDE; }
 
-/* Rows of values that are kept at once. */
+/* Rows of values that are kept at once, in pairs or one by one. */
 static inline int64_t values_kept(const Attention *a) { return by_tiles(a) ? SLICE / 2 : TILE; }
 
-static inline int64_t scratch_size(const Attention *a) {
-    const int64_t D = in_waves(a->dim), DV = in_waves(a->value_dim);
-    return queries(a) * D + most(queries(a) * SLICE, most(D, DV)) + TILE * (1 + D) + values_kept(a) * DV + LINE;
+static inline int64_t scratch_size(const Attention *a, int64_t tokens) {
+    const int64_t D = in_waves(a->dim), DV = in_waves(a->value_dim), queries = queries_of(a, tokens);
+    return queries * D + most(queries * SLICE, most(D, DV)) + TILE * (1 + D) + values_kept(a) * DV + LINE;
 }
 
-static inline Scratch scratch_in(const Attention *a, float *memory) {
-    const int64_t D = in_waves(a->dim), DV = in_waves(a->value_dim);
+static inline Scratch scratch_in(const Attention *a, int64_t tokens, float *memory) {
+    const int64_t D = in_waves(a->dim), DV = in_waves(a->value_dim), queries = queries_of(a, tokens);
     memory = at_line(memory);
-    float *scores = memory + queries(a) * D, *tiles = scores + most(queries(a) * SLICE, most(D, DV));
+    float *scores = memory + queries * D, *tiles = scores + most(queries * SLICE, most(D, DV));
     return (Scratch){memory, scores, tiles, tiles + TILE, tiles + TILE * (1 + D)};
 }
 #endif

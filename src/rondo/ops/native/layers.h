@@ -89,7 +89,7 @@ static Sizes sizes_of(const Args *a) {
         s.kv = most(s.kv, l->kv * l->dim);
         s.inner = most(s.inner, l->inner);
         s.in = most(s.in, most(l->heads * l->dim, l->inner));
-        s.attention = most(s.attention, scratch_size(&attention));
+        s.attention = most(s.attention, scratch_size(&attention, neighbours(&attention)));
         s.partials = most(s.partials, partials_size(&attention, a->longest));
     }
     s.room = rounded(weight_room(block_of(a), s.in)), s.attention = rounded(s.attention), s.partials = rounded(s.partials);

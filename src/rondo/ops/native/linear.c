@@ -19,15 +19,11 @@ typedef struct {
     int64_t columns; /* that are made at a time where they are rounded */
 } Args;
 
-/* Numbers of a block of rows that stay in a core's own cache. The quicker they are used, the more of them meet a weight. */
-#ifdef HAS_TILES
-enum { NEAR = 1 << 18 };
-#else
+/* Floats of a block of rows that stay in a core's own cache. Tiles are so quick that more rows have to meet a weight. */
 enum { NEAR = 1 << 16 };
-#endif
 
 static inline int64_t block_of(const Args *a) {
-    const int64_t rows = NEAR / a->in / (2 * LONG) * (2 * LONG);
+    const int64_t near = a->type == BF16 && way_of(BF16) == BY_TILES ? 4 * NEAR : NEAR, rows = near / a->in / (2 * LONG) * (2 * LONG);
     return least(a->rows, most(rows, 2 * LONG));
 }
 

@@ -63,12 +63,9 @@ static void ask(const Step *s, const Layer *l, Own *own, int64_t first, int64_t 
     keep_heads(s, l, first, rows, values, value, values_end, l->values, l->value_scales);
 }
 
-/* Neighbours of `rows` that are one task with a key head: those of one request see their past together. Every thread shall have
- * some. */
+/* Neighbours that are one task with a key head: those of one request see their past together. */
 static inline int64_t tokens_of_task(const Args *a, const Attention *attention, int64_t rows) {
-    int64_t together = a->related ? neighbours(attention) : 1;
-    while (together > SIDE && (rows + together - 1) / together * attention->kv < 2 * a->threads) together /= 2;
-    return together;
+    return a->related ? shared_out(attention, rows, has_one_block(a) ? a->threads : 1) : 1;
 }
 
 static inline int64_t attention_tasks(const Args *a, const Layer *l, int64_t rows) {
@@ -83,7 +80,7 @@ static void attend(const Step *s, const Layer *l, const Own *own, int64_t first,
     Attention attention = attention_of(a, l);
     attention.q = s->q + first * width, attention.out = own->mixed;
     attention.owners = s->owners + first, attention.lengths = s->lengths + first;
-    const Scratch scratch = scratch_in(&attention, own->attention);
+    const Scratch scratch = scratch_in(&attention, neighbours(&attention), own->attention);
     const int64_t together = tokens_of_task(a, &attention, rows), last = part_to(own, tasks, 1);
     for (int64_t task = part_from(own, tasks, 1); task < last; task++) {
         const int64_t head = task % l->kv, end = least(rows, (task / l->kv + 1) * together);
@@ -114,7 +111,7 @@ static void feed(const Step *s, const Layer *l, Own *own, int64_t first, int64_t
     const int64_t from = part_from(own, l->inner, UNIT), to = part_to(own, l->inner, UNIT);
     const Projection gate = {&l->gate, NULL, l->sites[GATE], a->hidden, l->inner}, up = {&l->up, NULL, l->sites[UP], a->hidden, l->inner};
     const int pairs = feeds_pairs(a, l);
-    const int64_t step = as_ready(&l->gate, &l->up) ? GATED : most(1, to - from); /* x is made ready once */
+    const int64_t step = as_ready(&l->gate, &l->up) && !a->adapters ? GATED : most(1, to - from); /* what is made of x is made once */
     const int64_t apart = pairs ? GATED : l->inner, deep = strips(l->inner) * STRIP / 2;
     for (int64_t begin = from, last; begin < to; begin = last) {
         float *gated = pairs ? own->gated : own->act + begin;

@@ -51,9 +51,9 @@ static int run_all(const Attention *a, const Work *work, int64_t tasks) {
     int failed = 0;
 #pragma omp parallel num_threads(a->threads) if (a->threads > 1)
     {
-        float *memory = calloc(scratch_size(a), sizeof(float));
+        float *memory = malloc(scratch_size(a, 1) * sizeof(float));
         if (!memory) failed = 1;
-        const Scratch x = scratch_in(a, memory);
+        const Scratch x = scratch_in(a, 1, memory);
 #pragma omp for schedule(dynamic, NEIGHBOURS)
         for (int64_t task = 0; task < tasks; task++)
             if (memory) run_task(a, work, x, task, tasks);

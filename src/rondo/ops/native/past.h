@@ -35,7 +35,7 @@ typedef struct {
     float scale, softcap;
 } Attention;
 
-enum { SLICE = 256, TILE = 32, LINE = 16, MANY = 64, BITE = 8 };
+enum { SLICE = 256, TILE = 32, LINE = 16, MANY = 64, BITE = 8, SHORT_PAST = 1 << 14 };
 
 /* Part of a request's past: tokens `from` to `to`. */
 typedef struct {

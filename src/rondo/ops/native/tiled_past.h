@@ -1,6 +1,6 @@
 /* What a few queries make of one slice of a past, by a CPU's matrix tiles (AMX): keys and values are in bf16, and so are the
- * weights that meet values. Scores are chains over strips of a head's numbers, answers chains over strips of tokens, which are
- * those of all queries, with zeros for what a query does not see: so what a query has does not depend on those beside it.
+ * weights that meet values. Scores are chains over strips of a head's numbers, answers chains over strips of the slice's tokens,
+ * with zeros for what a query does not see: so what a query has does not depend on those beside it.
  */
 #ifndef RONDO_TILED_PAST_H
 #define RONDO_TILED_PAST_H
@@ -26,11 +26,14 @@ static inline void ask_for(const Attention *a, Ahead *next, int64_t share) {
     next->from += count;
 }
 
-static inline void ask_for_all(const Attention *a, Ahead next) {
-    while (next.from < next.to) ask_for(a, &next, TILE);
+/* So many rows, of whatever pages. */
+static inline void ask_for_rows(const Attention *a, Ahead *next, int64_t count) {
+    const int64_t end = least(next->to, next->from + count);
+    while (next->from < end) ask_for(a, next, end - next->from);
 }
 
-/* Whether the token's past ends at a window: where its slices begin then lies on no grid. */
+/* Whether a window ends the token's past, or may: who keeps no more than that counts tokens from the first that is kept, so that
+ * of a longer past just the window is left. Slices begin at no fixed tokens then. */
 static inline int has_window(const Attention *a, int64_t b) { return a->window > 0 && a->lengths[b] >= a->window; }
 
 #ifdef HAS_TILES
@@ -67,19 +70,29 @@ ALWAYS_INLINE void zip(const uint16_t *restrict first, const uint16_t *restrict 
     for (int i = 0; i < SIDE; i++) to[i] = (uint32_t)second[i] << 16 | first[i];
 }
 
-/* Values from token t to `end`, a strip at most, in pairs as the second operand: [DV / 16, 16 pairs, 16]; the strip begins at
- * token `begin`. */
-static void pair_values(const Attention *a, int64_t b, int64_t begin, int64_t t, int64_t end, int64_t head, uint32_t *to) {
+static int all_finite(const uint16_t *row, int64_t count) {
+    int odd = 0;
+    for (int64_t i = 0; i < count; i++) odd |= (row[i] & 0x7f80) == 0x7f80;
+    return !odd;
+}
+
+/* A strip of values from token t on, those before `end`, in pairs as the second operand: [DV / 16, 16 pairs, 16]. Returns whether
+ * those from token `unseen` on are finite. */
+static int pair_values(const Attention *a, int64_t b, int64_t t, int64_t end, int64_t unseen, int64_t head, uint32_t *to) {
     const uint16_t *rows[STRIP];
     static const uint16_t nothing[SIDE];
+    int finite = 1;
+    end = least(end, t + STRIP);
     for (int64_t i = 0; i < STRIP; i++) rows[i] = NULL;
-    for (int64_t row, count; t < end; t += count) {
-        count = tile_at(a, b, t, end, &row);
-        for (int64_t i = 0; i < count; i++) rows[t + i - begin] = (const uint16_t *)a->values + ((row + i) * a->kv + head) * a->value_dim;
+    for (int64_t at = t, row, count; at < end; at += count) {
+        count = tile_at(a, b, at, end, &row);
+        for (int64_t i = 0; i < count; i++) rows[at + i - t] = (const uint16_t *)a->values + ((row + i) * a->kv + head) * a->value_dim;
     }
+    for (int64_t at = most(t, unseen); at < end; at++) finite &= all_finite(rows[at - t], a->value_dim);
     for (int64_t pair = 0; pair < SIDE; pair++)
         for (int64_t d = 0; d < a->value_dim; d += SIDE)
             zip(rows[2 * pair] ? rows[2 * pair] + d : nothing, rows[2 * pair + 1] ? rows[2 * pair + 1] + d : nothing, to + (d + pair) * SIDE);
+    return finite;
 }
 
 /* sums [2, Q, 16, 16]: 32 keys by Q groups of queries that are `apart` floats from one to the next. */
@@ -137,66 +150,76 @@ ALWAYS_INLINE void answer_tiles(const float *weights, const uint32_t *values, in
     SETTLE_MEMORY();
 }
 
-/* Scores of a query from the slice's first token on become weights in bf16, in their place: zeros where it sees nothing. */
-static void weigh_row(const Attention *a, Query q, int64_t grid, int64_t strips, float *row) {
-    const int64_t before = q.from - grid, count = q.to - q.from;
+/* Scores of a query become weights in bf16, in their place, with zeros up to the end of `strips`. */
+static void weigh_row(const Attention *a, Query q, int64_t strips, float *row) {
+    const int64_t count = q.to - q.from;
     float own[SLICE];
     uint16_t *weights = (uint16_t *)row;
     if (count <= 0) return;
-    for (int64_t i = 0; i < count; i++) own[i] = row[before + i] * a->scale;
+    for (int64_t i = 0; i < count; i++) own[i] = row[i] * a->scale;
     weigh(a, own, count, q.part);
-    memset(weights, 0, before * sizeof(uint16_t));
-    narrow(BF16, own, weights, before, count);
-    memset(weights + before + count, 0, (strips * STRIP - before - count) * sizeof(uint16_t));
+    narrow(BF16, own, weights, 0, count);
+    memset(weights + count, 0, (strips * STRIP - count) * sizeof(uint16_t));
 }
 
-/* One slice for `n` queries that `pack_queries` has packed. `coming`, or NULL: what is asked for once values are there; they are
- * themselves asked for while scores are made. */
-static void attend_by_tiles(const Attention *a, int64_t b, const Query *queries, int64_t n, int64_t head, Scratch x, Ahead *coming) {
-    const int64_t D = a->dim, DV = a->value_dim, tile = SIDE * SIDE, group = SIDE * D / 2;
-    int64_t first = INT64_MAX, last = 0;
-    for (int64_t r = 0; r < n; r++)
-        if (queries[r].from < queries[r].to) first = least(first, queries[r].from), last = most(last, queries[r].to);
-    const int64_t grid = first / SLICE * SLICE, begin = (first - grid) / STRIP, end = (last - grid + STRIP - 1) / STRIP;
+/* The answers of `n` queries from number r on, over `strips` of values. */
+static void answer_queries(const Attention *a, const Query *queries, int64_t r, int64_t n, int64_t strips, Scratch x) {
+    const int64_t DV = a->value_dim;
     __attribute__((aligned(64))) float sums[4 * SIDE * SIDE];
-    uint16_t *keys = (uint16_t *)x.keys;
+    for (int64_t d = 0; d < DV; d += 2 * SIDE) {
+        const int Q = n > SIDE ? 2 : 1, V = DV - d > SIDE ? 2 : 1;
+        const float *weights = x.scores + r * SLICE;
+        const uint32_t *values = (const uint32_t *)x.values + d * SIDE;
+        if (Q == 2 && V == 2) answer_tiles(weights, values, strips, DV, sums, 2, 2);
+        else if (Q == 2) answer_tiles(weights, values, strips, DV, sums, 2, 1);
+        else if (V == 2) answer_tiles(weights, values, strips, DV, sums, 1, 2);
+        else answer_tiles(weights, values, strips, DV, sums, 1, 1);
+        for (int64_t q = 0; q < n; q++)
+            for (int v = 0; v < V && queries[r + q].from < queries[r + q].to; v++)
+                memcpy(queries[r + q].part + d + v * SIDE, sums + ((q / SIDE * V + v) * SIDE + q % SIDE) * SIDE, SIDE * sizeof(float));
+    }
+}
+
+/* One slice for `n` queries that `pack_queries` has packed. Values are asked for while scores are made, and what is `coming` once
+ * they are there. What a query does not see counts nothing, and must be finite for that: else each is answered by itself. */
+static void attend_by_tiles(const Attention *a, int64_t b, const Query *queries, int64_t n, int64_t head, Scratch x, Ahead *coming) {
+    const int64_t D = a->dim, DV = a->value_dim, tile = SIDE * SIDE, group = SIDE * D / 2, from = queries->from;
+    int64_t to = from, unseen = INT64_MAX;
+    for (int64_t r = 0; r < n; r++)
+        if (from < queries[r].to) to = most(to, queries[r].to), unseen = least(unseen, queries[r].to);
+    const int64_t strips = (to - from + STRIP - 1) / STRIP;
+    __attribute__((aligned(64))) float sums[4 * SIDE * SIDE];
     uint32_t *values = (uint32_t *)x.values;
+    Ahead own = {a->values, row_bytes(a, DV), head, b, from, to};
+    int finite = 1;
     configure_tiles();
-    for (int64_t s = begin; s < end; s++) {
-        const int64_t t = grid + s * STRIP, from = most(t, first), to = least(t + STRIP, last);
-        ask_for_all(a, (Ahead){a->values, row_bytes(a, DV), head, b, from, to});
-        gather_keys(a, b, from, to, head, keys + (from - t) * D);
+    for (int64_t s = 0; s < strips; s++) {
+        const int64_t t = from + s * STRIP;
+        ask_for_rows(a, &own, STRIP);
+        gather_keys(a, b, t, least(t + STRIP, to), head, (uint16_t *)x.keys);
         SETTLE_MEMORY();
         for (int64_t r = 0; r < n; r += 2 * SIDE) {
             const int Q = n - r > SIDE ? 2 : 1;
-            if (Q == 2) score_tiles(keys, D, x.query + r / SIDE * group, group, sums, 2);
-            else score_tiles(keys, D, x.query + r / SIDE * group, group, sums, 1);
+            if (Q == 2) score_tiles((uint16_t *)x.keys, D, x.query + r / SIDE * group, group, sums, 2);
+            else score_tiles((uint16_t *)x.keys, D, x.query + r / SIDE * group, group, sums, 1);
             for (int k = 0; k < 2; k++)
                 for (int q = 0; q < Q; q++)
                     transpose(sums + (k * Q + q) * tile, SIDE, least(SIDE, n - r - q * SIDE), SIDE,
                               x.scores + (r + q * SIDE) * SLICE + s * STRIP + k * SIDE, SLICE);
         }
     }
-    for (int64_t r = 0; r < n; r++) weigh_row(a, queries[r], grid, end, x.scores + r * SLICE);
-    for (int64_t s = begin; s < end; s++) {
-        const int64_t t = grid + s * STRIP;
-        if (coming) ask_for(a, coming, STRIP);
-        pair_values(a, b, t, most(t, first), least(t + STRIP, last), head, values + s * DV * SIDE);
+    for (int64_t r = 0; r < n; r++) weigh_row(a, queries[r], strips, x.scores + r * SLICE);
+    for (int64_t s = 0; s < strips; s++) {
+        if (coming) ask_for_rows(a, coming, STRIP);
+        finite &= pair_values(a, b, from + s * STRIP, to, unseen, head, values + s * DV * SIDE);
     }
     SETTLE_MEMORY();
-    for (int64_t r = 0; r < n; r += 2 * SIDE)
-        for (int64_t d = 0; d < DV; d += 2 * SIDE) {
-            const int Q = n - r > SIDE ? 2 : 1, V = DV - d > SIDE ? 2 : 1;
-            const float *weights = x.scores + r * SLICE + begin * STRIP / 2;
-            const uint32_t *own = values + begin * DV * SIDE + d * SIDE;
-            if (Q == 2 && V == 2) answer_tiles(weights, own, end - begin, DV, sums, 2, 2);
-            else if (Q == 2) answer_tiles(weights, own, end - begin, DV, sums, 2, 1);
-            else if (V == 2) answer_tiles(weights, own, end - begin, DV, sums, 1, 2);
-            else answer_tiles(weights, own, end - begin, DV, sums, 1, 1);
-            for (int64_t q = r; q < least(n, r + Q * SIDE); q++)
-                for (int v = 0; v < V && queries[q].from < queries[q].to; v++)
-                    memcpy(queries[q].part + d + v * SIDE, sums + ((q - r) / SIDE * V + v) * tile + (q - r) % SIDE * SIDE, SIDE * sizeof(float));
-        }
+    for (int64_t r = 0; finite && r < n; r += 2 * SIDE) answer_queries(a, queries, r, least(n - r, 2 * SIDE), strips, x);
+    for (int64_t r = 0; !finite && r < n; r++) {
+        for (int64_t s = 0; s < strips; s++) pair_values(a, b, from + s * STRIP, most(from, queries[r].to), INT64_MAX, head, values + s * DV * SIDE);
+        SETTLE_MEMORY();
+        answer_queries(a, queries, r, 1, strips, x);
+    }
     _tile_release();
 }
 #else

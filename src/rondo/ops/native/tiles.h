@@ -89,8 +89,7 @@ static void tiles_product(const float *packed, int64_t M, int64_t K, const uint1
         count = least(2 * SIDE, to - n);
         const Rows rows[2] = {{w + n * K, K, least(SIDE, count)}, {w + (n + SIDE) * K, K, count - SIDE}};
         const int W = count > SIDE ? 2 : 1;
-        const int64_t bytes = least(2 * SIDE, to - n - count) * K * (int64_t)sizeof(uint16_t);
-        Next next = {(const char *)(w + (n + count) * K), (bytes / 64 + steps - 1) / steps};
+        Next next = {(const char *)(w + (n + count) * K), (K + steps - 1) / steps}; /* 32 rows, whoever multiplies them */
         for (int64_t m = 0; m < M; m += 2 * SIDE) {
             const float *x = packed + m / SIDE * tile;
             const int X = M - m > SIDE ? 2 : 1;
