@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("--tasks", default=",".join(TASKS), help="which tasks")
     parser.add_argument("--algorithms", default=",".join(ALGORITHMS), help="which algorithms")
     parser.add_argument("--seeds", type=int, default=3, help="how many seeds (3)")
-    parser.add_argument("--steps", type=int, default=400, help="most steps of a run (400)")
+    parser.add_argument("--steps", type=int, default=250, help="most steps of a run (250)")
     parser.add_argument("--every", type=int, default=5, help="steps between two measurements (5)")
     parser.add_argument(
         "--results", type=Path, help="JSON lines of the runs; those that are there are not repeated"

@@ -23,7 +23,8 @@ _EXAMINER_SECONDS = 10.0
 """That tests may take beyond the program's time, to find that it has ended and say so."""
 _EXAMINER_MEMORY = 1 << 30
 _EXAMINER_CPU = 60
-_CPU_SLACK = 0.1
+_CPU_SHARE = 0.5
+"""Of the limit, above which a signal that ends a program was the limit's: it counts by ticks, less exactly than who asks."""
 _UNCHANGED = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
@@ -160,7 +161,7 @@ def _why(ended: Ended, limits: Limits) -> Why:
     if ended.why in ("wall", "memory"):
         return "wall" if ended.why == "wall" else "memory"
     killed = ended.code in (128 + signal.SIGKILL, 128 + signal.SIGXCPU)
-    return "cpu" if killed and ended.cpu_seconds > limits.cpu_seconds - _CPU_SLACK else "exit"
+    return "cpu" if killed and ended.cpu_seconds > _CPU_SHARE * limits.cpu_seconds else "exit"
 
 
 def _verdict(data: bytes) -> Verdict:
