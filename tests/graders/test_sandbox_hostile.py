@@ -151,6 +151,7 @@ def test_they_end_with_their_worker_and_the_next_one_is_well(name: str, ground: 
         assert b"BREACH" not in running.result(60).output, "it ran once more"
         assert not psutil.wait_procs(family, timeout=20)[1]
         ground.check()
+        assert sandbox.run("print(1)").ok  # makes another worker where the program had ended before
         check_well(sandbox)
 
 

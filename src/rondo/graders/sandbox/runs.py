@@ -24,7 +24,7 @@ _EXAMINER_SECONDS = 10.0
 _EXAMINER_MEMORY = 1 << 30
 _EXAMINER_CPU = 60
 _CPU_SHARE = 0.5
-"""Of the limit, above which a signal that ends a program was the limit's: it counts by ticks, less exactly than who asks."""
+"""Of the limit, above which a signal that ends a program was the limit's, which counts by ticks and not exactly."""
 _UNCHANGED = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
