@@ -95,32 +95,6 @@ static int pair_values(const Attention *a, int64_t b, int64_t t, int64_t end, in
     return finite;
 }
 
-/* sums [2, Q, 16, 16]: 32 keys by Q groups of queries that are `apart` floats from one to the next. */
-ALWAYS_INLINE void score_tiles(const uint16_t *keys, int64_t D, const float *query, int64_t apart, float *sums, const int Q) {
-    const int64_t line = D * sizeof(uint16_t);
-    _tile_zero(0);
-    _tile_zero(2);
-    if (Q == 2) _tile_zero(1);
-    if (Q == 2) _tile_zero(3);
-    for (int64_t d = 0; d < D; d += STRIP, query += SIDE * STRIP / 2) {
-        _tile_loadd(4, keys + d, line);
-        _tile_loadd(6, query, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(5, keys + SIDE * D + d, line);
-        _tile_dpbf16ps(2, 5, 6);
-        if (Q == 2) {
-            _tile_loadd(7, query + apart, 64);
-            _tile_dpbf16ps(1, 4, 7);
-            _tile_dpbf16ps(3, 5, 7);
-        }
-    }
-    _tile_stored(0, sums, 64);
-    if (Q == 2) _tile_stored(1, sums + SIDE * SIDE, 64);
-    _tile_stored(2, sums + Q * SIDE * SIDE, 64);
-    if (Q == 2) _tile_stored(3, sums + 3 * SIDE * SIDE, 64);
-    SETTLE_MEMORY();
-}
-
 /* sums [Q, V, 16, 16]: Q groups of 16 rows of weights, by V groups of 16 of the values' numbers, over `strips` of tokens. */
 ALWAYS_INLINE void answer_tiles(const float *weights, const uint32_t *values, int64_t strips, int64_t DV, float *sums, const int Q,
                                 const int V) {
@@ -188,6 +162,9 @@ static void attend_by_tiles(const Attention *a, int64_t b, const Query *queries,
     for (int64_t r = 0; r < n; r++)
         if (from < queries[r].to) to = most(to, queries[r].to), unseen = least(unseen, queries[r].to);
     const int64_t strips = (to - from + STRIP - 1) / STRIP;
+    const uint16_t *keys = (const uint16_t *)x.keys;
+    const Rows rows[2] = {{keys, D, SIDE}, {keys + SIDE * D, D, SIDE}};
+    Next nothing = {NULL, 0};
     __attribute__((aligned(64))) float sums[4 * SIDE * SIDE];
     uint32_t *values = (uint32_t *)x.values;
     Ahead own = {a->values, row_bytes(a, DV), head, b, from, to};
@@ -200,8 +177,8 @@ static void attend_by_tiles(const Attention *a, int64_t b, const Query *queries,
         SETTLE_MEMORY();
         for (int64_t r = 0; r < n; r += 2 * SIDE) {
             const int Q = n - r > SIDE ? 2 : 1;
-            if (Q == 2) score_tiles((uint16_t *)x.keys, D, x.query + r / SIDE * group, group, sums, 2);
-            else score_tiles((uint16_t *)x.keys, D, x.query + r / SIDE * group, group, sums, 1);
+            if (Q == 2) tiles_of(rows, x.query + r / SIDE * group, group, sums, &nothing, 2, 2);
+            else tiles_of(rows, x.query + r / SIDE * group, group, sums, &nothing, 2, 1);
             for (int k = 0; k < 2; k++)
                 for (int q = 0; q < Q; q++)
                     transpose(sums + (k * Q + q) * tile, SIDE, least(SIDE, n - r - q * SIDE), SIDE,
