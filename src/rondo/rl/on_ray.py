@@ -151,7 +151,8 @@ class EngineRole:
                 if httpx.get(f"{self._url}/ready", timeout=5).is_success:
                     return self._url
             except httpx.HTTPError:
-                time.sleep(LOOK_SECONDS)
+                pass  # it does not listen yet
+            time.sleep(LOOK_SECONDS)
         said = self._log.read_text("utf-8", "replace")[-SHOWN:]
         raise Unavailable(f"an engine did not start on {self._url}: {said}")
 
