@@ -1,7 +1,10 @@
 """RL on a Ray cluster of two nodes on this machine: run by Ray's own environment. What it finds is its last line."""
 
 import json
+import os
+import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -37,7 +40,8 @@ def main(model: str) -> None:
     on_ray.PLACE_SECONDS = 5.0
     config = RlConfig(
         model=model,
-        steps=2,
+        steps=30,
+        save_every=1,
         lr=1e-2,
         prompts_per_step=3,
         samples_per_prompt=4,
@@ -48,19 +52,53 @@ def main(model: str) -> None:
         ray=RayConfig(engines=1, address=cluster.address),
     )
     seen: list[tuple[int, float]] = []
+    victims = [b"ray::EngineRole", b"rondo.cli\0serve", b"ray::LearnerRole"]
 
     def tell(step: int, metrics: Any) -> None:
         seen.append((step, metrics["weight_version"]))
+        if victims and len(victims) == 3 - len(lost):
+            kill(victims.pop())
 
+    lost: list[str] = []
     try:
         errors = [refused(config, serve=("--engine.nothing=1",)), refused(config, gpus=1.0)]
+        on_ray.PLACE_SECONDS = 60.0
+        for _ in tuple(victims):
+            try:
+                on_ray.run(jobs.plan(config), tell)
+            except RondoError as error:
+                lost.append(error.message)
         left = on_ray.run(jobs.plan(config), tell)
     finally:
         cluster.shutdown()
     assert not ray.is_initialized()
     errors.append(refused(config.model_copy(update={"seed": 1}), address="127.0.0.1:9"))
-    found = {"seen": seen, "left": str(left), "job": jobs.plan(config).job.name, "errors": errors}
+    found = {
+        "seen": seen,
+        "lost": lost,
+        "left": str(left),
+        "job": jobs.plan(config).job.name,
+        "errors": errors,
+    }
     print(json.dumps({"nodes": nodes.found} | found))
+
+
+def kill(command: bytes) -> None:
+    """With -9. Of the processes of this cluster the one whose command line holds that."""
+    own = os.fsencode(os.environ["RONDO_HOME"])
+    (found,) = (
+        process
+        for process in Path("/proc").glob("[0-9]*")
+        if command in read(process / "cmdline") and own in read(process / "environ")
+    )
+    os.kill(int(found.name), signal.SIGKILL)
+
+
+def read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
 
 
 def refused(config: RlConfig, **changes: object) -> str:

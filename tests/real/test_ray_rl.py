@@ -19,13 +19,20 @@ SOURCES = HERE.parents[1] / "src"
 
 
 def test_two_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run is the very one that is made here, in one process: with the same seeds, in deterministic mode."""
+    """The run is the very one that is made here, in one process: with the same seeds, in deterministic mode, and though
+    its learner, an engine's server and an engine's actor are killed on the way."""
     home, model = own_home(tmp_path / "home"), write_model(tmp_path / "tiny")
     told = {"PYTHONPATH": str(SOURCES), "RONDO_HOME": str(home), "RAY_AUTH_MODE": "disabled"}
     found = json.loads(run_peer("ray", HERE / "_ray_rl.py", model, **told).splitlines()[-1])
     assert len(set(found["nodes"].values())) == 2
     assert found["nodes"].keys() == {"learner", "engine0"}
-    assert [step for step, _ in found["seen"]] == [1, 2]
+    steps = [step for step, _ in found["seen"]]
+    assert steps == sorted(steps)
+    assert steps[-1] == 30
+    learner, server, engine = found["lost"]
+    assert "a role of this run was lost" in learner
+    assert "ended with status -9" in server
+    assert "a role of this run was lost" in engine
     flag, room, cluster = found["errors"]
     assert "an engine did not start" in flag
     assert "engine.nothing" in flag

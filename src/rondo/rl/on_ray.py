@@ -31,6 +31,8 @@ PLACE_SECONDS = 120.0
 START_SECONDS = 300.0
 """In which an engine has to have its model."""
 LOOK_SECONDS = 0.2
+_LIBC = ctypes.CDLL(None)
+"""Opened here: between fork and exec of a process with threads nothing may take a lock."""
 SHOWN = 2000
 """Characters of what a server that did not start said last."""
 
@@ -81,15 +83,16 @@ def _run(ray: Any, plan: jobs.Plan, on_step: jobs.OnStep | None, on_resume: OnRe
     engine = config.engine.model_copy(update={"url": tuple(urls)})
     given = config.model_copy(update={"model": model, "engine": engine, "ray": RayConfig()})
     done = learner.run.remote(given.model_dump_json(), str(home()), key, told)
+    serving = [engine.serve.remote() for engine in engines]
     ended: list[Any] = []
     while not ended:
-        ended, _ = ray.wait([done], timeout=LOOK_SECONDS)
+        ended, _ = ray.wait([done, *serving], timeout=LOOK_SECONDS)
         for step, metrics in told.get_nowait_batch(told.qsize()):
             if metrics is not None and on_step is not None:
                 on_step(step, metrics)
             if metrics is None and on_resume is not None:
                 on_resume(step)
-    return Path(ray.get(done))
+    return Path(ray.get(ended[0]))  # an engine that ends has a reason, and no result
 
 
 def _places(ray: Any, config: RlConfig) -> list[dict[str, Any]]:
@@ -153,8 +156,18 @@ class EngineRole:
             except httpx.HTTPError:
                 pass  # it does not listen yet
             time.sleep(LOOK_SECONDS)
-        said = self._log.read_text("utf-8", "replace")[-SHOWN:]
-        raise Unavailable(f"an engine did not start on {self._url}: {said}")
+        raise Unavailable(f"an engine did not start on {self._url}: {self._said()}")
+
+    def serve(self) -> None:
+        """For as long as its server does."""
+        status = self._process.wait()
+        raise Unavailable(
+            f"the engine on {self._url} ended with status {status}: {self._said()}\n"
+            "The same command goes on from the last checkpoint."
+        )
+
+    def _said(self) -> str:
+        return self._log.read_text("utf-8", "replace")[-SHOWN:]
 
 
 class LearnerRole:
@@ -171,7 +184,7 @@ class LearnerRole:
 
 def _end_with_parent() -> None:
     """Linux's PR_SET_PDEATHSIG: also where the actor is killed."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    _LIBC.prctl(1, signal.SIGKILL)
 
 
 def _look_for(address: str) -> None:
