@@ -48,6 +48,7 @@ OF_ANOTHER = (
         lambda c: not c.rollouts.keep,
         "is for what rollouts.keep keeps, which is 0: set that",
     ),
+    Idle(("metrics.host",), lambda c: c.metrics.port is None, "is for metrics.port: set that"),
     Idle(
         ("engine.folder", "engine.wait"),
         lambda c: not (c.engine.url or c.ray.engines),
