@@ -54,7 +54,7 @@ STARTING = 1 / 6
 SPAN = 3
 """Steps that a process may have begun when its kill comes."""
 GONE_SECONDS = 30.0
-TIMES = ("seconds", "hidden/", "tokens_per_second")
+TIMES = ("seconds", "hidden/", "tokens_per_second", "mfu", "peak_flops", "memory/")
 """Measurements that no two runs have in common."""
 
 

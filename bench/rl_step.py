@@ -126,6 +126,13 @@ def finish(report: Report, runs: int, warm: int, sides: dict[str, Any], rows: li
     report.ours["step, s"] = median(timings["rondo"])
     for phase in ("rollout", "score", "train", "push"):
         report.ours[f"{phase}, s"] = median([row[f"seconds/{phase}"] for row in rows])
+    shares = [row["seconds/rollout"] / row["seconds"] for row in rows]
+    report.ours["rollout's share of the step, %"] = 100 * median(shares)
+    report.ours["graders at work beside it, s"] = median([row["hidden/score"] for row in rows])
+    report.ours["train, share of products in registers, %"] = 100 * median(
+        [row["mfu_causal"] for row in rows]
+    )
+    report.ours["memory at most, MiB"] = max(row["memory/resident_peak"] for row in rows) / 2**20
     if "trl" in timings:
         report.peers["trl"] = {"step, s": median(timings["trl"])}
         report.ratios["step, TRL / rondo"] = median(timings["trl"]) / report.ours["step, s"]

@@ -58,7 +58,9 @@ def test_learner_and_sampler_agree_and_share_their_weights() -> None:
             "seconds/rollout",
             "grad_norm",
             "tokens_per_second",
+            "memory/resident",
         }
+        assert 0 < metrics["mfu_causal"] <= metrics["mfu"]
     assert engine_of(loop).core.model is loop.learner.model
     assert any(not torch.equal(a, b) for a, b in zip(before, loop.learner.model.parameters(), strict=True))
     assert isinstance(loop.collector, Direct)

@@ -125,7 +125,7 @@ def check_same(calm: Path, shaken: Path) -> None:
         assert _untimed(mine) == _untimed(theirs)
 
 
-TIMES = ("seconds", "hidden/", "tokens_per_second")
+TIMES = ("seconds", "hidden/", "tokens_per_second", "mfu", "peak_flops", "memory/")
 
 
 def _untimed(row: dict[str, float]) -> dict[str, float]:

@@ -25,6 +25,7 @@ from rondo.rl.advantages import (
 from rondo.rl.company import Company
 from rondo.rl.config import RlConfig
 from rondo.rl.earning import earned
+from rondo.rl.effort import Effort
 from rondo.rl.objective import policy_loss
 from rondo.rl.packing import Known, StepTokens, packed
 from rondo.rl.pairs import Pair, make_pairs
@@ -55,6 +56,7 @@ class Learning:
         self.company = Company(model, tokenizer, config)
         self.learner = Learner(model, config)
         self.company.attach(self.learner)
+        self.effort = Effort(self.learner, config.metrics.peak)
         self._seen: Metrics = {}
         self.told: list[Metrics] = []
         """What each mini-batch of the last step said."""
@@ -85,6 +87,7 @@ class Learning:
         nothing and is counted."""
         config, rate = self.config, self._learning_rate(step)
         loss = policy_loss(config, self.kl)
+        self.effort.counts([row for batch in batches for row in batch.rows], config.epochs)
         self.told, left_out = [], 0
         for _ in range(config.epochs):
             for batch in batches:

@@ -84,7 +84,8 @@ class Loop:
         metrics |= self._seen(found, version)
         with clock("store"):
             self._tell(Step(number + 1, version, [*found.groups, *found.dropped], advantages, metrics))
-        return metrics | clock.metrics(_sampled(found.groups))
+        metrics |= clock.metrics(_sampled(found.groups))
+        return metrics | self.learning.effort.metrics(metrics["seconds/train"])
 
     def push(self) -> None:
         """Tells the engine that somebody else has written to the weights."""
