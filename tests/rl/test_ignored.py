@@ -11,6 +11,7 @@ from rondo.rl.ignored import ADVANTAGES, LOSS, OF_ANOTHER, REWARD
 from rondo.rl.tasks import find
 
 ALONE: dict[str, tuple[Any, str]] = {
+    "metrics.host": ("0.0.0.0", "is for metrics.port: set that"),
     "kl_estimator": ("k2", "set kl"),
     "kl_in": ("reward", "set kl"),
     "kl_unbiased": (True, "set kl"),
