@@ -3,6 +3,7 @@
 import os
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -11,15 +12,14 @@ import pytest
 from rondo import models
 from rondo.data.packing import Document, pack
 from rondo.engine.vllm.plugins import write_plugins
-from rondo.graders import Sample, Score
 from rondo.rl.config import RlConfig
 from rondo.rl.dialects import GENERATE
 from rondo.rl.far_config import FarConfig
 from rondo.rl.loop import Loop
 from rondo.rl.rollout import Step
-from rondo.rl.tasks import task
 from rondo.text.tokenizer import Tokenizer
 from support.awake import cores_awake
+from support.far import Lengths, fleet_of
 from support.peers import ENVIRONMENT, peer_python
 from support.ports import free_port
 from support.waiting import wait_until
@@ -38,58 +38,61 @@ CONFIG = RlConfig(
 )
 
 
-class Lengths:
-    """Pays for nothing that can be learned, so that every group teaches."""
+class Vllm:
+    """One that is started as by hand, with no more of ours than the plug-in."""
 
-    name, max_tokens = "lengths", 12
-    prompts = staticmethod(task("reverse").prompts)
+    def __init__(self, model: Path, place: Path) -> None:
+        write_plugins(place)
+        self.place, self.port = place, free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.line = [peer_python("vllm"), "-m", "vllm.entrypoints.openai.api_server", "--model", model]
+        self.line += ["--host", "127.0.0.1", "--port", self.port, "--dtype", "float32", "--enforce-eager"]
+        self.line += ["--enable-scale-out", "--max-model-len", 512, "--max-num-seqs", 12]
+        self.line += ["--weight-transfer-config", '{"backend": "rondo"}']
 
-    async def score(self, sample: Sample) -> Score:
-        return Score("ok", float(len(sample.completion) % 3))
+    def start(self) -> None:
+        own = {
+            "PYTHONPATH": str(self.place),
+            "VLLM_SERVER_DEV_MODE": "1",
+            "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
+        }
+        with (self.place / "log").open("wb") as log:
+            self.process = subprocess.Popen(
+                list(map(str, self.line)),
+                env=os.environ | ENVIRONMENT | own,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
 
-
-@pytest.fixture(scope="module")
-def vllm(folders: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Its URL. It is started as by hand, with no more of ours than the plug-in."""
-    place = tmp_path_factory.mktemp("vllm-far")
-    write_plugins(place)
-    port = free_port()
-    line = [peer_python("vllm"), "-m", "vllm.entrypoints.openai.api_server", "--model", folders / "0"]
-    line += [
-        "--host",
-        "127.0.0.1",
-        "--port",
-        port,
-        "--dtype",
-        "float32",
-        "--enforce-eager",
-        "--enable-scale-out",
-    ]
-    line += ["--max-model-len", 512, "--max-num-seqs", 12, "--weight-transfer-config", '{"backend": "rondo"}']
-    own = {"PYTHONPATH": str(place), "VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_NUM_OF_RESERVED_CPU": "0"}
-    with (place / "log").open("wb") as log:
-        process = subprocess.Popen(
-            list(map(str, line)),
-            env=os.environ | ENVIRONMENT | own,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-
-    def serves() -> bool:
-        assert process.poll() is None, (place / "log").read_text()[-4000:]
+    def serves(self) -> bool:
+        assert self.process.poll() is None, (self.place / "log").read_text()[-4000:]
         try:
-            return httpx.get(f"http://127.0.0.1:{port}/health", timeout=5).is_success
+            return httpx.get(f"{self.url}/health", timeout=5).is_success
         except httpx.HTTPError:
             return False
 
+    def kill(self) -> None:
+        os.killpg(self.process.pid, 9)
+        self.process.wait()
+
+
+@pytest.fixture(scope="module")
+def started(folders: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vllm]:
+    vllm = Vllm(folders / "0", tmp_path_factory.mktemp("vllm-far"))
+    vllm.start()
     try:
         with cores_awake():
-            wait_until(serves, WAIT)
-            yield f"http://127.0.0.1:{port}"
+            wait_until(vllm.serves, WAIT)
+            yield vllm
     finally:
-        os.killpg(process.pid, 9)
-        process.wait()
+        vllm.kill()
+
+
+@pytest.fixture
+def vllm(started: Vllm) -> str:
+    """Its URL."""
+    return started.url
 
 
 def logprobs_there(url: str, model: Path, prompt: list[int]) -> list[float]:
@@ -122,4 +125,32 @@ def test_two_steps(vllm: str, folders: Path, mode: str) -> None:
         assert there == pytest.approx(here.tolist(), abs=1e-3)
         seen.append(there)
     assert max(abs(a - b) for a, b in zip(*seen, strict=True)) > 0.05, "each push changed the weights"
+    loop.close()
+
+
+def test_killed_while_it_generates_it_is_waited_for_and_has_the_weights_again(
+    started: Vllm, folders: Path
+) -> None:
+    """The last of this module: it leaves another process behind."""
+    model, tokenizer = models.load(folders / "0"), Tokenizer.load(folders / "0")
+    far = FarConfig(url=(started.url,), wait=WAIT)
+    loop = Loop(model, tokenizer, Lengths(), CONFIG.model_copy(update={"engine": far, "max_tokens": 400}))
+    loop.step()
+
+    def kill() -> None:
+        wait_until(lambda: fleet_of(loop).engines[0].under_way)
+        started.kill()
+        started.start()
+
+    with ThreadPoolExecutor(1) as aside:
+        killed = aside.submit(kill)
+        metrics = loop.step()
+        killed.result()
+    assert metrics["engine/lost"] == 1
+    assert metrics["engine/asked_again"] >= 1
+    assert metrics["updates"] == 1
+    assert metrics["logprob_diff_max"] < 1e-3, "the new process had the weights of the step before"
+    prompt = list(range(20, 60))
+    (here,) = loop.learner.logprobs(pack([Document(prompt, [0.0] + [1.0] * (len(prompt) - 1))], 512))
+    assert logprobs_there(started.url, folders / "0", prompt) == pytest.approx(here.tolist(), abs=1e-3)
     loop.close()

@@ -13,19 +13,17 @@ import rondo
 from rondo import models
 from rondo.base.errors import ConfigError, Conflict, MissingExtra, Overloaded, RondoError, Unavailable
 from rondo.client.types import GenerateRequest, TokenChunk
-from rondo.graders import Sample, Score
 from rondo.rl import jobs, on_ray
-from rondo.rl.ahead import Ahead
 from rondo.rl.config import RlConfig
 from rondo.rl.dialects import Door
 from rondo.rl.far_config import FarConfig, RayConfig
-from rondo.rl.fleet import Fleet
 from rondo.rl.loop import Loop
 from rondo.rl.rollout import Group, Step
 from rondo.rl.tasks import AnyTask, find, task
 from rondo.text.bpe import train_bpe
 from rondo.train import adapter
 from rondo.train.config import AdapterConfig
+from support.far import Lengths, fleet_of
 from support.home import own_home
 from support.ports import free_port
 from support.served import ADMIN_KEY, Served, write_model
@@ -61,16 +59,6 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RONDO_ADMIN_KEY", ADMIN_KEY)
 
 
-class Lengths:
-    """Pays for nothing that can be learned, so that every group teaches."""
-
-    name, max_tokens = "lengths", 8
-    prompts = staticmethod(task("reverse").prompts)
-
-    async def score(self, sample: Sample) -> Score:
-        return Score("ok", float(len(sample.completion) % 3))
-
-
 def loop_of(
     *urls: str, folder: str = "", wait: float = 240, goal: AnyTask | None = None, **changes: object
 ) -> tuple[Loop, list[Step]]:
@@ -79,12 +67,6 @@ def loop_of(
     told: list[Step] = []
     loop.observers.append(told.append)
     return loop, told
-
-
-def fleet_of(loop: Loop) -> Fleet:
-    assert isinstance(loop.collector, Ahead)
-    assert isinstance(loop.collector.engine, Fleet)
-    return loop.collector.engine
 
 
 def said(groups: list[Group]) -> list[object]:

@@ -52,6 +52,10 @@ OTHERS: list[tuple[dict[str, Any], str]] = [
     ({"rollouts": {"keep": 0, "max_bytes": 5}}, "rollouts.max_bytes is for what rollouts.keep keeps"),
     ({"algorithm": "ppo", "critic": {"warmup": 9}, "steps": 9}, "leaves the policy none of 9 steps"),
     ({"pairs": {"loss": "dpo", "gamma": 0.5}}, "pairs.gamma is for pairs.loss simpo"),
+    (
+        {"engine": {"url": ["http://127.0.0.1:1"]}, "block_size": 1},
+        "block_size is of an engine in this process",
+    ),
     ({"adapter": {"kind": "tokenformer", "alpha": 4.0}}, "adapter.alpha is for adapter.kind lora"),
 ]
 POLICYS: dict[str, Any] = {
@@ -103,7 +107,7 @@ def test_what_is_of_something_that_is_off_is_refused_with_what_to_set() -> None:
         refused(settings(name, value), said)
     for given, said in OTHERS:
         refused(given, said)
-    tried = {*ALONE, "clip_low", "clip_high", "ratio", "rollouts.max_bytes"}
+    tried = {*ALONE, "block_size", "clip_low", "clip_high", "ratio", "rollouts.max_bytes"}
     assert tried == {name for idle in OF_ANOTHER for name in idle.names}
 
 

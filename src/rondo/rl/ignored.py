@@ -55,6 +55,11 @@ OF_ANOTHER = (
         "is of engines in other processes: set engine.url",
     ),
     Idle(
+        ("block_size",),
+        lambda c: bool(c.engine.url or c.ray.engines),
+        "is of an engine in this process: it is theirs to say (rondo serve --engine.block_size)",
+    ),
+    Idle(
         ("ray.address", "ray.cpus", "ray.gpus", "ray.serve"),
         lambda c: not c.ray.engines,
         "is of roles that Ray places: set ray.engines",

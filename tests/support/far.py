@@ -1,0 +1,23 @@
+"""RL with engines of other processes."""
+
+from rondo.graders import Sample, Score
+from rondo.rl.ahead import Ahead
+from rondo.rl.fleet import Fleet
+from rondo.rl.loop import Loop
+from rondo.rl.tasks import task
+
+
+class Lengths:
+    """Pays for nothing that can be learned, so that every group teaches."""
+
+    name, max_tokens = "lengths", 8
+    prompts = staticmethod(task("reverse").prompts)
+
+    async def score(self, sample: Sample) -> Score:
+        return Score("ok", float(len(sample.completion) % 3))
+
+
+def fleet_of(loop: Loop) -> Fleet:
+    assert isinstance(loop.collector, Ahead)
+    assert isinstance(loop.collector.engine, Fleet)
+    return loop.collector.engine
