@@ -44,6 +44,20 @@ class ModelError(RondoError):
     kind = "invalid_request_error"
 
 
+class Unauthorized(RondoError):
+    """Nobody knows who asks."""
+
+    status = 401
+    kind = "authentication_error"
+
+
+class Forbidden(RondoError):
+    """Who asks is known, and may not."""
+
+    status = 403
+    kind = "permission_error"
+
+
 class NotFound(RondoError):
     status = 404
     exit_code = 4

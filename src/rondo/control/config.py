@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from rondo.base.config import Section
 
 
-class QueueConfig(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
+class QueueConfig(Section):
     lease: float = Field(
         60.0, gt=0, description="seconds after which work goes to another worker, unless its own has called"
     )

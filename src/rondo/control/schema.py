@@ -40,5 +40,28 @@ STEPS: tuple[tuple[str, ...], ...] = (
             number INTEGER NOT NULL,
             PRIMARY KEY (model, state)
         )""",
+        """CREATE TABLE keys (
+            id TEXT PRIMARY KEY,
+            digest TEXT NOT NULL,
+            name TEXT NOT NULL,
+            role TEXT NOT NULL,
+            scopes TEXT NOT NULL,
+            models TEXT NOT NULL,
+            requests_per_minute INTEGER,
+            tokens_per_minute INTEGER,
+            tokens_per_day INTEGER,
+            created REAL NOT NULL,
+            expires REAL,
+            revoked REAL
+        )""",
+        """CREATE TABLE usage (
+            key TEXT NOT NULL,
+            day TEXT NOT NULL,
+            model TEXT NOT NULL,
+            requests INTEGER NOT NULL,
+            input_tokens INTEGER NOT NULL,
+            output_tokens INTEGER NOT NULL,
+            PRIMARY KEY (key, day, model)
+        )""",
     ),
 )

@@ -21,7 +21,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from rondo.base.errors import InvalidRequest, RondoError, Unavailable
+from rondo.base.errors import InvalidRequest, RondoError, Unauthorized, Unavailable
 from rondo.client.engine import Engine
 from rondo.client.openai import ChatRequest, ModelCard, ModelList
 from rondo.client.refusals import parse
@@ -53,11 +53,6 @@ MAX_SAMPLES = 1024
 """Of one request."""
 
 Ask = Callable[[Served, Request], Awaitable[ASGIApp]]
-
-
-class Unauthorized(RondoError):
-    status = 401
-    kind = "authentication_error"
 
 
 class Reward(Wire):

@@ -1,0 +1,105 @@
+"""How much a key may ask for: so many requests and tokens a minute, each a bucket that fills evenly."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import monotonic
+
+from rondo.base.errors import Overloaded
+from rondo.control.keys import Key
+
+
+class RateLimited(Overloaded):
+    """`after`: seconds until it may be tried again."""
+
+    def __init__(self, message: str, after: float, code: str) -> None:
+        super().__init__(message, code=code)
+        self.after = after
+
+
+@dataclass
+class Bucket:
+    """Holds a minute's worth. What is only known afterwards may overdraw it; then nothing is left for a while."""
+
+    a_minute: int
+    level: float
+    at: float
+
+    def fill(self, now: float) -> None:
+        self.level = min(float(self.a_minute), self.level + (now - self.at) * self.a_minute / 60)
+        self.at = now
+
+    def seconds_until(self, wanted: float) -> float:
+        return max(0.0, (wanted - self.level) * 60 / self.a_minute)
+
+    @property
+    def seconds_until_full(self) -> float:
+        return self.seconds_until(self.a_minute)
+
+
+@dataclass
+class _Buckets:
+    requests: Bucket | None
+    tokens: Bucket | None
+
+
+class Limits:
+    """Of one process; a key's buckets are full when it is first seen."""
+
+    def __init__(self, now: Callable[[], float] = monotonic) -> None:
+        self._now = now
+        self._of: dict[str, tuple[tuple[int | None, int | None], _Buckets]] = {}
+
+    def take(self, key: Key, tokens: int) -> dict[str, str]:
+        """For one request that will need about so many tokens. The headers that say what is left; `RateLimited` where
+        it is not enough. A request larger than a minute's worth needs a full bucket."""
+        buckets = self._buckets(key)
+        if buckets.requests is not None and (wait := buckets.requests.seconds_until(1)) > 0:
+            raise _over(key, "requests", buckets.requests, 1, wait)
+        if buckets.tokens is not None:
+            wait = buckets.tokens.seconds_until(min(tokens, buckets.tokens.a_minute))
+            if wait > 0:
+                raise _over(key, "tokens", buckets.tokens, tokens, wait)
+            buckets.tokens.level -= tokens
+        if buckets.requests is not None:
+            buckets.requests.level -= 1
+        return self.headers(key)
+
+    def settle(self, key: Key, tokens: int, used: int) -> None:
+        """A request that `tokens` were taken for needed `used`."""
+        bucket = self._buckets(key).tokens
+        if bucket is not None:
+            bucket.level = min(float(bucket.a_minute), bucket.level + tokens - used)
+
+    def headers(self, key: Key) -> dict[str, str]:
+        """As OpenAI names them."""
+        buckets = self._buckets(key)
+        found = {}
+        for name, bucket in (("requests", buckets.requests), ("tokens", buckets.tokens)):
+            if bucket is not None:
+                found[f"x-ratelimit-limit-{name}"] = str(bucket.a_minute)
+                found[f"x-ratelimit-remaining-{name}"] = str(max(0, math.floor(bucket.level)))
+                found[f"x-ratelimit-reset-{name}"] = f"{bucket.seconds_until_full:.3f}s"
+        return found
+
+    def _buckets(self, key: Key) -> _Buckets:
+        wanted, now = (key.rights.requests_per_minute, key.rights.tokens_per_minute), self._now()
+        if key.id not in self._of or self._of[key.id][0] != wanted:
+            requests, tokens = (None if rate is None else Bucket(rate, rate, now) for rate in wanted)
+            self._of[key.id] = wanted, _Buckets(requests, tokens)
+        buckets = self._of[key.id][1]
+        for bucket in (buckets.requests, buckets.tokens):
+            if bucket is not None:
+                bucket.fill(now)
+        return buckets
+
+
+def _over(key: Key, what: str, bucket: Bucket, wanted: int, wait: float) -> RateLimited:
+    return RateLimited(
+        f"Rate limit reached for the key {key.name!r} on {what} per min: limit {bucket.a_minute}, left "
+        f"{max(0, math.floor(bucket.level))}, requested {wanted}. Please try again in {wait:.3f}s.",
+        wait,
+        f"{what}_per_minute",
+    )
