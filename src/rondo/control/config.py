@@ -1,4 +1,4 @@
-"""Settings of the durable queue."""
+"""Settings of the durable queue and the router."""
 
 from __future__ import annotations
 
@@ -19,3 +19,13 @@ class QueueConfig(Section):
     keep: float = Field(
         7 * 86400.0, ge=0, description="seconds that results are kept after all of a group ended"
     )
+
+
+class RouterConfig(Section):
+    failures: int = Field(3, gt=0, description="after so many in a row an engine is left alone for a while")
+    shut: float = Field(5.0, gt=0, description="seconds that it is left alone before one request is tried")
+    piece: int = Field(
+        256, gt=0, description="characters in the pieces by which beginnings of prompts are known"
+    )
+    pieces: int = Field(65536, gt=0, description="how many pieces are remembered of each engine")
+    longest: int = Field(512, gt=0, description="how many pieces of one prompt are looked at")

@@ -1,0 +1,121 @@
+"""Which engine answers a request: the one that has the least to do until it could.
+
+That is what it has been given and not yet answered, and what of this prompt it has not seen. So who has a prompt's
+beginning in its cache gets it, until that costs more than computing it elsewhere. What was sent where is all that is
+known of the caches: a prompt is cut into pieces, and each engine's most recent pieces are remembered.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from time import monotonic
+
+from rondo.base.errors import NotFound, Unavailable
+from rondo.control.config import RouterConfig
+
+Pieces = tuple[bytes, ...]
+"""Names of a prompt's beginnings, each a piece longer than the one before."""
+
+
+@dataclass
+class Instance:
+    """One engine, at `url`. `models` are the names that it answers to, adapters that it has loaded included."""
+
+    url: str
+    models: frozenset[str]
+    healthy: bool = True
+    draining: bool = False
+    work: int = 0
+    """Characters of prompts, and of answers at most, that it has not answered yet."""
+    requests: int = 0
+    failures: int = 0
+    """In a row."""
+    shut_until: float = 0.0
+    """After too many failures nothing is sent until then, and then one request, which decides."""
+    seen: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
+    last: int = 0
+    """When it was last chosen, as a count."""
+
+
+@dataclass(frozen=True)
+class Route:
+    """A request on its way: to be told how it went, by `Router.ended`."""
+
+    instance: Instance
+    work: int
+    known: int
+    """Characters of the prompt that the instance had been sent before."""
+
+
+class Router:
+    def __init__(
+        self, instances: Sequence[Instance], config: RouterConfig, now: Callable[[], float] = monotonic
+    ) -> None:
+        self.instances, self.config, self._now = list(instances), config, now
+        self._chosen = 0
+
+    def choose(self, model: str, prompt: str, answer: int = 0, without: Sequence[str] = ()) -> Route:
+        """`answer`: how many characters it may have, about. `without`: URLs that have been tried."""
+        named = [each for each in self.instances if model in each.models]
+        if not named:
+            raise NotFound(
+                f"The model {model!r} does not exist: GET /v1/models lists those that do.", param="model"
+            )
+        ready = [each for each in named if self._takes(each) and each.url not in without]
+        if not ready:
+            raise Unavailable(f"no engine that serves {model!r} is ready: try again in a few seconds")
+        pieces = tuple(self._pieces(model, prompt))
+        known = {each.url: self._known(each, pieces, len(prompt)) for each in ready}
+        chosen = min(ready, key=lambda each: (each.work - known[each.url], each.requests, each.last))
+        return self._send(chosen, pieces, known[chosen.url], len(prompt) + answer)
+
+    def ended(self, route: Route, well: bool) -> None:
+        """`well`: it was answered, be it with a refusal. Not so: it could not be reached, or broke off."""
+        instance = route.instance
+        instance.work -= route.work
+        instance.requests -= 1
+        if well:
+            instance.failures, instance.shut_until = 0, 0.0
+            return
+        instance.failures += 1
+        instance.seen.clear()  # it may have been started anew
+        if instance.failures >= self.config.failures:
+            instance.shut_until = self._now() + self.config.shut
+
+    def _takes(self, instance: Instance) -> bool:
+        if not instance.healthy or instance.draining:
+            return False
+        if instance.failures < self.config.failures:
+            return True
+        return self._now() >= instance.shut_until and not instance.requests
+
+    def _send(self, instance: Instance, pieces: Pieces, known: int, work: int) -> Route:
+        self._chosen += 1
+        instance.last = self._chosen
+        instance.requests += 1
+        route = Route(instance, max(1, work - known), known)
+        instance.work += route.work
+        for piece in reversed(pieces):  # so that a beginning is forgotten after what follows it
+            instance.seen[piece] = None
+            instance.seen.move_to_end(piece)
+        while len(instance.seen) > self.config.pieces:
+            instance.seen.popitem(last=False)
+        return route
+
+    def _known(self, instance: Instance, pieces: Pieces, length: int) -> int:
+        """Characters of the longest beginning that it has been sent."""
+        for number in range(len(pieces), 0, -1):
+            if pieces[number - 1] in instance.seen:
+                return min(number * self.config.piece, length)
+        return 0
+
+    def _pieces(self, model: str, prompt: str) -> Iterator[bytes]:
+        """Whole ones only, at most so many; an adapter's keys and values are its own."""
+        state = blake2b(model.encode(), digest_size=12)
+        size = self.config.piece
+        for start in range(0, min(len(prompt), size * self.config.longest) - size + 1, size):
+            state.update(prompt[start : start + size].encode("utf-8", "surrogatepass"))
+            yield state.digest()
