@@ -52,7 +52,8 @@ class QueueMachine(RuleBasedStateMachine):
         self.expected: dict[str, Expected] = {}
         self.given: list[tuple[str, str]] = []
         """Every (id, lease) that ever was, those that are over included."""
-        self.groups: set[str] = set()
+        self.groups: list[str] = []
+        """In the order of their creation: names are random, and hypothesis needs the same draws in each replay."""
         self.store = Store(self.folder / "0" / "rondo.db")
         self._work_with(self.store)
 
@@ -66,7 +67,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(models=st.lists(st.sampled_from(MODELS), max_size=4), priority=st.integers(-1, 1))
     def put(self, models: list[str], priority: int) -> None:
         group = self.queue.put([New(model, f'"{model}"', priority) for model in models], "me").result()
-        self.groups.add(group.name)
+        self.groups.append(group.name)
         for place, model in enumerate(models):
             id = f"{group.name}_{place:09d}"
             self.expected[id] = Expected(group.name, place, model, priority, len(self.expected))
@@ -137,7 +138,7 @@ class QueueMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.groups)
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
-        name = data.draw(st.sampled_from(sorted(self.groups)))
+        name = data.draw(st.sampled_from(self.groups))
         assert self.queue.cancel(name).unfinished == 0
         for known in self.expected.values():
             if known.group == name and known.state in ("queued", "leased", "resting"):
@@ -146,7 +147,7 @@ class QueueMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.groups)
     @rule(data=st.data())
     def revive(self, data: st.DataObject) -> None:
-        name = data.draw(st.sampled_from(sorted(self.groups)))
+        name = data.draw(st.sampled_from(self.groups))
         dead = [each for each in self.expected.values() if each.group == name and each.state == "dead"]
         assert self.queue.revive(name).result() == len(dead)
         for known in dead:

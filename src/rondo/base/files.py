@@ -7,7 +7,6 @@ removes.
 
 import contextlib
 import errno
-import fcntl
 import glob
 import json
 import os
@@ -21,6 +20,7 @@ from typing import Any
 
 from rondo.base.errors import Conflict, ModelError, NotFound, RondoError, StorageError
 from rondo.base.exchange import exchange
+from rondo.base.lock import hold, remove_unheld
 from rondo.base.units import human_bytes
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -89,24 +89,6 @@ def atomic_dir(path: str | Path, *, replace: bool = False, needed: int | None = 
     finally:
         shutil.rmtree(temp, ignore_errors=True)
         os.close(lock)
-
-
-def hold(folder: Path) -> int:
-    """A lock that lives as long as the process, so that `remove_unheld` can tell a live owner from a dead one."""
-    handle = os.open(folder, os.O_RDONLY)
-    with contextlib.suppress(OSError):  # a file system without locks: there nothing is ever unheld
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    return handle
-
-
-def remove_unheld(folder: Path) -> None:
-    """An `OSError` where somebody lives who holds it, or there are no locks."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(folder, ignore_errors=True)
-    finally:
-        os.close(handle)
 
 
 def refuse_existing(path: Path, replace: bool) -> None:

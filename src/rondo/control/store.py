@@ -6,7 +6,6 @@ savepoint of its own: so a thousand callers pay for one sync, and who fails take
 
 from __future__ import annotations
 
-import fcntl
 import os
 import queue
 import sqlite3
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from rondo.base.errors import Conflict, StorageError, Unavailable
+from rondo.base.lock import lock
 from rondo.control.schema import STEPS
 
 T = TypeVar("T")
@@ -159,19 +159,15 @@ def _tried(connection: sqlite3.Connection, work: Work) -> tuple[Any, BaseExcepti
 
 
 def _held(path: Path) -> IO[bytes]:
-    lock = path.with_name(path.name + ".lock")
+    file = path.with_name(path.name + ".lock")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        opened = lock.open("ab")
+        opened = file.open("ab")
     except OSError as error:
-        raise StorageError(f"{lock} cannot be opened: {error.strerror}") from error
-    try:
-        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+        raise StorageError(f"{file} cannot be opened: {error.strerror}") from error
+    if not lock(opened.fileno()):
         opened.close()
-        raise Conflict(
-            f"another process has {path} open: stop it first, or take another RONDO_HOME"
-        ) from None
+        raise Conflict(f"another process has {path} open: stop it first, or use another RONDO_HOME")
     return opened
 
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from rondo.base.errors import InvalidRequest, StorageError, Unavailable
 from rondo.base.files import storage_error
 from rondo.base.home import cache_dir
+from rondo.base.lock import FOREVER, lock, locked
 from rondo.base.units import human_bytes
 from rondo.data.places import File, open_file
 
@@ -42,7 +41,8 @@ class Cache:
             if _touched(path):
                 return path
             self.folder.mkdir(parents=True, exist_ok=True)
-            with _locked(self.folder / f".{path.name}.lock", file.name):
+            with locked(self.folder / f".{path.name}.lock", WAIT_SECONDS) as acquired:
+                _require(acquired, file.name)
                 if not _touched(path):
                     self._download(file, path, sha256)
         except OSError as error:
@@ -52,9 +52,7 @@ class Cache:
     def _download(self, file: File, path: Path, sha256: str | None) -> None:
         part = path.with_name(path.name + PARTIAL)
         with part.open("wb") as out:
-            fcntl.flock(
-                out, fcntl.LOCK_EX
-            )  # until it is closed, so that nobody takes it for a dead process's
+            lock(out.fileno(), FOREVER)  # held until the file is closed: marks it as owned by a live process
             self._make_room(file.size)
             out.truncate(file.size)  # others count it whole
             found = hashlib.sha256()
@@ -68,7 +66,8 @@ class Cache:
             os.replace(part, path)
 
     def _make_room(self, needed: int) -> None:
-        with _locked(self.folder / ".room.lock", str(self.folder)):
+        with locked(self.folder / ".room.lock", WAIT_SECONDS) as acquired:
+            _require(acquired, str(self.folder))
             kept = sorted(self._entries())
             total = sum(size for _, size, _ in kept)
             for _, size, path in kept:
@@ -102,24 +101,10 @@ def _touched(path: Path) -> bool:
 
 def _abandoned(part: Path) -> bool:
     with contextlib.suppress(OSError), part.open("rb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
+        return lock(file.fileno())
     return False
 
 
-@contextlib.contextmanager
-def _locked(path: Path, what: str) -> Iterator[None]:
-    """A lock that ends with its process."""
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        deadline = time.monotonic() + WAIT_SECONDS
-        while True:
-            with contextlib.suppress(BlockingIOError):
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            if time.monotonic() > deadline:
-                raise Unavailable(f"another process has been fetching {what} for {WAIT_SECONDS:.0f} s")
-            time.sleep(0.02)
-        yield
-    finally:
-        os.close(handle)
+def _require(acquired: bool, name: str) -> None:
+    if not acquired:
+        raise Unavailable(f"another process has been fetching {name} for {WAIT_SECONDS:.0f} s")

@@ -19,6 +19,8 @@ from typing import Any
 from rondo.base import errors
 from rondo.base.errors import RondoError, Unavailable
 from rondo.base.log import get_logger
+from rondo.base.process import exit_reason, kill, last_line
+from rondo.base.process import start as start_process
 
 log = get_logger(__name__)
 
@@ -92,13 +94,12 @@ class _Worker:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         # Threads of one process in the other's way; an interrupt is for the one that was started by hand.
         environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
-        self._process = subprocess.Popen(
+        self._process = start_process(
             [sys.executable, "-m", module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
             env=environment,
-            start_new_session=True,
         )
         assert self._process.stdout is not None
         self.output = self._process.stdout
@@ -143,8 +144,7 @@ class _Worker:
         return not self._silent
 
     def end(self) -> None:
-        self._process.kill()
-        self._process.wait()
+        kill(self._process)
         self.output.close()
         if self._process.stdin:
             with contextlib.suppress(OSError):
@@ -155,12 +155,9 @@ class _Worker:
             return f"said nothing for {SILENT_SECONDS:.0f} s"
         code = self._process.returncode
         self._errors.seek(0)
-        said = self._errors.read().decode(errors="replace").strip().splitlines()
-        ending = f": {said[-1][:STDERR_SHOWN]}" if said else ""
-        if code < 0:
-            memory = ", as the system does when memory runs out" if code == -signal.SIGKILL else ""
-            return f"was killed by signal {-code}{memory}{ending}"
-        return f"ended with exit code {code}{ending}"
+        said = last_line(self._errors.read(), STDERR_SHOWN)
+        memory = ", as the system does when memory runs out" if code == -signal.SIGKILL else ""
+        return f"{exit_reason(code)}{memory}{said and f': {said}'}"
 
     def _tell(self, fact: Mapping[str, Any]) -> None:
         assert self._process.stdin is not None

@@ -7,7 +7,6 @@ result has the same bytes however many workers there were and however often they
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -25,6 +24,7 @@ from rondo.base.errors import Conflict, InvalidRequest
 from rondo.base.files import storage_error
 from rondo.base.hashing import sha256_json
 from rondo.base.home import cache_dir
+from rondo.base.lock import lock, open_lock
 from rondo.data.formats import SUFFIXES, Form, Part, lines_before, parts_of, unit_of
 from rondo.data.index import INDEX, LENGTHS, VERSION, Broken, Index, Shard, Source, parse_index, to_npy
 from rondo.data.places import Folder, LocalFolder, find_files, folder_of
@@ -121,16 +121,12 @@ def _alone(out: Folder) -> Iterator[Path]:
     own = cache_dir() / "preparing" / hashlib.sha256(place.encode()).hexdigest()[:16]
     try:
         own.mkdir(parents=True, exist_ok=True)
-        lock = os.open(own / "lock", os.O_RDWR | os.O_CREAT, 0o666)
+        handle = open_lock(own / "lock")
     except OSError as error:
         raise storage_error(own, error) from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
-        raise Conflict(
-            f"Another process is preparing data into {out.name}. Wait until it has ended."
-        ) from None
+    if not lock(handle):
+        os.close(handle)
+        raise Conflict(f"Another process is preparing data into {out.name}. Wait until it has ended.")
     # what is renamed into place has to be on the same disk
     stage = out.path / RECORDS / "unfinished" if isinstance(out, LocalFolder) else own / "unfinished"
     try:
@@ -138,7 +134,7 @@ def _alone(out: Folder) -> Iterator[Path]:
         yield stage / str(os.getpid())
     finally:
         shutil.rmtree(stage, ignore_errors=True)
-        os.close(lock)
+        os.close(handle)
 
 
 def _begin(request: Request, plan: _Plan, out: Folder) -> Index | None:

@@ -6,13 +6,11 @@ ends, in whatever way, and they end with it.
 
 from __future__ import annotations
 
-import json
 import os
 import selectors
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -23,6 +21,7 @@ from pathlib import Path
 
 from rondo.base.errors import RondoError, Unavailable
 from rondo.base.log import get_logger
+from rondo.base.process import exit_reason, kill, python_call, start
 from rondo.engine.channel import Channel
 from rondo.engine.config import EngineConfig
 
@@ -34,12 +33,6 @@ END_SECONDS = 5.0
 VERDICT_SECONDS = 2.0
 READ_SECONDS = 300.0
 """The longest that a rank may take to read an adapter."""
-MAIN = """
-import json, sys
-sys.path[:] = json.loads(sys.argv.pop())
-from rondo.engine.follower import main
-main(*sys.argv[1:])
-"""
 
 
 @dataclass(frozen=True)
@@ -82,24 +75,16 @@ class Rank:
         self.stage = 0
         ours, theirs = socket.socketpair()
         self.channel = Channel(ours)
-        # It finds the modules that this process finds.
-        paths = json.dumps(list(map(str, sys.path)))
-        arguments = [str(theirs.fileno()), str(lifeline), str(os.getpid()), str(meeting), paths]
-        # A process group of its own: a Ctrl-C in the terminal is for rank 0, which ends the others when it is done.
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", MAIN, *arguments],
-            pass_fds=(theirs.fileno(), lifeline),
-            stdin=subprocess.DEVNULL,
-            process_group=0,
+        arguments = [str(theirs.fileno()), str(lifeline), str(os.getpid()), str(meeting)]
+        self.process = start(
+            python_call("rondo.engine.follower:main", *arguments), pass_fds=(theirs.fileno(), lifeline)
         )
         theirs.close()
 
     def end(self) -> str:
-        """How the process ended, if it has."""
+        """How the process ended; empty while it runs."""
         code = self.process.poll()
-        if code is None:
-            return ""
-        return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        return "" if code is None else exit_reason(code)
 
 
 class Ranks:
@@ -188,8 +173,7 @@ class Ranks:
             try:
                 other.process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                other.process.kill()
-                other.process.wait()
+                kill(other.process)
             other.channel.close()
         shutil.rmtree(self.meeting.parent, ignore_errors=True)
 

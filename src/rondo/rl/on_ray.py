@@ -3,12 +3,9 @@ node, which asks them over HTTP. The caller hears of each step."""
 
 from __future__ import annotations
 
-import ctypes
 import os
 import secrets
-import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -19,6 +16,7 @@ import httpx
 
 from rondo.base.errors import ConfigError, MissingExtra, RondoError, Unavailable
 from rondo.base.home import home
+from rondo.base.process import start
 from rondo.rl import jobs
 from rondo.rl.config import RlConfig
 from rondo.rl.engines import engine_config
@@ -31,8 +29,6 @@ PLACE_SECONDS = 120.0
 START_SECONDS = 300.0
 """In which an engine has to have its model."""
 LOOK_SECONDS = 0.2
-_LIBC = ctypes.CDLL(None)
-"""Opened here: between fork and exec of a process with threads nothing may take a lock."""
 SHOWN = 2000
 """Characters of what a server that did not start said last."""
 
@@ -138,12 +134,12 @@ class EngineRole:
         self._log = Path(tempfile.mkdtemp(prefix="rondo-engine-")) / "log"
         line = [sys.executable, "-m", "rondo.cli", "serve", model, f"--host={host}", f"--port={port}", *flags]
         with self._log.open("wb") as out:
-            self._process = subprocess.Popen(
+            self._process = start(
                 line,
                 env=os.environ | {"RONDO_SERVER_ADMIN_KEY": key},
                 stdout=out,
                 stderr=out,
-                preexec_fn=_end_with_parent,
+                end_with_parent=True,
             )
 
     def url(self) -> str:
@@ -180,11 +176,6 @@ class LearnerRole:
                 plan, lambda step, metrics: told.put((step, metrics)), lambda step: told.put((step, None))
             )
         )
-
-
-def _end_with_parent() -> None:
-    """Linux's PR_SET_PDEATHSIG: also where the actor is killed."""
-    _LIBC.prctl(1, signal.SIGKILL)
 
 
 def _look_for(address: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import time
@@ -17,6 +16,7 @@ from rondo.base.files import atomic_write, read_json, storage_error, write_json
 from rondo.base.hashing import sha256_json
 from rondo.base.home import jobs_dir
 from rondo.base.jobs import ADAPTER, EXPORT, SHORT, find_job, job_folders
+from rondo.base.lock import lock, open_lock
 
 State = Literal["queued", "starting", "running", "pausing", "paused", "succeeded", "failed", "cancelled"]
 
@@ -141,33 +141,30 @@ class Job:
         if not self.writes:
             yield
             return
-        lock = self._open_lock()
+        handle = self._open_lock()
         try:
-            deadline = time.monotonic() + LOCK_SECONDS
-            while not _locked(lock):
-                if time.monotonic() > deadline:
-                    raise Conflict(
-                        f"Another process{_writer(lock)} is working on job {self.short}. Wait until it has ended, "
-                        "or end it: the job goes on from its last checkpoint.",
-                        code="job_is_running",
-                    )
-                time.sleep(LOCK_SECONDS / 20)
-            os.ftruncate(lock, 0)
-            os.pwrite(lock, str(os.getpid()).encode(), 0)
+            if not lock(handle, LOCK_SECONDS, required=False):
+                raise Conflict(
+                    f"Another process{_writer(handle)} is working on job {self.short}. Wait until it has ended, "
+                    "or end it: the job goes on from its last checkpoint.",
+                    code="job_is_running",
+                )
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, str(os.getpid()).encode(), 0)
             yield
         finally:
-            os.close(lock)
+            os.close(handle)
 
     def held(self) -> bool:
         """Whether a process works on it."""
         try:
-            lock = os.open(self.path / "lock", os.O_RDONLY)
+            handle = os.open(self.path / "lock", os.O_RDONLY)
         except OSError:
             return False
         try:
-            return not _locked(lock)
+            return not lock(handle, required=False)
         finally:
-            os.close(lock)
+            os.close(handle)
 
     def log(self, row: dict[str, object]) -> None:
         if not self.writes:
@@ -223,22 +220,12 @@ class Job:
 
     def _open_lock(self) -> int:
         try:
-            return os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o666)
+            return open_lock(self.path / "lock")
         except OSError as error:
             raise storage_error(self.path / "lock", error) from error
 
 
-def _locked(handle: int) -> bool:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # a file system without locks: nothing can be known there, and work goes on
-        return True
-    return True
-
-
-def _writer(lock: int) -> str:
-    """Which process wrote its number into the lock."""
-    text = os.pread(lock, 20, 0)
+def _writer(handle: int) -> str:
+    """Id of the process that wrote it into the lock file."""
+    text = os.pread(handle, 20, 0)
     return f" ({int(text)})" if text.isdigit() else ""

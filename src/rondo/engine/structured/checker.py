@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import threading
 
+from rondo.base.process import LineWorker, python_call
 from rondo.client.structured import StructuredOutputsParams
 
 CHECK_SECONDS = 5.0
 """A grammar that takes longer is refused."""
-MAIN = """import json, sys
-sys.path[:] = json.loads(sys.argv[1])
-from rondo.engine.structured.check import main
-main()"""
 SPACES = r"[ ]?|\n{1,2}[ \t]{0,20}"
 """What may stand between JSON's tokens. It has an end, which a small model might not find by itself."""
 
@@ -23,7 +18,7 @@ class Checker:
     """Of one thread."""
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[str] | None = None
+        self._worker = LineWorker(python_call("rondo.engine.structured.check:main"))
         self._lock = threading.Lock()
 
     def check(self, params: StructuredOutputsParams) -> str:
@@ -35,7 +30,7 @@ class Checker:
             "seconds": CHECK_SECONDS,
         }
         with self._lock:
-            answer = self._ask(json.dumps(task) + "\n")
+            answer, _ = self._worker.ask(json.dumps(task).encode() + b"\n")
         if not answer:
             raise params.refusal(f"is too large: it cannot be compiled within {CHECK_SECONDS:.0f} s")
         result = json.loads(answer)
@@ -44,33 +39,7 @@ class Checker:
         return str(result["grammar"])
 
     def close(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.communicate()
-
-    def _ask(self, line: str) -> str:
-        """The answer; nothing if the process has ended."""
-        if self._process is None:
-            self._process = subprocess.Popen(
-                # It finds the modules that this process finds.
-                [sys.executable, "-c", MAIN, json.dumps(list(map(str, sys.path)))],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                encoding="utf-8",
-            )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        try:
-            self._process.stdin.write(line)
-            self._process.stdin.flush()
-            answer = self._process.stdout.readline()
-        except BrokenPipeError:
-            answer = ""
-        if not answer:
-            self.close()
-        return answer
+        self._worker.close()
 
 
 def options_of(params: StructuredOutputsParams) -> dict[str, object]:

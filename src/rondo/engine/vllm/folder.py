@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from rondo.base.errors import StorageError
-from rondo.base.files import hold, remove_unheld, storage_error
+from rondo.base.files import storage_error
 from rondo.base.home import home
+from rondo.base.lock import hold, locked_folder, remove_unheld
 from rondo.engine.vllm.plugins import write_plugins
 
 PREFIX = "vllm-"
@@ -28,7 +27,7 @@ class RunFolder:
         try:
             place.mkdir(mode=0o700, parents=True, exist_ok=True)
             _check_owner(place)
-            with _locked(place):
+            with locked_folder(place):  # another process must not sweep a folder before it is held
                 _sweep(place)
                 self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
                 self._lock = hold(self.path)
@@ -62,19 +61,7 @@ def _check_owner(place: Path) -> None:
         )
 
 
-@contextmanager
-def _locked(place: Path) -> Iterator[None]:
-    """So that nobody sweeps a folder that was just made."""
-    handle = os.open(place, os.O_RDONLY)
-    try:
-        with suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
-
-
 def _sweep(place: Path) -> None:
     for left in place.glob(f"{PREFIX}*"):
-        with suppress(OSError):  # somebody has it, or it has just gone
+        with suppress(OSError):  # another process removed it first, or the file system has no locks
             remove_unheld(left)

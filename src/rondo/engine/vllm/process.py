@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import httpx
 
 from rondo.base.errors import ConfigError, Unavailable
 from rondo.base.log import get_logger
+from rondo.base.process import exit_reason, kill, last_line, start, stop
 from rondo.engine.vllm.folder import RunFolder
 from rondo.engine.vllm.parent import SAYS_VERSION
 from rondo.engine.vllm.versions import check_version
@@ -52,14 +50,8 @@ class VllmProcess:
         command = [self.python, *PROGRAM, "--uds", self.socket, *arguments]
         try:
             with self._log.open("wb") as out:
-                self._process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=out,
-                    stderr=out,
-                    env=self._environment,
-                    cwd=self._folder.path,
-                    start_new_session=True,
+                self._process = start(
+                    command, stdout=out, stderr=out, env=self._environment, cwd=self._folder.path
                 )
         except OSError as error:
             raise ConfigError(
@@ -76,8 +68,7 @@ class VllmProcess:
     def wait(self) -> str:
         """Until it ends; says how."""
         assert self._process is not None
-        code = self._process.wait()
-        return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        return exit_reason(self._process.wait())
 
     @property
     def pid(self) -> int:
@@ -86,19 +77,14 @@ class VllmProcess:
 
     def stop(self) -> None:
         """In order, if it does so soon; its files go too."""
-        if self._process is not None and self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(STOP_SECONDS)
-        self.kill()
+        if self._process is not None:
+            stop(self._process, STOP_SECONDS)
         self._folder.remove()
 
     def kill(self) -> None:
-        """It and its children, those that outlived it too."""
+        """Kill the server and its children, including children that outlived it."""
         if self._process is not None:
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+            kill(self._process)
 
     def client(self) -> httpx.Client:
         return httpx.Client(base_url=URL, transport=httpx.HTTPTransport(uds=self.socket), timeout=None)
@@ -150,8 +136,7 @@ class VllmProcess:
         return ConfigError(f"vLLM {how}: {first_error(text)}", param="backend")
 
     def _last_line(self) -> str:
-        lines = self._log.read_text("utf-8", "replace").splitlines()
-        return lines[-1][-200:] if lines else ""
+        return last_line(self._log.read_bytes(), 200)
 
     def _version(self) -> str:
         """Said before vLLM is imported."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import fcntl
 import hashlib
 import os
 import platform
@@ -12,12 +10,11 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-import time
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 from rondo.base.home import cache_dir
+from rondo.base.lock import locked
 from rondo.base.log import get_logger
 from rondo.ops.native.level import cpu_flags, level, level_flags
 
@@ -77,7 +74,8 @@ def _compiled(source: Path, command: list[str]) -> Path:
     if target.is_file():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    with _turn(target.with_name(f"{source.stem}.lock")):
+    # One process compiles while others wait for its result. A process that waits too long compiles too.
+    with locked(target.with_name(f"{source.stem}.lock"), PATIENCE, required=False):
         if not target.is_file():
             _compile(source, command, target)
     return target
@@ -97,24 +95,3 @@ def _compile(source: Path, command: list[str], target: Path) -> None:
         os.replace(partial, target)
     finally:
         Path(partial).unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def _turn(path: Path) -> Iterator[None]:
-    """One process compiles, others that start with it wait and find it done.
-
-    Who waits too long, or cannot lock here (some network folders), compiles too: it is slower, and as right.
-    """
-    end = time.monotonic() + PATIENCE
-    with path.open("w") as lock:
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > end:
-                    break
-                time.sleep(0.05)
-            except OSError:
-                break
-        yield
