@@ -69,8 +69,6 @@ WORKS: dict[str, dict[str, Any]] = {
     "-tp=2": {"engine.tensor_parallel": 2},
     "--device cpu": {"engine.device": "cpu"},
     "--threads 2": {"engine.threads": 2},
-    "--async-scheduling": {"engine.overlap": True},
-    "--no-async-scheduling": {"engine.overlap": False},
     "--lora-modules a=x b=/y/z": {"server.adapters": {"a": "x", "b": "/y/z"}},
     "--lora-modules a=x --lora-modules b=y": {"server.adapters": {"a": "x", "b": "y"}},
     '--lora-modules {{"name":"a","path":"x"}}': {"server.adapters": {"a": "x"}},

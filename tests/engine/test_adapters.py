@@ -249,19 +249,6 @@ def test_proposals_are_checked_with_the_adapter(folder: Path, speculation: str) 
     assert llm.core.speculation.counters.accepted > 0
 
 
-def test_the_overlapped_loop_says_the_same(folder: Path) -> None:
-    prompts = [prompt(5 + i, i) for i in range(len(ALL))]
-    params = GREEDY.with_(max_tokens=12)
-    plain, overlapped = (
-        [
-            output.outputs[0].token_ids
-            for output in engine(folder, overlap=on).generate(prompts, params, adapter=ALL)
-        ]
-        for on in (False, True)
-    )
-    assert plain == overlapped
-
-
 @pytest.mark.parametrize("many", [1, 10_000])
 def test_few_rows_and_many_are_the_same(folder: Path, many: int) -> None:
     """Whether an adapter is applied by itself or together with others."""

@@ -50,7 +50,6 @@ WAYS: dict[str, dict[str, Any]] = {
     "in pieces": {"max_step_tokens": 23},
     "computed again": {"num_blocks": 121, "prefix_cache": False},
     "swapped": {"num_blocks": 121, "prefix_cache": False} | SWAP,
-    "overlapped": {"overlap": True},
     "guessed for": {"speculation": "ngram", "ngram_min": 1, "speculation_adaptive": False},
 }
 Answer = tuple[list[int], list[float]]

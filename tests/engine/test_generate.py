@@ -1,7 +1,6 @@
 """What the engine says must be what the model says: compared with transformers, token by token."""
 
 import random
-from functools import partial
 
 import pytest
 import torch
@@ -21,10 +20,9 @@ def make(model, eos_ids=None, **config) -> LLM:
     return LLM(model, config=EngineConfig(**{"block_size": 4, "max_num_seqs": 16, **config}), eos_ids=eos_ids)
 
 
-@pytest.fixture(params=[False, True], ids=["plain", "overlapped"])
-def engine(request):
-    """Makes an engine; all that it says is the same with either loop."""
-    return partial(make, overlap=request.param)
+@pytest.fixture
+def engine():
+    return make
 
 
 def prompts(count: int, seed: int = 0, longest: int = 40) -> list[list[int]]:

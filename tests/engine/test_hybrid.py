@@ -69,8 +69,6 @@ WAYS = {
     "tight": {"max_model_len": 88, "num_blocks": 24},
     "tight everywhere": {"max_model_len": 88, "kv_cache_bytes": 40_000},
     "no prefixes": {"max_model_len": 88, "num_blocks": 24, "prefix_cache": False},
-    "overlapped": {"overlap": True},
-    "overlapped, tight": {"overlap": True, "max_model_len": 88, "num_blocks": 24},
     "small blocks": {"block_size": 1, "max_model_len": 88, "num_blocks": 96},
     "large blocks": {"block_size": 16, "max_model_len": 88, "num_blocks": 7},
     "speculated": {

@@ -139,10 +139,9 @@ def test_what_a_request_leaves_behind(core: EngineCore) -> None:
     assert value(families, "request_time_per_output_token_seconds_sum") == phase["decode"] / 3
 
 
-@pytest.mark.parametrize("overlap", [False, True])
-def test_the_prompts_own_step_is_not_queueing(overlap: bool) -> None:
+def test_the_prompts_own_step_is_not_queueing() -> None:
     clock = Ticking()
-    core = EngineCore(new(TINY, seed=0).eval(), EngineConfig(overlap=overlap), clock=clock)
+    core = EngineCore(new(TINY, seed=0).eval(), EngineConfig(), clock=clock)
     compute = core.runner.execute
 
     def slow(step: Any) -> Any:

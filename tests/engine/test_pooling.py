@@ -82,7 +82,6 @@ def vector(request: Request) -> list[float]:
 WAYS = {
     "plain": {},
     "no prefix cache": {"prefix_cache": False},
-    "overlap": {"overlap": True},
     "speculation": {"speculation": "ngram"},
     "tight": {"num_blocks": 26},
     "swap": {
@@ -176,12 +175,11 @@ def test_two_ranks_say_the_same(folder: Path, peer: Any) -> None:
         core.close()
 
 
-@pytest.mark.parametrize("overlap", [False, True])
-def test_what_is_not_finite_is_an_error_and_not_a_vector(tiny: Decoder, overlap: bool) -> None:
+def test_what_is_not_finite_is_an_error_and_not_a_vector(tiny: Decoder) -> None:
     model = new({**tiny.config.hf, "tie_word_embeddings": False}, seed=0).eval()
     with torch.no_grad():
         model.embed.weight[96] = torch.nan
-    core = EngineCore(model, EngineConfig(**CONFIG, overlap=overlap))
+    core = EngineCore(model, EngineConfig(**CONFIG))
     bad, good = ask(core, "bad", [5, 96, 6]), ask(core, "good", [5, 6, 7])
     finish(core)
     assert isinstance(bad.error, RondoError)

@@ -55,7 +55,6 @@ def check(prompt, given, want, count):
     [
         {},
         {"max_step_tokens": 7},
-        {"overlap": True, "max_step_tokens": 11},
         {"speculation": "ngram", "speculation_adaptive": False},
         {"num_blocks": 20, "max_model_len": 70},
         {"prefix_cache": False},

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 
 import pytest
 
@@ -15,7 +16,9 @@ IDLE = "import os, sys; os.read(int(sys.argv[2]), 1)"
 
 
 def test_a_lost_rank_ends_the_others_whatever_those_do_who_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks, "MAIN", IDLE)
+    monkeypatch.setattr(
+        ranks, "python_call", lambda function, *arguments: [sys.executable, "-c", IDLE, *arguments]
+    )
     started = Ranks(3, seconds=1)
     told: list[RondoError] = []
 

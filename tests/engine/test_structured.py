@@ -87,7 +87,6 @@ def test_answers_have_their_form(model, tokenizer, kind):
 
 
 VARIANTS = {
-    "overlap": {"overlap": True},
     "ngram": {"speculation": "ngram", "speculation_adaptive": False, "ngram_min": 1},
     "tight": {"num_blocks": 24, "max_model_len": 64},
     "swapping": {

@@ -304,12 +304,6 @@ def test_nothing_is_measured_without_need(tiny, monkeypatch):
     assert core_of(tiny, swap_bytes=1 << 20, **rates).scheduler.swap is not None
 
 
-def test_it_does_not_go_with_the_overlapped_loop(tiny):
-    with pytest.raises(ConfigError, match="overlap and swap_bytes") as caught:
-        core_of(tiny, overlap=True, swap_bytes=1 << 20)
-    assert caught.value.param == "overlap"
-
-
 def test_metrics_tell_the_two_ways_apart(tiny):
     core = core_of(tiny, num_blocks=8, max_model_len=32, **ALWAYS)
     metrics = EngineMetrics(core)

@@ -200,10 +200,9 @@ def test_everything_public_in_the_engine_is_done_on_all_ranks_or_refused():
     rank_0_has_the_names = {"load_adapter"}
     refused = {"start_weight_update", "finish_weight_update", "abort_weight_update"}
     own = {"watch", "close"}
-    of_one_rank = {"stop", "late"}  # the overlapped loop
     public = {name for name in vars(EngineCore) if not name.startswith("_")}
     told = {name for name in vars(Leader) if not name.startswith("_")} - own
-    assert public - reads - through_others - rank_0_has_the_names - refused - own - of_one_rank == told
+    assert public - reads - through_others - rank_0_has_the_names - refused - own == told
 
 
 def test_killing_a_rank_fails_every_request_with_a_reason(folder):

@@ -66,7 +66,6 @@ def test_alone_is_what_transformers_says(windowed, expected, tmp_path):
         {"num_blocks": 8},
         {"num_blocks": 12, "max_step_tokens": 5},
         {"num_blocks": 8, "prefix_cache": False},
-        {"overlap": True},
         {"block_size": 1, "num_blocks": 20},
         {"block_size": 16, "num_blocks": 5},
         {"num_blocks": 8, "speculation": "ngram", "speculation_adaptive": False},

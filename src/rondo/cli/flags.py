@@ -179,8 +179,6 @@ FLAGS: dict[str, Flag] = {
     ),
     "--device": setting("engine.device", "auto, cpu, cuda, ...", RANKS),
     "--threads": setting("engine.threads", "CPU threads of one step", RANKS),
-    "--async-scheduling": switch("engine.overlap", True, "plan a step while the one before computes", RANKS),
-    "--no-async-scheduling": switch("engine.overlap", False, "do not (default)", RANKS),
     "--lora-modules": Flag(
         "adapters served from the start, as name=folder", ADAPTERS, adapters, "NAME=FOLDER", several=True
     ),

@@ -30,7 +30,7 @@ from rondo.engine.metrics import EngineMetrics
 from rondo.engine.output import SampleReader, TextSource
 from rondo.engine.request import Request
 from rondo.engine.sleep import check_level
-from rondo.engine.step import NOTHING, Step
+from rondo.engine.step import Step
 from rondo.engine.streams import Stream, Streams, settle
 from rondo.engine.words import with_bad_words
 
@@ -285,9 +285,6 @@ class AsyncEngine:
         self._inbox.work_off()
         if self._lifecycle.hold_is_due:
             self._lifecycle.settle_holds()
-        late = self.core.late()
-        if late is not NOTHING:
-            self._tell(late)
         if self._waiters_are_due():
             settle(self._idle_waiters, None)
 

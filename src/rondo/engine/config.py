@@ -69,9 +69,6 @@ class EngineConfig(Section):
         "last",
         description="What an embedding is: the output at the prompt's last token, or the mean over all.",
     )
-    overlap: bool = Field(
-        False, description="Plan a step, and account for the one before, while the model computes."
-    )
     cuda_graphs: bool = Field(
         False, description="On a GPU: record the model's decode steps once a size, and replay them."
     )

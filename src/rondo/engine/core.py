@@ -24,7 +24,6 @@ from rondo.engine.groups import GroupedPool
 from rondo.engine.host import host_caches, swap_of
 from rondo.engine.intake import Intake, max_model_len, not_finite, nothing_left
 from rondo.engine.native import check_native
-from rondo.engine.overlap import Overlap, check_overlap
 from rondo.engine.plan import Plan
 from rondo.engine.pooling import is_usable
 from rondo.engine.renew import check_version, read_version
@@ -57,7 +56,6 @@ class EngineCore:
     ) -> None:
         self.config = config = config or EngineConfig()
         check_native(config)
-        check_overlap(config)
         check_writes(model.config)
         self.model = model
         if model.device.type == "cpu":
@@ -93,9 +91,6 @@ class EngineCore:
             hosts,
             config.cuda_graphs,
         )
-        self._overlap = None
-        if config.overlap:
-            self._overlap = Overlap(self.scheduler, self.runner, self._begin, self._advance)
         self.sleeper = Sleeper(model, cache, reload)
         self._owns_weights = reload is not None
         self.speculation = make_speculation(config, self.scheduler, self.runner, draft)
@@ -118,7 +113,7 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work or (self._overlap is not None and self._overlap.busy)
+        return self.scheduler.has_work
 
     @property
     def whole(self) -> bool:
@@ -176,7 +171,6 @@ class EngineCore:
         self, request_id: str, index: int | None = None, reason: FinishReason = "abort"
     ) -> list[Request]:
         """Ends a request, or one of its samples, whatever it is doing; returns what was ended."""
-        self.stop()
         samples = self._requests.get(request_id, ())
         ended = [r for r in samples if r.finish_reason is None and index in (None, r.index)]
         for request in ended:
@@ -196,8 +190,6 @@ class EngineCore:
 
     def step(self) -> Step:
         self._check_awake()
-        if self._overlap is not None:
-            return self._overlap.step()
         if self.speculation is None:
             return self._run(self.scheduler.schedule())
         started = self._clock()
@@ -213,19 +205,9 @@ class EngineCore:
     def release(self) -> None:
         self.scheduler.release()
 
-    def stop(self) -> None:
-        """Lets a step that is under way beside the caller finish; what comes of it is told by the next `step`, or by
-        `late` where there is none."""
-        if self._overlap is not None:
-            self._overlap.stop()
-
-    def late(self) -> Step:
-        return NOTHING if self._overlap is None else self._overlap.late()
-
     def start_weight_update(self) -> None:
         """The caller may now write to the model's tensors. Requests stay where they are."""
         self._check_awake_for_update()
-        self.stop()
         self.updating = self.torn = True
 
     def finish_weight_update(self, version: int) -> None:
@@ -255,7 +237,6 @@ class EngineCore:
         it is there. If anything is wrong with it the engine goes on as it was."""
         self._check_update(version)
         self._check_owns_weights()
-        self.stop()
         reload = self._reload_from(folder)
         put(self.model, self._all_have(partial(read_version, self.model, reload, folder)))
         self.torn = False
@@ -268,7 +249,6 @@ class EngineCore:
         check_level(level)
         if self.updating:
             raise Conflict("a weight update is going on: finish or abort it before the engine sleeps.")
-        self.stop()
         self.scheduler.preempt_all()
         self.adapters.drop_idle()
         if self.runner.mixer is not None:

@@ -43,7 +43,6 @@ class Lifecycle:
 
     def pause(self, abort: bool) -> None:
         self.paused = True
-        self.core.stop()
         self._stop(abort, "another pause stopped the requests that this one waited for.")
 
     def resume(self) -> None:

@@ -11,7 +11,6 @@ import torch
 from rondo.engine.config import EngineConfig
 from rondo.engine.core import EngineCore
 from rondo.engine.native import check_native
-from rondo.engine.overlap import check_overlap
 from rondo.models import load
 from rondo.models.devices import device_named
 
@@ -21,7 +20,6 @@ def load_core(
 ) -> EngineCore:
     """`eos_ids` are the model's own by default."""
     check_native(config)
-    check_overlap(config)
     if config.tensor_parallel > 1:
         from rondo.engine.tp import lead
 

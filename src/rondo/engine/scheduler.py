@@ -80,12 +80,6 @@ class Scheduler:
         """Whether anything has begun and is not done: it runs, or waits only because it was preempted."""
         return bool(self.running) or self._waiting.in_progress
 
-    @property
-    def roomy(self) -> bool:
-        """Whether the next plan finds the blocks it needs without preempting anybody."""
-        need = sum(self.pool.missing(request, len(request.tokens)) for request in self.running)
-        return need <= self.pool.available
-
     def hold(self) -> None:
         """What has begun goes on; the others stay in the queue until `release`."""
         self._waiting.hold()
@@ -146,28 +140,18 @@ class Scheduler:
         )
 
     def commit(self, plan: Plan) -> None:
-        """The planned tokens are computed: moves the requests on and publishes the blocks that became full."""
-        self.move(plan)
-        self.publish(plan)
-
-    def move(self, plan: Plan) -> None:
-        """Some may have finished since they were planned."""
-        moved = 0
+        """Account for a computed plan: advance its requests and publish the blocks that became full."""
+        size, moved = self.pool.block_size, 0
         for request in (*plan.decodes, *plan.chunks):
-            if request.state == "running":
-                moved += request.planned
-                request.computed += request.planned
-                request.planned = 0
+            moved += request.planned
+            request.computed += request.planned
+            request.planned = 0
         self.counters.moved += moved
-
-    def publish(self, plan: Plan) -> None:
-        size = self.pool.block_size
         for request in plan.decodes:
-            if request.computed % size == 0 and request.state == "running":
+            if request.computed % size == 0:
                 self._leave_behind(request)
         for request in plan.chunks:
-            if request.state == "running":
-                self._leave_behind(request)
+            self._leave_behind(request)
 
     def settle(self, requests: Sequence[Request]) -> None:
         """What `requests` carried, if anything, has become tokens or not: what has is computed, and the blocks of the

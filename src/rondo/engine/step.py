@@ -17,17 +17,5 @@ class Step:
     admitted: list[Request]
     extra: int = 0
 
-    def __add__(self, later: Step) -> Step:
-        if later is NOTHING:
-            return self
-        if self is NOTHING:
-            return later
-        return Step(
-            self.advanced + later.advanced,
-            self.finished + later.finished,
-            self.admitted + later.admitted,
-            self.extra + later.extra,
-        )
-
 
 NOTHING = Step([], [], [])

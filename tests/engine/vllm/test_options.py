@@ -75,7 +75,7 @@ def test_adapters_are_asked_for():
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *[("batching", "static"), ("swap_bytes", 1), ("swap_bytes_per_second", 1.0), ("overlap", True)],
+        *[("batching", "static"), ("swap_bytes", 1), ("swap_bytes_per_second", 1.0)],
         *[
             ("recompute_tokens_per_second", 1.0),
             ("speculation", "ngram"),

@@ -24,7 +24,6 @@ REFUSED = {
     "swap_bytes": f"{OWN} (vLLM has --kv-offloading-size, for vllm.args)",
     "swap_bytes_per_second": OWN,
     "recompute_tokens_per_second": OWN,
-    "overlap": OWN,
     "deterministic": OWN,
     "autotune": OWN,
     "speculation": f"{OWN} (vLLM has --speculative-config, for vllm.args)",
