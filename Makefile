@@ -68,6 +68,7 @@ lint: $(DEV)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python tools/writing.py
 
 format: $(DEV)
 	$(BIN)/ruff check --fix .

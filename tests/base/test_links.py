@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("bench/*.md"))]
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md")), *sorted(ROOT.glob("bench/*.md"))]
 LINK = re.compile(r"""\]\(\s*<?([^)\s>]+)|(?:href|src|srcset)="([^"]+)"|^\[[^\]]+\]:\s*(\S+)""", re.MULTILINE)
 CODE = re.compile(r"^(```|~~~).*?^\1|`[^`\n]*`", re.MULTILINE | re.DOTALL)
 
@@ -23,11 +23,12 @@ def test_relative_links_lead_to_files(document: Path) -> None:
 
 
 def anchors_of(document: Path) -> set[str]:
-    """As GitHub makes them of headings."""
+    """Anchors of the headings, as GitHub makes them, and of `<a id="...">`."""
     headings = re.findall(
         r"^#+ (.+)$", re.sub(r"^(```|~~~).*?^\1", "", document.read_text(), flags=re.M | re.S), re.M
     )
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    named = set(re.findall(r'<a id="([^"]+)">', document.read_text()))
+    return named | {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
