@@ -10,12 +10,13 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 CORE := $(VENV)/.installed-core
 DEV := $(VENV)/.installed-dev
+DOCS := $(VENV)/.installed-docs
 export PATH := $(abspath $(BIN)):$(PATH)
 
 # Compiled files make the second start quick, whatever the caller's shell prefers.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help up test test-levels sanitize test-real lint format bench clean
+.PHONY: help up test test-levels sanitize test-real lint docs format bench clean
 .DEFAULT_GOAL := help
 
 help:
@@ -24,7 +25,8 @@ help:
 	@echo "make test-levels test the compiled kernels again, for fewer of the CPU's instructions and without a compiler"
 	@echo "make sanitize   test the compiled kernels under the address and undefined-behaviour sanitizers"
 	@echo "make test-real  install the real peers and servers, and test against them"
-	@echo "make lint       ruff, mypy and the import contracts alone"
+	@echo "make lint       ruff, mypy, import contracts and writing rules alone"
+	@echo "make docs       build the manual into build/docs, with every link checked"
 	@echo "make format     let ruff rewrite the files"
 	@echo "make bench      run every benchmark quickly"
 	@echo "make clean      remove the virtual environment and the caches"
@@ -70,6 +72,9 @@ lint: $(DEV)
 	$(BIN)/lint-imports
 	$(BIN)/python tools/writing.py
 
+docs: $(DOCS)
+	$(BIN)/mkdocs build --strict --quiet
+
 format: $(DEV)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -99,3 +104,7 @@ $(DEV): pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) install -q -c constraints.txt -e '.[dev]'
 	@$(BIN)/python -m rondo.ops.native
 	@touch $(CORE) $@
+
+$(DOCS): pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) install -q -c constraints.txt -e '.[docs]'
+	@touch $@

@@ -96,7 +96,7 @@ def clauses(text: str, line: int = 1) -> Iterator[tuple[int, str]]:
     text = re.sub(r'"[^"\n]*"', "x", text)
     start = 0
     for end in [*CLAUSE.finditer(text), None]:
-        clause = text[start : end.start() if end else None]
+        clause = text[start : end.start() + end.group().startswith("?") if end else None]
         if len(re.findall(r"[A-Za-z]{2,}", clause)) > 2:
             lead = len(clause) - len(clause.lstrip())
             yield line + text.count("\n", 0, start + lead), " ".join(clause.split())
