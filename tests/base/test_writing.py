@@ -42,7 +42,7 @@ def test_private_vocabulary_is_a_violation(writing: ModuleType, clause: str) -> 
         "Grammars are compiled once and cached.",
         "An error contains what to type next.",
         "What is the capital of Peru?",
-        "`rondo` caches `what nobody says` here",
+        "`rondo` caches `what nobody says` for each request",
         'The message is "who asks for it" in this case.',
     ],
 )
