@@ -45,3 +45,12 @@ def test_contents_name_every_section(name: str) -> None:
     text = (ROOT / "docs" / f"{name}.md").read_text()
     sections = re.findall(r"^## (.+)$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.M)
     assert re.findall(r"^\d+\. \[(.+)\]\(#", text, re.M) == sections
+
+
+def test_each_decision_is_listed_and_complete() -> None:
+    listed = (ROOT / "docs" / "architecture.md").read_text()
+    for record in sorted(ROOT.glob("docs/adr/*.md")):
+        assert f"(adr/{record.name})" in listed, record.name
+        text = record.read_text()
+        parts = ("Status: ", "**Context.**", "**Decision.**", "**Alternatives.**", "**Consequences.**")
+        assert [part for part in parts if part not in text] == [], record.name
