@@ -1,4 +1,4 @@
-"""Checks the writing rules of CONTRIBUTING.md: `python tools/writing.py [--list AREA]`.
+"""Checks the writing rules of CONTRIBUTING.md: `python tools/writing.py [--list AREA] [--commits RANGE]`.
 
 A clause violates the rules if its subject is a pronoun such as "whoever" or "what", or if it describes a program with a
 verb of speech or perception. Each area of the text has a limit; an area above its limit fails the check.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import ast
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -106,10 +107,20 @@ def clauses(text: str, line: int = 1) -> Iterator[tuple[int, str]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--list", metavar="AREA", help="print every violation of one area")
-    chosen = parser.parse_args().list
+    parser.add_argument("--commits", metavar="RANGE", help="check the subjects of these commits too")
+    options = parser.parse_args()
     found: dict[str, list[str]] = {}
     total: dict[str, int] = {}
     texts = [(area, path, 1, path.read_text()) for area, path in pages()]
+    if options.commits:
+        log = subprocess.run(
+            ["git", "log", "--format=%s.", options.commits],
+            cwd=ROOT,
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        texts.append(("commits", ROOT / options.commits, 1, log.stdout))
     for path in sorted(ROOT.glob("src/**/*.py")):
         texts += [(area, path, line, text) for area, line, text in strings(path)]
     for area, path, first, text in texts:
@@ -122,7 +133,7 @@ def main() -> int:
         share, limit = 100 * len(found.get(area, [])) / count, LIMITS.get(area, REWRITTEN)
         over = share > limit
         failed |= over
-        if over or area == chosen:
+        if over or area == options.list:
             print(*found.get(area, []), sep="\n")
         print(f"{area}: {share:.1f}% of {count} clauses, limit {limit}%{'  TOO MANY' if over else ''}")
     return failed
