@@ -120,7 +120,7 @@ def test_a_bad_folder_ends_the_update_and_the_old_version_serves(client, version
     assert caught.value.param == "update_info"
     assert version(client) == before
     assert client.weight_info()["updating"] is False
-    with pytest.raises(Conflict, match="no weight update is going on"):
+    with pytest.raises(Conflict, match="no weight update is in progress"):
         client.finish_weight_update()
     assert answer(client)["token_ids"] == tokens
 
@@ -153,7 +153,7 @@ def test_out_of_order_is_a_conflict(client, versions):
         with pytest.raises(Conflict, match="start_weight_update first"):
             verb()
     client.start_weight_update()
-    with pytest.raises(Conflict, match="already going on"):
+    with pytest.raises(Conflict, match="already in progress"):
         client.start_weight_update()
     with pytest.raises(Conflict, match="no weights were given"):
         client.finish_weight_update(99)

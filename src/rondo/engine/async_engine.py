@@ -85,7 +85,7 @@ class AsyncEngine:
 
     def weight_state(self) -> WeightState:
         core = self.core
-        return WeightState(core.updating, not core.torn, "weights" in core.sleeper.asleep)
+        return core.update.state("weights" in core.sleeper.asleep)
 
     def load(self) -> tuple[int, int]:
         """How many samples run, and how many wait."""

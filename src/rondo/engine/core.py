@@ -36,6 +36,7 @@ from rondo.engine.speculate.make import load_draft, make_speculation
 from rondo.engine.speculate.speculation import accepted_rows
 from rondo.engine.step import NOTHING, Step
 from rondo.engine.structured.grammars import Grammars
+from rondo.engine.weight_update import WeightUpdate
 from rondo.engine.window import group_layers
 from rondo.models import Decoder, load
 from rondo.models.adapters.mixed import Mixer
@@ -94,10 +95,7 @@ class EngineCore:
         self.sleeper = Sleeper(model, cache, reload)
         self._owns_weights = reload is not None
         self.speculation = make_speculation(config, self.scheduler, self.runner, draft)
-        self.updating = False
-        self.torn = False
-        """Whether the weights may be missing, or partly of one version and partly of another: then nothing is
-        computed."""
+        self.update = WeightUpdate()
         self._clock = clock
         self._intake = Intake(config, self.max_model_len, vocab, self.eos_ids)
         self._requests: dict[str, list[Request]] = {}
@@ -118,7 +116,7 @@ class EngineCore:
     @property
     def whole(self) -> bool:
         """Whether all that a step needs is there."""
-        return not self.torn and not self.sleeper.asleep
+        return not self.update.torn and not self.sleeper.asleep
 
     @property
     def samples(self) -> list[Request]:
@@ -185,7 +183,7 @@ class EngineCore:
     def _check_awake(self) -> None:
         if self.sleeper.asleep:
             raise Conflict("the engine is asleep: wake it before the next step.")
-        if self.torn:
+        if self.update.torn:
             raise Conflict("weights are being updated: finish the update before the next step.")
 
     def step(self) -> Step:
@@ -207,28 +205,23 @@ class EngineCore:
 
     def start_weight_update(self) -> None:
         """The caller may now write to the model's tensors. Requests stay where they are."""
-        self._check_awake_for_update()
-        self.updating = self.torn = True
+        self._check_update(None)
+        self.update.begin()
 
     def finish_weight_update(self, version: int) -> None:
         """Requests go on with the new weights over the keys and values they have; each token says which made it."""
-        if not self.updating:
-            raise Conflict("no weight update is going on: start one first.")
-        self._check_newer(version)
-        self.updating = self.torn = False
+        self.update.finish(version, self.weight_version)
         self.sleeper.reload = None  # the checkpoint has older weights than these
         self.scheduler.set_weight_version(version)
 
     def abort_weight_update(self) -> None:
         """For a writer that failed in the middle: another update may start, and until one is finished nothing is
         computed."""
-        self.updating = False
+        self.update.abort()
 
     def check_weights(self, folder: Path, version: int | None) -> None:
         """Refuses what `update_weights` would, as far as it can be seen without reading the weights."""
-        self._check_awake_for_update()
-        if version is not None:
-            self._check_newer(version)
+        self._check_update(version)
         self._check_owns_weights()
         check_version(folder, self.model.config)
 
@@ -239,7 +232,7 @@ class EngineCore:
         self._check_owns_weights()
         reload = self._reload_from(folder)
         put(self.model, self._all_have(partial(read_version, self.model, reload, folder)))
-        self.torn = False
+        self.update.torn = False
         self.sleeper.reload = reload
         self.scheduler.set_weight_version(version)
 
@@ -247,8 +240,7 @@ class EngineCore:
         """Gives the KV cache back, and the weights' memory on the device (1) or anywhere (2). What runs waits, with
         the tokens it has, to be computed again."""
         check_level(level)
-        if self.updating:
-            raise Conflict("a weight update is going on: finish or abort it before the engine sleeps.")
+        self.update.check_sleep()
         self.scheduler.preempt_all()
         self.adapters.drop_idle()
         if self.runner.mixer is not None:
@@ -257,7 +249,7 @@ class EngineCore:
         self.sleeper.sleep(level)
         if self.speculation is not None:
             self.speculation.proposer.sleep(level)
-        self.torn = self.torn or level == 2
+        self.update.torn |= level == 2
 
     def wake(self, tags: Sequence[str] | None = None) -> None:
         """Weights that were dropped are read from their checkpoint; where that is not what was in use, nothing is
@@ -265,7 +257,7 @@ class EngineCore:
         if self.speculation is not None:
             self.speculation.proposer.wake(tags)
         if self.sleeper.wake(tags):
-            self.torn = False
+            self.update.torn = False
 
     def reset_prefix_cache(self) -> None:
         self.pool.forget()
@@ -278,9 +270,8 @@ class EngineCore:
         self.grammars.close()
         self._let_bits_go()
 
-    def _check_update(self, version: int) -> None:
-        self._check_awake_for_update()
-        self._check_newer(version)
+    def _check_update(self, version: int | None) -> None:
+        self.update.check("weights" in self.sleeper.asleep, version, self.weight_version)
 
     def _check_owns_weights(self) -> None:
         if not self._owns_weights:
@@ -288,19 +279,6 @@ class EngineCore:
                 "the model was given to this engine by its caller, who may share its tensors: write to them between "
                 "start_weight_update and finish_weight_update.",
                 param="path",
-            )
-
-    def _check_awake_for_update(self) -> None:
-        if self.updating:
-            raise Conflict("a weight update is already going on.")
-        if "weights" in self.sleeper.asleep:
-            raise Conflict("the weights are asleep, so there is nothing to write to: wake 'weights' first.")
-
-    def _check_newer(self, version: int) -> None:
-        if version <= self.weight_version:
-            raise Conflict(
-                f"weight version {version} is not newer than {self.weight_version}. "
-                "Finish the update with a newer one, or abort it."
             )
 
     def _reload_from(self, folder: Path) -> Reload:

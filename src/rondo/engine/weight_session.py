@@ -8,7 +8,7 @@ from pathlib import Path
 from rondo.base.errors import Conflict, InvalidRequest
 from rondo.client.engine import Engine
 
-NOT_STARTED = "no weight update is going on: POST /start_weight_update first."
+NOT_STARTED = "no weight update is in progress: POST /start_weight_update first."
 
 
 class WeightSession:
@@ -23,7 +23,7 @@ class WeightSession:
     def start(self) -> None:
         if self.open:
             raise Conflict(
-                "a weight update is already going on: finish it, or end it with POST /abort_weight_update."
+                "a weight update is already in progress: finish it, or abort it with POST /abort_weight_update."
             )
         self.open = True
 

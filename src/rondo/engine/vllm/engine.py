@@ -30,6 +30,7 @@ from rondo.engine.vllm.adapters import VllmAdapters
 from rondo.engine.vllm.answers import Stream
 from rondo.engine.vllm.backend import Asked, Backend
 from rondo.engine.vllm.metrics import VllmMetrics
+from rondo.engine.weight_update import WeightUpdate
 from rondo.models import ModelConfig
 
 log = get_logger("rondo.engine.vllm")
@@ -62,8 +63,7 @@ class VllmEngine:
         self.weight_version = 0
         self.is_paused = False
         self._asleep: frozenset[str] = frozenset()
-        self._updating = False
-        self._whole = True
+        self._update = WeightUpdate()
         self._draining = False
         self._failure: RondoError | None = None
         self._streams: dict[str, Stream] = {}
@@ -77,8 +77,8 @@ class VllmEngine:
 
     @property
     def ready(self) -> bool:
-        closed = self._failure or self._draining or self.is_paused or self._asleep or self._updating
-        return not closed and self._whole and self.backend.up
+        closed = self._failure or self._draining or self.is_paused or self._asleep or self._update.updating
+        return not closed and not self._update.torn and self.backend.up
 
     @property
     def is_sleeping(self) -> bool:
@@ -97,7 +97,7 @@ class VllmEngine:
         self._failure = self._failure or error
 
     def weight_state(self) -> WeightState:
-        return WeightState(self._updating, self._whole, "weights" in self._asleep)
+        return self._update.state("weights" in self._asleep)
 
     def load(self) -> tuple[int, int]:
         """vLLM does not say which of them it computes; more than fit together wait."""
@@ -155,7 +155,7 @@ class VllmEngine:
             )
         await self.backend.sleep(level, mode)
         self._asleep = frozenset(TAGS)
-        self._whole = self._whole and level == 1
+        self._update.torn |= level == 2
 
     async def wake(self, tags: Sequence[str] | None = None) -> None:
         wanted = self._asleep & check_tags(tags)
@@ -163,9 +163,9 @@ class VllmEngine:
             return
         await self.backend.wake(sorted(wanted))
         self._asleep -= wanted
-        if "weights" in wanted and not self._whole:
+        if "weights" in wanted and self._update.torn:
             await self.backend.transfer(str(self.folder), self.weight_version)
-            self._whole = True
+            self._update.torn = False
 
     def adapters(self) -> Sequence[str]:
         return self._adapters.names()
@@ -188,12 +188,12 @@ class VllmEngine:
         """vLLM stops between two steps while its workers read the folder. If one cannot, all read the old one."""
         await self.check_weights(path, version)
         self._check_update(version)
-        self._updating = True
+        self._update.updating = True
         try:
             with self.metrics.operation("update_weights"):
                 await asyncio.shield(self._transfer(path, version))
         finally:
-            self._updating = False
+            self._update.updating = False
 
     async def start_weight_update(self) -> None:
         raise ConfigError(
@@ -202,7 +202,7 @@ class VllmEngine:
         )
 
     async def finish_weight_update(self, version: int) -> None:
-        raise Conflict("no weight update is going on.")
+        raise Conflict("no weight update is in progress.")
 
     async def reset_prefix_cache(self) -> None:
         """What is there is never found again."""
@@ -249,7 +249,7 @@ class VllmEngine:
             raise self._failure
         if self._draining:
             raise Unavailable("the engine is shutting down.", code="shutting_down")
-        if not self._whole:
+        if self._update.torn:
             raise Unavailable(
                 "vLLM has no whole version of the weights: finish an update first.", code="torn"
             )
@@ -276,12 +276,12 @@ class VllmEngine:
             try:
                 await self.backend.transfer(str(folder), version)
             except RondoError:
-                self._whole = False
+                self._update.torn = True
                 with suppress(Unavailable):  # it has ended, and starts again with the weights it had
                     await self.backend.transfer(str(self.folder), self.weight_version)
-                self._whole = True
+                self._update.torn = False
                 raise
-            self.folder, self.weight_version, self._whole = folder, version, True
+            self.folder, self.weight_version, self._update.torn = folder, version, False
         finally:
             if not self.is_paused:
                 with suppress(Unavailable):
@@ -295,15 +295,7 @@ class VllmEngine:
             await asyncio.sleep(QUIET_SECONDS)
 
     def _check_update(self, version: int | None) -> None:
-        if self._updating:
-            raise Conflict("a weight update is already going on.")
-        if "weights" in self._asleep:
-            raise Conflict("the weights are asleep, so there is nothing to write to: wake 'weights' first.")
-        if version is not None and version <= self.weight_version:
-            raise Conflict(
-                f"weight version {version} is not newer than {self.weight_version}. Finish the update with a newer "
-                "one, or abort it."
-            )
+        self._update.check("weights" in self._asleep, version, self.weight_version)
 
 
 def _other_runner(request: GenerateRequest) -> InvalidRequest:
