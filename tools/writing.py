@@ -17,7 +17,6 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 REWRITTEN = 0.5
 LIMITS = {
-    "README.md": 9.0,
     "bench/README.md": 13.0,
     "docs/graders.md": 16.5,
     "docs/planning.md": 19.0,
