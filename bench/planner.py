@@ -5,12 +5,16 @@ row marked with * is one that constants were fitted on (`rondo.plan.calibration`
 by more than a tenth (memory) or a quarter (speed) are named below the table, with the reason as far as it is known.
 """
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
 from common import Report, arguments
 from rondo.plan.calibration import MEMORY_FITTED_ON, SPEED_FITTED_ON
 from rondo.plan.estimate import Estimate
-from rondo.plan.published import Row, rows
+from support.published_runs import Row, rows
 
 MEMORY, SPEED = 0.10, 0.25
 GIB = 2**30

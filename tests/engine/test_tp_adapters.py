@@ -174,10 +174,10 @@ def different(folder: Path) -> None:
             "rank 1 of 2 could not read the adapter, so none has it: there is no adapter's folder",
         ),
         ("one", truncate, "rank 1 of 2 could not read the adapter, so none has it: .*truncated"),
-        ("one", different, "rank 1 of 2 read something else"),
+        ("one", different, "rank 1 of 2 read other bytes"),
         ("zero", truncate, "^(?!rank).*truncated"),
         ("zero", missing, "^(?!rank).*there is no adapter's folder"),
-        ("zero", different, "rank 1 of 2 read something else"),
+        ("zero", different, "rank 1 of 2 read other bytes"),
     ],
 )
 def test_an_adapter_that_is_damaged_for_one_rank_is_loaded_on_none(

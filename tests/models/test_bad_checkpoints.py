@@ -172,7 +172,7 @@ CASES: dict[str, tuple[str, Callable[[Path], Any], str]] = {
     "quantized": (
         "llama2",
         config(quantization_config={"quant_method": "awq", "bits": 4}),
-        r"is not quantized as its config.json says. 63 missing: .* \(the file has it unquantized\)",
+        r"does not match the quantization in its config.json. 63 missing: .* \(the file has it unquantized\)",
     ),
     "quantized oddly": (
         "llama2",

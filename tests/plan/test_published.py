@@ -5,7 +5,7 @@ import pytest
 from rondo.plan.calibration import MEMORY_FITTED_ON, SPEED_FITTED_ON
 from rondo.plan.estimate import Estimate
 from rondo.plan.layout import check
-from rondo.plan.published import Row, rows
+from support.published_runs import Row, rows
 
 GIB = 2**30
 ROWS = {row.name: row for row in rows()}

@@ -171,7 +171,7 @@ def test_checkpoints_in_the_bucket_are_gone_on_with(ground: Path, monkeypatch: p
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "rondo", *far]
     resumed = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert resumed.returncode == 0, resumed.stderr
-    assert "step_4/__0_0.distcp is not what its manifest says" in resumed.stderr
+    assert "step_4/__0_0.distcp does not match its manifest" in resumed.stderr
     assert "it goes on from step 2 of 6" in resumed.stderr
     assert [checkpoint.step for checkpoint in existing(job.checkpoints)] == [6, 4]
     assert not (job.path / "checkpoints").exists()

@@ -351,7 +351,7 @@ def test_a_run_whose_engine_stays_away_stops_and_goes_on(
     with pytest.raises(Unavailable, match=r"has not come back for 0.5 s \(rl.engine.wait\)"):
         jobs.run(plan, end)
     assert plan.job.status()["state"] == "failed"
-    assert "Start it again" in plan.job.status()["reason"]
+    assert "Restart the engine" in plan.job.status()["reason"]
     mortal.start().wait()
     done: list[int] = []
     jobs.run(plan, lambda step, metrics: done.append(step))

@@ -119,7 +119,7 @@ def test_all_failed_is_no_success(running: Running, capsys: pytest.CaptureFixtur
             "--ramp-up-strategy linear --ramp-up-start-rps 1 --ramp-up-end-rps 2 --request-rate 3",
             "A ramp sets the rate",
         ),
-        ("--dataset prefix_repetition --input-len 9", "--input-len says nothing of the dataset"),
+        ("--dataset prefix_repetition --input-len 9", "--input-len does not apply to the dataset"),
     ],
 )
 def test_wrong_options(running: Running, line: str, says: str) -> None:

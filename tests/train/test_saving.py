@@ -68,13 +68,13 @@ def test_damaged_and_torn_ones_are_passed_over(tmp_path: Path, caplog: pytest.Lo
     raw[len(raw) // 2] ^= 1
     data.write_bytes(raw)
     assert newest() == 6
-    assert f"{data} is not what its manifest says" in caplog.text
+    assert f"{data} does not match its manifest" in caplog.text
     (tmp_path / "step_6/.metadata").unlink()
     assert newest() == 4
     assert f"{tmp_path}/step_6 lacks .metadata: the checkpoint is torn" in caplog.text
     (tmp_path / "step_4/manifest.json").write_text('{"sha')
     assert newest() == 2
-    assert "step_4/manifest.json is not what" in caplog.text
+    assert "step_4/manifest.json does not match" in caplog.text
     (tmp_path / "step_2/manifest.json").unlink()
     assert newest() is None
 

@@ -61,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--base-url", default=None, help="where it is (RONDO_BASE_URL, else http://127.0.0.1:8000)")
     add("--model", help="the model to ask for (the first that the server names)")
     add("--endpoint", default="completions", choices=["completions", "chat"], help="(completions)")
-    add("--api-key", help="what it wants as Bearer token (RONDO_API_KEY, else OPENAI_API_KEY)")
+    add("--api-key", help="API key (default: RONDO_API_KEY, else OPENAI_API_KEY)")
     add("--ignore-eos", action="store_true", help="answers go on to their full length")
     add(
         "--ready-check-timeout-sec",
@@ -208,7 +208,7 @@ def _dataset(given: argparse.Namespace) -> Dataset:
 
     size, output = given.input_len, given.output_len
     if size is not None and given.dataset not in ("random", "sonnet"):
-        raise ConfigError(f"--input-len says nothing of the dataset {given.dataset}.", param="input_len")
+        raise ConfigError(f"--input-len does not apply to the dataset {given.dataset}.", param="input_len")
     lengths = Lengths(
         size or given.random_input_len,
         output or given.random_output_len,

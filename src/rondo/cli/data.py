@@ -100,13 +100,13 @@ def _prepare_parser() -> Parser:
         action="append",
         default=[],
         metavar="[NAME=]FIELD",
-        help=f"what a field is called in the data: FIELD is the text; NAME is one of {', '.join(FIELDS)}",
+        help=f"field names in the data: FIELD is the text; NAME is one of {', '.join(FIELDS)}",
     )
     parser.add_argument(
         "--text-unit",
         choices=("file", "line"),
         default="file",
-        help="of plain text: what is one document (file)",
+        help="document unit of plain text (file)",
     )
     parser.add_argument(
         "--no-separator", action="store_true", help="no end-of-text token after each document"
@@ -132,9 +132,7 @@ def _prepare_parser() -> Parser:
         metavar="SIZE",
         help="a shard has little more than this (256M)",
     )
-    parser.add_argument(
-        "--replace", action="store_true", help="put it in the place of what was prepared there"
-    )
+    parser.add_argument("--replace", action="store_true", help="replace data that was prepared there")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
 

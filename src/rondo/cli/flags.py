@@ -312,4 +312,4 @@ def check_vllm(argv: Sequence[str]) -> None:
     for token in argv:
         said = OF_VLLM.get(token.partition("=")[0].replace("_", "-"))
         if said is not None:
-            raise ConfigError(f"{token} is for vLLM to know, which is told with {said}.", param=token)
+            raise ConfigError(f"{token} is an argument of vLLM: pass it with {said}.", param=token)

@@ -165,7 +165,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "--tokenizer", metavar="DIR", help="a folder to copy a tokenizer and its chat template from"
     )
-    parser.add_argument("--dtype", choices=DTYPES, help="float32 unless the preset says otherwise")
+    parser.add_argument("--dtype", choices=DTYPES, help="default: the preset's, else float32")
     parser.add_argument("--seed", type=_seed, default=0, metavar="N", help="of the random weights")
     parser.add_argument("--replace", action="store_true", help="put it in the place of a model of that name")
     return parser

@@ -70,7 +70,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "--out", metavar="NAME", help="a name to keep it under, or a folder; MODEL-METHOD by default"
     )
-    parser.add_argument("--replace", action="store_true", help="put it in the place of what is there")
+    parser.add_argument("--replace", action="store_true", help="replace an existing model")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
 

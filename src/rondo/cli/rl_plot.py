@@ -13,7 +13,7 @@ def run(argv: list[str]) -> int:
         "Draw reward by part, mismatch, phases and lengths of a job; of several, the same figures side by side.",
     )
     parser.add_argument("jobs", metavar="JOB", nargs="+", help="the first 6 or more characters of a hash")
-    parser.add_argument("--out", default="rl.png", metavar="FILE", help="where the picture goes (rl.png)")
+    parser.add_argument("--out", default="rl.png", metavar="FILE", help="output file (rl.png)")
     given = parser.parse_args(argv)
     out = Path(given.out)
 

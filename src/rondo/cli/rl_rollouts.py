@@ -35,10 +35,10 @@ def run(argv: list[str]) -> int:
     parser.add_argument(
         "--limit", type=_limit, default=LIMIT, metavar="N", help=f"the most to list ({LIMIT})"
     )
-    parser.add_argument("--after", metavar="ID", help="those that follow this one")
+    parser.add_argument("--after", metavar="ID", help="list rollouts after this one")
     parser.add_argument("--show", metavar="ID", help="all of one rollout")
     parser.add_argument("--tokens", action="store_true", help="with --show, a line a token")
-    parser.add_argument("--json", action="store_true", help="print what the API answers")
+    parser.add_argument("--json", action="store_true", help="print the API's JSON")
     parser.epilog = EPILOG
     given = parser.parse_args(argv)
     folder = find_job(given.job)

@@ -62,7 +62,7 @@ class Cache:
                     found.update(chunk)
             if out.tell() != file.size or (sha256 and found.hexdigest() != sha256):
                 part.unlink()
-                raise StorageError(f"{file.name} is not what the index says: it is damaged. Prepare it anew.")
+                raise StorageError(f"{file.name} does not match the index: it is damaged. Prepare it again.")
             os.replace(part, path)
 
     def _make_room(self, needed: int) -> None:

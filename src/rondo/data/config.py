@@ -10,14 +10,15 @@ from rondo.base.config import Section
 
 
 class LoaderConfig(Section):
-    prefetch: int = Field(2, ge=0, description="batches that are made while a step computes; 0 makes none")
+    prefetch: int = Field(2, ge=0, description="batches prepared while a step computes; 0: none")
     cache_bytes: int = Field(
-        32 << 30, gt=0, description="the most that data from s3:// take in RONDO_HOME/cache, in bytes"
+        32 << 30, gt=0, description="maximum size in bytes of s3:// data in RONDO_HOME/cache"
     )
     max_broken: int = Field(
-        0, ge=0, description="broken lines or rows that are left out before it is an error"
+        0, ge=0, description="malformed lines or rows that are skipped before the job fails"
     )
     fields: dict[str, str] = Field(
-        {}, description="names in the data of text, messages, prompt, completion, chosen, ...: text=content"
+        {},
+        description="field names in the data for text, messages, prompt, completion, chosen, ...: text=content",
     )
-    text_unit: Literal["file", "line"] = Field("file", description="of plain text: what is one document")
+    text_unit: Literal["file", "line"] = Field("file", description="document unit of plain text files")

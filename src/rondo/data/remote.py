@@ -61,7 +61,7 @@ def translated(url: str) -> Iterator[None]:
     except PermissionError as error:
         raise StorageError(
             f"the store refuses {url}: {_said(error)}. Check the credentials (AWS_ACCESS_KEY_ID, "
-            "AWS_SECRET_ACCESS_KEY or AWS_PROFILE) and what they may do.",
+            "AWS_SECRET_ACCESS_KEY or AWS_PROFILE) and their permissions.",
             code="refused",
         ) from error
     except (OSError, ValueError) as error:

@@ -115,7 +115,7 @@ class Shards:
             )
         for data, (shard, begin, end) in zip(found, places, strict=True):
             if len(data) != end - begin:
-                raise StorageError(f"{self._url(shard)} is shorter than its index says. {READ}")
+                raise StorageError(f"{self._url(shard)} is shorter than its index requires. {READ}")
         return [memoryview(data) for data in found]
 
     def _url(self, shard: int) -> str:
@@ -137,7 +137,7 @@ def check_shards(source: str, index: Index) -> None:
                     sums.update(chunk)
             found = sums.hexdigest()
         if found != shard.sha256:
-            raise StorageError(f"{name} is not what its index says: it is damaged. {READ}")
+            raise StorageError(f"{name} does not match its index: it is damaged. {READ}")
 
 
 def _lengths(source: str, index: Index) -> NDArray[Any]:
@@ -154,7 +154,9 @@ def _check_size(path: Path, shard: Shard) -> None:
     except OSError:
         raise StorageError(f"{path} is missing. {READ}") from None
     if size != shard.size:
-        raise StorageError(f"{path} has {size} bytes, and its index says {shard.size}: it is damaged. {READ}")
+        raise StorageError(
+            f"{path} has {size} bytes instead of the {shard.size} in its index: it is damaged. {READ}"
+        )
 
 
 def _gone(path: Path) -> NDArray[np.uint8]:

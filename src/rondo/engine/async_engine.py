@@ -262,7 +262,9 @@ class AsyncEngine:
             error = lost
         except Exception as cause:
             log.exception("the engine failed")
-            error = Unavailable("the engine failed; its log says why. Restart it.", code="engine_failed")
+            error = Unavailable(
+                "the engine failed; the cause is in its log. Restart it.", code="engine_failed"
+            )
             error.__cause__ = cause
         self._fail(error)
         self._inbox.end()

@@ -276,7 +276,7 @@ class EngineCore:
     def _check_owns_weights(self) -> None:
         if not self._owns_weights:
             raise ConfigError(
-                "the model was given to this engine by its caller, who may share its tensors: write to them between "
+                "the model belongs to the caller of this engine, which may share its tensors: write to them between "
                 "start_weight_update and finish_weight_update.",
                 param="path",
             )

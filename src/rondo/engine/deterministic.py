@@ -25,7 +25,7 @@ def check_settings(config: EngineConfig) -> None:
     if config.tensor_parallel > 1:
         raise refusal(
             "tensor_parallel",
-            f"is {config.tensor_parallel}: sums over processes are not those of one. Set it to 1",
+            f"is {config.tensor_parallel}: sums over several processes round differently. Set it to 1",
         )
 
 
@@ -37,15 +37,13 @@ def hold_bits(model: Decoder, config: EngineConfig, owner: object) -> Callable[[
     if not config.deterministic:
         return lambda: None
     if model.device.type != "cpu":
-        raise refusal(
-            "device", f"is {model.device}: only what runs on a CPU keeps its bits. Set device to cpu"
-        )
+        raise refusal("device", f"is {model.device}: deterministic mode needs a CPU. Set device to cpu")
     if model.dtype not in TYPES:
-        raise refusal("dtype", f"is {model.dtype}: it keeps its bits in float32 and bfloat16")
+        raise refusal("dtype", f"is {model.dtype}: deterministic mode needs float32 or bfloat16")
     if kv_dtype(config, model.dtype) != model.dtype:
         raise refusal(
             "kv_dtype",
-            f"is {config.kv_dtype}: a learner sees keys and values that are not rounded again. Leave it out",
+            f"is {config.kv_dtype}: the learner does not round keys and values to it. Leave it out",
         )
     longest = max_model_len(config, model.config.max_positions)
     if any(rope.by_length and longest > rope.original_max_positions for rope in model.ropes):

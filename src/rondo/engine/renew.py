@@ -34,8 +34,8 @@ def check_version(folder: Path, served: ModelConfig) -> None:
 def _check_same(folder: Path, config: ModelConfig, served: ModelConfig) -> None:
     if config.quantization != served.quantization:
         raise ModelError(
-            f"{folder} has weights that are {_kind(config)}, and those that are served are {_kind(served)}: give a "
-            "folder that is quantized in the same way.",
+            f"{folder} has {_kind(config)} weights, but the served weights are {_kind(served)}: use a folder with the "
+            "same quantization.",
             param="path",
         )
     if _shape(config) != _shape(served):

@@ -69,6 +69,6 @@ def _check_alike(folder: Path, content: str, answers: list[AdapterRead]) -> None
             )
         if answer.content != content:
             raise ModelError(
-                f"{folder}: rank {answer.rank} of {size} read something else there than rank 0, so none has it. "
-                "Load it again when nobody writes to it."
+                f"{folder}: rank {answer.rank} of {size} read other bytes than rank 0, so the adapter was not loaded. "
+                "Load it again when no process writes to it."
             )

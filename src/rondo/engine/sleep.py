@@ -59,8 +59,8 @@ class Sleeper:
                 reloaded = self._wake_weights()
         except (torch.OutOfMemoryError, MemoryError) as error:
             raise Unavailable(
-                f"there is not enough free memory on {self._device} to wake up; what could not wake sleeps on. "
-                "Free some, then wake the engine again.",
+                f"there is not enough free memory on {self._device} to wake up; the rest stays asleep. "
+                "Free some memory, then wake the engine again.",
                 code="out_of_memory",
             ) from error
         if not self.asleep:

@@ -17,23 +17,23 @@ class MemoryConfig(Section):
 
     precision: Precision | None = Field(
         None,
-        description="what layers compute in, over weights, moments and sums of gradients in float32; by default the "
-        "type of the weights. fp8 is for the products of layers alone, with a scale for each tensor or each row",
+        description="compute type over float32 weights, moments and gradient sums; default: the type of the weights. "
+        "fp8 applies to the matrix products of layers, with one scale per tensor or per row",
     )
     checkpointing: Checkpointing = Field(
         "none",
-        description="what a layer computes again in its backward pass: selective all but attention and every second "
-        "product, full everything",
+        description="activation checkpointing: selective recomputes all but attention and every second matrix "
+        "product, full recomputes the whole layer",
     )
     logits: Literal["whole", "chunked"] = Field(
-        "whole", description="chunked: the head's products and logits are made a part at a time, twice"
+        "whole", description="chunked: compute the head and its loss in parts, twice, to save memory"
     )
 
     offload: Literal["none", "optimizer", "all"] = Field(
         "none",
-        description="what waits elsewhere until it is used: the optimizer's state and masters, or the weights as well",
+        description="offload to host memory: the optimizer's state and masters, or the weights as well",
     )
-    offload_to: str = Field("", description="a folder on a fast disk; empty: the memory of a GPU's host")
+    offload_to: str = Field("", description="folder on a fast disk for offloaded state; default: host memory")
 
     @property
     def kept(self) -> str | None:
@@ -48,33 +48,33 @@ class MemoryConfig(Section):
 class LayoutConfig(Section):
     """Degrees of each parallelism, in the planner's words: ranks = dp * tp * pp * cp."""
 
-    dp: int = Field(0, ge=0, description="ranks that share the batch; 0: all that the others leave")
+    dp: int = Field(0, ge=0, description="data-parallel ranks; 0: all remaining ranks")
     dp_replicate: int = Field(
         1,
         gt=0,
-        description="of dp, how many groups each hold all states (HSDP): a group gathers within itself",
+        description="HSDP: number of replica groups among the dp ranks; sharding stays within a group",
     )
     zero: Literal[0, 1, 2, 3] = Field(
         3,
-        description="what dp ranks divide: 1 the optimizer's state, 2 also gradients, 3 also parameters; 0 nothing",
+        description="ZeRO stage: 1 shards the optimizer's state, 2 also gradients, 3 also parameters",
     )
-    tp: int = Field(1, gt=0, description="ranks that share every matrix and, between them, the tokens")
-    cp: int = Field(1, gt=0, description="ranks that share a row's tokens, attention included")
+    tp: int = Field(1, gt=0, description="tensor-parallel ranks, with sequence parallelism")
+    cp: int = Field(1, gt=0, description="context-parallel ranks")
     cp_method: Literal["ulysses", "ring"] = Field(
-        "ulysses", description="ulysses exchanges tokens for heads, ring sends keys and values round"
+        "ulysses", description="ulysses exchanges tokens for heads (all-to-all), ring rotates keys and values"
     )
-    pp: int = Field(1, gt=0, description="stages that share the layers")
+    pp: int = Field(1, gt=0, description="pipeline stages")
     schedule: Literal["gpipe", "1f1b", "interleaved", "zero-bubble"] = Field(
-        "1f1b", description="the order of forward and backward passes over the stages"
+        "1f1b", description="pipeline schedule"
     )
-    virtual: int = Field(1, gt=0, description="pieces of the model a stage holds: for interleaved")
-    ep: int = Field(1, gt=0, description="ranks that share the experts")
+    virtual: int = Field(1, gt=0, description="interleaved: model chunks per stage")
+    ep: int = Field(1, gt=0, description="expert-parallel ranks")
     timeout: float = Field(
-        600, gt=0, description="seconds that a rank waits for another before it is an error"
+        600, gt=0, description="seconds that a rank waits for another rank before the job fails"
     )
     stall: float = Field(
         60,
         gt=0,
-        description="seconds in which no rank gets on before it is a hang; five times what the same work took before, "
-        "where that is more",
+        description="seconds without progress on any rank before a hang is reported, at least five times the usual "
+        "duration of the step",
     )

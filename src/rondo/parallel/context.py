@@ -47,8 +47,8 @@ class Context:
             return Ulysses(self.group, whole, cut)
         if not isinstance(whole, Packed):
             raise ConfigError(
-                'train.layout.cp_method: "ring" knows only documents that share nothing, and in this row some continue '
-                'others (answers to one prompt): choose "ulysses", or share_prefix=false where a recipe has it',
+                'train.layout.cp_method: "ring" does not support shared prefixes (several answers to one prompt in '
+                'a row): choose "ulysses", or share_prefix=false where a recipe has it',
                 param="train.layout.cp_method",
             )
         return Ring(self.group, whole, cut)

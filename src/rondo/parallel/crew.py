@@ -177,7 +177,7 @@ class Terminated(RondoError):
     exit_code = 143
 
     def __init__(self) -> None:
-        super().__init__("terminated. The same command goes on from the last checkpoint.")
+        super().__init__("terminated. The same command resumes from the last checkpoint.")
 
 
 def _terminate(number: int, frame: object) -> None:
@@ -387,5 +387,5 @@ def _first_is_gone(error: BaseException) -> BaseException:
     if isinstance(error, RondoError):
         return error
     return Unavailable(
-        "The first rank is gone. Its own output says why; the same command goes on from the last checkpoint."
+        "The first rank has ended; the cause is in its own output. The same command resumes from the last checkpoint."
     )

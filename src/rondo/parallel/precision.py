@@ -32,7 +32,7 @@ def computing_type(weights: torch.dtype, precision: Precision | None) -> torch.d
     if found != weights and weights != torch.float32:
         kept = str(weights).removeprefix("torch.")
         raise ConfigError(
-            f"{FIELD}: {precision} needs weights that are kept in float32, and they are in {kept}.",
+            f"{FIELD}: {precision} needs float32 weights, and they are {kept}.",
             param=FIELD,
         )
     return found
@@ -47,7 +47,7 @@ def multiply_in_fp8(model: Decoder, precision: Precision | None) -> None:
     fitting = [each for each in model.layers.modules() if type(each) is Linear and _fits(each)]
     if not fitting:
         raise ConfigError(
-            f"{FIELD}: no matrix of the layers has sizes that are multiples of {MULTIPLE}: choose bfloat16.",
+            f"{FIELD}: no matrix of the layers has sizes divisible by {MULTIPLE}: choose bfloat16.",
             param=FIELD,
         )
     for module in fitting:

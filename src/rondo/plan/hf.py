@@ -78,7 +78,7 @@ def hf_of(shape: Shape) -> dict[str, Any]:
     """A config.json of these sizes, of a family that has such layers. What the sizes do not say is as most have it."""
     if not shape.gated:
         raise ConfigError(
-            f"{shape.name} has two matrices where the decoders that are trained here have three.",
+            f"{shape.name} has MLPs of two matrices; only gated MLPs of three are supported.",
             param="model",
         )
     config: dict[str, Any] = {

@@ -93,7 +93,7 @@ def search(task: Task) -> Found:
             return Found(plans, None, looked_at)
     if nearest is None:
         where, reason = reasons[0] if reasons else _of_pins(task)
-        raise ConfigError(f"No layout is possible with what is given. {where}: {reason}.", param=where)
+        raise ConfigError(f"No layout is possible with these settings. {where}: {reason}.", param=where)
     return Found([], nearest, looked_at)
 
 

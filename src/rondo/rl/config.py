@@ -21,19 +21,19 @@ class RlConfig(LoopConfig):
 
     algorithm: str = Field(
         "grpo",
-        description="sets what you do not: ppo, grpo, dr_grpo, dapo, rloo, reinforce++, reinforce++-baseline, gspo or "
-        "cispo",
+        description="preset of algorithm settings; explicit settings override it: ppo, grpo, dr_grpo, dapo, rloo, "
+        "reinforce++, reinforce++-baseline, gspo or cispo",
     )
     lr: float = Field(1e-5, gt=0, description="peak learning rate")
     warmup: int = Field(0, ge=0, description="steps of linear warm-up")
     decay: Literal["cosine", "linear", "constant", "wsd"] = Field(
-        "constant", description="what follows the warm-up"
+        "constant", description="learning-rate schedule after the warm-up"
     )
-    weight_decay: float = Field(0.0, ge=0, description="for matrices; norms and biases are not decayed")
+    weight_decay: float = Field(0.0, ge=0, description="weight decay of matrices; norms and biases have none")
 
     precision: Literal["float32", "bfloat16"] | None = Field(
         None,
-        description="what learner and engine compute in, over weights in float32; by default all is as stored",
+        description="compute type of learner and engine over float32 weights; default: the type of the stored weights",
     )
 
     model: str = Field("", description="a model's folder, or its name under RONDO_HOME/models")
@@ -44,111 +44,138 @@ class RlConfig(LoopConfig):
     )
     grader: dict[str, Any] = Field(
         {},
-        description="of a task from a file: how answers are graded, as type=math; docs/graders.md lists them",
+        description="grader of a task from a file, such as type=math; docs/graders.md lists the types",
     )
-    max_broken: int = Field(0, ge=0, description="of a task from a file: broken lines that are left out")
+    max_broken: int = Field(
+        0, ge=0, description="malformed lines of a task file that are skipped before the job fails"
+    )
     steps: int = Field(100, gt=0, description="RL steps")
-    prompts_per_step: int = Field(16, gt=0, description="prompts drawn a step")
-    samples_per_prompt: int = Field(16, gt=0, description="answers sampled to each prompt")
-    max_tokens: int | None = Field(None, gt=0, description="longest answer; the task's own by default")
-    temperature: float = Field(1.0, gt=0, description="of sampling, and of the learner's log-probabilities")
+    prompts_per_step: int = Field(16, gt=0, description="prompts per RL step")
+    samples_per_prompt: int = Field(16, gt=0, description="samples per prompt")
+    max_tokens: int | None = Field(
+        None, gt=0, description="maximum answer length in tokens; default: the task's"
+    )
+    temperature: float = Field(
+        1.0, gt=0, description="sampling temperature; the learner's log-probabilities use the same"
+    )
     advantage: Advantage = Field(
         "group",
-        description="what a reward is set beside: the mean of its group, or of the group's others (leave_one_out); or "
-        "by token what is earned from it on (returns), less what a critic expected (gae)",
+        description="baseline of the reward: mean of the group (group), mean of the other samples of the group "
+        "(leave_one_out); or per token: return to go (returns), generalized advantage estimation with a "
+        "critic (gae)",
     )
     normalise: Normalise = Field(
         "std",
-        description="of groups, std: divided by the group's deviation (GRPO), mean: not divided (Dr. GRPO); of tokens, "
-        "none; of either, batch: mean 0 and deviation 1 over all tokens of the step",
+        description="group advantages: std divides by the group's standard deviation (GRPO), mean does not (Dr. "
+        "GRPO); token advantages: none; batch: whitened over all tokens of the step",
     )
-    gamma: float = Field(1.0, gt=0, le=1, description="returns, gae: what a reward counts one token earlier")
+    gamma: float = Field(1.0, gt=0, le=1, description="returns, gae: discount factor per token")
     gae_lambda: float = Field(
-        0.95, ge=0, le=1, description="gae: 0 trusts the critic's next value, 1 what was earned"
+        0.95, ge=0, le=1, description="gae: lambda; 0 trusts the critic's next value, 1 uses the full return"
     )
     aggregate: Aggregate = Field(
         "token",
-        description="what counts alike in the loss: tokens, answers (sequence), or tokens over a constant length",
+        description="unit of the loss average: tokens, answers (sequence), or tokens over a constant length",
     )
     ratio: Literal["token", "sequence", "product"] = Field(
         "token",
-        description="how likely is now what was sampled: each token; an answer, by the token (sequence, GSPO); the "
-        "whole answer (product, RLOO)",
+        description="importance ratio per token (token), per answer and length-normalized (sequence, GSPO), or per "
+        "answer (product, RLOO)",
     )
     surrogate: Literal["clip", "cispo", "reinforce"] = Field(
         "clip",
-        description="clip: PPO's; cispo: clipped ratios as weights, which leave no token out; reinforce: no ratios",
+        description="clip: PPO's clipped objective; cispo: clipped ratios as constant weights, so that no token is "
+        "dropped; reinforce: no ratios",
     )
-    clip_low: float = Field(0.2, ge=0, le=1, description="how far below 1 the probability ratio earns")
-    clip_high: float = Field(0.2, ge=0, description="how far above 1 the probability ratio earns")
+    clip_low: float = Field(
+        0.2, ge=0, le=1, description="lower clip range: ratios below 1 - clip_low are clipped"
+    )
+    clip_high: float = Field(
+        0.2, ge=0, description="upper clip range: ratios above 1 + clip_high are clipped"
+    )
     dual_clip: float = Field(
-        0.0, ge=0, description="the largest ratio that counts against a bad answer, 3 say; 0 has none"
+        0.0,
+        ge=0,
+        description="dual clip: largest ratio that counts for a negative advantage, such as 3; 0: off",
     )
-    kl: float = Field(0.0, ge=0, description="weight of the KL divergence from the reference policy")
+    kl: float = Field(0.0, ge=0, description="coefficient of the KL divergence from the reference policy")
     kl_estimator: Literal["k1", "k2", "k3"] = Field(
-        "k3", description="of the divergence at a token: the log-ratio, half its square, or Schulman's"
+        "k3",
+        description="per-token KL estimator: k1 the log-ratio, k2 half its square, k3 Schulman's unbiased "
+        "low-variance estimator",
     )
-    kl_in: Literal["loss", "reward"] = Field("loss", description="what the divergence is taken from")
+    kl_in: Literal["loss", "reward"] = Field(
+        "loss", description="where the KL penalty is applied: in the loss or in the reward"
+    )
     kl_unbiased: bool = Field(
-        False, description="the loss's divergence times the ratio, so that its gradient is not biased"
+        False,
+        description="multiply the KL term of the loss by the importance ratio, which makes its gradient unbiased",
     )
     kl_target: float = Field(
-        0.0, ge=0, description="nats a token that kl is steered towards, from where it begins; 0 leaves it"
+        0.0, ge=0, description="adaptive KL: target in nats per token; 0: constant coefficient"
     )
-    kl_horizon: float = Field(10.0, ge=1, description="steps over which kl is steered")
+    kl_horizon: float = Field(10.0, ge=1, description="adaptive KL: horizon in steps")
     correction: Literal["none", "truncate", "mask"] = Field(
         "none",
-        description="weights for what the learner finds likelier or less likely than the sampler did; out of bounds "
-        "they become the bound, or 0 (mask)",
+        description="importance sampling correction of the mismatch between learner and sampler: truncate weights at "
+        "the bounds, or mask tokens outside of them",
     )
     correction_level: Literal["token", "sequence"] = Field(
-        "token", description="whether each token is weighed or the whole answer"
+        "token", description="correction per token or per sequence"
     )
-    correction_cap: float = Field(3.0, gt=0, description="the largest such weight")
-    correction_floor: float = Field(0.0, ge=0, description="the smallest such weight")
-    entropy: float = Field(0.0, description="what a nat of the policy's mean entropy earns in the loss")
+    correction_cap: float = Field(3.0, gt=0, description="largest correction weight")
+    correction_floor: float = Field(0.0, ge=0, description="smallest correction weight")
+    entropy: float = Field(0.0, description="entropy bonus: coefficient of the policy's mean entropy in nats")
     measure_entropy: bool = Field(
-        False, description="the exact entropy as a metric: one more pass over the logits"
+        False, description="log the exact entropy; costs one more pass over the logits"
     )
     overlong: float = Field(
         0.0,
         ge=0,
         le=1,
-        description="the last share of max_tokens in which answers are punished, more and more",
+        description="soft overlong punishment: last share of max_tokens in which the penalty grows",
     )
-    overlong_penalty: float = Field(1.0, ge=0, description="what an answer loses that fills max_tokens")
+    overlong_penalty: float = Field(
+        1.0, ge=0, description="soft overlong punishment: penalty of an answer that fills max_tokens"
+    )
     dynamic_sampling: int = Field(
-        0, ge=0, description="how often a group may be drawn anew whose samples all earned the same; 0: never"
+        0,
+        ge=0,
+        description="dynamic sampling: how often a group with equal rewards may be resampled; 0: never",
     )
-    minibatches: int = Field(1, gt=0, description="optimizer steps that a step's samples are divided into")
-    epochs: int = Field(1, gt=0, description="how often a step's samples are learned from")
-    tokens_per_microbatch: int = Field(16384, gt=0, description="the most tokens in one forward pass")
+    minibatches: int = Field(1, gt=0, description="optimizer steps per RL step")
+    epochs: int = Field(1, gt=0, description="passes over the samples of an RL step")
+    tokens_per_microbatch: int = Field(16384, gt=0, description="maximum tokens in one forward pass")
     share_prefix: bool = Field(True, description="compute a prompt once for all of its samples")
     block_size: int = Field(
-        16, gt=0, description="tokens in a KV block; 1 lets samples share all of a short prompt"
+        16, gt=0, description="tokens per KV block; 1 lets samples share a short prompt completely"
     )
-    seed: int = Field(0, ge=0, description="decides the prompts and the samples")
-    save_every: int = Field(20, ge=0, description="steps between checkpoints; 0 saves at the end alone")
-    keep: int = Field(2, gt=0, description="how many checkpoints stay")
-    eval_prompts: int = Field(128, gt=0, description="held-out prompts asked before and after")
+    seed: int = Field(0, ge=0, description="random seed of prompts and samples")
+    save_every: int = Field(20, ge=0, description="steps between checkpoints; 0: only at the end")
+    keep: int = Field(2, gt=0, description="checkpoints to retain")
+    eval_prompts: int = Field(
+        128, gt=0, description="held-out prompts of the evaluation before and after training"
+    )
     device: str = Field("cpu", description="cpu, cuda, ...")
-    metrics: MetricsConfig = Field(MetricsConfig(), description="where metrics go")
-    rollouts: RolloutsConfig = Field(RolloutsConfig(), description="which rollouts stay")
-    alarms: AlarmsConfig = Field(AlarmsConfig(), description="what the alarm is given for")
+    metrics: MetricsConfig = Field(MetricsConfig(), description="metric loggers")
+    rollouts: RolloutsConfig = Field(RolloutsConfig(), description="storage of rollouts")
+    alarms: AlarmsConfig = Field(AlarmsConfig(), description="thresholds of the alarms")
     device_bytes: int = Field(
         0,
         ge=0,
-        description="what the models beside the policy's weights may take of a GPU together, in bytes: who is not "
-        "needed waits in host memory; 0: all stay",
+        description="GPU memory in bytes for reference, critic, reward model and teacher together; idle models are "
+        "offloaded to host memory; 0: no limit",
     )
-    critic: CriticConfig = Field(CriticConfig(), description="what is still to be earned at each token")
+    critic: CriticConfig = Field(CriticConfig(), description="critic (value model)")
     reward_model: RewardModelConfig = Field(
-        RewardModelConfig(), description="a reward model's score as a part of the reward"
+        RewardModelConfig(), description="reward model whose score is a part of the reward"
     )
-    distill: DistillConfig = Field(DistillConfig(), description="learning from a teacher")
-    pairs: PairsConfig = Field(PairsConfig(), description="preference training on the policy's own answers")
-    engine: FarConfig = Field(FarConfig(), description="engines that are not in this process")
-    ray: RayConfig = Field(RayConfig(), description="engines and a learner that Ray places")
+    distill: DistillConfig = Field(DistillConfig(), description="on-policy distillation from a teacher")
+    pairs: PairsConfig = Field(
+        PairsConfig(), description="preference training on pairs of the policy's own answers"
+    )
+    engine: FarConfig = Field(FarConfig(), description="remote engines")
+    ray: RayConfig = Field(RayConfig(), description="engines and learner placed by Ray")
 
     @model_validator(mode="before")
     @classmethod

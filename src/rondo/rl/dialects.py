@@ -84,8 +84,8 @@ class Native(_OfServer):
     async def check(self) -> None:
         if not os.environ.get(ADMIN_KEY):
             raise ConfigError(
-                f"new weights need the admin key of the engine at {self.door.base_url}: set {ADMIN_KEY} to what it was "
-                "started with, --server.admin_key=...",
+                f"weight updates need the admin key of the engine at {self.door.base_url}: set {ADMIN_KEY} to the "
+                "value of its --server.admin_key",
                 param=FIELD,
             )
         await self.version()

@@ -257,7 +257,7 @@ def check_tools(tokenizer: Tokenizer, tools: Sequence[Tool]) -> None:
     if tools and ("tools" not in template or choose_dialect(template).calls is None):
         raise ConfigError(
             f"the task has tools ({', '.join(tool.name for tool in tools)}), but the model's chat template does not "
-            "show any, or calls are written in no known form. Take a model whose template has them, as those of Qwen, "
+            "show any, or its tool calls have no known format. Use a model whose template has them, such as Qwen, "
             "Llama 3 or Mistral do. The demo's has none; examples/calculator.py makes a small model that has.",
             param="rl.task",
         )

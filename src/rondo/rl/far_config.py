@@ -12,14 +12,14 @@ class FarConfig(Section):
 
     url: tuple[str, ...] = Field(
         (),
-        description="where engines are, as http://127.0.0.1:8000; by default the engine is in this process",
+        description="URLs of remote engines, such as http://127.0.0.1:8000; default: an engine in this process",
     )
     folder: str = Field(
         "",
-        description="where new weights are written for the engines to read; the job's own folder by default",
+        description="folder through which new weights reach the engines; default: the job's folder",
     )
     wait: float = Field(
-        300.0, gt=0, description="seconds that an engine which is gone has to come back before the run ends"
+        300.0, gt=0, description="seconds to wait for a lost engine to return before the job ends"
     )
 
     @field_validator("url")
@@ -27,9 +27,7 @@ class FarConfig(Section):
     def _are_urls(cls, url: tuple[str, ...]) -> tuple[str, ...]:
         for one in url:
             if not one.startswith(("http://", "https://")):
-                raise ValueError(
-                    f"{one!r} is not where an engine can be asked: write it as http://127.0.0.1:8000"
-                )
+                raise ValueError(f"{one!r} is not the URL of an engine: write it as http://127.0.0.1:8000")
         if len(set(url)) < len(url):
             raise ValueError("an engine is named twice")
         return url
@@ -38,10 +36,10 @@ class FarConfig(Section):
 class RayConfig(Section):
     """Roles that Ray places: engines on some nodes of a cluster, the learner on another."""
 
-    engines: int = Field(0, ge=0, description="how many engines Ray starts; 0: it is not used")
-    address: str = Field("auto", description="of the Ray cluster, as ray.init takes it")
-    cpus: float = Field(1.0, gt=0, description="CPUs that Ray keeps for each role")
-    gpus: float = Field(0.0, ge=0, description="GPUs that Ray keeps for each role")
+    engines: int = Field(0, ge=0, description="engines that Ray starts; 0: Ray is not used")
+    address: str = Field("auto", description="address of the Ray cluster, as for ray.init")
+    cpus: float = Field(1.0, gt=0, description="CPUs reserved for each role")
+    gpus: float = Field(0.0, ge=0, description="GPUs reserved for each role")
     serve: tuple[str, ...] = Field(
-        (), description="further flags of `rondo serve` for the engines, as --engine.dtype=bfloat16"
+        (), description="further flags of `rondo serve` for the engines, such as --engine.dtype=bfloat16"
     )

@@ -95,8 +95,8 @@ class Fleet:
                     raise Unavailable(f"the engine at {engine.url} has lost version {had} of the weights.")
                 if versions and max(versions) > self.version:
                     raise Conflict(
-                        f"the engine at {engine.url} has version {max(versions)} of the weights, which is not ours: "
-                        "nobody else may push to it."
+                        f"the engine at {engine.url} has version {max(versions)} of the weights, pushed by another "
+                        "process: an engine takes weights from one learner only."
                     )
                 yield sample
 
@@ -140,6 +140,7 @@ class Fleet:
                     if loop.time() > deadline:
                         raise Unavailable(
                             f"the engine at {engine.url} has not come back for {self._wait:g} s (rl.engine.wait): "
-                            f"{error.message} Start it again, and then this: it goes on from the last checkpoint."
+                            f"{error.message} Restart the engine, then this command: it resumes from the last "
+                            "checkpoint."
                         ) from error
                     await asyncio.sleep(LOOK_SECONDS)

@@ -15,11 +15,11 @@ Mode = Literal["sync", "one_step_off", "async"]
 class EvalConfig(Section):
     """Held-out prompts, asked before, after and in between."""
 
-    every: int = Field(0, ge=0, description="steps between evaluations; 0 evaluates before and after alone")
-    samples: int = Field(1, gt=0, description="answers to each held-out prompt; pass@k needs k of them")
-    k: list[int] = Field([1], description="for which k pass@k is told, beside pass@1")
+    every: int = Field(0, ge=0, description="steps between evaluations; 0: only before and after training")
+    samples: int = Field(1, gt=0, description="samples per held-out prompt; pass@k needs k of them")
+    k: list[int] = Field([1], description="values of k for which pass@k is reported beside pass@1")
     correct: float = Field(
-        1.0, description="the reward from which an answer passes, where the task has no part named correct"
+        1.0, description="reward from which an answer passes, for tasks without a part named correct"
     )
 
     @model_validator(mode="after")
@@ -34,28 +34,29 @@ class EvalConfig(Section):
 class LoopConfig(OptimConfig):
     mode: Mode = Field(
         "sync",
-        description="sync: a step's answers are of the newest weights; one_step_off: they are made while the step "
-        "before trains; async: as far ahead as max_staleness says, and a push interrupts them",
+        description="sync: a step's samples use the newest weights; one_step_off: they are generated while the "
+        "previous step trains; async: generation runs up to max_staleness steps ahead and weight pushes "
+        "interrupt it",
     )
     max_staleness: int = Field(
-        2, ge=1, description="async: how many steps older than the weights a trained token may be"
+        2, ge=1, description="async: maximum age of a trained token in weight versions"
     )
     grader_timeout: float = Field(
         30.0,
         gt=0,
-        description="seconds that the score of one answer may take; episodes have Bounds of their own",
+        description="seconds for the score of one answer; episodes have their own Bounds",
     )
     most_idle: int = Field(
         20,
         ge=0,
-        description="steps in a row that teach nothing before the run ends with the reason; 0: never",
+        description="consecutive steps without a gradient signal after which the job ends with the reason; 0: never",
     )
-    evaluate: EvalConfig = Field(EvalConfig(), description="what is asked of held-out prompts")
+    evaluate: EvalConfig = Field(EvalConfig(), description="evaluation on held-out prompts")
     deterministic: bool = Field(
-        False, description="on a CPU: the engine's log-probabilities are the learner's, bit for bit"
+        False, description="on a CPU: log-probabilities of engine and learner are equal bit for bit"
     )
     adapter: AdapterConfig = Field(
-        AdapterConfig(), description="what learns: the model itself, or an adapter over it"
+        AdapterConfig(), description="train an adapter instead of the full weights"
     )
 
     @property

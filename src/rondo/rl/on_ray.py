@@ -56,7 +56,7 @@ def run(plan: jobs.Plan, on_step: jobs.OnStep | None = None, on_resume: OnResume
     except ray.exceptions.RayActorError as error:
         raise Unavailable(
             f"a role of this run was lost with its process or its node ({str(error).splitlines()[0]}). The same "
-            "command places it anew, and goes on from the last checkpoint."
+            "command places it again and resumes from the last checkpoint."
         ) from error
     finally:
         ray.shutdown()
@@ -159,7 +159,7 @@ class EngineRole:
         status = self._process.wait()
         raise Unavailable(
             f"the engine on {self._url} ended with status {status}: {self._said()}\n"
-            "The same command goes on from the last checkpoint."
+            "The same command resumes from the last checkpoint."
         )
 
     def _said(self) -> str:

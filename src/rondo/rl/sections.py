@@ -13,19 +13,19 @@ class CriticConfig(Section):
     """The model that says at each token what is still to be earned."""
 
     kind: Literal["none", "separate", "shared"] = Field(
-        "none", description="separate: a model of its own; shared: one more number from the policy's layers"
+        "none", description="separate: a value model of its own; shared: a value head on the policy"
     )
     model: str = Field(
         "",
-        description="separate: the model or reward model it begins as, a folder or a name; by default the policy's own",
+        description="separate: initial model or reward model, a folder or a name; default: the policy's model",
     )
-    lr: float | None = Field(None, gt=0, description="separate: its peak learning rate; by default rl.lr")
-    warmup: int = Field(0, ge=0, description="steps at the beginning in which the critic alone learns")
+    lr: float | None = Field(None, gt=0, description="separate: peak learning rate; default: rl.lr")
+    warmup: int = Field(0, ge=0, description="steps at the start that train only the critic")
     clip: float = Field(
-        0.2, ge=0, description="how far a value may leave what it was before the step; 0 does not clip"
+        0.2, ge=0, description="value clipping range around the value before the step; 0: off"
     )
     coefficient: float = Field(
-        0.1, gt=0, description="shared: what its loss counts beside the policy's, in the layers of both"
+        0.1, gt=0, description="shared: coefficient of the value loss beside the policy loss"
     )
 
     @model_validator(mode="after")
@@ -51,35 +51,40 @@ _KINDS = {
 class RewardModelConfig(Section):
     """A reward model's score as a part of the reward."""
 
-    model: str = Field("", description="a reward model's folder or name; none by default")
-    weight: float = Field(1.0, description="what its score counts beside the task's own")
+    model: str = Field("", description="reward model, a folder or a name; default: none")
+    weight: float = Field(1.0, description="weight of the reward model's score beside the task's reward")
 
 
 class DistillConfig(Section):
     """On-policy distillation: the policy's own answers, judged token by token by how likely a teacher finds them."""
 
     teacher: str = Field(
-        "", description="a model with the policy's tokenizer, a folder or a name; none by default"
+        "", description="teacher with the policy's tokenizer, a folder or a name; default: none"
     )
-    weight: float = Field(1.0, gt=0, description="what the divergence from the teacher costs")
+    weight: float = Field(1.0, gt=0, description="coefficient of the divergence from the teacher")
     discount: float = Field(
-        0.0, ge=0, le=1, description="how much a token answers for those after it; 0: for itself alone"
+        0.0,
+        ge=0,
+        le=1,
+        description="discount with which a token is charged for the divergence of later tokens; 0: only its own",
     )
-    reward: bool = Field(False, description="whether the task's reward counts beside the teacher")
+    reward: bool = Field(False, description="add the task's reward to the distillation objective")
 
 
 class PairsConfig(Section):
     """Preference training on pairs that the policy makes: of each group the best answer against the worst."""
 
     loss: Literal["none", "dpo", "ipo", "simpo", "kto"] = Field(
-        "none", description="none: a step learns by the policy's loss"
+        "none", description="preference loss; none: policy loss"
     )
     beta: float | None = Field(
-        None, gt=0, description="as preference.beta of `rondo train`; 0.1 by default, simpo's 2"
+        None,
+        gt=0,
+        description="beta of the loss as in preference.beta of `rondo train`; default 0.1, simpo 2",
     )
-    gamma: float = Field(1.0, ge=0, description="simpo: by how much the better answer has to win")
-    good_weight: float = Field(1.0, ge=0, description="kto: what a good answer counts")
-    bad_weight: float = Field(1.0, ge=0, description="kto: what a bad answer counts")
+    gamma: float = Field(1.0, ge=0, description="simpo: target margin")
+    good_weight: float = Field(1.0, ge=0, description="kto: weight of desirable answers")
+    bad_weight: float = Field(1.0, ge=0, description="kto: weight of undesirable answers")
 
     @property
     def needs_reference(self) -> bool:

@@ -8,37 +8,42 @@ from rondo.base.config import Section
 
 
 class RolloutsConfig(Section):
-    keep: int = Field(1000, ge=0, description="steps whose rollouts stay on the disk; 0 stores none")
-    max_bytes: int = Field(8 << 30, gt=0, description="the most that they take; the oldest go first")
+    keep: int = Field(1000, ge=0, description="steps whose rollouts stay on disk; 0: none")
+    max_bytes: int = Field(
+        8 << 30, gt=0, description="maximum size of stored rollouts in bytes; the oldest are deleted first"
+    )
 
 
 class AlarmsConfig(Section):
     """0 turns an alarm off."""
 
-    window: int = Field(10, ge=3, description="steps whose median is compared with that of others before")
-    certainty: float = Field(
-        4.0, gt=0, description="how many standard errors of the two medians a change has to be"
+    window: int = Field(
+        10,
+        ge=3,
+        description="steps in the recent window, whose median is compared with that of earlier steps",
     )
+    certainty: float = Field(4.0, gt=0, description="minimum change in standard errors of the two medians")
     hacking: float = Field(
         0.4,
         ge=0,
-        description="by how much one part of the reward rises and another falls, in standard deviations of the samples",
+        description="reward hacking: rise of one part of the reward while another falls, in standard deviations of "
+        "the samples",
     )
-    length: float = Field(2.0, ge=0, description="how many times as long answers become, for no more reward")
+    length: float = Field(
+        2.0, ge=0, description="length growth: factor by which answers become longer without more reward"
+    )
     duplicated: float = Field(
-        0.5, ge=0, le=1, description="the share of answers that are the same, though problems differ"
+        0.5, ge=0, le=1, description="duplicates: share of equal answers to different problems"
     )
     mismatch: float = Field(
-        0.01, ge=0, description="the KL divergence between sampler and learner, nats a token"
+        0.01, ge=0, description="mismatch: KL divergence between sampler and learner in nats per token"
     )
-    mismatch_growth: float = Field(10.0, ge=0, description="how many times as large it becomes")
+    mismatch_growth: float = Field(10.0, ge=0, description="mismatch growth factor")
     entropy: float = Field(
-        0.2, ge=0, lt=1, description="what is left of the entropy, as a share of what it was"
+        0.2, ge=0, lt=1, description="entropy collapse: remaining share of the initial entropy"
     )
-    reward: float = Field(
-        0.5, ge=0, description="by how much the reward falls, in standard deviations of the samples"
-    )
+    reward: float = Field(0.5, ge=0, description="reward drop in standard deviations of the samples")
     no_signal: float = Field(
-        0.95, ge=0, le=1, description="the share of groups in which all earn the same, unless they solve it"
+        0.95, ge=0, le=1, description="no signal: share of groups with equal rewards, solved groups excluded"
     )
-    unjudged: float = Field(0.05, ge=0, le=1, description="the share of samples that no grader could judge")
+    unjudged: float = Field(0.05, ge=0, le=1, description="share of samples without a score from any grader")

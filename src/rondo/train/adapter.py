@@ -25,8 +25,8 @@ def check(kind: Kind, config: AdapterConfig, model: ModelConfig) -> None:
         check_writes(model)
     elif config.kind == "tokenformer" or (config.kind == "lora" and model.quantization is not None):
         raise ConfigError(
-            "a reward model is one model with a head of its own, so what is trained must become part of it: train it "
-            "whole, or a LoRA over weights that are not quantized",
+            "a reward model is exported as one model, so its training must be merged into it: train full weights, or a "
+            "LoRA over unquantized weights",
             param="train.adapter.kind",
         )
 

@@ -98,7 +98,7 @@ def _check(learner: Learner, to: str, weights: bool) -> None:
         raise ConfigError("offload: this learner is in host memory already: name a folder.", param="to")
     if weights and learner.mesh is not None:
         raise ConfigError(
-            "offload: weights that are divided among ranks stay: offload(to, weights=False).", param="weights"
+            "offload: sharded weights cannot be offloaded: offload(to, weights=False).", param="weights"
         )
     if learner.offloaded is not None:
         raise ConfigError("offload: train.offload has the states elsewhere already.", param="to")

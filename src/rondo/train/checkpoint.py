@@ -41,7 +41,7 @@ class Checkpoint:
                 raise StorageError(f"{self.folder} lacks {name}: the checkpoint is torn")
             if found != self.sums[name]:
                 raise StorageError(
-                    f"{self.folder}/{name} is not what its manifest says: the checkpoint is damaged"
+                    f"{self.folder}/{name} does not match its manifest: the checkpoint is damaged"
                 )
 
 

@@ -18,38 +18,40 @@ class OptimConfig(MemoryConfig):
     """The optimizer and its schedule."""
 
     optimizer: Literal["adamw", "muon"] = Field(
-        "adamw", description="muon is for hidden matrices, beside AdamW for embeddings, head and vectors"
+        "adamw", description="muon: Muon for hidden matrices, AdamW for embeddings, head and vectors"
     )
     lr: float = Field(3e-4, gt=0, description="peak learning rate")
     warmup: int = Field(10, ge=0, description="steps of linear warm-up")
     decay: Literal["cosine", "linear", "constant", "wsd"] = Field(
-        "cosine", description="what follows the warm-up"
+        "cosine", description="learning-rate schedule after the warm-up"
     )
-    lr_end: float = Field(0.1, ge=0, le=1, description="learning rate at the end, as a share of lr")
-    weight_decay: float = Field(0.1, ge=0, description="for matrices; norms and biases are not decayed")
-    betas: tuple[float, float] = Field((0.9, 0.95), description="AdamW's averaging factors")
-    eps: float = Field(1e-8, gt=0, description="AdamW's epsilon")
-    momentum: float = Field(0.95, ge=0, lt=1, description="Muon's")
+    lr_end: float = Field(0.1, ge=0, le=1, description="final learning rate as a share of lr")
+    weight_decay: float = Field(0.1, ge=0, description="weight decay of matrices; norms and biases have none")
+    betas: tuple[float, float] = Field((0.9, 0.95), description="AdamW: beta1 and beta2")
+    eps: float = Field(1e-8, gt=0, description="AdamW: epsilon")
+    momentum: float = Field(0.95, ge=0, lt=1, description="Muon: momentum")
     ema: float = Field(
         0.0,
         ge=0,
         lt=1,
-        description="how much of an average of the weights a step keeps, 0.999 say; 0 keeps no average",
+        description="decay of the exponential moving average of the weights, such as 0.999; 0: no average",
     )
     export: Literal["last", "average"] = Field(
-        "last", description="what the job leaves: the last weights, or the average of them that ema keeps"
+        "last", description="exported weights: the last, or their exponential moving average"
     )
-    clip: float = Field(1.0, ge=0, description="largest gradient norm; 0 does not clip")
+    clip: float = Field(1.0, ge=0, description="maximum gradient norm; 0: no clipping")
     balance: float = Field(
         1e-3,
         ge=0,
-        description="what a step corrects the routers of experts by, where a model has corrections",
+        description="update rate of the router bias that balances expert load, for models with such a bias",
     )
 
     @model_validator(mode="after")
     def _average_is_kept(self) -> OptimConfig:
         if self.export == "average" and not self.ema:
-            raise ValueError("export is average, but ema is 0, so that none is kept: set ema, 0.999 say")
+            raise ValueError(
+                "export is average, but ema is 0, so there is no average: set ema, such as 0.999"
+            )
         return self
 
 
@@ -57,88 +59,86 @@ class PreferenceConfig(Section):
     """`rondo train preference`: DPO and its kin."""
 
     loss: Literal["dpo", "ipo", "kto", "simpo"] = Field(
-        "dpo", description="dpo, ipo and simpo learn from pairs, kto from answers with a label too"
+        "dpo", description="dpo, ipo and simpo train on pairs; kto also trains on labelled single answers"
     )
     lr: float = Field(
         1e-6,
         gt=0,
-        description="peak learning rate where train.lr is not given; adapters want some ten times as much",
+        description="peak learning rate if train.lr is not given; adapters need about ten times as much",
     )
     beta: float | None = Field(
         None,
         gt=0,
-        description="how little the policy may leave the reference, ipo: what margin it seeks (a large one for a small "
-        "beta), simpo: how much a margin counts; 0.1 by default, simpo's 2",
+        description="strength of the reference constraint; ipo: inverse of the target margin; simpo: scale of the "
+        "margin; default 0.1, simpo 2",
     )
-    gamma: float = Field(1.0, ge=0, description="simpo: by how much the better answer has to win")
-    good_weight: float = Field(1.0, ge=0, description="kto: what a good answer counts")
-    bad_weight: float = Field(1.0, ge=0, description="kto: what a bad answer counts")
+    gamma: float = Field(1.0, ge=0, description="simpo: target margin")
+    good_weight: float = Field(1.0, ge=0, description="kto: weight of desirable answers")
+    bad_weight: float = Field(1.0, ge=0, description="kto: weight of undesirable answers")
     reference: Literal["batch", "before"] = Field(
         "batch",
-        description="when the reference's log-probabilities are computed: batch by batch, which keeps the model as it "
-        "was in memory (not with an adapter); or all of them before the first step",
+        description="when reference log-probabilities are computed: per batch, with a copy of the initial model in "
+        "memory (no copy with an adapter); or for all data before the first step",
     )
-    share_prefix: bool = Field(True, description="compute a pair's prompt once")
+    share_prefix: bool = Field(True, description="compute the prompt of a pair once")
 
 
 class RewardConfig(Section):
     """`rondo train reward`: a model that scores answers."""
 
-    lr: float = Field(1e-5, gt=0, description="peak learning rate where train.lr is not given")
+    lr: float = Field(1e-5, gt=0, description="peak learning rate if train.lr is not given")
     center: float = Field(
         0.0,
         ge=0,
-        description="how much a pair's scores are drawn to 0 together; 0.01 keeps their mean near it",
+        description="coefficient that pulls the mean score of a pair to 0, such as 0.01",
     )
-    share_prefix: bool = Field(True, description="compute a pair's prompt once")
+    share_prefix: bool = Field(True, description="compute the prompt of a pair once")
 
 
 class EvaluateConfig(Section):
     """What is measured of a model that is being trained, and by `rondo evaluate`."""
 
-    every: int = Field(0, ge=0, description="steps between evaluations; 0 evaluates at the end alone")
+    every: int = Field(0, ge=0, description="steps between evaluations; 0: only at the end")
     data: str | list[str] = Field(
-        "", description="held-out records, like those of train.data: their loss, perplexity or accuracy"
+        "", description="held-out records in the format of train.data; reports loss, perplexity or accuracy"
     )
-    tasks: str | list[str] = Field(
-        "", description="JSON lines of multiple-choice and generation tasks, a file or several"
-    )
-    max_tokens: int = Field(64, gt=0, description="longest answer to a generation task")
+    tasks: str | list[str] = Field("", description="JSON Lines files of multiple-choice and generation tasks")
+    max_tokens: int = Field(64, gt=0, description="maximum answer length of generation tasks")
 
 
 class AdapterConfig(Section):
     """Training a small set of weights over a base that stays as it is."""
 
-    kind: Literal["none", "lora", "tokenformer"] = Field("none", description="none trains the model itself")
-    r: int = Field(16, gt=0, description="the adapter's rank")
-    alpha: float = Field(32.0, gt=0, description="lora: its output is scaled by alpha / r")
+    kind: Literal["none", "lora", "tokenformer"] = Field("none", description="none: full weights")
+    r: int = Field(16, gt=0, description="rank of the adapter")
+    alpha: float = Field(32.0, gt=0, description="lora: the output is scaled by alpha / r")
     targets: str | list[str] = Field(
-        "all-linear", description="lora: modules it covers: their names, all-linear or a regular expression"
+        "all-linear", description="lora: target modules as names, all-linear or a regular expression"
     )
-    heads: int = Field(4, gt=0, description="tokenformer: heads of its attention over slots")
+    heads: int = Field(4, gt=0, description="tokenformer: attention heads over the slots")
 
 
 class MetricsConfig(Section):
     """Where a job's metrics go beside its own metrics.jsonl, and what mfu is a share of."""
 
     tensorboard: bool = Field(
-        False, description="write TensorBoard's event files, into the job's tensorboard/"
+        False, description="write TensorBoard event files to the job's tensorboard/ folder"
     )
     wandb: str = Field(
         "",
-        description="a project of Weights & Biases to log to (extra wandb); WANDB_MODE=offline keeps it here",
+        description="Weights & Biases project (extra wandb); WANDB_MODE=offline logs to local files only",
     )
     port: int | None = Field(
         None,
         ge=0,
         le=65535,
-        description="where Prometheus finds /metrics while the job runs; 0 is any free one",
+        description="port of the Prometheus endpoint /metrics while the job runs; 0: any free port",
     )
-    host: str = Field("127.0.0.1", description="the address that port is opened at")
+    host: str = Field("127.0.0.1", description="address of the Prometheus endpoint")
     peak: float = Field(
         0.0,
         ge=0,
-        description="Tflop/s that one device could do; 0 takes a card's by its name, and measures a CPU's",
+        description="peak Tflop/s of one device for MFU; 0: a GPU's data sheet value, a CPU's measured value",
     )
 
 
@@ -152,61 +152,60 @@ class TrainConfig(OptimConfig):
         "several are mixed by their weights: web@0.7",
     )
     learner: Literal["native", "megatron"] = Field(
-        "native", description="whose layers train: megatron is Megatron-Core (extra megatron)"
+        "native", description="native: Rondo's layers; megatron: Megatron-Core (extra megatron)"
     )
     steps: int = Field(100, gt=0, description="optimizer steps")
     tokens_per_step: int = Field(
-        16384, gt=0, description="the batch, in tokens, whatever the number of devices"
+        16384, gt=0, description="batch size in tokens, independent of the number of devices"
     )
-    tokens_per_microbatch: int = Field(8192, gt=0, description="the most tokens in one forward pass")
+    tokens_per_microbatch: int = Field(8192, gt=0, description="maximum tokens in one forward pass")
     max_length: int = Field(
-        2048, gt=1, description="longest document in tokens; pretraining cuts, SFT refuses"
+        2048, gt=1, description="maximum document length in tokens; pretraining truncates, SFT fails"
     )
-    seed: int = Field(0, ge=0, description="decides the order of the data")
+    seed: int = Field(0, ge=0, description="random seed of the data order")
     dtype: Literal["float32", "bfloat16"] = Field(
         "float32",
-        description="the type of weights, moments and sums of gradients; precision says what computes",
+        description="type of weights, moments and gradient sums; `precision` sets the compute type",
     )
     device: str = Field("cpu", description="cpu, cuda, ...")
-    save_every: int = Field(50, ge=0, description="steps between checkpoints; 0 saves at the end alone")
-    keep: int = Field(2, gt=0, description="how many checkpoints stay: the last ones")
-    keep_best: int = Field(0, ge=0, description="how many stay beside them: the best by best_by")
+    save_every: int = Field(50, ge=0, description="steps between checkpoints; 0: only at the end")
+    keep: int = Field(2, gt=0, description="latest checkpoints to retain")
+    keep_best: int = Field(0, ge=0, description="best checkpoints to retain, ranked by best_by")
     best_by: str = Field(
         "loss",
-        description="the metric of its own step by which a checkpoint is good; the lowest is the best, or with a + "
-        "before the name the highest",
+        description="metric that ranks checkpoints: lowest first, or highest first with a + before the name",
     )
     save_to: str = Field(
         "",
-        description="a folder or s3://bucket/prefix that takes the checkpoints, in place of the job's folder",
+        description="folder or s3://bucket/prefix for checkpoints; default: the job's folder",
     )
     on_nan: Literal["skip", "roll_back", "stop"] = Field(
         "skip",
-        description="after a loss or gradient that is not finite, or a spike: leave the batch out, go back to the last "
-        "checkpoint and leave out what was learned since, or stop",
+        description="reaction to a non-finite loss or gradient, or a spike: skip the batch; roll back to the last "
+        "checkpoint and skip the batches since; or stop",
     )
     spike: float = Field(
         0.0,
         ge=0,
-        description="a gradient's norm above so many times the median of the last 64 is a spike; 0: none is",
+        description="gradient norms above this multiple of the median of the last 64 are spikes; 0: off",
     )
     most_faults: int = Field(
-        10, ge=0, description="batches left out in a row, or times gone back, after which the job stops"
+        10, ge=0, description="consecutive skipped batches or roll-backs after which the job stops"
     )
-    stragglers: int = Field(
-        100, ge=0, description="steps between two looks at which rank is slower than the others; 0: none"
-    )
-    loader: LoaderConfig = Field(LoaderConfig(), description="reading the data")
-    layout: LayoutConfig = Field(LayoutConfig(), description="how the ranks share the work")
-    metrics: MetricsConfig = Field(MetricsConfig(), description="where metrics go")
-    evaluate: EvaluateConfig = Field(EvaluateConfig(), description="measuring the model on the way")
+    stragglers: int = Field(100, ge=0, description="steps between straggler checks; 0: off")
+    loader: LoaderConfig = Field(LoaderConfig(), description="data loader")
+    layout: LayoutConfig = Field(LayoutConfig(), description="parallelism")
+    metrics: MetricsConfig = Field(MetricsConfig(), description="metric loggers")
+    evaluate: EvaluateConfig = Field(EvaluateConfig(), description="evaluation during training")
     profile: str = Field(
         "",
-        description="steps to look into with torch's profiler, such as 12 or 10-12: into the job's profile/",
+        description="steps to record with torch's profiler, such as 12 or 10-12, in the job's profile/ folder",
     )
-    adapter: AdapterConfig = Field(AdapterConfig(), description="training an adapter in the model's place")
+    adapter: AdapterConfig = Field(
+        AdapterConfig(), description="train an adapter instead of the full weights"
+    )
     preference: PreferenceConfig = Field(PreferenceConfig(), description="preference training")
-    reward: RewardConfig = Field(RewardConfig(), description="training a reward model")
+    reward: RewardConfig = Field(RewardConfig(), description="reward model training")
 
     @property
     def kept(self) -> str:
@@ -230,9 +229,7 @@ class TrainConfig(OptimConfig):
     @model_validator(mode="after")
     def _computes_as_kept(self) -> TrainConfig:
         if self.dtype == "bfloat16" and self.precision in ("float32", "float16"):
-            raise ValueError(
-                f"precision {self.precision} needs weights that are kept in float32: leave dtype at float32"
-            )
+            raise ValueError(f"precision {self.precision} needs float32 weights: leave dtype at float32")
         return self
 
     @model_validator(mode="after")

@@ -73,8 +73,8 @@ class Evaluation:
         questions = [task for task in tasks if isinstance(task, Question)]
         if questions and divided:
             raise ConfigError(
-                "tasks that are answered in writing need the whole model in one process, and it is divided among "
-                "ranks, or Megatron-Core's: evaluate what the job has left, with `rondo evaluate`",
+                "generation tasks need the whole model in one process, and it is sharded over ranks or belongs to "
+                "Megatron-Core: evaluate the job's export with `rondo evaluate`",
                 param="train.evaluate.tasks",
             )
         return cls(tokenizer, budget, config.max_tokens, held_out, choices, questions)

@@ -146,7 +146,7 @@ class Job:
             if not lock(handle, LOCK_SECONDS, required=False):
                 raise Conflict(
                     f"Another process{_writer(handle)} is working on job {self.short}. Wait until it has ended, "
-                    "or end it: the job goes on from its last checkpoint.",
+                    "or end it: the job resumes from its last checkpoint.",
                     code="job_is_running",
                 )
             os.ftruncate(handle, 0)

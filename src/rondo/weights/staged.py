@@ -38,7 +38,7 @@ class Staged:
         own = tensors_of(self.source)
         if total != checksum(own.items()):
             raise Conflict(
-                f"the weights changed while version {version} was copied: nobody may write to them."
+                f"the weights changed while version {version} was copied: no process may write to them during a push."
             )
         self.engine.start_weight_update()
         self._flip()

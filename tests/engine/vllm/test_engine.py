@@ -148,8 +148,8 @@ def test_samples_of_a_greedy_request_are_computed_once(engine):
     [
         ((Piece(0, [5]), Unavailable("vLLM ended")), "vLLM ended"),
         ((Piece(0, [5]),), "before its end"),
-        ((Piece(0, [5]), KeyError("choices")), "the log says why"),
-        ((Piece(3, [5]),), "the log says why"),
+        ((Piece(0, [5]), KeyError("choices")), "the cause is in the log"),
+        ((Piece(3, [5]),), "the cause is in the log"),
     ],
 )
 def test_an_answer_that_breaks_off_is_an_error_and_the_next_one_is_not(engine, given, says):

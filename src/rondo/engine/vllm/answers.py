@@ -67,7 +67,7 @@ class Stream:
         except Exception:
             log.exception("an answer of vLLM's could not be read")
             self.error = Unavailable(
-                "vLLM's answer could not be read; the log says why.", code="engine_failed"
+                "vLLM's response could not be parsed; the cause is in the log.", code="engine_failed"
             )
         if self.error is not None:
             for sample in self.samples:

@@ -141,7 +141,7 @@ class Direct:
             yield
         except EngineDeadError as error:
             lost = Unavailable(
-                "vLLM's engine has ended; its log says why. Restart the server.", code="engine_failed"
+                "vLLM's engine has ended; the cause is in its log. Restart the server.", code="engine_failed"
             )
             self.up = False
             self._on_failure(lost)

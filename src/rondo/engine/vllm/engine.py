@@ -150,7 +150,7 @@ class VllmEngine:
         check_level(level)
         if not self.config.device.startswith("cuda"):
             raise ConfigError(
-                "vLLM sleeps on a GPU only; on a CPU it keeps its memory. On a GPU, set engine.device to cuda.",
+                "vLLM supports sleep only on a GPU. On a GPU, set engine.device to cuda.",
                 param="device",
             )
         await self.backend.sleep(level, mode)

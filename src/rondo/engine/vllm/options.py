@@ -42,12 +42,12 @@ def check(config: EngineConfig) -> None:
             raise ConfigError(f"{name} {reason}.", param=name)
     if config.pooling != EngineConfig.model_fields["pooling"].default and config.vllm.runner != "pooling":
         raise ConfigError(
-            "pooling is how a vector is made, and this vLLM gives answers: set vllm.runner to pooling.",
+            "pooling applies to embeddings, and this vLLM generates text: set vllm.runner to pooling.",
             param="pooling",
         )
     if config.kv_dtype not in KV_TYPES:
         raise ConfigError(
-            f"vLLM keeps no KV cache in {config.kv_dtype}: kv_dtype is one of {', '.join(KV_TYPES)}.",
+            f"vLLM does not support a KV cache in {config.kv_dtype}: kv_dtype is one of {', '.join(KV_TYPES)}.",
             param="kv_dtype",
         )
     if config.max_adapter_rank > LORA_RANKS[-1]:

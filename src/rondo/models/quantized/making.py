@@ -227,9 +227,7 @@ def _check_weights(weights: dict[Key, Tensor]) -> None:
     """No method makes anything of numbers that are none: the model is damaged."""
     for key, weight in weights.items():
         if not weight.isfinite().all():
-            raise ModelError(
-                f"{_told(key)} cannot be quantized: it has numbers that are not finite", param="model"
-            )
+            raise ModelError(f"{_told(key)} cannot be quantized: it has non-finite values", param="model")
 
 
 def _check_inputs(observed: Observed) -> None:
@@ -237,8 +235,8 @@ def _check_inputs(observed: Observed) -> None:
     for key, inputs in observed.inputs.items():
         if not (inputs.products.isfinite().all() and inputs.magnitudes.isfinite().all()):
             raise ModelError(
-                f"{_told(key)} cannot be quantized: what the calibration text feeds it, squared and summed, is not "
-                "finite. See that the model is sound and its dtype wide enough, or use int8 or fp8.",
+                f"{_told(key)} cannot be quantized: its calibration inputs, squared and summed, are not finite. "
+                "Check that the model is valid and its dtype wide enough, or use int8 or fp8.",
                 param="model",
             )
 

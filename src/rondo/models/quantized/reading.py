@@ -154,7 +154,9 @@ def check(weights: list[Weight], plain: list[Slot], stored: Files, where: object
         if bias in rest and bias not in known and not bool(rest[bias].mapped().any()):
             del rest[bias]
     if problems.found:
-        raise ModelError(f"{where} is not quantized as its config.json says. {problems}", param=FIELD)
+        raise ModelError(
+            f"{where} does not match the quantization in its config.json. {problems}", param=FIELD
+        )
     return {name: tensor for name, tensor in rest.items() if not CACHE_SCALES.search(name)}
 
 

@@ -69,7 +69,7 @@ def level() -> str:
         raise ConfigError(f"RONDO_CPU={asked} is no level. Levels are: {', '.join(NEEDS)}.")
     if asked not in available():
         raise ConfigError(
-            f"RONDO_CPU={asked} asks for more than this CPU has. It has: {', '.join(available())}."
+            f"RONDO_CPU={asked} needs instructions that this CPU lacks. Available: {', '.join(available())}."
         )
     return asked
 

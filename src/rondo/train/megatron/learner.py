@@ -92,7 +92,7 @@ class MegatronLearner(Learner):
             models.save(model, folder)
 
     def offload(self, to: str, *, weights: bool = True) -> None:
-        raise ConfigError(f"{FIELD}: megatron keeps its device. Use native.", param=FIELD)
+        raise ConfigError(f"{FIELD}: the megatron learner does not support offload. Use native.", param=FIELD)
 
     def states(self) -> dict[str, Tensor]:
         """As the native learner's."""

@@ -29,8 +29,8 @@ class Wandb:
             )
         except (wandb.errors.Error, OSError) as error:
             raise Unavailable(
-                f"Weights & Biases does not take the job: {error}. Log in with `wandb login`, or say "
-                "WANDB_MODE=offline to keep what it is told on this machine.",
+                f"Weights & Biases rejected the job: {error}. Log in with `wandb login`, or set "
+                "WANDB_MODE=offline to log to local files only.",
                 param=f"{section}.metrics.wandb",
             ) from error
         # Steps that are done again after a crash are below the run's own count, which only goes up.

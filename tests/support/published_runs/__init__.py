@@ -3,11 +3,11 @@
 `speed` is tokens a second of one GPU, `memory` GiB of the fullest one.
 """
 
-from rondo.plan.published.bloom import bloom
-from rondo.plan.published.dense import bridge, llama3, megatron, recomputing
-from rondo.plan.published.row import Row
-from rondo.plan.published.sparse import sparse
-from rondo.plan.published.titan import titan
+from support.published_runs.bloom import bloom
+from support.published_runs.dense import bridge, llama3, megatron, recomputing
+from support.published_runs.row import Row
+from support.published_runs.sparse import sparse
+from support.published_runs.titan import titan
 
 __all__ = ["Row", "rows"]
 

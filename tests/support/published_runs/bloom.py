@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from rondo.plan.cluster import GPUS
 from rondo.plan.layout import Policy
-from rondo.plan.published.row import Row, row
 from rondo.plan.shapes import gpt
+from support.published_runs.row import Row, row
 
 _HALF = Policy(
     checkpointing="full",

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from rondo.plan.layout import Policy
-from rondo.plan.published.row import Row, row
 from rondo.plan.shapes import SHAPES, gpt
+from support.published_runs.row import Row, row
 
 
 def megatron() -> Iterator[Row]:
