@@ -131,7 +131,7 @@ class RlConfig(LoopConfig):
     save_every: int = Field(20, ge=0, description="steps between checkpoints; 0 saves at the end alone")
     keep: int = Field(2, gt=0, description="how many checkpoints stay")
     eval_prompts: int = Field(128, gt=0, description="held-out prompts asked before and after")
-    device: str = Field("cpu", description="cpu, cuda, ...")
+    device: str = Field("auto", description="cpu, cuda, cuda:1, ...; auto takes a GPU if there is one")
     metrics: MetricsConfig = Field(MetricsConfig(), description="where metrics go")
     rollouts: RolloutsConfig = Field(RolloutsConfig(), description="which rollouts stay")
     alarms: AlarmsConfig = Field(AlarmsConfig(), description="what the alarm is given for")

@@ -167,7 +167,7 @@ class TrainConfig(OptimConfig):
         "float32",
         description="the type of weights, moments and sums of gradients; precision says what computes",
     )
-    device: str = Field("cpu", description="cpu, cuda, ...")
+    device: str = Field("auto", description="cpu, cuda, cuda:1, ...; auto takes a GPU if there is one")
     save_every: int = Field(50, ge=0, description="steps between checkpoints; 0 saves at the end alone")
     keep: int = Field(2, gt=0, description="how many checkpoints stay: the last ones")
     keep_best: int = Field(0, ge=0, description="how many stay beside them: the best by best_by")
