@@ -17,10 +17,10 @@ def call(capsys, *argv, code=0):
 
 
 def test_a_table_with_reasons(capsys):
-    said = call(capsys, "llama-3-70b", "--gpus", "64")
+    said = call(capsys, "llama-3-70b", "--gpus", "512")
     for words in (
         "70.55B parameters",
-        "64 x h100",
+        "512 x h100",
         "classic rules",
         "MFU, causal MFU",
         "- tp ",

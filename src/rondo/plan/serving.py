@@ -256,7 +256,7 @@ def plan_serving(
     tried = list(replicas(shape, cluster, load, tp, weights, cache))
     if not tried:
         raise ConfigError(
-            f"tp: {shape.name} does not divide into {tp} parts, or there are fewer GPUs ({cluster.gpus}).",
+            f"tp: {tp} does not divide the heads of {shape.name}, or is more than the {cluster.node} GPUs of a node.",
             param="tp",
         )
     carried = [serving for replica in tried if (serving := _carry(replica)) is not None]
