@@ -39,7 +39,7 @@ class RlConfig(LoopConfig):
     model: str = Field("", description="a model's folder, or its name under RONDO_HOME/models")
     task: str = Field(
         "reverse",
-        description="reverse, add, sort, countdown, guess or calculator; a JSON Lines file; or "
+        description="reverse, add, sort, guess or calculator; a JSON Lines file; or "
         "a task of your own as module:attribute",
     )
     grader: dict[str, Any] = Field(
