@@ -28,11 +28,11 @@ FEWEST = 4.0
 
 
 def run(coroutine: Coroutine[Any, Any, Any], seconds: float = 120) -> Any:
-    return asyncio.run(asyncio.wait_for(coroutine, seconds))
+    return asyncio.run(asyncio.wait_for(coroutine, scaled(seconds)))
 
 
 async def until(check: Callable[[], object], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
+    end = time.monotonic() + scaled(seconds)
     while not check():
         assert time.monotonic() < end, "it did not come to pass"
         await asyncio.sleep(0.001)
@@ -40,7 +40,7 @@ async def until(check: Callable[[], object], seconds: float = 60) -> None:
 
 def wait_until(check: Callable[[], object], seconds: float = 60) -> None:
     """`until`, where there is no event loop."""
-    end = time.monotonic() + seconds
+    end = time.monotonic() + scaled(seconds)
     while not check():
         assert time.monotonic() < end, "it did not come to pass"
         time.sleep(0.01)

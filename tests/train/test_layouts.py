@@ -88,12 +88,24 @@ HEAVY = ("torch.distributed.fsdp", "rondo.parallel.apply", "rondo.train.pipeline
 SHAPE = Shape("tiny", layers=4, hidden=32, heads=4, kv_heads=2, head_dim=8, intermediate=48, vocab=VOCAB)
 
 
-@pytest.mark.parametrize(("ranks", "cases"), [(2, TWO), (4, FOUR), (8, EIGHT)])
+PARTS = 8
+"""Cases of one launch: each part is a test, so that none takes minutes."""
+
+
+def _parts() -> list[Any]:
+    return [
+        pytest.param(ranks, cases[first : first + PARTS], id=f"{ranks}-{first}")
+        for ranks, cases in ((2, TWO), (4, FOUR), (8, EIGHT))
+        for first in range(0, len(cases), PARTS)
+    ]
+
+
+@pytest.mark.parametrize(("ranks", "cases"), _parts())
 def test_ranks_are_as_one(ranks: int, cases: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
     if ranks < 8:
-        for_ranks = launch(on_ranks, ranks, cases, seconds=300)
+        for_ranks = launch(on_ranks, ranks, cases)
     else:
-        for_ranks = fork(on_ranks, ranks, cases, imports=HEAVY, seconds=300)
+        for_ranks = fork(on_ranks, ranks, cases, imports=HEAVY)
     for i, (layout, changes) in enumerate(cases):
         outcomes = [of_rank[i] for of_rank in for_ranks]
         one = alone(**changes)
