@@ -29,6 +29,9 @@ class RlConfig(LoopConfig):
     decay: Literal["cosine", "linear", "constant", "wsd"] = Field(
         "constant", description="what follows the warm-up"
     )
+    router_aux_loss: float | None = Field(
+        0.0, ge=0, description="coefficient of the load-balancing loss of softmax routers"
+    )
     weight_decay: float = Field(0.0, ge=0, description="for matrices; norms and biases are not decayed")
 
     precision: Literal["float32", "bfloat16"] | None = Field(

@@ -46,6 +46,13 @@ class OptimConfig(MemoryConfig):
         description="what a step corrects the routers of experts by, where a model has corrections",
     )
 
+    router_aux_loss: float | None = Field(
+        None,
+        ge=0,
+        description="coefficient of the load-balancing loss of softmax routers; by default router_aux_loss_coef of the "
+        "model's config (Mixtral, Qwen3-MoE), 0 for other models",
+    )
+
     @model_validator(mode="after")
     def _average_is_kept(self) -> OptimConfig:
         if self.export == "average" and not self.ema:
