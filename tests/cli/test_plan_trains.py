@@ -79,6 +79,18 @@ def test_the_text_has_the_file_and_the_command(capsys: pytest.CaptureFixture[str
     assert "--nproc-per-node=8 -m rondo train pretrain --config plan.toml --model MODEL --data DATA" in line
 
 
+@pytest.mark.parametrize(("gpus", "nodes", "each"), [(8, None, 8), (12, 3, 4), (16, 2, 8), (7, None, 7)])
+def test_the_command_starts_a_rank_a_gpu(
+    gpus: int, nodes: int | None, each: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sequences = str(3 * 7 * 64 * 8192)
+    command = planned(capsys, "llama-3-8b", "--gpus", str(gpus), "--tokens-per-step", sequences)["train"][
+        "command"
+    ]
+    assert (f"--nnodes={nodes}" if nodes else "--standalone") in command
+    assert f"--nproc-per-node={each}" in command
+
+
 def written(folder: Path, config: str) -> Path:
     (folder / "plan.toml").write_text(config)
     return folder / "plan.toml"

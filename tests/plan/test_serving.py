@@ -75,6 +75,12 @@ def test_quantized_weights_are_not_divided(gpus):
         assert all(each.replica.tp == 1 for each in shown if each.replica.weights != "bf16")
 
 
+def test_weights_that_are_given_need_no_reason():
+    found = plan_serving(SHAPES["llama-3-8b"], Cluster(GPUS["h100"], 1), CHAT, weights="int8")
+    assert found.best is not None
+    assert not any("in bf16" in reason for reason in found.reasons)
+
+
 def test_dividing_quantized_weights_is_refused():
     with pytest.raises(ConfigError, match="fp8 weights run on one rank") as error:
         plan_serving(SHAPES["llama-3-70b"], Cluster(GPUS["h100"], 8), CHAT, tp=2, weights="fp8")

@@ -40,6 +40,8 @@ def run(argv: list[str]) -> int:
     given = _parser().parse_args(argv)
     if given.serve and given.dry_run:
         raise ConfigError("--dry-run builds a plan for training; leave --serve out.", param="dry_run")
+    if given.serve and given.write:
+        raise ConfigError("--write writes a plan for training; leave --serve out.", param="write")
     shape, cluster = _shape(given), _cluster(given)
     return _serve(given, shape, cluster) if given.serve else _train(given, shape, cluster)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 from rondo.plan.estimate import Estimate
@@ -60,7 +61,8 @@ def command(plan: Estimate, model: str, file: str) -> list[str]:
     cluster, job = plan.cluster, ["train", "pretrain", "--config", file, "--model", model, "--data", DATA]
     if cluster.gpus == 1:
         return ["rondo", *job]
-    nodes, per_node = -(-cluster.gpus // cluster.node), cluster.node
+    per_node = math.gcd(cluster.gpus, cluster.node)  # torchrun starts as many on each node
+    nodes = cluster.gpus // per_node
     where = ["--standalone"]
     if nodes > 1:
         where = [f"--nnodes={nodes}", "--rdzv-backend=c10d", "--rdzv-endpoint=FIRST_NODE:29500"]

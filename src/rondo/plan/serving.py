@@ -237,6 +237,11 @@ def plan_serving(
     cache: str | None = None,
 ) -> Served:
     """As exact as the cluster allows: 16 bits if they carry the load, else 8, else 4; then the fewest GPUs."""
+    if not shape.gated:
+        raise ConfigError(
+            f"{shape.name} has feed-forward layers of two matrices, and `rondo serve` loads decoders with three.",
+            param="model",
+        )
     if weights is not None and weights not in DIVIDED and (tp or 1) > 1:
         raise ConfigError(
             f"weights: {weights} weights run on one rank, and tp is {tp}. Set --tp 1, or --weights bf16.",
@@ -334,7 +339,7 @@ def _reasons(
         return _why_not(tried, carried, cluster, load)
     replica, words = best.replica, []
     exact = [r for r in tried if r.weights == "bf16"]
-    if replica.weights != "bf16":
+    if replica.weights != "bf16" and exact:
         held = max((r.most_requests for r in exact), default=0)
         words.append(
             f"{replica.weights} weights: in bf16 "
