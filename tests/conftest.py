@@ -17,12 +17,21 @@ import hypothesis
 import pytest
 import torch
 
+from support.waiting import scaled
+
 hypothesis.settings.register_profile("any machine", deadline=None)
 hypothesis.settings.load_profile("any machine")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seed", type=int, default=0, help="of the numbers that tests draw")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """The limit of a test is for an idle machine, and longer on a busy one."""
+    if config.getoption("timeout", None) is None and "PYTEST_TIMEOUT" not in os.environ:
+        config.option.timeout = scaled(float(config.getini("timeout")))
 
 
 @pytest.hookimpl(tryfirst=True)

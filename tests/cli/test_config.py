@@ -87,6 +87,31 @@ def test_mistakes(argv: list[str], message: str, capsys: pytest.CaptureFixture[s
     assert captured.out == ""
 
 
+@pytest.mark.parametrize(
+    ("argv", "where"),
+    [
+        (["--train.lr=1", "--train.max_length=9000"], "train (--train.max_length)"),
+        (
+            ["--train.seed=1", "--train.tokens_per_microbatch=10", "--train.max_length=20"],
+            "train (--train.max_length, --train.tokens_per_microbatch)",
+        ),
+        (["--train.model=m", "--train.dtype=bfloat16", "--train.precision=float16"], "--train.precision"),
+        (["--rl.steps=9", "--rl.advantage=gae", "--rl.normalise=batch"], "rl (--rl.advantage)"),
+        (["--rl.steps=9", "--rl.pairs.loss=dpo", "--rl.minibatches=2"], "--rl.pairs.loss, --rl.minibatches"),
+        (["--rl.evaluate.samples=2", "--rl.evaluate.k=3"], "--rl.evaluate.k"),
+    ],
+)
+def test_a_rule_about_several_settings_names_their_flags(
+    argv: list[str], where: str, capsys: pytest.CaptureFixture[str]
+):
+    """And not whichever flag of the section came first."""
+    assert main(["config", *argv]) == 2
+    said = capsys.readouterr().err
+    assert where in said
+    for other in ("--train.lr", "--train.seed", "--train.model", "--rl.steps"):
+        assert other not in said
+
+
 def test_the_verbs_own_arguments_are_left():
     line = read_command_line(["demo", "--port", "8000", "--train.lr", "0.1", "--", "--config"])
     assert line.rest == ["demo", "--port", "8000", "--", "--config"]

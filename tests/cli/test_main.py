@@ -62,6 +62,22 @@ def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]):
     assert f"rondo {verb}" in captured.out
 
 
+@pytest.mark.parametrize("argv", [["rm", "demo"], ["frobnicate"], ["job", "x"], ["train", "rm"]])
+def test_nothing_is_suggested_that_is_not_similar(argv: list[str], capsys: pytest.CaptureFixture[str]):
+    assert main(argv) == 2
+    said = capsys.readouterr().err
+    assert "Did you mean" not in said
+    assert f"See rondo {argv[0] + ' ' if len(argv) == 2 and argv[0] != 'rm' else ''}--help." in said
+
+
+def test_the_demo_has_tasks_that_it_learns(capsys: pytest.CaptureFixture[str]):
+    assert main(["demo", "--task", "countdown", "--no-serve"]) == 2
+    assert "invalid choice: 'countdown'" in capsys.readouterr().err
+    for verb in ("demo", "rl"):
+        assert main([verb, "--help"]) == 0
+    assert "countdown" not in capsys.readouterr().out
+
+
 def test_unknown_verb_names_the_nearest(capsys: pytest.CaptureFixture[str]):
     assert main(["sreve"]) == 2
     assert capsys.readouterr().err == (

@@ -17,10 +17,10 @@ def call(capsys, *argv, code=0):
 
 
 def test_a_table_with_reasons(capsys):
-    said = call(capsys, "llama-3-70b", "--gpus", "64")
+    said = call(capsys, "llama-3-70b", "--gpus", "512")
     for words in (
         "70.55B parameters",
-        "64 x h100",
+        "512 x h100",
         "classic rules",
         "MFU, causal MFU",
         "- tp ",
@@ -91,6 +91,11 @@ def test_what_does_not_fit_is_the_exit_code(capsys):
         (["llama-3-8b", "--serve", "--shared", "2"], "shared"),
         (["llama-3-8b", "--serve", "--tp", "3"], "tp: 3"),
         (["llama-3-8b", "--serve", "--dry-run"], "--dry-run"),
+        (["llama-3-8b", "--serve", "--write", "plan.toml"], "--write"),
+        (["gpt-3-175b", "--serve"], "gpt-3-175b has feed-forward layers of two matrices"),
+        (["llama-3-8b", "--precision", "fp4"], "invalid choice: 'fp4'"),
+        (["llama-3-8b", "--optimizer", "adamw-8bit"], "invalid choice: 'adamw-8bit'"),
+        (["llama-3-8b", "--loss", "fused"], "invalid choice: 'fused'"),
     ],
 )
 def test_errors_name_the_field(capsys, argv, words):

@@ -1,15 +1,20 @@
 """`rondo rl rollouts|alarms|plot` over a job's folder."""
 
 import json
+from itertools import combinations
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.figure import Figure
 
 from rl._rollouts import asked, equally, judged, said
 from rondo.cli.live import Block
 from rondo.cli.main import main
 from rondo.graders import Score
 from rondo.rl.events import Events
+from rondo.rl.plot import _one, lanes
 from rondo.rl.store import FOLDER, Store
 from rondo.train.job import Job
 
@@ -138,6 +143,25 @@ def test_the_curves_are_drawn(
     assert call(capsys, "plot", *jobs, "--out", str(out)) == f"{out}\n"
     assert out.read_bytes().startswith(b"\x89PNG")
     assert "a picture ends in" in call(capsys, "plot", job.short, "--out", "rl.doc", code=2)
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0.01, 0.5)), max_size=12))
+def test_labels_of_alarms_do_not_overlap(found: list[tuple[float, float]]) -> None:
+    spans = [(left, left + width) for left, width in found]
+    placed = list(zip(spans, lanes(spans), strict=True))
+    for ((left, right), lane), ((other, end), others) in combinations(placed, 2):
+        assert lane != others or right <= other or end <= left
+
+
+def test_alarms_of_one_step_are_drawn_above_one_another(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind, since in (("hacking", 1), ("entropy", 1), ("entropy", 1), ("graders", 2)):
+        Events(job.path).add("alarm", 2, alarm=kind, since=since, saw="", advice="")
+    figure = Figure(figsize=(11, 7), layout="constrained")
+    _one(figure, job.metrics(), job)
+    figure.canvas.draw()
+    boxes = [text.get_window_extent() for text in figure.axes[0].texts]
+    assert len(boxes) == 3
+    assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
 
 
 def test_the_live_block_shows_what_stands() -> None:

@@ -37,6 +37,7 @@ from rondo.parallel.load import load as load_shard
 from support.adapters import truncate
 from support.families import reference
 from support.ranks import ThreadRanks
+from support.waiting import scaled
 
 CONFIG = EngineConfig(
     max_num_seqs=8, block_size=4, num_blocks=60, max_model_len=100, max_step_tokens=48, max_loaded_adapters=3
@@ -292,7 +293,7 @@ def test_a_rank_lets_go_of_what_it_is_told_to_forget(folder: Path, tmp_path: Pat
     _, follower = ThreadRanks(tmp_path).run(2, make)
     follower.read_adapter(1, folder / "adapters" / "all")
     follower.read_adapter(2, folder / "nowhere")
-    assert all(answered.acquire(timeout=10) for _ in range(2))
+    assert all(answered.acquire(timeout=scaled(10)) for _ in range(2))
     said = {read.number: read for read in answers}
     assert (said[1].rank, said[1].refused) == (1, "")
     assert len(said[1].content) == 64

@@ -18,12 +18,12 @@ import pytest
 from graders.hostile import PRELUDE, PROGRAMS
 from rondo.graders.sandbox import Limits, Sandbox
 from rondo.graders.sandbox.isolation import isolation
-from support.waiting import wait_until
+from support.waiting import scaled, wait_until
 
 pytestmark = pytest.mark.skipif(not isolation().available, reason=isolation().about)
 
 LIMITS = Limits(
-    seconds=10, cpu_seconds=1, memory=256 << 20, disk=2 << 20, files=32, processes=8, output=64 << 10
+    seconds=scaled(10), cpu_seconds=1, memory=256 << 20, disk=2 << 20, files=32, processes=8, output=64 << 10
 )
 SHORT = replace(LIMITS, seconds=0.7)
 ENDED_FOR = {
@@ -134,7 +134,7 @@ def test_they_end_with_whoever_had_them_run(name: str, ground: Ground) -> None:
         wait_until(lambda: len(family.children(recursive=True)) > 2)
         started = family.children(recursive=True)
         owner.kill()
-    assert not psutil.wait_procs(started, timeout=20)[1]
+    assert not psutil.wait_procs(started, timeout=scaled(20))[1]
     ground.check()
 
 
@@ -144,12 +144,12 @@ def test_they_end_with_their_worker_and_the_next_one_is_well(name: str, ground: 
         assert sandbox.run("print(1)").ok
         worker = psutil.Process(sandbox._idle[0].pid)
         program = ground.fill(PROGRAMS[name])
-        running = threads.submit(sandbox.run, program, limits=replace(LIMITS, seconds=3))
+        running = threads.submit(sandbox.run, program, limits=replace(LIMITS, seconds=scaled(3)))
         wait_until(lambda: len(worker.children(recursive=True)) > 1)
         family = [worker, *worker.children(recursive=True)]
         worker.kill()
-        assert b"BREACH" not in running.result(60).output, "it ran once more"
-        assert not psutil.wait_procs(family, timeout=20)[1]
+        assert b"BREACH" not in running.result(scaled(60)).output, "it ran once more"
+        assert not psutil.wait_procs(family, timeout=scaled(20))[1]
         ground.check()
         assert sandbox.run("print(1)").ok  # makes another worker where the program had ended before
         check_well(sandbox)

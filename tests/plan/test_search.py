@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from rondo.base.errors import ConfigError
 from rondo.plan.classic import classic
 from rondo.plan.cluster import GPUS, Cluster
-from rondo.plan.layout import Batch, Policy, check
+from rondo.plan.layout import Batch, Layout, Policy, check
+from rondo.plan.memory import stage_parameters
 from rondo.plan.planning import plan
 from rondo.plan.reasons import reasons
-from rondo.plan.search import ROOM, Task, search
+from rondo.plan.search import MOST_VIRTUAL, ROOM, TRAINER, Task, refusals, search
 from rondo.plan.shapes import SHAPES
 
 
@@ -59,6 +60,61 @@ def test_a_large_model_is_divided_in_the_node_first():
     assert best is not None
     assert best.layout.tp == 8
     assert best.layout.pp > 1
+
+
+def test_a_zero_bubble_schedule_is_looked_at():
+    """Where stages have little to do, it is faster than one that interleaves pieces."""
+    found = search(task("llama-3-70b", 512))
+    assert found.best is not None
+    assert found.best.layout.schedule == "zero-bubble"
+    with_bubbles = [plan for plan in found.plans if plan.layout.schedule != "zero-bubble"]
+    assert found.best.seconds < with_bubbles[0].seconds
+
+
+@given(SOME, st.sampled_from([64, 256]))
+@settings(max_examples=6)
+def test_the_trainer_takes_every_plan(name, gpus):
+    for found in search(task(name, gpus)).plans:
+        assert not list(refusals(found.shape, found.layout, found.policy))
+        assert found.layout.virtual <= MOST_VIRTUAL
+
+
+@pytest.mark.parametrize(
+    ("pins", "field"),
+    [
+        ({"pp": 64, "tp": 1, "schedule": "zero-bubble"}, "schedule"),
+        ({"pp": 2, "tp": 1, "schedule": "1f1b", "virtual": 4}, "virtual"),
+        ({"pp": 2, "tp": 1, "schedule": "interleaved", "virtual": 1}, "virtual"),
+    ],
+)
+def test_what_the_trainer_refuses_is_named(pins, field):
+    with pytest.raises(ConfigError) as error:
+        search(task("llama-3-70b", 64, cp=1, **pins))
+    assert error.value.param == field
+
+
+def test_a_zero_bubble_schedule_has_both_ends_of_the_model_on_one_stage():
+    shape = SHAPES["llama-3-8b"]
+    held = [
+        stage_parameters(shape, Layout(pp=4, schedule=schedule), stage).all
+        for schedule in ("zero-bubble", "1f1b")
+        for stage in range(4)
+    ]
+    ends = shape.vocabulary_parameters
+    assert held[0] - held[1] == pytest.approx(2 * ends)
+    assert held[4] - held[5] == held[7] - held[6] == pytest.approx(ends)
+
+
+def test_experts_multiply_in_16_bits():
+    """fp8 is for the matrices of layers: experts gain nothing from it."""
+    low = task("mixtral-8x7b", 64, ep=8, tp=1, pp=1, microbatch=1, zero=3, checkpointing="full")
+    ours, wide = (
+        search(replace(low, policy=replace(TRAINER, precision=precision))).plans[0].step.products
+        for precision in ("fp8", "bf16")
+    )
+    theirs = replace(TRAINER, precision="fp8", low_experts=True)
+    assert search(replace(low, policy=theirs)).plans[0].step.products < 0.7 * ours
+    assert 0.7 * wide < ours < wide
 
 
 def test_long_sequences_are_divided():

@@ -1,11 +1,13 @@
 """Serving plans, beside published speeds of decoding."""
 
+from dataclasses import replace
+
 import pytest
 
 from rondo.base.errors import ConfigError
 from rondo.plan.cluster import GPUS, Cluster
 from rondo.plan.report import flags
-from rondo.plan.serving import Load, Replica, plan_serving
+from rondo.plan.serving import Load, Replica, group_size, plan_serving, replicas
 from rondo.plan.shapes import SHAPES
 
 CHAT = Load(rate=5, prompt=1000, answer=300)
@@ -58,10 +60,44 @@ def test_exact_weights_are_preferred_while_they_carry_the_load():
     few = plan_serving(SHAPES["llama-3-70b"], Cluster(GPUS["h100"], 8), CHAT)
     assert few.best is not None
     assert few.best.replica.weights == "bf16"
-    tight = plan_serving(SHAPES["llama-3-70b"], Cluster(GPUS["h100"], 2), CHAT)
+    tight = plan_serving(SHAPES["qwen3-32b"], Cluster(GPUS["h100"], 1), CHAT)
     assert tight.best is not None
     assert tight.best.replica.weights == "fp8"
     assert any("in bf16" in reason for reason in tight.reasons)
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 4, 8])
+def test_quantized_weights_are_not_divided(gpus):
+    """`rondo serve` refuses them over several ranks."""
+    for name in ("llama-3-70b", "llama-3-405b", "deepseek-v3"):
+        served = plan_serving(SHAPES[name], Cluster(GPUS["h200"], gpus), CHAT)
+        shown = [*([served.best] if served.best else []), *served.others]
+        assert all(each.replica.tp == 1 for each in shown if each.replica.weights != "bf16")
+
+
+def test_weights_that_are_given_need_no_reason():
+    found = plan_serving(SHAPES["llama-3-8b"], Cluster(GPUS["h100"], 1), CHAT, weights="int8")
+    assert found.best is not None
+    assert not any("in bf16" in reason for reason in found.reasons)
+
+
+def test_dividing_quantized_weights_is_refused():
+    with pytest.raises(ConfigError, match="fp8 weights run on one rank") as error:
+        plan_serving(SHAPES["llama-3-70b"], Cluster(GPUS["h100"], 8), CHAT, tp=2, weights="fp8")
+    assert error.value.param == "weights"
+
+
+def test_groups_of_4_bits_divide_every_matrix():
+    assert {name: group_size(SHAPES[name]) for name in ("llama-3-8b", "smollm2-135m")} == {
+        "llama-3-8b": 128,
+        "smollm2-135m": 64,
+    }
+    odd = replace(SHAPES["smollm2-135m"], intermediate=1539)
+    assert group_size(odd) is None
+    weights = {each.weights for each in replicas(odd, Cluster(GPUS["h100"], 1), CHAT, None, None, None)}
+    assert weights == {"bf16", "fp8", "int8"}
+    with pytest.raises(ConfigError, match="no int4 weights"):
+        plan_serving(odd, Cluster(GPUS["h100"], 1), CHAT, weights="int4")
 
 
 def test_targets_are_met():

@@ -216,7 +216,7 @@ def test_taking_turns_changes_no_bit() -> None:
         ({"critic": {"kind": "shared"}}, "asks no critic: take algorithm ppo"),
         ({"pairs": {"loss": "dpo"}, "kl": 0.1}, "leave kl out"),
         ({"pairs": {"loss": "dpo"}, "minibatches": 2}, "leave minibatches at 1"),
-        ({"device_bytes": 5}, "on a CPU all models stay"),
+        ({"device_bytes": 5, "device": "cpu"}, "on a CPU all models stay"),
         ({"algorithm": "ppo", "critic": {"coefficient": 1.0}}, "coefficient is for a critic of kind shared"),
     ],
 )

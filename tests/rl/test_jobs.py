@@ -9,6 +9,7 @@ import pytest
 from rondo import models
 from rondo.base.errors import NotFound
 from rondo.base.files import atomic_dir
+from rondo.cli.main import main
 from rondo.models.scorer import make_scorer
 from rondo.rl import jobs
 from rondo.rl.config import RlConfig
@@ -42,6 +43,31 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def job_of(settings: dict[str, Any]) -> Job:
     return jobs.plan(RlConfig(model="tiny", **settings)).job
+
+
+LAUNCHERS = {
+    "torchrun": {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"},
+    "mpirun": {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0"},
+    "srun": {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0"},
+}
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_several_processes_are_refused(
+    home: Path, launcher: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in (LAUNCHERS[launcher] | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}).items():
+        monkeypatch.setenv(name, value)
+    assert main(["rl", "--model", "tiny"]) == 2
+    said = capsys.readouterr().err
+    assert "has started 2: start it without the launcher" in said
+    assert not list((home.parent / "jobs").glob("*"))
+
+
+def test_a_launcher_of_one_process_changes_nothing(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    assert job_of({}).path.parent == home.parent / "jobs"
 
 
 @pytest.mark.parametrize("who", BESIDE)

@@ -17,6 +17,7 @@ from rondo.graders import Sample, Score
 from rondo.rl import jobs
 from rondo.rl.collect import Direct
 from rondo.rl.config import RlConfig
+from rondo.rl.learning import Learning
 from rondo.rl.loop import Idle, Loop
 from rondo.rl.rollout import Group, Rollout, Step
 from rondo.rl.tasks import Problem, Split, task
@@ -109,6 +110,25 @@ def scored(*totals: float | None) -> list[Rollout]:
 
 
 PROBLEM = Problem("reverse AB", {"word": "AB"})
+
+
+def test_answers_that_no_grader_judged_are_no_part_of_the_loss() -> None:
+    """Neither of its rows nor of its divisor, whatever else the loss has: a divergence, an entropy."""
+    tokens = [[5, 6], [7, 8, 9], [5, 9]]
+    right = [
+        answer(ids, score=Score("ok", total)) for ids, total in zip(tokens, (0.0, 1.0, 0.5), strict=True)
+    ]
+    failed = [answer([9, 8, 7, 6], score=Score("error", 0.0)), answer([5], score=Score("timeout", 0.0))]
+    for changes in ({}, {"kl": 0.1}, {"aggregate": "sequence"}, {"aggregate": "constant"}):
+        config = RlConfig(model="", entropy=0.01, **changes)  # type: ignore[arg-type]
+        learning = Learning(tiny_model(), tiny_tokenizer(), config, longest=8)
+        (without,), _ = learning.prepare([Group(PROBLEM, [3, 4], right)], 0)
+        (with_failed,), _ = learning.prepare([Group(PROBLEM, [3, 4], [*failed, *right])], 0)
+        assert without.tokens == with_failed.tokens == 7
+        for ours, theirs in zip(without.rows, with_failed.rows, strict=True):
+            assert ours.tokens.tolist() == theirs.tokens.tolist()
+            assert ours.weights.tolist() == theirs.weights.tolist()
+            assert ours.columns["advantages"].tolist() == theirs.columns["advantages"].tolist()
 
 
 def test_a_group_in_which_all_earn_the_same_is_left_out_and_counts_in_the_mean() -> None:

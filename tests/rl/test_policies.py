@@ -48,7 +48,16 @@ def test_engine_and_learner_agree_on_base_and_adapter(kind: str, mode: str) -> N
     problems = loop.task.prompts(5, 4)
     groups = loop.collector.ask(problems, SamplingParams(n=2, max_tokens=6, logprobs=0), [1, 2, 3, 4])
     tokens = StepTokens(groups)
-    rows = packed(tokens, range(4), range(4), aggregate="token", longest=6, share_prefix=True, budget=256)
+    rows = packed(
+        tokens,
+        range(4),
+        range(4),
+        counts=lambda sample: True,
+        aggregate="token",
+        longest=6,
+        share_prefix=True,
+        budget=256,
+    )
     for row, found in zip(rows, loop.learner.logprobs(rows), strict=True):
         assert abs(row.columns["sampler_logprobs"] - found).max() < 2e-5
     with switched_off(model):

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from support.ports import free_port
+from support.waiting import scaled
 
 SOURCES = Path(__file__).parents[2] / "src"
 TESTS = Path(__file__).parents[1]
@@ -40,7 +41,7 @@ def launch(
     have torchrun's environment. Its module is imported in each, so it should import no more than it needs.
 
     With a `backend` the default group exists while it runs; with None it makes what it wants. The first rank that fails
-    ends all, and its traceback is in the error.
+    ends all, and its traceback is in the error. `seconds` is the limit on an idle machine.
     """
     given = pickle.dumps((backend, work, arguments))
     told = _shared(size) | dict(environment or {})
@@ -83,7 +84,7 @@ def fork(
                 start_new_session=True,
             )
         try:
-            code = process.wait(seconds)
+            code = process.wait(scaled(seconds))
         except subprocess.TimeoutExpired:
             code = None
         finally:
@@ -142,7 +143,7 @@ class _Rank:
 
 
 def _wait(ranks: Sequence[_Rank], seconds: float) -> None:
-    limit = time.monotonic() + seconds
+    limit = time.monotonic() + scaled(seconds)
     while True:
         codes = [rank.process.poll() for rank in ranks]
         failed = [rank for rank, code in zip(ranks, codes, strict=True) if code]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,10 +20,10 @@ from support.tiny import tiny_model, tiny_tokenizer
 STEPS = 6
 
 
-def pretraining(folder: Path) -> list[str]:
-    """What comes after `rondo`, with a model and data in `folder`."""
+def pretraining(folder: Path, **changes: Any) -> list[str]:
+    """What comes after `rondo`, with a model and data in `folder`. `changes` are those of the model's config."""
     with atomic_dir(folder / "model") as model:
-        models.save_into(tiny_model(), model)
+        models.save_into(tiny_model(**changes), model)
         tiny_tokenizer().save(model)
     lines = [json.dumps({"text": f"the user asks {i} and the assistant answers {i * i}"}) for i in range(50)]
     (folder / "data.jsonl").write_text("\n".join(lines))

@@ -13,6 +13,7 @@ import torch.distributed
 from torch.distributed import ProcessGroup
 
 from rondo.parallel.group import Group, _gloo, connect
+from support.waiting import scaled
 
 dist: Any = torch.distributed
 """Its types are incomplete."""
@@ -27,7 +28,7 @@ class ThreadRanks:
         meeting = self._meeting()
 
         def rank(index: int) -> Any:
-            return work(connect(meeting, index, size, torch.device("cpu"), seconds))
+            return work(connect(meeting, index, size, torch.device("cpu"), scaled(seconds)))
 
         return self._each(size, rank)
 
@@ -40,12 +41,14 @@ class ThreadRanks:
             store = dist.FileStore(str(meeting), size)
             group = dist.ProcessGroup(store, index, size)
             gloo = dist.ProcessGroup.BackendType.GLOO
-            backend = _gloo(store, index, size, timedelta(seconds=seconds))
+            backend = _gloo(store, index, size, timedelta(seconds=scaled(seconds)))
             group._register_backend(torch.device("cpu"), gloo, backend)
             group._set_default_backend(gloo)
             group._set_group_name(f"{meeting}-{index}")
             torch._C._distributed_c10d._register_process_group(group.group_name, group)
-            joined.wait(seconds)  # who leaves before the others are connected is one that has failed, to them
+            joined.wait(
+                scaled(seconds)
+            )  # who leaves before the others are connected is one that has failed, to them
             try:
                 return work(group)
             finally:

@@ -1,17 +1,38 @@
 """Waiting for things to come to pass, never for ever."""
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+LOAD = "TEST_SLOWNESS"
+"""Of the environment: how many times as long as usual a test may wait. By default the machine's load says it."""
+
+
+def scaled(seconds: float) -> float:
+    """The limit of a wait that takes so long at most on an idle machine: longer where other programs share its cores,
+    and where a sanitizer or an emulator slows everything down."""
+    return seconds * slowness()
+
+
+def slowness() -> float:
+    told = os.environ.get(LOAD)
+    if told:
+        return max(1.0, float(told))
+    return max(FEWEST, 1.0 + os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
+FEWEST = 4.0
+"""A machine that is idle as a wait begins may not stay so."""
+
 
 def run(coroutine: Coroutine[Any, Any, Any], seconds: float = 120) -> Any:
-    return asyncio.run(asyncio.wait_for(coroutine, seconds))
+    return asyncio.run(asyncio.wait_for(coroutine, scaled(seconds)))
 
 
 async def until(check: Callable[[], object], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
+    end = time.monotonic() + scaled(seconds)
     while not check():
         assert time.monotonic() < end, "it did not come to pass"
         await asyncio.sleep(0.001)
@@ -19,7 +40,7 @@ async def until(check: Callable[[], object], seconds: float = 60) -> None:
 
 def wait_until(check: Callable[[], object], seconds: float = 60) -> None:
     """`until`, where there is no event loop."""
-    end = time.monotonic() + seconds
+    end = time.monotonic() + scaled(seconds)
     while not check():
         assert time.monotonic() < end, "it did not come to pass"
         time.sleep(0.01)

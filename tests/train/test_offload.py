@@ -19,6 +19,7 @@ from rondo.train.losses import cross_entropy
 from rondo.train.shelf import PAGE, Shelf
 from support.layouts import rows_of
 from support.tiny import tiny_model
+from support.waiting import scaled
 
 
 def trained(folder: Path | None, steps: int = 3, kind: str = "optimizer", **changes: Any) -> Learner:
@@ -71,7 +72,7 @@ class Begun:
 
     def wait(self, count: int) -> None:
         while self._seen < count:
-            assert self._more.acquire(timeout=20), f"{self._seen} of {count} parts have begun to come"
+            assert self._more.acquire(timeout=scaled(20)), f"{self._seen} of {count} parts have begun to come"
             self._seen += 1
 
 

@@ -23,6 +23,7 @@ from rondo.train.config import TrainConfig
 from support.home import own_home
 from support.launch import SOURCES, TESTS
 from support.tiny import tiny_model, tiny_tokenizer
+from support.waiting import scaled
 
 STEPS = 12
 RANKS = str(TESTS / "train/_ranks.py")
@@ -69,7 +70,11 @@ def torchrun(home: Path, ranks: int, *program: str, restarts: int = 0) -> "subpr
     launcher += ["--rdzv-endpoint", "localhost:0", "--nproc-per-node", str(ranks)]
     launcher += ["--max-restarts", str(restarts), "--monitor-interval", "0.1"]
     return subprocess.run(
-        [*launcher, *program], env=os.environ | environment, capture_output=True, text=True, timeout=200
+        [*launcher, *program],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=scaled(200),
     )
 
 
@@ -143,7 +148,7 @@ def test_a_rank_that_hangs_is_found_and_named(ground: Path, tmp_path: Path) -> N
     begin = time.monotonic()
     done = torchrun(tmp_path, 2, RANKS, text, "1:5:sleeps")
     assert done.returncode == 1
-    assert time.monotonic() - begin < 100, "not the 600 s of layout.timeout"
+    assert time.monotonic() - begin < min(scaled(100), 590), "not the 600 s of layout.timeout"
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert line.startswith("error: rank 1 on ")
     assert "no rank has got on for" in line

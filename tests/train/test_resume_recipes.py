@@ -17,6 +17,7 @@ from rondo.train import jobs
 from rondo.train.config import AdapterConfig, EvaluateConfig, Kind, PreferenceConfig, TrainConfig
 from support.home import own_home
 from support.tiny import tiny_model, tiny_tokenizer
+from support.waiting import scaled
 
 STEPS = 6
 RECORDS = [
@@ -137,7 +138,10 @@ def test_killed_and_resumed_is_bit_equal(
     told = config(ground, "preference", KILLED)
     environment = {**os.environ, "RONDO_HOME": str(own_home(tmp_path / "shaken"))}
     worker = subprocess.run(
-        [sys.executable, "-c", WORKER, told.model_dump_json()], env=environment, timeout=120, check=False
+        [sys.executable, "-c", WORKER, told.model_dump_json()],
+        env=environment,
+        timeout=scaled(120),
+        check=False,
     )
     assert worker.returncode == -signal.SIGKILL
     found = []

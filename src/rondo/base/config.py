@@ -6,6 +6,7 @@ value is a `ConfigError` that names it, its source and what is right.
 
 import logging
 import os
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -280,7 +281,21 @@ def _source_of(path: str, settings: dict[str, _Setting]) -> Source | None:
 def _explain(error: ValidationError, keys: dict[str, Key], settings: dict[str, _Setting]) -> ConfigError:
     details = error.errors()
     lines = [_explain_one(detail, keys, settings) for detail in details]
-    return ConfigError(" ".join(dict.fromkeys(lines)), param=_path_of(details[0], keys), code="invalid_value")
+    path = _path_of(details[0], keys)
+    about = next(iter(_settings_in(details[0]["msg"], path, settings)), path)
+    return ConfigError(" ".join(dict.fromkeys(lines)), param=about, code="invalid_value")
+
+
+def _settings_in(message: str, section: str, settings: dict[str, _Setting]) -> list[str]:
+    """The settings of a section that the message of a rule about several fields names, in its order."""
+    above = f"{section}." if section else ""
+    found: dict[str, int] = {}
+    for path in settings:
+        name = path.removeprefix(above)
+        named = re.search(rf"(?<![\w.])(?:{re.escape(above)})?{re.escape(name)}(?![\w]|\.\w)", message)
+        if path.startswith(above) and named:
+            found[path] = named.start()
+    return sorted(found, key=lambda path: found[path])
 
 
 def _path_of(detail: ErrorDetails, keys: dict[str, Key]) -> str:
@@ -296,15 +311,14 @@ def _path_of(detail: ErrorDetails, keys: dict[str, Key]) -> str:
 def _explain_one(detail: ErrorDetails, keys: dict[str, Key], settings: dict[str, _Setting]) -> str:
     path = _path_of(detail, keys)
     source = _source_of(path, settings)
-    if source is None:  # a rule that joins several fields of a section: name what was set in it
-        inside_of = f"{path}." if path else ""
-        source = next((setting.source for p, setting in settings.items() if p.startswith(inside_of)), None)
     message = detail["msg"].removeprefix("Value error, ").rstrip(".")
     if detail["type"] == "dict_type":
         message = 'it must be a JSON object, as {"name": "value"}, or a table in a file'
     place = path or "the config"
     if keys.get(path) is None or keys[path].sections:
-        return f"{place} ({source or 'default'}) is wrong: {message}."
+        named = dict.fromkeys(str(settings[p].source) for p in _settings_in(message, path, settings))
+        where = ", ".join(named) or (str(source) if source else "")
+        return f"{place}{f' ({where})' if where else ''} is wrong: {message}."
     rest = [str(part) for part in detail["loc"][len(path.split(".")) :] if isinstance(part, int)]
     inside = f" at position {'.'.join(rest)}" if rest else ""
     given = "********" if is_secret(path) else repr(detail["input"])

@@ -20,7 +20,9 @@ def run(argv: list[str]) -> int:
     parser = Parser(
         "rondo demo", "From nothing to a served model tuned with reinforcement learning, in minutes."
     )
-    parser.add_argument("--task", default="reverse", help="reverse, add, sort or countdown (reverse)")
+    parser.add_argument(
+        "--task", choices=("reverse", "add", "sort"), default="reverse", help="what it learns (reverse)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="equal seeds make equal models (0)")
     parser.add_argument("--quick", action="store_true", help="run every part, but too briefly to learn much")
     parser.add_argument("--no-serve", action="store_true", help="stop when the model is saved")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shlex
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from rondo.base.errors import ConfigError
@@ -31,22 +33,25 @@ SIZES = {
     "num_experts_per_tok": "--experts-per-token",
     "moe_intermediate_size": "--expert-size",
 }
-OPTIMIZERS = {"adamw": 12, "adamw-bf16": 8, "muon": 8, "adamw-8bit": 6}
+OPTIMIZERS = {"adamw": 12, "muon": 8}
 
 
 def run(argv: list[str]) -> int:
     given = _parser().parse_args(argv)
     if given.serve and given.dry_run:
         raise ConfigError("--dry-run builds a plan for training; leave --serve out.", param="dry_run")
+    if given.serve and given.write:
+        raise ConfigError("--write writes a plan for training; leave --serve out.", param="write")
     shape, cluster = _shape(given), _cluster(given)
     return _serve(given, shape, cluster) if given.serve else _train(given, shape, cluster)
 
 
 def _train(given: argparse.Namespace, shape: Shape, cluster: Cluster) -> int:
-    from rondo.plan.layout import Batch, Policy
+    from rondo.plan.job import command, config, toml
+    from rondo.plan.layout import Batch
     from rondo.plan.planning import plan
     from rondo.plan.report import as_object, lines
-    from rondo.plan.search import PINS, Task
+    from rondo.plan.search import PINS, TRAINER, Task
 
     if given.tokens_per_step % given.seq:
         raise ConfigError(
@@ -58,7 +63,8 @@ def _train(given: argparse.Namespace, shape: Shape, cluster: Cluster) -> int:
             f"{cluster.gpu.name} has no {given.precision}; it has {', '.join(cluster.gpu.peaks)}.",
             param="precision",
         )
-    policy = Policy(
+    policy = replace(
+        TRAINER,
         precision=given.precision,
         loss=given.loss,
         swiglu=given.swiglu,
@@ -69,9 +75,15 @@ def _train(given: argparse.Namespace, shape: Shape, cluster: Cluster) -> int:
     found = plan(Task(shape, cluster, batch, policy, pins), given.profile)
     said, fits = as_object(found), found.chosen is not None and found.chosen.fits
     words = lines(found)
+    chosen = found.chosen
+    if chosen is not None and shape.gated:
+        optimizer, file = given.optimizer, given.write or "plan.toml"
+        settings, line = config(chosen, optimizer), command(chosen, _trained_model(given), file)
+        said["train"] = {"command": line, "config": settings}
+        words += _job_lines(toml(settings), line, file, given.write)
+    elif given.write:
+        raise ConfigError(f"--write: there is no plan of {shape.name} that can be trained.", param="write")
     if given.dry_run and found.chosen is not None:
-        from dataclasses import asdict
-
         from rondo.plan import built
         from rondo.train.dry_run import dry_run
 
@@ -81,6 +93,16 @@ def _train(given: argparse.Namespace, shape: Shape, cluster: Cluster) -> int:
         fits = fits and all(kind.memory <= cluster.gpu.memory for kind in kinds)
     print(json.dumps(said) if given.json else "\n".join(words))
     return 0 if fits else 1
+
+
+def _job_lines(config: str, command: list[str], file: str, write: str | None) -> list[str]:
+    if write is not None:
+        try:
+            path_of(write, "--write").write_text(config, "utf-8")
+        except OSError as error:
+            raise ConfigError(f"--write: cannot write {write}: {error.strerror}.", param="write") from None
+    shown = [] if write is not None else [f"{file} (--write {file} makes it):", "", *config.splitlines(), ""]
+    return ["", *shown, "train it with:", f"  {shlex.join(command)}"]
 
 
 def _model(given: argparse.Namespace, shape: Shape) -> ModelConfig:
@@ -144,6 +166,11 @@ def _shape(given: argparse.Namespace) -> Shape:
     return shape_of(read_config(path) | sizes, name or "the model")
 
 
+def _trained_model(given: argparse.Namespace) -> str:
+    """What `rondo train --model` takes: sizes that are known by name alone are no checkpoint."""
+    return "MODEL" if _path(given) is None else str(given.model).removesuffix("/config.json")
+
+
 def _path(given: argparse.Namespace) -> Path | None:
     """Of a model that is neither known by name nor given by its sizes."""
     from rondo.plan.shapes import SHAPES
@@ -181,6 +208,9 @@ def _parser() -> Parser:
         help="build the plan at its true size, on ranks that do not exist, and check shapes and memory",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--write", metavar="FILE", help="write the plan as a config of `rondo train`, in TOML"
+    )
     _sizes(parser)
     _hardware(parser)
     _training(parser)
@@ -220,16 +250,14 @@ def _training(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--seq", type=_count, default=8192, metavar="N", help="tokens of a sequence (8192)")
     group.add_argument("--profile", choices=("cost", "classic"), default="cost", help="whose answer to take")
-    group.add_argument("--precision", choices=("bf16", "fp16", "fp8", "fp4"), default="bf16")
+    group.add_argument("--precision", choices=("bf16", "fp16", "fp8"), default="bf16")
     group.add_argument("--optimizer", choices=tuple(OPTIMIZERS), default="adamw")
-    group.add_argument(
-        "--loss", choices=("plain", "fused", "chunked"), default="chunked", help="how logits are kept"
-    )
+    group.add_argument("--loss", choices=("plain", "chunked"), default="chunked", help="how logits are kept")
     group.add_argument(
         "--swiglu",
-        choices=("again", "kernel", "kept"),
+        choices=("kernel", "kept"),
         default="kernel",
-        help="what of it backward computes again",
+        help="kernel computes the activation again in the backward pass, kept does not",
     )
     fixed = parser.add_argument_group("fixed, where the search is to leave a choice alone")
     for name in ("dp", "tp", "pp", "cp", "ep", "virtual", "microbatch"):

@@ -28,7 +28,7 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--model", help="a name from `rondo model list`, a folder, or a job's hash")
     parser.add_argument(
         "--task",
-        help="reverse, add, sort, countdown, guess, calculator, a JSON Lines file, or module:attribute",
+        help="reverse, add, sort, guess, calculator, a JSON Lines file, or module:attribute",
     )
     parser.epilog = "Every setting is a flag too: --rl.lr=1e-5; `rondo config` lists them. "
     parser.epilog += "To look at a job: rondo rl rollouts JOB, rondo rl alarms JOB, rondo rl plot JOB."

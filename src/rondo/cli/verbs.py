@@ -20,5 +20,6 @@ def run_verb(command: str, verbs: Mapping[str, Verb], usage: str, argv: list[str
 def unknown_verb(command: str, verbs: Iterable[str], given: str) -> ConfigError:
     import difflib  # here, since most commands need none of it
 
-    (close,) = difflib.get_close_matches(given, verbs, n=1, cutoff=0)
-    return ConfigError(f"There is no verb {given!r}. Did you mean `{command} {close}`? See {command} --help.")
+    close = difflib.get_close_matches(given, verbs, n=1)
+    hint = f" Did you mean `{command} {close[0]}`?" if close else ""
+    return ConfigError(f"There is no verb {given!r}.{hint} See {command} --help.")

@@ -42,7 +42,7 @@ class EngineConfig(Section):
         2048, ge=1, description="Token budget of a step; longer prompts are prefilled in chunks."
     )
     max_queued: int = Field(
-        4096, ge=1, description="Maximum number of waiting requests; further ones get status 429."
+        4096, ge=1, description="Maximum number of waiting requests; further ones get status 503."
     )
     block_size: int = Field(16, ge=1, description="Tokens per KV cache block.")
     num_blocks: int | None = Field(

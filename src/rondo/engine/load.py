@@ -24,15 +24,9 @@ def load_core(
         from rondo.engine.tp import lead
 
         return lead(folder, config, eos_ids, weight_version)
-    read = partial(load, folder, torch_dtype(config.dtype), pick_device(config.device))
+    read = partial(load, folder, torch_dtype(config.dtype), device_named(config.device))
     return EngineCore(read().eval(), config, eos_ids, weight_version, reload=read)
 
 
 def torch_dtype(name: str) -> torch.dtype | None:
     return None if name == "auto" else cast(torch.dtype, getattr(torch, name))
-
-
-def pick_device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return device_named(name)

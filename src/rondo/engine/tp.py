@@ -22,7 +22,6 @@ from rondo.engine.adapters import LoadedAdapter, folder_of_adapters
 from rondo.engine.config import EngineConfig
 from rondo.engine.core import EngineCore
 from rondo.engine.deterministic import check_settings
-from rondo.engine.load import pick_device
 from rondo.engine.outbox import Outbox, Together
 from rondo.engine.plan import Plan
 from rondo.engine.rank_core import RankCore, digest_of_plan, digest_of_tokens, load_shard
@@ -34,6 +33,7 @@ from rondo.engine.sleep import check_tags
 from rondo.engine.step import NOTHING, Step
 from rondo.models import parse, read_config
 from rondo.models.checkpoint import check
+from rondo.models.devices import device_named
 from rondo.parallel.group import Group
 from rondo.parallel.shard import Shard
 from rondo.parallel.split import split
@@ -92,7 +92,7 @@ def _devices(name: str, size: int) -> list[str]:
             "Choose among them with CUDA_VISIBLE_DEVICES, and set device to cuda.",
             param="device",
         )
-    if name != "cuda" and (device := pick_device(name)).type != "cuda":
+    if name != "cuda" and (device := device_named(name)).type != "cuda":
         return [str(device)] * size
     count = torch.cuda.device_count()
     if count < size:

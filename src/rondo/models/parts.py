@@ -1,6 +1,6 @@
 """The parts of a decoder layer. Each sees a flat row of tokens [T, H]: no batch axis, no cache, no device code."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -170,11 +170,15 @@ class Router(nn.Module):
             if part.correction
             else None
         )
+        self.watch: Callable[[Tensor], Tensor] | None = None
+        """A learner's: it is given the logits, and returns them."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         if self.correction is not None:
             x = x.float()
         logits = linear(x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
+        if self.watch is not None:
+            logits = self.watch(logits)
         return route(self.spec, logits, self.correction)
 
 

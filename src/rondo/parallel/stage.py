@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +36,8 @@ class Inputs:
     """Whether each prediction is given its distribution's entropy beside its log-probability."""
     values: bool = False
     """Whether what the value head says stands beside all else."""
+    experts: Any = None
+    """Where a learner adds up the router decisions of the row."""
 
 
 _passing: ContextVar[Inputs | None] = ContextVar("rondo_row_in_passing", default=None)

@@ -22,7 +22,7 @@ from rondo.base.errors import ConfigError
 from rondo.plan.estimate import Estimate
 from rondo.plan.layout import Layout, problems
 from rondo.plan.memory import memory
-from rondo.plan.search import Task, powers
+from rondo.plan.search import Task, powers, refusals
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,7 @@ def classic(task: Task) -> Classic:
     policy = replace(policy, zero=branch.zero, checkpointing=branch.checkpointing, offload=branch.offload)
     plan = Estimate(task.shape, task.cluster, layout, policy, task.batch)
     wrong = next(problems(task.shape, task.cluster, layout, policy, task.batch), None)
+    wrong = wrong or next(refusals(task.shape, layout, policy), None)
     if wrong is not None:
         raise ConfigError(
             f"The classic rules give {_degrees(layout)}, but {wrong[0]}: {wrong[1]}.", param=wrong[0]

@@ -33,6 +33,16 @@ class Layout:
     cp_method: ContextMethod = "ring"
 
     @property
+    def pieces(self) -> int:
+        """How many the layers are cut into: a zero-bubble schedule goes down the stages and back up, two a stage."""
+        return self.pp * (2 if self.schedule == "zero-bubble" and self.pp > 1 else self.virtual)
+
+    @property
+    def last(self) -> int:
+        """The stage with the head: a zero-bubble schedule ends where it begins."""
+        return 0 if self.schedule == "zero-bubble" else self.pp - 1
+
+    @property
     def ranks(self) -> int:
         return self.dp * self.tp * self.pp * self.cp
 
@@ -57,6 +67,8 @@ class Policy:
     microbatch: int = 1
     checkpointing: Checkpointing = "none"
     precision: str = "bf16"
+    low_experts: bool = True
+    """Whether experts multiply in that precision too, where it is below 16 bits."""
     offload: Offload = "none"
     loss: Loss = "fused"
     swiglu: Swiglu = "again"
@@ -140,9 +152,9 @@ def _division_of_model(shape: Shape, layout: Layout) -> Iterator[tuple[str, str]
         )
     if shape.intermediate % tp:
         yield "tp", f"{tp} does not divide the intermediate width {shape.intermediate} of {shape.name}"
-    pieces = layout.pp * layout.virtual
+    pieces = layout.pieces
     if pieces > shape.layers + 2:
-        field = "virtual" if layout.pp <= shape.layers else "pp"
+        field = "pp" if layout.pp > shape.layers else "virtual" if layout.virtual > 1 else "schedule"
         yield (
             field,
             f"{pieces} pieces are more than the {shape.layers} layers of {shape.name}, embedding and head",

@@ -72,7 +72,7 @@ def of_stage(shape: Shape, layout: Layout, policy: Policy, batch: Batch, stage: 
     kept = layers * saved_a_layer(shape, layout, policy, batch.length) * tokens
     activations = inside * (kept * (1 - policy.offloaded) + boundary)
     working = _working(shape, layout, policy, batch.length) * tokens
-    last = stage == layout.pp - 1
+    last = stage == layout.last
     logits = _logits(shape, layout, policy, tokens) if last else 0.0
     asked = parameters + gradients + optimizer + gathered + activations + working + logits
     return Memory(
@@ -114,7 +114,7 @@ def stage_parameters(shape: Shape, layout: Layout, stage: int) -> Held:
     dense = share * shape.undivided / layout.tp
     if stage == 0:
         dense += shape.vocabulary_parameters / layout.tp
-    if stage == layout.pp - 1 and not (shape.tied and layout.pp == 1):
+    if stage == layout.last and not (shape.tied and layout.last == 0):
         dense += shape.vocabulary_parameters / layout.tp
     return Held(dense, share * shape.sparse_layers * shape.expert_parameters / layout.ep)
 
@@ -243,7 +243,7 @@ def _selective_sparse(shape: Shape, policy: Policy) -> float:
         attention = shape.query_width + 2 * shape.kv_width
     else:
         attention = (latent.q_rank or shape.query_width) + latent.kv_rank + latent.rope_dim
-    inner: float = input_bytes(policy) * experts.chosen * shape.hidden
+    inner: float = expert_input_bytes(policy) * experts.chosen * shape.hidden
     inner += 4 * (experts.chosen * experts.intermediate + experts.shared)
     return 4 * shape.hidden + 2 * (attention + shape.value_width) + 4 * shape.heads + inner
 
@@ -251,6 +251,10 @@ def _selective_sparse(shape: Shape, policy: Policy) -> float:
 def input_bytes(policy: Policy) -> int:
     """A product's input that only its weights' gradient needs is kept as it was multiplied."""
     return 2 if policy.precision in ("bf16", "fp16") else 1
+
+
+def expert_input_bytes(policy: Policy) -> int:
+    return input_bytes(policy) if policy.low_experts else 2
 
 
 def _working(shape: Shape, layout: Layout, policy: Policy, sequence: int) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 from rondo.base.units import human_count
 from rondo.plan.estimate import Estimate
 from rondo.plan.planning import Plan
-from rondo.plan.serving import Load, Served, Serving
+from rondo.plan.serving import GROUPS, Load, Served, Serving, group_size
 
 GIB = 2**30
 GB = 1e9
@@ -229,12 +229,13 @@ def _serving(serving: Serving) -> dict[str, Any]:
         "tokens_per_second": serving.tokens,
         "first_token_seconds": serving.first,
         "token_seconds": serving.between,
+        "quantize_flags": quantize_flags(serving),
         "flags": flags(serving),
     }
 
 
 def flags(serving: Serving) -> list[str]:
-    """Of `rondo serve`, for each replica. Weights of fewer bits are made by `rondo model quantize`."""
+    """Of `rondo serve`, for each replica."""
     replica = serving.replica
     given = ["--max-num-seqs", str(max(8, 2 * serving.requests)), "--max-model-len", str(replica.load.length)]
     given += ["--max-num-batched-tokens", str(serving.step_tokens)]
@@ -251,11 +252,23 @@ def serving_lines(served: Served, load: Load, title: str) -> list[str]:
     if shown:
         said += [*table([_SERVING_TITLES, *(_serving_row(s, s is served.best) for s in shown)]), ""]
     if served.best is not None:
-        if (method := METHODS.get(served.best.replica.weights)) is not None:
-            said.append(f"first: rondo model quantize MODEL --method {method}")
-        said.append(f"each replica: rondo serve MODEL {' '.join(flags(served.best))}")
+        model = "MODEL"
+        if quantized := quantize_flags(served.best):
+            model = "QUANTIZED"
+            said.append(f"first: rondo model quantize MODEL {' '.join(quantized)} --out {model}")
+        said.append(f"each replica: rondo serve {model} {' '.join(flags(served.best))}")
         said.append("")
     return said + [f"- {reason}" for reason in served.reasons]
+
+
+def quantize_flags(serving: Serving) -> list[str]:
+    """Of `rondo model quantize`, which makes the weights; none where the model's own are served."""
+    method = METHODS.get(serving.replica.weights)
+    if method is None:
+        return []
+    group = group_size(serving.replica.shape)
+    own = method == "awq" and group != GROUPS[0]
+    return ["--method", method, *(["--group-size", str(group)] if own else [])]
 
 
 METHODS = {"fp8": "fp8", "int8": "int8", "int4": "awq"}

@@ -32,6 +32,13 @@ PINS = (
 """What may be given."""
 
 
+TRAINER = Policy(loss="chunked", swiglu="kernel", overlap=False, low_experts=False)
+"""What `rondo train` does: tensor parallelism's traffic is not hidden, and experts multiply in 16 bits."""
+MOST_VIRTUAL = 8
+"""Pieces a stage that the search tries: with more of them the bubble shrinks little, and each waits for its
+neighbours."""
+
+
 @dataclass(frozen=True)
 class Task:
     """What is to be planned. `policy` holds what is given; `pins` say which of the searched fields are given too."""
@@ -39,7 +46,7 @@ class Task:
     shape: Shape
     cluster: Cluster
     batch: Batch
-    policy: Policy = field(default_factory=lambda: Policy(loss="chunked", swiglu="kernel"))
+    policy: Policy = field(default_factory=lambda: TRAINER)
     pins: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -77,6 +84,7 @@ def search(task: Task) -> Found:
             if kind in full:
                 continue
             wrong = next(problems(task.shape, task.cluster, layout, policy, task.batch), None)
+            wrong = wrong or next(refusals(task.shape, layout, policy), None)
             if wrong is not None:
                 reasons.append(wrong)
                 continue
@@ -97,6 +105,21 @@ def search(task: Task) -> Found:
     return Found([], nearest, looked_at)
 
 
+def refusals(shape: Shape, layout: Layout, policy: Policy) -> Iterator[tuple[str, str]]:
+    """Fields of a layout that divides, but that `rondo train` does not take, each with the reason."""
+    if layout.pieces > shape.layers:
+        field = "pp" if layout.pp > shape.layers else "virtual" if layout.virtual > 1 else "schedule"
+        yield field, f"{layout.pieces} pieces are more than the {shape.layers} layers of {shape.name}"
+    if layout.virtual > 1 and layout.schedule != "interleaved":
+        yield "virtual", f"{layout.virtual} pieces a stage need schedule interleaved"
+    if layout.schedule == "interleaved" and layout.virtual == 1:
+        yield "virtual", "schedule interleaved needs 2 or more pieces a stage"
+    if shape.experts is not None and layout.ep == 1 and shape.experts.intermediate % layout.tp:
+        yield "tp", f"{layout.tp} does not divide the {shape.experts.intermediate} neurons of an expert"
+    if policy.offload == "all" and layout.ranks == 1:
+        yield "offload", "all divides parameters among several ranks, and there is one"
+
+
 def _of_pins(task: Task) -> tuple[str, str]:
     """Why no layout has the degrees that are given."""
     gpus, left = task.cluster.gpus, task.cluster.gpus
@@ -114,12 +137,14 @@ def _choices(task: Task, offload: str) -> Iterator[tuple[Layout, Policy]]:
     for layout in _layouts(task):
         for policy in _policies(task, layout, offload):
             for virtual in _virtual(task, layout, policy):
-                schedule = task.pins.get("schedule") or _schedule(layout.pp, virtual)
-                yield replace(layout, virtual=virtual, schedule=schedule), policy
+                for schedule in _schedules(task, layout.pp, virtual):
+                    yield replace(layout, virtual=virtual, schedule=schedule), policy
 
 
-def _schedule(stages: int, virtual: int) -> Schedule:
-    return "none" if stages == 1 else "interleaved" if virtual > 1 else "1f1b"
+def _schedules(task: Task, stages: int, virtual: int) -> list[Schedule]:
+    if stages == 1:
+        return ["none"]
+    return _pinned(task.pins, "schedule", ["interleaved"] if virtual > 1 else ["1f1b", "zero-bubble"])
 
 
 def _layouts(task: Task) -> Iterator[Layout]:
@@ -167,8 +192,8 @@ def _virtual(task: Task, layout: Layout, policy: Policy) -> Iterable[int]:
         return [1]
     if microbatches(layout, policy, task.batch) % layout.pp:
         return [1]
-    most = task.shape.layers // layout.pp
-    return sorted({1, *(n for n in (2, 4, most) if n <= most)})
+    most = min(MOST_VIRTUAL, task.shape.layers // layout.pp)
+    return powers(most)
 
 
 def _pinned(pins: Mapping[str, Any], name: str, otherwise: Iterable[Any]) -> list[Any]:

@@ -22,6 +22,10 @@ WEIGHT_BYTES = {"bf16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.53}
 """Of one parameter, with scales."""
 CACHE_BYTES = {"bf16": 2, "fp8": 1}
 EXACT_FIRST = ("bf16", "fp8", "int8", "int4")
+DIVIDED = frozenset({"bf16"})
+"""Types of weights that `rondo serve` runs over several ranks; the quantized ones run on one."""
+GROUPS = (128, 64, 32, 16, 8)
+"""Columns that may share a scale in 4 bits, the usual number first."""
 MOST_REQUESTS = 1024
 """Of one replica at a time."""
 STEP_TOKENS, STEP_PIECE, MOST_STEP_TOKENS = 2048, 256, 16384
@@ -233,14 +237,33 @@ def plan_serving(
     cache: str | None = None,
 ) -> Served:
     """As exact as the cluster allows: 16 bits if they carry the load, else 8, else 4; then the fewest GPUs."""
+    if not shape.gated:
+        raise ConfigError(
+            f"{shape.name} has feed-forward layers of two matrices, and `rondo serve` loads decoders with three.",
+            param="model",
+        )
+    if weights is not None and weights not in DIVIDED and (tp or 1) > 1:
+        raise ConfigError(
+            f"weights: {weights} weights run on one rank, and tp is {tp}. Set --tp 1, or --weights bf16.",
+            param="weights",
+        )
     if shape.context is not None and load.length > shape.context:
         raise ConfigError(
             f"prompt and answer are {load.length} tokens, and {shape.name} sees {shape.context}.",
             param="prompt",
         )
-    tried = list(_replicas(shape, cluster, load, tp, weights, cache))
+    if weights == "int4" and group_size(shape) is None:
+        raise ConfigError(
+            f"weights: {shape.name} has widths that do not divide into groups of {GROUPS[-1]}, so it has no int4 "
+            "weights. Take fp8 or int8.",
+            param="weights",
+        )
+    tried = list(replicas(shape, cluster, load, tp, weights, cache))
     if not tried:
-        raise ConfigError(f"tp: {tp} does not divide {shape.name} on this cluster.", param="tp")
+        raise ConfigError(
+            f"tp: {tp} does not divide the heads of {shape.name}, or is more than the {cluster.node} GPUs of a node.",
+            param="tp",
+        )
     carried = [serving for replica in tried if (serving := _carry(replica)) is not None]
     good = [serving for serving in carried if serving.meets(load) and serving.gpus <= cluster.gpus]
     ordered = sorted(good, key=_preference)
@@ -252,21 +275,40 @@ def plan_serving(
     return Served(best, others, _reasons(best, tried, carried, cluster, load))
 
 
+def group_size(shape: Shape) -> int | None:
+    """Columns that share a scale in 4 bits: the largest usual number that divides every quantized matrix; None where
+    none does."""
+    columns = [shape.hidden, shape.value_width]
+    if shape.sparse_layers < shape.layers:
+        columns.append(shape.intermediate)
+    if shape.experts is not None:
+        columns += [shape.experts.intermediate, shape.experts.shared]
+    if shape.latent is not None:
+        columns += [shape.latent.kv_rank, shape.latent.q_rank or 0]
+    whole = math.gcd(*columns)
+    return next((group for group in GROUPS if whole % group == 0), None)
+
+
 def _preference(serving: Serving) -> tuple[int, int, int, int]:
     replica = serving.replica
     return EXACT_FIRST.index(replica.weights), CACHE_BYTES[replica.cache] == 1, serving.gpus, replica.tp
 
 
-def _replicas(
+def replicas(
     shape: Shape, cluster: Cluster, load: Load, tp: int | None, weights: str | None, cache: str | None
 ) -> Iterator[Replica]:
+    """Every kind of replica that `rondo serve` runs and this cluster has room for."""
     degrees = [tp] if tp else [1 << n for n in range(cluster.node.bit_length()) if 1 << n <= cluster.node]
     types = (
         [weights]
         if weights
         else [kind for kind in EXACT_FIRST if kind != "fp8" or "fp8" in cluster.gpu.peaks]
     )
+    if group_size(shape) is None:
+        types = [kind for kind in types if kind != "int4"]
     for each, kind, kept in product(degrees, types, [cache] if cache else list(CACHE_BYTES)):
+        if each > 1 and kind not in DIVIDED:
+            continue
         if each > cluster.gpus or shape.heads % each or (shape.kv_heads % each and each % shape.kv_heads):
             continue
         yield Replica(shape, cluster, load, each, kind, kept)
@@ -296,8 +338,8 @@ def _reasons(
     if best is None:
         return _why_not(tried, carried, cluster, load)
     replica, words = best.replica, []
-    exact = [r for r in tried if r.weights == "bf16" and r.tp <= replica.tp]
-    if replica.weights != "bf16":
+    exact = [r for r in tried if r.weights == "bf16"]
+    if replica.weights != "bf16" and exact:
         held = max((r.most_requests for r in exact), default=0)
         words.append(
             f"{replica.weights} weights: in bf16 "
@@ -337,10 +379,14 @@ def _why_not(tried: list[Replica], carried: list[Serving], cluster: Cluster, loa
     if not any(replica.fits for replica in tried):
         least = min(tried, key=lambda r: r.weight_bytes)
         need = (least.weight_bytes + known.SERVING_FIXED_BYTES) / known.CACHE_SHARE
-        return [
-            f"The weights do not fit: over {least.tp} GPUs in {least.weights} one needs {need / 2**30:.0f} GiB and "
+        where = f"over {least.tp} GPUs" if least.tp > 1 else "on one GPU"
+        words = [
+            f"The weights do not fit: {where} in {least.weights} each needs {need / 2**30:.0f} GiB and "
             f"has {cluster.gpu.memory / 2**30:.0f}"
         ]
+        if any(replica.weights not in DIVIDED for replica in tried):
+            words.append("Quantized weights run on one GPU each, and are not divided among several")
+        return words
     enough = [serving for serving in carried if serving.meets(load)]
     if not enough:
         return [

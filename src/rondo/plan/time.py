@@ -58,7 +58,7 @@ def bubble_share(layout: Layout, count: int) -> float:
 
 def slowest(layers: int, layout: Layout) -> float:
     """Layers of the largest piece over those of the average one: all wait for it."""
-    pieces = layout.pp * layout.virtual
+    pieces = layout.pieces
     return math.ceil(layers / pieces) * pieces / layers if layout.pp > 1 else 1.0
 
 
@@ -137,11 +137,12 @@ class _Clock:
         head = (1 + shape.predict_layers) * shape.vocabulary_parameters
         chosen = _chosen(shape)
         width = max(shape.intermediate, shape.hidden) / self.layout.tp
-        slowed = (shape.active_parameters - head - chosen) * _narrow(width)
+        seconds = (shape.active_parameters - head - chosen) * _narrow(width) / self._rate
         if shape.experts is not None:
-            slowed += chosen * _narrow(shape.experts.intermediate)
+            rate = self._rate if self.policy.low_experts else self._half_rate
+            seconds += chosen * _narrow(shape.experts.intermediate) / rate
         again, attended = self._again()
-        products = 2 * slowed * (3 + again) / self._rate + 6 * head / self._half_rate
+        products = 2 * seconds * (3 + again) + 6 * head / self._half_rate
         forward = shape.attention_flops(self.batch.length) / self._attention_rate
         attention = forward * (known.ATTENTION_PASSES + attended)
         return (products + attention) * self._tokens / (self.layout.tp * self.layout.pp) * self._uneven

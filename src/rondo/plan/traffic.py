@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from rondo.plan.layout import Batch, Layout, Policy, microbatches
-from rondo.plan.memory import WEIGHT_BYTES, input_bytes, stage_parameters
+from rondo.plan.memory import WEIGHT_BYTES, expert_input_bytes, stage_parameters
 from rondo.plan.model import Shape
 
 RING_GRADIENT_BYTES = 4
@@ -113,7 +113,7 @@ def expert_a_layer(shape: Shape, layout: Layout, policy: Policy, tokens: float) 
     if shape.experts is None or layout.ep == 1:
         return 0.0
     there = passes(policy) - 1
-    bytes_ = there * input_bytes(policy) + (passes(policy) * 2 - there) * WEIGHT_BYTES
+    bytes_ = there * expert_input_bytes(policy) + (passes(policy) * 2 - there) * WEIGHT_BYTES
     each = bytes_ * shape.experts.chosen * shape.hidden
     return each * tokens / layout.tp * (layout.ep - 1) / layout.ep
 

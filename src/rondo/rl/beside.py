@@ -12,7 +12,7 @@ from rondo.text.tokenizer import Tokenizer
 
 
 def load_beside(
-    model: str, tokenizer: Tokenizer, param: str, device: str, dtype: torch.dtype | None = None
+    model: str, tokenizer: Tokenizer, param: str, device: torch.device, dtype: torch.dtype | None = None
 ) -> Decoder:
     """Token ids are never made anew from text, so they have to mean the same to it."""
     folder = resolve(model)

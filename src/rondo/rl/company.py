@@ -38,9 +38,9 @@ class Company:
         self.reference = Evaluator(copy.deepcopy(policy), memory=config) if apart else None
         self.critic = make_critic(config, policy, tokenizer)
         told = config.distill
-        self.teacher = Teacher.load(told, tokenizer, config.device) if told.teacher else None
+        self.teacher = Teacher.load(told, tokenizer, policy.device) if told.teacher else None
         model, budget = config.reward_model.model, config.tokens_per_microbatch
-        self.scorer = RewardScorer.load(model, tokenizer, config.device, budget) if model else None
+        self.scorer = RewardScorer.load(model, tokenizer, policy.device, budget) if model else None
         share = config.share_prefix and shares_prefixes(policy.attention_specs())
         self.preference = (
             OnlinePreference(config.pairs, self.reference, budget, share)

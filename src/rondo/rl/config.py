@@ -29,6 +29,9 @@ class RlConfig(LoopConfig):
     decay: Literal["cosine", "linear", "constant", "wsd"] = Field(
         "constant", description="learning-rate schedule after the warm-up"
     )
+    router_aux_loss: float | None = Field(
+        0.0, ge=0, description="coefficient of the load-balancing loss of softmax routers"
+    )
     weight_decay: float = Field(0.0, ge=0, description="weight decay of matrices; norms and biases have none")
 
     precision: Literal["float32", "bfloat16"] | None = Field(
@@ -39,7 +42,7 @@ class RlConfig(LoopConfig):
     model: str = Field("", description="a model's folder, or its name under RONDO_HOME/models")
     task: str = Field(
         "reverse",
-        description="reverse, add, sort, countdown, guess or calculator; a JSON Lines file; or "
+        description="reverse, add, sort, guess or calculator; a JSON Lines file; or "
         "a task of your own as module:attribute",
     )
     grader: dict[str, Any] = Field(
@@ -156,7 +159,7 @@ class RlConfig(LoopConfig):
     eval_prompts: int = Field(
         128, gt=0, description="held-out prompts of the evaluation before and after training"
     )
-    device: str = Field("cpu", description="cpu, cuda, ...")
+    device: str = Field("auto", description="cpu, cuda, cuda:1, ...; auto takes a GPU if there is one")
     metrics: MetricsConfig = Field(MetricsConfig(), description="metric loggers")
     rollouts: RolloutsConfig = Field(RolloutsConfig(), description="storage of rollouts")
     alarms: AlarmsConfig = Field(AlarmsConfig(), description="thresholds of the alarms")

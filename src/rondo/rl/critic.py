@@ -40,7 +40,8 @@ def make_critic(config: RlConfig, policy: Decoder, tokenizer: Tokenizer) -> Crit
     begin = told.model or config.model
     if begin:
         dtype = torch.float32 if config.precision else None  # as stored
-        return SeparateCritic(config, load_beside(begin, tokenizer, "rl.critic.model", config.device, dtype))
+        beside = load_beside(begin, tokenizer, "rl.critic.model", policy.device, dtype)
+        return SeparateCritic(config, beside)
     return SeparateCritic(config, copy.deepcopy(policy))
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from rondo.data.packing import Floats, Row
@@ -25,7 +26,7 @@ class Teacher:
     evaluator: Evaluator
 
     @classmethod
-    def load(cls, config: DistillConfig, tokenizer: Tokenizer, device: str) -> Teacher:
+    def load(cls, config: DistillConfig, tokenizer: Tokenizer, device: torch.device) -> Teacher:
         """It computes in the type that it is stored in."""
         return cls(Evaluator(load_beside(config.teacher, tokenizer, "rl.distill.teacher", device)))
 

@@ -14,10 +14,12 @@ from rondo import models
 from rondo.base.errors import ConfigError, NotFound, RondoError, Unavailable
 from rondo.base.log import get_logger
 from rondo.models import Decoder
+from rondo.models.devices import device_named
 from rondo.models.families import parse
 from rondo.models.headers import read_config
 from rondo.models.store import fingerprint, name_of, resolve
 from rondo.parallel.crew import Crew, Paused
+from rondo.parallel.world import read_world
 from rondo.rl.config import RlConfig
 from rondo.rl.loop import TAUGHT_NOTHING, Loop
 from rondo.rl.tasks import AnyTask, find
@@ -63,6 +65,11 @@ class Plan:
 
 
 def plan(config: RlConfig) -> Plan:
+    if (size := read_world().size) > 1:
+        raise ConfigError(
+            f"rondo rl runs in one process, and a launcher (torchrun, mpirun or srun) has started {size}: start it "
+            "without the launcher. Engines of other processes are set with rl.engine.url or rl.ray.engines."
+        )
     if not config.model:
         raise ConfigError("which model? Give --model.", param="rl.model")
     found = find(config.task, config.grader, config.max_broken)
@@ -78,6 +85,15 @@ def plan(config: RlConfig) -> Plan:
     if (made_of := fingerprint_of_task(found)) is not None:
         spec["task"] = made_of
     return Plan(config, model, found, Job.of(spec, model=config.model))
+
+
+def _check_device(config: RlConfig) -> None:
+    """Where the learner runs: with Ray that is another machine than where the job is planned."""
+    if config.device_bytes and device_named(config.device).type == "cpu":
+        raise ConfigError(
+            f"device_bytes is for a GPU, and device {config.device} is the CPU here: leave rl.device_bytes at 0.",
+            param="rl.device_bytes",
+        )
 
 
 def _told(config: RlConfig) -> dict[str, Any]:
@@ -121,6 +137,7 @@ def _run(plan: Plan, crew: Crew, on_step: OnStep | None, on_resume: OnResume | N
 
 def _train(plan: Plan, crew: Crew, on_step: OnStep | None, on_resume: OnResume | None) -> Path:
     config, job = plan.config, plan.job
+    _check_device(config)
     torch.manual_seed(config.seed)  # whoever draws from it: a checkpoint holds its state
     loop = Loop(_model(plan), Tokenizer.load(plan.model), plan.task, _with_folder(config, job))
     with (

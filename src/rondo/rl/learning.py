@@ -29,7 +29,7 @@ from rondo.rl.effort import Effort
 from rondo.rl.objective import policy_loss
 from rondo.rl.packing import Known, StepTokens, packed
 from rondo.rl.pairs import Pair, make_pairs
-from rondo.rl.rollout import Group
+from rondo.rl.rollout import Group, Rollout
 from rondo.text.tokenizer import Tokenizer
 from rondo.train.evaluator import Metrics
 from rondo.train.learner import Learner
@@ -42,7 +42,7 @@ from rondo.train.shared_prefix import shares_prefixes
 class Minibatch:
     rows: list[Row]
     tokens: int
-    """All that were sampled, those of groups that teach nothing included: what the loss is divided by."""
+    """Sampled tokens of all answers that count, also in groups that teach nothing: the divisor of the loss."""
     pairs: list[Pair] = field(default_factory=list)
     """What is learned from in the place of the rows, in preference training."""
 
@@ -147,12 +147,18 @@ class Learning:
             tokens,
             share,
             [i for i in share if teach[i]],
+            counts=self._counts,
             aggregate=config.aggregate,
             longest=self.longest,
             share_prefix=config.share_prefix and shares_prefixes(self.learner.model.attention_specs()),
             budget=config.tokens_per_microbatch,
         )
-        return Minibatch(rows, sum(s.trained for i in share for s in tokens.groups[i].samples))
+        samples = (s for i in share for s in tokens.groups[i].samples if self._counts(s))
+        return Minibatch(rows, sum(s.trained for s in samples))
+
+    def _counts(self, sample: Rollout) -> bool:
+        """An answer without a judgement is in no part of the loss, unless a teacher judges its tokens."""
+        return sample.judged or bool(self.config.distill.teacher)
 
     def _advantages(self, table: Floats, tokens: StepTokens, known: Known) -> TokenAdvantages:
         config = self.config

@@ -6,7 +6,7 @@ so that columns can be filled in once the rows are there and models were asked a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 
@@ -112,19 +112,22 @@ def packed(
     share: Sequence[int],
     taught: Sequence[int],
     *,
+    counts: Callable[[Rollout], bool],
     aggregate: Aggregate,
     longest: int,
     share_prefix: bool,
     budget: int,
 ) -> list[Row]:
-    """The rows of those groups of a mini-batch's `share` that are `taught`; what a token weighs depends on all. Pieces
-    that begin with one prompt share it."""
-    samples = [sample for i in share for sample in tokens.groups[i].samples]
+    """The rows of those groups of a mini-batch's `share` that are `taught`; the weight of a token depends on all
+    groups. Samples for which `counts` is false are left out. Pieces that begin with one prompt share it."""
+    samples = [sample for i in share for sample in tokens.groups[i].samples if counts(sample)]
     weights = iter(token_weights([sample.trained for sample in samples], aggregate, longest))
     items: list[Document | Tree] = []
     for i in share:
         trees: dict[tuple[int, ...], list[Document]] = {}
         for s, sample in enumerate(tokens.groups[i].samples):
+            if not counts(sample):
+                continue
             weight = next(weights)
             for piece, begin in _pieces(sample, tokens.begin(i, s)):
                 prompt = tuple(piece.prompt_ids or tokens.groups[i].prompt_ids)

@@ -14,6 +14,8 @@ from rondo.train.job import Job
 DPI = 120
 SMALLEST = 1e-9
 """Where a logarithmic axis goes over into one that has a 0."""
+LETTER, LINE = 0.022, 0.06
+"""Width of a letter and height of a line of small text, as shares of one of the four axes."""
 Rows = Sequence[Mapping[str, float]]
 
 
@@ -61,14 +63,53 @@ def _one(figure: Any, rows: Rows, job: Job) -> None:
     _mismatch(mismatch, rows)
     _phases(phases, rows)
     _answers(answers, rows)
-    for event in (event for event in Events(job.path).all() if event["kind"] == "alarm"):
-        reward.axvline(event["since"], color="red", linestyle=":", linewidth=1)
-        reward.annotate(
-            event["alarm"], (event["since"], 0.02), xycoords=("data", "axes fraction"), color="red"
-        )
+    _alarms(reward, [event for event in Events(job.path).all() if event["kind"] == "alarm"])
     for axes in (reward, mismatch, phases, answers):
         _finish(axes)
     figure.suptitle(f"job {job.short}")
+
+
+def _alarms(axes: Any, events: Sequence[Mapping[str, Any]]) -> None:
+    """A line at the step that each alarm began, with its name: names that would overlap are drawn above one another."""
+    begun: dict[float, list[str]] = {}
+    for event in events:
+        names = begun.setdefault(event["since"], [])
+        if event["alarm"] not in names:
+            names.append(event["alarm"])
+    first, last = axes.get_xlim()
+    labels = [(step, name) for step, names in sorted(begun.items()) for name in names]
+    places = [(step - first) / (last - first) for step, _ in labels]
+    spans = [
+        (place, place + len(name) * LETTER) if place < 0.75 else (place - len(name) * LETTER, place)
+        for place, (_, name) in zip(places, labels, strict=True)
+    ]
+    for step in begun:
+        axes.axvline(step, color="red", linestyle=":", linewidth=1)
+    for (step, name), (left, _), place, lane in zip(labels, spans, places, lanes(spans), strict=True):
+        axes.annotate(
+            name,
+            (step, 0.02 + LINE * lane),
+            xycoords=("data", "axes fraction"),
+            color="red",
+            fontsize="small",
+            horizontalalignment="left" if left == place else "right",
+            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.5},
+        )
+    axes.set_xlim(first, last)
+
+
+def lanes(spans: Sequence[tuple[float, float]]) -> list[int]:
+    """For each span the lowest lane in which it overlaps no earlier span."""
+    taken: list[list[tuple[float, float]]] = []
+    found = []
+    for left, right in spans:
+        free = (i for i, others in enumerate(taken) if all(right <= a or b <= left for a, b in others))
+        lane = next(free, len(taken))
+        if lane == len(taken):
+            taken.append([])
+        taken[lane].append((left, right))
+        found.append(lane)
+    return found
 
 
 def _several(figure: Any, jobs: Mapping[str, Rows]) -> None:

@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
+
 from rondo.base.errors import ConfigError
 from rondo.graders import Score
 from rondo.rl.rollout import Group, Rollout
@@ -24,7 +26,9 @@ class RewardScorer:
         self._same_tokens = judge.tokenizer.vocabulary == tokenizer.vocabulary
 
     @classmethod
-    def load(cls, model: str, tokenizer: Tokenizer, device: str, tokens_per_row: int) -> RewardScorer:
+    def load(
+        cls, model: str, tokenizer: Tokenizer, device: torch.device, tokens_per_row: int
+    ) -> RewardScorer:
         """It computes in the type that it is stored in."""
         return cls(RewardModel.load(model, device=device, tokens_per_row=tokens_per_row), tokenizer)
 

@@ -54,11 +54,11 @@ class Balance:
     def _count(self, router: Any, inputs: object, output: tuple[Tensor, Tensor]) -> None:
         if torch.is_grad_enabled() and not _is_backward():
             chosen = output[1]
-            count = self._who_counts(router, chosen).to(self._counts[router].dtype)
+            count = self.own_tokens(router, chosen).to(self._counts[router].dtype)
             self._counts[router].index_add_(0, chosen.flatten(), count[:, None].expand_as(chosen).flatten())
 
-    def _who_counts(self, router: Router, chosen: Tensor) -> Tensor:
-        """Of the tokens that the router was given."""
+    def own_tokens(self, router: Router, chosen: Tensor) -> Tensor:
+        """Of the tokens that the router was given, whether they are a row's own."""
         row = row_in_passing()
         if row is None:
             return chosen.new_ones(len(chosen))

@@ -46,6 +46,13 @@ class OptimConfig(MemoryConfig):
         description="update rate of the router bias that balances expert load, for models with such a bias",
     )
 
+    router_aux_loss: float | None = Field(
+        None,
+        ge=0,
+        description="coefficient of the load-balancing loss of softmax routers; by default router_aux_loss_coef of the "
+        "model's config (Mixtral, Qwen3-MoE), 0 for other models",
+    )
+
     @model_validator(mode="after")
     def _average_is_kept(self) -> OptimConfig:
         if self.export == "average" and not self.ema:
@@ -167,7 +174,7 @@ class TrainConfig(OptimConfig):
         "float32",
         description="type of weights, moments and gradient sums; `precision` sets the compute type",
     )
-    device: str = Field("cpu", description="cpu, cuda, ...")
+    device: str = Field("auto", description="cpu, cuda, cuda:1, ...; auto takes a GPU if there is one")
     save_every: int = Field(50, ge=0, description="steps between checkpoints; 0: only at the end")
     keep: int = Field(2, gt=0, description="latest checkpoints to retain")
     keep_best: int = Field(0, ge=0, description="best checkpoints to retain, ranked by best_by")

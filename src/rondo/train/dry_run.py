@@ -31,6 +31,7 @@ from rondo.parallel.own_part import local_of
 from rondo.parallel.split import split
 from rondo.parallel.stage import Stage
 from rondo.parallel.world import World
+from rondo.plan import job
 from rondo.plan.built import Kind
 from rondo.plan.estimate import Estimate
 from rondo.plan.memory import Held, of_stage, stage_parameters, states
@@ -56,18 +57,7 @@ def dry_run(plan: Estimate, model: ModelConfig) -> list[Kind]:
 
 def layout_of(plan: Estimate) -> LayoutConfig:
     """The plan in the words of a job's config."""
-    layout = plan.layout
-    return LayoutConfig(
-        dp=layout.dp,
-        zero=plan.policy.zero,
-        tp=layout.tp,
-        cp=layout.cp,
-        cp_method=layout.cp_method,
-        pp=layout.pp,
-        schedule="1f1b" if layout.schedule == "none" else layout.schedule,
-        virtual=layout.virtual,
-        ep=layout.ep,
-    )
+    return LayoutConfig(**job.layout(plan))
 
 
 def _kinds(layout: LayoutConfig, model: ModelConfig) -> dict[tuple[int, int], int]:

@@ -18,6 +18,7 @@ from rondo.data.packing import Row
 from rondo.models.adapters.attached import adapter_of
 from rondo.models.decoder import Decoder
 from rondo.train import dcp
+from rondo.train.auxiliary import Auxiliary, coefficient_of
 from rondo.train.away import Away
 from rondo.train.balance import Balance
 from rondo.train.config import OptimConfig
@@ -28,6 +29,7 @@ from rondo.train.losses import Loss
 from rondo.train.memory import keep_freed_memory
 from rondo.train.offload import offloaded
 from rondo.train.optim import clip_gradients, make_optimizer
+from rondo.train.passes import Passes
 from rondo.train.states import States, differences, random_states, set_random_states
 
 if TYPE_CHECKING:
@@ -55,6 +57,9 @@ class Learner(Evaluator):
         self.scale = LossScale() if config.precision == "float16" else None
         self.optimizer = make_optimizer(self.trained, config)
         self.balance = Balance(self.computing, config.balance, mesh)
+        coefficient = coefficient_of(model.config, config.router_aux_loss)
+        if coefficient and isinstance(self.passes, Passes):
+            self.passes.auxiliary = Auxiliary(self.computing, coefficient, self.balance, mesh)
         self.ema = Ema(self.trained, config.ema) if config.ema else None
         self.offloaded = offloaded(self)
         self._away: Away | None = None

@@ -21,6 +21,11 @@ def check(kind: Kind, config: TrainConfig, model: ModelConfig, degrees: Degrees)
         raise ConfigError(
             f"train.learner: megatron does not train {what}. Use native.", param="train.learner"
         )
+    if config.router_aux_loss:
+        raise ConfigError(
+            "train.router_aux_loss: the megatron learner has no load-balancing loss. Leave it out, or use native.",
+            param="train.router_aux_loss",
+        )
     check_model(model, config, degrees)
     check_installed()
 

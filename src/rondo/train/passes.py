@@ -23,7 +23,8 @@ from rondo.parallel.context import Context
 from rondo.parallel.precision import multiply_in_fp8
 from rondo.parallel.recompute import keep_less
 from rondo.parallel.stage import Inputs, Stage
-from rondo.train.losses import Loss, LossOutput, Predictions, needs_entropy, needs_values
+from rondo.train.auxiliary import Auxiliary, ExpertUse
+from rondo.train.losses import Loss, LossOutput, Predictions, counted, needs_entropy, needs_values
 from rondo.train.shared_prefix import SharedPrefix
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ class Passes:
 
             self.pieces = parallelize(model, mesh, memory)
         self._stage = self.pieces[0]
+        self.auxiliary: Auxiliary | None = None
 
     @property
     def counted_elsewhere(self) -> list[Tensor]:
@@ -100,13 +102,25 @@ class Passes:
         for i in range(count):
             self._begin(last=i == count - 1)
             if i < len(rows):
-                scored = self._scored(rows[i], temperature, entropy, values)
+                use, count_of_row = self._use(rows[i], loss, valid)
+                scored = self._scored(rows[i], temperature, entropy, values, use)
                 output = loss(predictions(rows[i], scored, self._device, values))
                 (output.total / valid).backward()  # type: ignore[no-untyped-call]
-                done(output)
+                done(self._with_auxiliary(output, use, count_of_row))
             else:
                 nothing = self._scored(NOTHING, temperature, entropy).sum() * 0.0
                 nothing.backward()  # type: ignore[no-untyped-call]
+
+    def _use(self, row: Row, loss: Loss, valid: float) -> tuple[ExpertUse | None, int]:
+        """Where the row's router decisions add up, and how much of it the loss counts."""
+        count = counted(loss, row)
+        return (None if self.auxiliary is None else self.auxiliary.use(count / valid)), count
+
+    def _with_auxiliary(self, output: LossOutput, use: ExpertUse | None, count: int) -> LossOutput:
+        if self.auxiliary is None or use is None or not count:
+            return output
+        value = self.auxiliary.value(use) * count
+        return replace(output, sums=output.sums | {"router_aux_loss": value})
 
     def logprobs(self, rows: Sequence[Row], temperature: float) -> list[Tensor]:
         return self._asked(rows, temperature, entropy=False)
@@ -131,9 +145,16 @@ class Passes:
         self._let_go()
         return found
 
-    def _scored(self, row: Row, temperature: float, entropy: bool, values: bool = False) -> Tensor:
+    def _scored(
+        self,
+        row: Row,
+        temperature: float,
+        entropy: bool,
+        values: bool = False,
+        use: ExpertUse | None = None,
+    ) -> Tensor:
         tokens, inputs = self._inputs(row, temperature, entropy, self._multiple)
-        scored: Tensor = self._stage(tokens, replace(inputs, values=values))
+        scored: Tensor = self._stage(tokens, replace(inputs, values=values, experts=use))
         return scored
 
     def _inputs(self, row: Row, temperature: float, entropy: bool, multiple: int) -> tuple[Tensor, Inputs]:

@@ -6,7 +6,9 @@ What goes from stage to stage has one length, so rows are filled up to that of t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from rondo.data.packing import Row
@@ -17,6 +19,7 @@ from rondo.parallel.mesh import Mesh
 from rondo.parallel.pipeline import Pipeline
 from rondo.parallel.precision import computing_type, kept_type
 from rondo.parallel.stage import Inputs
+from rondo.train.auxiliary import ExpertUse
 from rondo.train.losses import Loss, LossOutput, needs_entropy
 from rondo.train.passes import NOTHING, Passes, predictions
 
@@ -44,6 +47,7 @@ class Pipelined(Passes):
         done: Callable[[LossOutput], None],
     ) -> None:
         outputs: list[LossOutput] = []
+        uses = [self._use(row, loss, valid) for row in rows]
 
         def finish(i: int, scored: Tensor) -> Tensor:
             if i >= len(rows):
@@ -52,9 +56,21 @@ class Pipelined(Passes):
             outputs.append(_without_graph(output))
             return output.total / valid
 
-        self._pipeline.train(self._microbatches(rows, temperature, needs_entropy(loss)), finish)
-        for output in self._stages.told(outputs, self._last):
-            done(output)
+        microbatches = self._microbatches(rows, temperature, needs_entropy(loss))
+        for i, (use, _) in enumerate(uses):
+            tokens, inputs = microbatches[i]
+            microbatches[i] = tokens, replace(inputs, experts=use)
+        self._pipeline.train(microbatches, finish)
+        found = self._stages.told(outputs, self._last)
+        for output, value in zip(found, self._auxiliary_of_rows(uses), strict=True):
+            done(output if not value else replace(output, sums=output.sums | {"router_aux_loss": value}))
+
+    def _auxiliary_of_rows(self, uses: Sequence[tuple[ExpertUse | None, int]]) -> Sequence[Tensor | None]:
+        """Of each row, summed over the stages' shares."""
+        if self.auxiliary is None:
+            return [None] * len(uses)
+        own = [float(self.auxiliary.value(use)) * count for use, count in uses if use is not None]
+        return [torch.tensor(sum(parts)) for parts in zip(*self._stages.said_by_stages(own), strict=True)]
 
     def _asked(self, rows: Sequence[Row], temperature: float, entropy: bool) -> list[Tensor]:
         found: list[Tensor] = []

@@ -57,7 +57,7 @@ class Work:
         dtype = computing_type(getattr(torch, config.dtype), config.precision)
         told = config.model_copy(update={"dtype": str(dtype).removeprefix("torch.")})
         mesh = self.evaluator.mesh
-        device = config.device if mesh is None else "cpu"
+        device = self.evaluator.model.device if mesh is None else torch.device("cpu")
         model = read_model(self.model, dtype, device, divided=mesh is not None)
         return Computed(Evaluator(model, mesh, told))
 

@@ -8,6 +8,7 @@ import pytest
 
 from rondo.base.errors import ConfigError, RondoError, Unavailable
 from rondo.engine.vllm.process import VllmProcess, first_error
+from support.waiting import scaled
 
 
 @pytest.fixture(autouse=True)
@@ -66,4 +67,4 @@ def test_stopped_while_it_starts(tmp_path):
     begun = time.monotonic()
     with pytest.raises(Unavailable, match="stopped while vLLM started"):
         start(python(tmp_path, "import time; time.sleep(60)"), stopped=stopped)
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < scaled(10)

@@ -17,6 +17,7 @@ from rondo.train.metrics.events import EventFile, _checksum, crc32c
 from rondo.train.metrics.prometheus import FILE, Prometheus
 from rondo.train.metrics.sinks import telling
 from support.ports import free_port
+from support.waiting import scaled
 
 CPU = torch.device("cpu")
 
@@ -69,8 +70,8 @@ def test_prometheus_reads_the_last_step_and_the_end(job: Job) -> None:
         for step in (1, 2):
             tell(step, {"loss": 3.0 / step, "tokens": 8.0, "input_tokens": 10.0, "peak_flops/bf16": 1e12})
         asked = {"Accept": "application/openmetrics-text;version=1.0.0"}
-        found = samples(httpx.get(url, headers=asked, timeout=10).text)
-        assert httpx.get(url + "/x", timeout=10).status_code == 404
+        found = samples(httpx.get(url, headers=asked, timeout=scaled(10)).text)
+        assert httpx.get(url + "/x", timeout=scaled(10)).status_code == 404
     assert found["rondo:train_loss"] == 1.5
     assert found["rondo:train_step"] == 2
     assert found["rondo:train_input_tokens_total"] == 20
@@ -80,7 +81,7 @@ def test_prometheus_reads_the_last_step_and_the_end(job: Job) -> None:
     left = samples((job.path / FILE).read_text())
     assert left["rondo:train_loss"] == 1.5
     with pytest.raises(httpx.ConnectError):
-        httpx.get(url, timeout=10)
+        httpx.get(url, timeout=scaled(10))
 
 
 def test_of_an_rl_job_the_names_say_so(job: Job) -> None:

@@ -10,7 +10,6 @@ from types import MappingProxyType
 from rondo.engine.cache import DEFAULT_CPU_BYTES
 from rondo.engine.config import EngineConfig
 from rondo.engine.intake import max_model_len
-from rondo.engine.load import pick_device
 from rondo.engine.output import TextSource
 from rondo.engine.vllm.adapters import VllmAdapters
 from rondo.engine.vllm.engine import VllmEngine
@@ -19,6 +18,7 @@ from rondo.engine.vllm.process import VllmProcess
 from rondo.engine.vllm.remote import Remote
 from rondo.models import parse, read_config
 from rondo.models.checkpoint import check as check_checkpoint
+from rondo.models.devices import device_named
 
 
 def load_vllm(
@@ -38,7 +38,7 @@ def load_vllm(
     served = VllmAdapters(config)
     loaded = [served.begin(name, path) for name, path in adapters.items()]
     engine = VllmEngine(config, model, folder, length, ends, tokenizer, model_name, served)
-    on_gpu = pick_device(config.device).type == "cuda"
+    on_gpu = device_named(config.device).type == "cuda"
     kv_bytes = config.kv_cache_bytes or (None if on_gpu else DEFAULT_CPU_BYTES)
     chosen = options(config, folder, length, config.device == "cuda", kv_bytes)
     arguments = [*flags(chosen), *config.vllm.args]
