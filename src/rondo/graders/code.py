@@ -1,7 +1,6 @@
 """Whether a program does what it should: run in a sandbox, on inputs or under tests."""
 
 import math
-import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +9,7 @@ from functools import partial
 from typing import Any, Literal
 
 from rondo.base.errors import ConfigError, InvalidRequest
+from rondo.graders.fences import Block, blocks
 from rondo.graders.sandbox import Exam, Limits, Run, Sandbox, Verdict, WorkerLost, WorkerSilent
 from rondo.graders.sandbox.isolation import require
 from rondo.graders.score import Outcome, Sample, Score
@@ -17,18 +17,21 @@ from rondo.graders.turns import in_turn
 
 Total = Literal["all", "share"]
 
-_FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
-_PYTHON = ("python", "py", "python3", "")
 _LONGEST = 500
 _KINDS = ("cases", "calls", "tests")
 
 
 def extract(completion: str) -> str | None:
-    """The last fenced block of Python; without any fence, all of it. None if there is nothing."""
-    blocks = [code for language, code in _FENCE.findall(completion) if language.lower() in _PYTHON]
-    if "```" not in completion:
-        blocks = [completion]
-    return blocks[-1] if blocks and blocks[-1].strip() else None
+    """The last block that is labelled as Python, else the last one without a label, else the last one; the whole
+    completion where nothing is fenced. None if there is only space, or no fence is closed."""
+    last: dict[tuple[bool, bool], Block] = {}
+    found = False
+    for block in blocks(completion):
+        found = True
+        if block.closed and completion[block.start : block.end].strip():
+            last[block.is_python, not block.label] = block
+    code = last[max(last)].code(completion) if last else "" if found else completion
+    return code if code.strip() else None
 
 
 @dataclass(frozen=True)
@@ -61,13 +64,13 @@ class CodeGrader:
 
     async def score(self, sample: Sample) -> Score:
         asked = _asked(sample.metadata)
-        program = extract(sample.completion)
-        if program is None:
-            return self._score(0.0, 0.0, 0.0, "no program found")
         in_place, given_up = bool(sample.metadata.get("in_place", False)), threading.Event()
 
         def work(begin: Callable[[], None]) -> Score:
             begin()
+            program = extract(sample.completion)
+            if program is None:
+                return self._score(0.0, 0.0, 0.0, "no program found")
             return self._judge(program, asked, in_place, given_up)
 
         try:
