@@ -18,6 +18,7 @@ from rondo.graders.turns import in_turn
 Total = Literal["all", "share"]
 
 _LONGEST = 500
+_BUSY = "other work on this machine kept the program from running; lower the number of workers"
 _KINDS = ("cases", "calls", "tests")
 
 
@@ -98,17 +99,21 @@ class CodeGrader:
         passed, ran, detail = 0, True, ""
         for number, case in enumerate(cases, 1):
             run = self.sandbox.run(program, case["stdin"].encode(), self.limits)
+            if run.why == "busy" and (self.total == "share" or not detail):
+                return Score("timeout", 0.0, detail=f"case {number}: {_BUSY}")
             ran = ran and run.ok
             wrong = _wrong(run, case["stdout"], self.tolerance)
             passed += not wrong
             detail = detail or (wrong and f"case {number}: {wrong}")
             # It would take as long on the others, which count as failed; and nobody may be waiting any more.
-            if run.why in ("cpu", "wall") or given_up.is_set():
+            if run.why in ("cpu", "wall", "busy") or given_up.is_set():
                 break
         return self._score(1.0, float(ran), passed / len(cases), detail)
 
     def _on_exam(self, program: str, exam: Exam) -> Score:
         verdict = self.sandbox.examine(program, exam, self.limits)
+        if verdict.busy:
+            return Score("timeout", 0.0, detail=_BUSY)
         if verdict.broken:
             return Score("error", 0.0, detail=verdict.broken[:_LONGEST])
         detail = next((why for passed, why in verdict.results if not passed), "")
@@ -153,9 +158,12 @@ def _share(verdict: Verdict, exam: Exam) -> float:
 def _wrong(run: Run, expected: str, tolerance: float) -> str:
     """Why a run does not count; empty if it does."""
     if run.why != "exit":
-        return {"cpu": "too much CPU time", "wall": "too slow", "memory": "too much memory"}.get(
-            run.why, "too much output"
-        )
+        return {
+            "cpu": "too much CPU time",
+            "wall": "too slow",
+            "busy": "too slow on a busy machine",
+            "memory": "too much memory",
+        }.get(run.why, "too much output")
     if run.code:
         last = run.errors.decode(errors="replace").strip().rpartition("\n")[2]
         return f"ended with code {run.code}: {last}"

@@ -79,7 +79,7 @@ class PythonGrader:
 
 
 def _score(run: Run, mark: str) -> Score:
-    if run.why in ("wall", "cpu"):
+    if run.why in ("wall", "cpu", "busy"):
         return Score("timeout", 0.0, detail="grade took too long")
     output = run.output.decode(errors="replace")
     if not run.ok or not output.startswith(mark):

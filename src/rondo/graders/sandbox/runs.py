@@ -8,13 +8,13 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from rondo.graders.sandbox.inside import literal
 from rondo.graders.sandbox.limits import Limits
 from rondo.graders.sandbox.worker import GRACE_SECONDS, Ended, Worker, WorkerLost, WorkerSilent
 
-Why = Literal["exit", "cpu", "wall", "memory", "output"]
+Why = Literal["exit", "cpu", "wall", "busy", "memory", "output"]
 
 _ERRORS_KEPT = 4096
 _VERDICT_BYTES = 4 << 20
@@ -31,7 +31,8 @@ _UNCHANGED = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl
 @dataclass(frozen=True)
 class Run:
     why: Why
-    """It ended by itself (`exit`), or was ended for using too much of that."""
+    """It ended by itself (`exit`), or was ended for using too much of that. `busy`: its time ran out because other
+    work of the machine kept it from running, which says nothing of it."""
     code: int
     """0 where it ended well; 128 and more: by a signal."""
     output: bytes
@@ -70,6 +71,8 @@ class Verdict:
     """Of each test: passed or not, and why not."""
     broken: str = ""
     """Why the tests themselves could not be run."""
+    busy: bool = False
+    """The program's time ran out because other work of the machine kept it from running: no verdict."""
 
 
 def run_script(worker: Worker, program: str, given: bytes, limits: Limits) -> Run:
@@ -104,10 +107,14 @@ def run_exam(worker: Worker, program: str, exam: Exam, limits: Limits) -> Verdic
         _collect(worker, examiner, kept, limits)
     worker.kill(examined)
     worker.wait(examined, limits)
-    _made(worker, examined)
+    program_ended = _made(worker, examined)
     ended = _made(worker, examiner)
+    busy = "busy" in (program_ended.why, ended.why)
     if kept[verdict]:
-        return _verdict(bytes(kept[verdict]))
+        found = _verdict(bytes(kept[verdict]))
+        return replace(found, busy=busy and not all(passed for passed, _ in found.results))
+    if busy:
+        return Verdict(True, [], busy=True)
     if ended.why == "exit" and ended.cpu_seconds < limits.cpu_seconds:
         said = kept[errors].decode(errors="replace").strip().rpartition("\n")[2]
         raise WorkerLost(f"the process with the tests ended without a verdict (code {ended.code}): {said}")
@@ -117,7 +124,7 @@ def run_exam(worker: Worker, program: str, exam: Exam, limits: Limits) -> Verdic
 def _of_examiner(limits: Limits) -> Limits:
     return replace(
         limits,
-        seconds=limits.seconds + _EXAMINER_SECONDS,
+        seconds=limits.longest + _EXAMINER_SECONDS,
         cpu_seconds=_EXAMINER_CPU,
         memory=_EXAMINER_MEMORY,
         output=_VERDICT_BYTES,
@@ -126,7 +133,7 @@ def _of_examiner(limits: Limits) -> Limits:
 
 def _collect(worker: Worker, number: int, kept: dict[int, bytearray], limits: Limits) -> bool:
     """Reads until everybody has closed the pipes and the cage has ended; False where it wrote too much."""
-    deadline = time.monotonic() + limits.seconds + GRACE_SECONDS
+    deadline = time.monotonic() + limits.longest + GRACE_SECONDS
     poll = select.poll()
     for handle in (*kept, worker.fileno()):
         poll.register(handle, select.POLLIN)
@@ -158,8 +165,8 @@ def _made(worker: Worker, number: int) -> Ended:
 
 
 def _why(ended: Ended, limits: Limits) -> Why:
-    if ended.why in ("wall", "memory"):
-        return "wall" if ended.why == "wall" else "memory"
+    if ended.why in ("wall", "busy", "cpu", "memory"):
+        return cast(Why, ended.why)
     killed = ended.code in (128 + signal.SIGKILL, 128 + signal.SIGXCPU)
     return "cpu" if killed and ended.cpu_seconds > _CPU_SHARE * limits.cpu_seconds else "exit"
 
