@@ -21,12 +21,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from . import cage, examiner, filter, house, kernel, script, served, usage
+from . import cage, called, examiner, filter, grading, house, kernel, script, served, usage
 
 _ROLES: dict[str, Callable[[], int]] = {
     "script": script.life,
     "served": served.life,
     "examiner": examiner.life,
+    "called": called.life,
+    "grader": grading.life,
 }
 _LOOK_SECONDS = 0.05
 """How often memory and CPU time are counted."""
