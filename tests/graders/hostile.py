@@ -80,6 +80,20 @@ while True:
 """,
     "a full disk": "f = open('{name}', 'wb')\nwhile True: f.write(bytes(1 << 20))",
     "a full disk of many files": "for i in range(10**6): open(f'{name}{{i}}', 'wb').write(bytes(1 << 20))",
+    "names without end": """
+open('{name}', 'w').close()
+count = 0
+for make in (lambda name: os.link('{name}', name), lambda name: os.symlink('x' * 255, name), os.mkdir):
+    try:
+        while count < 10000:
+            make(f'{{count:0200d}}')
+            count += 1
+    except OSError: pass
+attempt('names', lambda: count > 100)
+for number in range(200000):
+    try: os.stat(f'/box/{{number:0200d}}')
+    except OSError: pass
+""",
     "a huge file with a hole": "attempt('hole', lambda: open('{name}', 'wb').truncate(1 << 40) > 1 << 30)",
     "endless output": "while True: print('x' * 1000)",
     "endless errors": "while True: sys.stderr.write('x' * 1000)",

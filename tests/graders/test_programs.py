@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,6 +31,10 @@ from rondo.graders import run_program
 def grade(sample, item):
     run = run_program(sample["output_text"], call=("secret", []), seconds=5)
     return float(run.returned and run.value == item["answer"])
+"""
+BY_FUNCTION = """
+def grade(item, answer):
+    return float(run_program(answer, call=("secret", [])).value == item["answer"])
 """
 READS_THE_REFERENCE = """
 import sys
@@ -156,6 +161,16 @@ def test_the_helper_outside_of_a_grader() -> None:
     assert run_program("print(input())", "a").output == "a\n"
     with pytest.raises(TypeError, match="are texts"):
         run_program(b"x")  # type: ignore[arg-type]
+
+
+@walled
+def test_the_helper_in_a_function_of_a_user_s(tmp_path: Path) -> None:
+    file = tmp_path / "grades.py"
+    file.write_text(f"from rondo.graders import run_program\n{BY_FUNCTION}")
+    grader = grader_of({"type": "function", "function": f"{file}:grade", "seconds": 60.0})
+    for answer, total in (("def secret(): return 271828", 1.0), (READS_THE_REFERENCE, 0.0)):
+        found = asyncio.run(grader.score(Sample("", answer, metadata={"item": {"answer": 271828}})))
+        assert (found.outcome, found.total) == ("ok", total), found
 
 
 @walled

@@ -188,7 +188,9 @@ class Worker:
 
     def _count(self, caged: Caged, used: usage.Usage) -> None:
         used.cpu = max(used.cpu, caged.used.cpu)  # a process that is just ending is in no list for a moment
-        caged.starved += usage.starved(caged.used, used)
+        # A wait is counted at its end, and so two that overlap may be counted one after the other.
+        waited = caged.starved + usage.starved(caged.used, used)
+        caged.starved = min(waited, time.monotonic() - caged.began)
         caged.used = used
         if used.memory > caged.limits.memory:
             self._kill(caged, "memory")
