@@ -96,6 +96,8 @@ def repeated(piece: str, before: str = "", after: str = "") -> str:
 LONG = {
     "an unclosed fence": repeated("x = 1\n", "```python\n"),
     "an unclosed fence and many words": repeated("word ", "```python\n"),
+    "a fence and one long word": repeated("x", "```"),
+    "a fence and spaces": repeated(" ", "```"),
     "fences that open": repeated("```python\n"),
     "fences that open and close": repeated("```\nx\n```\n"),
     "fences of both kinds": repeated("```\n~~~\n"),

@@ -206,7 +206,28 @@ def test_time_without_a_cpu_is_that_of_others(
     assert used == pytest.approx(seconds)
 
 
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import threading, time\n"
+        "threads = [threading.Thread(target=time.sleep, args=(0.2,)) for _ in range(10)]\n"
+        "for each in threads: each.start()\n"
+        "for each in threads: each.join()\n",
+        "from concurrent.futures import ThreadPoolExecutor\nimport time\n"
+        "with ThreadPoolExecutor() as threads: list(threads.map(time.sleep, [0.01] * 100))\n",
+        "import multiprocessing\nwith multiprocessing.Pool() as pool: assert pool.map(abs, [-1, 2]) == [1, 2]\n",
+        "import asyncio, time\n"
+        "async def main(): await asyncio.gather(*(asyncio.to_thread(time.sleep, 0.01) for _ in range(20)))\n"
+        "asyncio.run(main())\n",
+    ],
+)
+def test_pools_of_usual_sizes_fit(program: str) -> None:
+    with Sandbox(1) as sandbox:
+        run = sandbox.run(program + "print(2)")
+    assert run.output == b"2\n", run.errors.decode()
+
+
 def test_times_of_limits() -> None:
     limits = replace(LIMITS, seconds=3)
     assert limits.longest == 6
-    assert Limits().processes == 8
+    assert Limits().processes == 12

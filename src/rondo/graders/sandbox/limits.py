@@ -24,7 +24,7 @@ class Limits:
     disk: int = 16 << 20
     """Bytes of its files, which are kept in memory."""
     files: int = 256
-    processes: int = 8
+    processes: int = 12
     """Threads count."""
     output: int = 1 << 20
     """Bytes that it may print."""
