@@ -71,7 +71,7 @@ for _ in range(1000):
 
 
 def test_a_program_of_many_processes_is_given_less_priority() -> None:
-    limits = Limits(seconds=60, cpu_seconds=60)
+    limits = Limits(seconds=120, cpu_seconds=120)
     with Sandbox(2) as sandbox:
         runs = [
             threading.Thread(target=sandbox.run, args=(each, b"", limits))

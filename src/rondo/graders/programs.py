@@ -1,7 +1,7 @@
-"""Programs that a grader runs: each in a sandbox of its own, which holds nothing of what is expected.
+"""Programs that a grader runs: each in a sandbox of its own, in which there is no expected value.
 
-A grader that calls `exec` on an answer gives it everything in the grader's process: the reference in its callers'
-frames, and the pipe that takes the verdict. `run_program` runs it elsewhere, and plain values come back.
+A grader that calls `exec` on an answer gives it access to the grader's process: the reference in its callers' frames,
+and the pipe for the verdict. `run_program` runs it in another process and returns plain values.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class PythonGrader:
     """Folders with packages that the source may import beside the standard library."""
     image_tag: str | None = None
     allow_exec: bool = False
-    """Whether the source may call `exec`, `eval` and the like, which show an answer all that the grader has."""
+    """Whether the source may call `exec`, `eval` and the like, which give an answer access to the verdict."""
 
     def __post_init__(self) -> None:
         if self.image_tag:
@@ -110,7 +110,7 @@ def _check(source: str, allow_exec: bool) -> None:
     found = next((name for node in ast.walk(tree) if (name := _runs_text(node)) and name not in own), None)
     if found and not allow_exec:
         raise ConfigError(
-            f"source uses {found}, which shows an answer that it runs the reference and the verdict. Run answers with "
+            f"source uses {found}, which gives an answer access to the reference and to the verdict. Run answers with "
             "`from rondo.graders import run_program`, or set allow_exec = true if it never runs one.",
             param="source",
         )

@@ -40,7 +40,7 @@ class Run:
     """What it wrote there first."""
     cpu_seconds: float
     value: bytes = b""
-    """What a call returned, as the program has written it."""
+    """The value that a call returned, as the program wrote it."""
 
     @property
     def ok(self) -> bool:
@@ -160,7 +160,7 @@ def collect(
     owner: int | None = None,
 ) -> bool:
     """Reads until everybody has closed the pipes and the cage has ended; False where it wrote too much. `asked` is a
-    handle with what takes its parts, and returns False after the last one."""
+    handle with the function that takes its data, and returns False after the last part."""
     deadline = time.monotonic() + limits.longest + GRACE_SECONDS
     poll = select.poll()
     if owner is not None and worker.ended(owner) is not None:

@@ -1,4 +1,4 @@
-"""A program that a grader has run in a cage of its own: what it asks for, and what it learns of it."""
+"""Request and result of a program that a grader runs in a cage of its own."""
 
 import json
 from dataclasses import dataclass

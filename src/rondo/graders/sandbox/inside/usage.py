@@ -1,6 +1,6 @@
-"""What each cage uses, all its processes together: memory, CPU time, and time in which it waited for a CPU.
+"""Resources of each cage, for all its processes together: memory, CPU time, and time spent waiting for a CPU.
 
-`proc` is the host's /proc, where every process has another number; what ended meanwhile is left out.
+`proc` is the host's /proc, where every process has another number; processes that end meanwhile are left out.
 """
 
 import os
@@ -31,6 +31,8 @@ class Usage:
     cpu: float = 0.0
     """Seconds of all processes, with those that have ended."""
     tasks: dict[str, Task] = field(default_factory=dict)
+    first: str = ""
+    """The task of the cage's first process, which computes only to start the program."""
 
 
 def of_cages(proc: int) -> dict[int, Usage]:
@@ -67,7 +69,7 @@ def starved(before: Usage, now: Usage) -> float:
 
 
 def _usage(proc: int, first: str) -> Usage:
-    usage = Usage()
+    usage = Usage(first=first)
     family = [first]
     for process in family:
         threads = _tasks(proc, process)

@@ -201,7 +201,7 @@ class Worker:
     def _share(self, caged: Caged) -> None:
         """Many threads that compute at once get about as much CPU time as one thread of another cage. Priority cannot
         be given back, so a moment's burst does not count."""
-        running = sum(task.runs for task in caged.used.tasks.values())
+        running = sum(task.runs for name, task in caged.used.tasks.items() if name != caged.used.first)
         crowd, caged.running = min(running, caged.running), running
         if crowd > 1:
             caged.nice = max(caged.nice, min(_NICEST, math.ceil(math.log(crowd, _NICE_STEP))))
