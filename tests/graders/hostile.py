@@ -33,7 +33,7 @@ while time.time() < end:
     "daemons": """
 for _ in range(5):
     if os.fork() == 0:
-        os.setsid()
+        os.setpgid(0, 0)
         if os.fork() == 0:
             for handle in range(3): os.close(handle)
             time.sleep(1000)
@@ -80,6 +80,20 @@ while True:
 """,
     "a full disk": "f = open('{name}', 'wb')\nwhile True: f.write(bytes(1 << 20))",
     "a full disk of many files": "for i in range(10**6): open(f'{name}{{i}}', 'wb').write(bytes(1 << 20))",
+    "names without end": """
+open('{name}', 'w').close()
+count = 0
+for make in (lambda name: os.link('{name}', name), lambda name: os.symlink('x' * 255, name), os.mkdir):
+    try:
+        while count < 10000:
+            make(f'{{count:0200d}}')
+            count += 1
+    except OSError: pass
+attempt('names', lambda: count > 100)
+for number in range(200000):
+    try: os.stat(f'/box/{{number:0200d}}')
+    except OSError: pass
+""",
     "a huge file with a hole": "attempt('hole', lambda: open('{name}', 'wb').truncate(1 << 40) > 1 << 30)",
     "endless output": "while True: print('x' * 1000)",
     "endless errors": "while True: sys.stderr.write('x' * 1000)",
@@ -87,7 +101,8 @@ while True:
     "endless computing without the signal": "signal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass",
     "endless sleep": "time.sleep(1000)",
     "sleep without signals": """
-for number in set(signal.Signals) - {{signal.SIGKILL, signal.SIGSTOP}}: signal.signal(number, signal.SIG_IGN)
+for number in set(signal.Signals) - {{signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}}:
+    signal.signal(number, signal.SIG_IGN)
 while True: time.sleep(1000)
 """,
     "a process that stops itself": "os.kill(os.getpid(), signal.SIGSTOP)",
@@ -103,6 +118,22 @@ attempt('nice', lambda: os.nice(-10) < 0)
 attempt('real time', lambda: os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(50)) is None)
 attempt('affinity', lambda: os.sched_setaffinity(0, {{0}}) is None)
 attempt('locked memory', lambda: libc.mlockall(3) == 0)
+""",
+    "a share of the CPU for each process": """
+attempt('session', lambda: os.setsid() > 0)
+if os.fork() == 0:
+    attempt('session', lambda: os.setsid() > 0)
+    os._exit(0)
+os.wait()
+""",
+    "CPU time that is not counted": """
+attempt('ignored children', lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN) is not None)
+while True:
+    if os.fork() == 0:
+        end = time.process_time() + 0.02
+        while time.process_time() < end: pass
+        os._exit(0)
+    os.wait()
 """,
     # network
     "a connection": "attempt('connect', lambda: socket.create_connection(('127.0.0.1', {port}), 1))",

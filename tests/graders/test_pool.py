@@ -15,6 +15,8 @@ import pytest
 from rondo.base.errors import InvalidRequest, NotFound, Unavailable
 from rondo.base.metrics import render
 from rondo.graders import Sample, Score, guarded
+from rondo.graders import pool as pool_module
+from rondo.graders.function import Function
 from rondo.graders.pool import GraderFailed, Pool
 from support.processes import wait_until_gone
 from support.waiting import wait_until
@@ -39,6 +41,8 @@ def greedy(): return len(bytearray(8 << 30))
 def odd(): return {1, 2}
 def nan(): return float("nan")
 def count(text): return len(text)
+def environ(): return dict(os.environ)
+def shown(item, answer): return float(os.environ.get("SEARCH_KEY") == answer)
 
 def torch_is_loaded(*after):
     for name in after: importlib.import_module(name)
@@ -94,6 +98,24 @@ def test_what_it_prints_is_no_answer(pool: Pool, file: str) -> None:
 
 def test_ten_megabytes_go_through(pool: Pool, file: str) -> None:
     assert call(pool, f"{file}:count", "ü" * 10_000_000) == 10_000_000
+
+
+def test_functions_get_no_keys_but_those_that_they_list(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OPENAI_API_KEY", "HF_TOKEN", "SEARCH_KEY"):
+        monkeypatch.setenv(name, "the trainer's")
+    pool = Pool(workers=1)
+    monkeypatch.setattr(pool_module, "shared", lambda: pool)
+    try:
+        found = call(pool, f"{file}:environ")
+        assert isinstance(found, dict)
+        assert found["PATH"] == os.environ["PATH"]
+        assert "the trainer's" not in found.values()
+        sample = Sample("", "the trainer's")
+        shown = f"{file}:shown"
+        assert asyncio.run(Function(shown, pass_env=("SEARCH_KEY", "NOT_SET")).score(sample)).total == 1.0
+        assert asyncio.run(Function(shown).score(sample)).total == 0.0, "it is gone after the call"
+    finally:
+        pool.close()
 
 
 def test_processes_stay(pool: Pool, file: str) -> None:

@@ -409,7 +409,7 @@ def test_nothing_is_left_when_the_owner_closes() -> None:
         ("x = 1", "x = 1"),
         ("So:\n```python\nx = 1\n```\nor\n```py\nx = 2\n```\n", "x = 2\n"),
         ("```\nx = 1\n```", "x = 1\n"),
-        ("```json\n{}\n```", None),
+        ("```json\n{}\n```", "{}\n"),
         ("```python\nx = 1", None),
         ("  ", None),
     ],
@@ -435,7 +435,7 @@ def test_what_is_asked_must_be_clear(grader: CodeGrader) -> None:
         grade(grader, "x", cases=[{"stdin": 1}])
     with pytest.raises(InvalidRequest, match="names a function"):
         grade(grader, "x", calls=[{"expected": 1}])
-    assert grade(grader, "```json\n{}\n```", tests="assert f()").parts == {
+    assert grade(grader, "```json\n\n```", tests="assert f()").parts == {
         "found": 0.0,
         "ran": 0.0,
         "passed": 0.0,

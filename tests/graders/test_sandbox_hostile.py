@@ -29,6 +29,7 @@ SHORT = replace(LIMITS, seconds=0.7)
 ENDED_FOR = {
     "endless computing": "cpu",
     "endless computing without the signal": "cpu",
+    "CPU time that is not counted": "cpu",
     "endless output": "output",
     "endless errors": "output",
     "endless sleep": "wall",
@@ -43,7 +44,7 @@ ANY_END = {
     *(name for name in PROGRAMS if name.startswith("memory")),
 }
 """Which of its processes, or of the limits, ends it first is chance."""
-OR = {"cpu": "wall"}
+OR = {"cpu": "busy"}
 """What may end it on a machine with other work."""
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import re
 import sys
 import time
@@ -13,6 +14,7 @@ import httpx
 import openai
 import pytest
 
+from rondo.base.errors import ConfigError
 from rondo.client.types import SamplingParams
 from rondo.graders import Sample, Score
 from rondo.rl.agents import Address, AgentTask, Program
@@ -353,3 +355,26 @@ def test_the_question_and_the_endpoint_are_where_programs_look(tokenizer: Tokeni
     assert reward == url.removesuffix("v1") + "reward"
     assert key
     assert mine == "x"
+
+
+def environment_of(program: Program) -> dict[str, str]:
+    address = Address("http://127.0.0.1:9/v1", "the episode's key")
+    found: dict[str, str] = json.loads(asyncio.run(program(address, PROBLEM)))
+    return found
+
+
+def test_a_program_gets_no_keys_of_the_trainer_s_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    secrets = ("HF_TOKEN", "WANDB_API_KEY", "RONDO_ADMIN_KEY", "AWS_SECRET_ACCESS_KEY", "HTTPS_PROXY")
+    for name in (*secrets, "OPENAI_API_KEY", "OPENAI_ORG_ID"):
+        monkeypatch.setenv(name, "the trainer's")
+    monkeypatch.setenv("LANG", "C.UTF-8")
+    shows = [sys.executable, "-c", "import json, os; print(json.dumps(dict(os.environ)))"]
+    found = environment_of(Program(shows))
+    assert "the trainer's" not in found.values()
+    assert found["OPENAI_API_KEY"] == "the episode's key"
+    assert (found["PATH"], found["LANG"]) == (os.environ["PATH"], "C.UTF-8")
+    found = environment_of(Program(shows, pass_env=["HF_TOKEN", "NOT_SET"], env={"MINE": "x"}))
+    assert [name for name, value in found.items() if value == "the trainer's"] == ["HF_TOKEN"]
+    assert (found["MINE"], "NOT_SET" in found) == ("x", False)
+    with pytest.raises(ConfigError, match=r"write \['HF_TOKEN'\]"):
+        Program(shows, pass_env="HF_TOKEN")

@@ -1,7 +1,6 @@
 """Whether a program does what it should: run in a sandbox, on inputs or under tests."""
 
 import math
-import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +9,7 @@ from functools import partial
 from typing import Any, Literal
 
 from rondo.base.errors import ConfigError, InvalidRequest
+from rondo.graders.fences import Block, blocks
 from rondo.graders.sandbox import Exam, Limits, Run, Sandbox, Verdict, WorkerLost, WorkerSilent
 from rondo.graders.sandbox.isolation import require
 from rondo.graders.score import Outcome, Sample, Score
@@ -17,18 +17,22 @@ from rondo.graders.turns import in_turn
 
 Total = Literal["all", "share"]
 
-_FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
-_PYTHON = ("python", "py", "python3", "")
 _LONGEST = 500
+_BUSY = "other work on this machine kept the program from running; lower the number of workers"
 _KINDS = ("cases", "calls", "tests")
 
 
 def extract(completion: str) -> str | None:
-    """The last fenced block of Python; without any fence, all of it. None if there is nothing."""
-    blocks = [code for language, code in _FENCE.findall(completion) if language.lower() in _PYTHON]
-    if "```" not in completion:
-        blocks = [completion]
-    return blocks[-1] if blocks and blocks[-1].strip() else None
+    """The last block that is labelled as Python, else the last one without a label, else the last one; the whole
+    completion where nothing is fenced. None if there is only space, or no fence is closed."""
+    last: dict[tuple[bool, bool], Block] = {}
+    found = False
+    for block in blocks(completion):
+        found = True
+        if block.closed and completion[block.start : block.end].strip():
+            last[block.is_python, not block.label] = block
+    code = last[max(last)].code(completion) if last else "" if found else completion
+    return code if code.strip() else None
 
 
 @dataclass(frozen=True)
@@ -61,13 +65,13 @@ class CodeGrader:
 
     async def score(self, sample: Sample) -> Score:
         asked = _asked(sample.metadata)
-        program = extract(sample.completion)
-        if program is None:
-            return self._score(0.0, 0.0, 0.0, "no program found")
         in_place, given_up = bool(sample.metadata.get("in_place", False)), threading.Event()
 
         def work(begin: Callable[[], None]) -> Score:
             begin()
+            program = extract(sample.completion)
+            if program is None:
+                return self._score(0.0, 0.0, 0.0, "no program found")
             return self._judge(program, asked, in_place, given_up)
 
         try:
@@ -95,17 +99,21 @@ class CodeGrader:
         passed, ran, detail = 0, True, ""
         for number, case in enumerate(cases, 1):
             run = self.sandbox.run(program, case["stdin"].encode(), self.limits)
+            if run.why == "busy" and (self.total == "share" or not detail):
+                return Score("timeout", 0.0, detail=f"case {number}: {_BUSY}")
             ran = ran and run.ok
             wrong = _wrong(run, case["stdout"], self.tolerance)
             passed += not wrong
             detail = detail or (wrong and f"case {number}: {wrong}")
             # It would take as long on the others, which count as failed; and nobody may be waiting any more.
-            if run.why in ("cpu", "wall") or given_up.is_set():
+            if run.why in ("cpu", "wall", "busy") or given_up.is_set():
                 break
         return self._score(1.0, float(ran), passed / len(cases), detail)
 
     def _on_exam(self, program: str, exam: Exam) -> Score:
         verdict = self.sandbox.examine(program, exam, self.limits)
+        if verdict.busy:
+            return Score("timeout", 0.0, detail=_BUSY)
         if verdict.broken:
             return Score("error", 0.0, detail=verdict.broken[:_LONGEST])
         detail = next((why for passed, why in verdict.results if not passed), "")
@@ -150,9 +158,12 @@ def _share(verdict: Verdict, exam: Exam) -> float:
 def _wrong(run: Run, expected: str, tolerance: float) -> str:
     """Why a run does not count; empty if it does."""
     if run.why != "exit":
-        return {"cpu": "too much CPU time", "wall": "too slow", "memory": "too much memory"}.get(
-            run.why, "too much output"
-        )
+        return {
+            "cpu": "too much CPU time",
+            "wall": "too slow",
+            "busy": "too slow on a busy machine",
+            "memory": "too much memory",
+        }.get(run.why, "too much output")
     if run.code:
         last = run.errors.decode(errors="replace").strip().rpartition("\n")[2]
         return f"ended with code {run.code}: {last}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Real
@@ -20,6 +21,8 @@ class Function:
 
     function: str
     seconds: float = pool.SECONDS
+    pass_env: tuple[str, ...] = ()
+    """Names of variables that the function needs of this process's environment, such as an API key's."""
 
     def __post_init__(self) -> None:
         if self.seconds <= 0:
@@ -30,7 +33,11 @@ class Function:
     async def score(self, sample: Sample) -> Score:
         try:
             found = await pool.call(
-                self.function, dict(item_of(sample)), sample.completion, seconds=self.seconds
+                self.function,
+                dict(item_of(sample)),
+                sample.completion,
+                seconds=self.seconds,
+                env={name: os.environ[name] for name in self.pass_env if name in os.environ},
             )
         except TimeoutError as error:
             return Score("timeout", 0.0, detail=str(error))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -23,7 +22,6 @@ _log = get_logger(__name__)
 
 Role = Literal["user", "assistant", "system", "developer"]
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
-_FENCED = re.compile(r"\s*```(?:json)?\s*\n(.*)\n\s*```\s*", re.DOTALL)
 _SAMPLING = {  # OpenAI's names in a grader -> in a request
     "max_completions_tokens": "max_completion_tokens",
     "max_completion_tokens": "max_completion_tokens",
@@ -214,12 +212,18 @@ def _content(answer: Mapping[str, Any]) -> str:
 
 def _field(said: str, name: str, alone: Any) -> Any:
     """The field of the JSON that was asked for; `alone` where what was said is no JSON object."""
-    fenced = _FENCED.fullmatch(said)
     try:
-        found = json.loads(fenced.group(1) if fenced else said)
+        found = json.loads(_unfenced(said))
     except (ValueError, RecursionError):
         return alone
     return found.get(name) if isinstance(found, dict) else alone
+
+
+def _unfenced(said: str) -> str:
+    """The JSON of an answer that is one fenced block."""
+    text = said.strip()
+    fenced = text.startswith("```") and text.endswith("```")
+    return text[3:-3].removeprefix("json") if fenced else said
 
 
 def _number(said: str, low: float, high: float) -> float:

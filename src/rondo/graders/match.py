@@ -4,6 +4,7 @@ import re
 import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 from rondo.base.errors import ConfigError, InvalidRequest
@@ -14,6 +15,8 @@ from rondo.graders.score import Sample, Score
 Extract = Literal["all", "last_number", "boxed", "answer_tag", "last_line"]
 Compare = Literal["exact", "normalised", "numeric"]
 
+_SHORT = 1000
+_PAST_COMBINING = 0x1F000
 _BRACES = re.compile(r"\\boxed\s*\{|[{}]")
 
 
@@ -38,8 +41,23 @@ def last_line(text: str) -> str | None:
 
 def normalise(text: str) -> str:
     """Without the differences of case, spacing, character width and enclosing punctuation."""
-    text = " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+    text = " ".join(_composed(text).casefold().split())
     return text.strip(" .,;:!?\"'`*_")
+
+
+def _composed(text: str) -> str:
+    """NFKC, which takes quadratic time for a run of combining characters. Unicode's stream-safe format allows 30 in
+    a row: a text with more is no writing, and stays as it is."""
+    if text.isascii() or (len(text) > _SHORT and _combining_run().search(text)):
+        return text
+    return unicodedata.normalize("NFKC", text)
+
+
+@cache
+def _combining_run() -> re.Pattern[str]:
+    found = (chr(code) for code in range(0x300, _PAST_COMBINING))
+    combining = [each for each in found if unicodedata.combining(unicodedata.normalize("NFKD", each)[0])]
+    return re.compile(f"[{''.join(combining)}]{{31}}")
 
 
 _EXTRACT: dict[Extract, Callable[[str], str | None]] = {

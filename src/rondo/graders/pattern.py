@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 
+from rondo.base.environ import minimal
 from rondo.base.errors import Unavailable
 
 SECONDS = 1.0
@@ -62,6 +63,7 @@ class Matcher:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
+                env=minimal(),
                 start_new_session=True,
             )
         stdin, stdout = self._process.stdin, self._process.stdout

@@ -16,12 +16,13 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 from rondo.base import errors
+from rondo.base.environ import minimal
 from rondo.base.errors import RondoError, Unavailable
 from rondo.base.metrics import counter
 from rondo.graders.turns import in_turn
@@ -61,9 +62,12 @@ class Pool:
         self._all: set[_Worker] = set()
         self._closed = False
 
-    async def call(self, function: str, *arguments: Any, seconds: float = SECONDS) -> Any:
-        """What `function` (`module:name`) returns."""
-        question = json.dumps([function, arguments, seconds]).encode() + b"\n"
+    async def call(
+        self, function: str, *arguments: Any, seconds: float = SECONDS, env: Mapping[str, str] | None = None
+    ) -> Any:
+        """The value that `function` (`module:name`) returns. Its process has a minimal environment, with the variables
+        in `env` while it runs."""
+        question = json.dumps([function, arguments, seconds, dict(env or {})]).encode() + b"\n"
         return await in_turn(self._threads, partial(self._do, function, question, seconds))
 
     def close(self) -> None:
@@ -126,7 +130,7 @@ class _Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**minimal(), "OMP_NUM_THREADS": "1"},
             start_new_session=True,
         )
 
@@ -260,9 +264,11 @@ def shared() -> Pool:
         return _shared
 
 
-async def call(function: str, *arguments: Any, seconds: float = SECONDS) -> Any:
+async def call(
+    function: str, *arguments: Any, seconds: float = SECONDS, env: Mapping[str, str] | None = None
+) -> Any:
     """`Pool.call` of the pool that all graders share."""
-    return await shared().call(function, *arguments, seconds=seconds)
+    return await shared().call(function, *arguments, seconds=seconds, env=env)
 
 
 def _forget() -> None:

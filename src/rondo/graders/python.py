@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from rondo.base.errors import ConfigError
+from rondo.graders.programs import serve
 from rondo.graders.sandbox import Limits, Run, WorkerLost
 from rondo.graders.sandbox.isolation import require
 from rondo.graders.sandbox.shared import shared, threads
@@ -20,6 +21,8 @@ from rondo.graders.turns import in_turn
 LONGEST = 256 * 1024
 """Characters of source, as OpenAI has it."""
 SECONDS = 30.0
+_RUN_TEXT = ("exec", "eval", "compile", "__import__", "__builtins__")
+_RUN_MODULES = ("runpy", "importlib", "code", "codeop", "doctest")
 
 _PROGRAM = """
 import json, os, sys
@@ -43,6 +46,8 @@ class PythonGrader:
     packages: tuple[str, ...] = ()
     """Folders with packages that the source may import beside the standard library."""
     image_tag: str | None = None
+    allow_exec: bool = False
+    """Whether the source may call `exec`, `eval` and the like, which give an answer access to the verdict."""
 
     def __post_init__(self) -> None:
         if self.image_tag:
@@ -51,7 +56,7 @@ class PythonGrader:
             raise ConfigError(f"seconds is {self.seconds}; it must be above 0.", param="seconds")
         if len(self.source) > LONGEST:
             raise ConfigError(f"source has more than {LONGEST} characters.", param="source")
-        _check(self.source)
+        _check(self.source, self.allow_exec)
         require()
         shared(self.packages)
 
@@ -67,7 +72,7 @@ class PythonGrader:
 
         def run(begin: Callable[[], None]) -> Run:
             begin()
-            return shared(self.packages).run(_PROGRAM, given, self._limits())
+            return shared(self.packages).grade(_PROGRAM, given, self._limits(), serve)
 
         try:
             return _score(await in_turn(threads(self.packages), run), mark)
@@ -79,7 +84,7 @@ class PythonGrader:
 
 
 def _score(run: Run, mark: str) -> Score:
-    if run.why in ("wall", "cpu"):
+    if run.why in ("wall", "cpu", "busy"):
         return Score("timeout", 0.0, detail="grade took too long")
     output = run.output.decode(errors="replace")
     if not run.ok or not output.startswith(mark):
@@ -94,10 +99,41 @@ def _score(run: Run, mark: str) -> Score:
     return Score("ok", value)
 
 
-def _check(source: str) -> None:
+def _check(source: str, allow_exec: bool) -> None:
     try:
-        body = ast.parse(source).body
+        tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ConfigError(f"source is no Python: {error}.", param="source") from None
-    if not any(isinstance(each, ast.FunctionDef) and each.name == "grade" for each in body):
+    if not any(isinstance(each, ast.FunctionDef) and each.name == "grade" for each in tree.body):
         raise ConfigError("source must define a function grade(sample, item).", param="source")
+    own = {name for node in ast.walk(tree) for name in _bound(node)}
+    found = next((name for node in ast.walk(tree) if (name := _runs_text(node)) and name not in own), None)
+    if found and not allow_exec:
+        raise ConfigError(
+            f"source uses {found}, which gives an answer access to the reference and to the verdict. Run answers with "
+            "`from rondo.graders import run_program`, or set allow_exec = true if it never runs one.",
+            param="source",
+        )
+
+
+def _bound(node: ast.AST) -> list[str]:
+    """Names that the source takes for something of its own, as in `from re import compile`."""
+    if isinstance(node, ast.ImportFrom) and node.module != "builtins":
+        return [each.asname or each.name for each in node.names]
+    return [node.name] if isinstance(node, ast.FunctionDef) else []
+
+
+def _runs_text(node: ast.AST) -> str:
+    """The name by which Python runs a text; empty where the node does not."""
+    match node:
+        case ast.Name(id=name, ctx=ast.Load()) if name in _RUN_TEXT:
+            return name
+        case ast.Attribute(value=ast.Name(id="builtins" | "__builtins__"), attr=name) if name in _RUN_TEXT:
+            return f"builtins.{name}"
+        case ast.ImportFrom(module="builtins", names=names):
+            return next((f"builtins.{each.name}" for each in names if each.name in _RUN_TEXT), "")
+        case ast.ImportFrom(module=str(module), level=0) if module.partition(".")[0] in _RUN_MODULES:
+            return module
+        case ast.Import(names=names):
+            return next((each.name for each in names if each.name.partition(".")[0] in _RUN_MODULES), "")
+    return ""

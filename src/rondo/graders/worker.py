@@ -5,12 +5,13 @@ The first, `begun`, says that the function is imported, so that its time counts 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rondo.base.entry import load_entry
@@ -36,12 +37,13 @@ def main(memory_bytes: int) -> None:
 def _answers(line: bytes) -> Iterator[bytes]:
     begun = False
     try:
-        name, arguments, seconds = json.loads(line)
-        function: Any = load_entry(name, "function")
-        yield b"begun"
-        begun = True
-        signal.setitimer(signal.ITIMER_REAL, seconds + GRACE_SECONDS)
-        value = function(*arguments)
+        name, arguments, seconds, variables = json.loads(line)
+        with _environment(variables):
+            function: Any = load_entry(name, "function")
+            yield b"begun"
+            begun = True
+            signal.setitimer(signal.ITIMER_REAL, seconds + GRACE_SECONDS)
+            value = function(*arguments)
         yield json.dumps({"value": value}).encode()
     except RondoError as error:
         yield from _failed(begun, [type(error).__name__, error.message, error.param])
@@ -49,6 +51,18 @@ def _answers(line: bytes) -> Iterator[bytes]:
         yield from _failed(begun, [type(error).__name__, str(error)[:2000], None])
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+@contextlib.contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """One question's variables, which are gone for the next one."""
+    before = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def _failed(begun: bool, error: list[str | None]) -> list[bytes]:

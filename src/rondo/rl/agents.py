@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from rondo.base.environ import minimal
+from rondo.base.errors import ConfigError
 from rondo.base.log import get_logger
 from rondo.base.metrics import counter
 from rondo.client.engine import Engine
@@ -60,12 +62,23 @@ class Program:
     """An agent in a process of its own, which is given the question on its standard input and prints its answer.
 
     It finds the endpoint where OpenAI's clients look, in OPENAI_BASE_URL and OPENAI_API_KEY, and the address for a
-    reward in RONDO_REWARD_URL. It runs with this process's rights: what must not be trusted belongs in a sandbox.
+    reward in RONDO_REWARD_URL. Of this process's environment it gets the variables in `rondo.base.environ.PASSED` and
+    in `pass_env`, so that no API key reaches it by accident. It runs with this process's rights: what must not be
+    trusted belongs in a sandbox.
     """
 
     command: Sequence[str]
     env: Mapping[str, str] = field(default_factory=dict)
+    """Variables to set."""
     folder: Path | None = None
+    pass_env: Sequence[str] = ()
+    """Names of further variables that are passed on from this process's environment."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.pass_env, str):
+            raise ConfigError(
+                f"pass_env is a list of variable names: write [{self.pass_env!r}].", param="pass_env"
+            )
 
     async def __call__(self, address: Address, problem: Problem) -> str:
         process = await asyncio.create_subprocess_exec(
@@ -73,7 +86,7 @@ class Program:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            env={**os.environ, **_endpoint(address), **self.env},
+            env={**minimal(self.pass_env), **_endpoint(address), **self.env},
             cwd=self.folder,
             start_new_session=True,
         )

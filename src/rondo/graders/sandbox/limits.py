@@ -8,19 +8,23 @@ from rondo.base.errors import ConfigError
 _LEAST_MEMORY = 64 << 20
 """Below it Python itself, with what is imported before the program, does not run."""
 
+_PATIENCE = 2.0
+"""How many times its seconds a program may take on a busy machine, before it is given up without a verdict."""
+
 
 @dataclass(frozen=True)
 class Limits:
     seconds: float = 10.0
-    """From its start to its end, whatever else the machine does. One for each input; for tests, all together."""
+    """From its start to its end, but for the time in which other work of the machine keeps it from running. One for
+    each input; for tests, all together."""
     cpu_seconds: int = 5
-    """Of each process."""
+    """Of all its processes together."""
     memory: int = 512 << 20
     """Bytes of address space of each process, and of what all of them hold together."""
     disk: int = 16 << 20
     """Bytes of its files, which are kept in memory."""
     files: int = 256
-    processes: int = 16
+    processes: int = 12
     """Threads count."""
     output: int = 1 << 20
     """Bytes that it may print."""
@@ -42,6 +46,11 @@ class Limits:
                 raise ConfigError(
                     f"{name} must be a whole number of at least {smallest}, not {value}.", param=name
                 )
+
+    @property
+    def longest(self) -> float:
+        """Seconds from its start to its end, whatever else the machine does."""
+        return _PATIENCE * self.seconds
 
     def of_cage(self) -> dict[str, int]:
         given = asdict(self)

@@ -12,6 +12,7 @@ from typing import TypeVar
 from rondo.base.errors import ConfigError
 from rondo.base.metrics import counter
 from rondo.graders.sandbox.limits import Limits
+from rondo.graders.sandbox.requests import Serve, run_grader
 from rondo.graders.sandbox.runs import Exam, Run, Verdict, run_exam, run_script
 from rondo.graders.sandbox.worker import Worker, WorkerEnded, WorkerLost
 
@@ -37,9 +38,15 @@ class Sandbox:
         self._start_anew()
         _all.add(self)
 
-    def run(self, program: str, given: bytes = b"", limits: Limits | None = None) -> Run:
-        """A script whose standard input is `given`."""
-        return self._with_worker(lambda worker: run_script(worker, program, given, limits or Limits()))
+    def run(
+        self, program: str, given: bytes = b"", limits: Limits | None = None, call: bytes | None = None
+    ) -> Run:
+        """A script whose standard input is `given`, or with `call` a function of it."""
+        return self._with_worker(lambda worker: run_script(worker, program, given, limits or Limits(), call))
+
+    def grade(self, program: str, given: bytes, limits: Limits, serve: Serve) -> Run:
+        """A script that may ask `serve` to have other programs run."""
+        return self._with_worker(lambda worker: run_grader(worker, program, given, limits, serve))
 
     def examine(self, program: str, exam: Exam, limits: Limits | None = None) -> Verdict:
         return self._with_worker(lambda worker: run_exam(worker, program, exam, limits or Limits()))

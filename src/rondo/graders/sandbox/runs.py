@@ -6,15 +6,15 @@ import os
 import select
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from rondo.graders.sandbox.inside import literal
 from rondo.graders.sandbox.limits import Limits
 from rondo.graders.sandbox.worker import GRACE_SECONDS, Ended, Worker, WorkerLost, WorkerSilent
 
-Why = Literal["exit", "cpu", "wall", "memory", "output"]
+Why = Literal["exit", "cpu", "wall", "busy", "memory", "output"]
 
 _ERRORS_KEPT = 4096
 _VERDICT_BYTES = 4 << 20
@@ -31,13 +31,16 @@ _UNCHANGED = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl
 @dataclass(frozen=True)
 class Run:
     why: Why
-    """It ended by itself (`exit`), or was ended for using too much of that."""
+    """It ended by itself (`exit`), or was ended for using too much of that. `busy`: its time ran out because other
+    work of the machine kept it from running, which says nothing of it."""
     code: int
     """0 where it ended well; 128 and more: by a signal."""
     output: bytes
     errors: bytes
     """What it wrote there first."""
     cpu_seconds: float
+    value: bytes = b""
+    """The value that a call returned, as the program wrote it."""
 
     @property
     def ok(self) -> bool:
@@ -70,25 +73,45 @@ class Verdict:
     """Of each test: passed or not, and why not."""
     broken: str = ""
     """Why the tests themselves could not be run."""
+    busy: bool = False
+    """The program's time ran out because other work of the machine kept it from running: no verdict."""
 
 
-def run_script(worker: Worker, program: str, given: bytes, limits: Limits) -> Run:
-    with _Handles() as handles:
+def run_script(
+    worker: Worker,
+    program: str,
+    given: bytes,
+    limits: Limits,
+    call: bytes | None = None,
+    owner: int | None = None,
+) -> Run:
+    """With `call`, which names a function and its arguments, that function is called. A run that another cage asked
+    for, the `owner`, ends with it."""
+    with Handles() as handles:
         output, output_end = handles.pipe()
         errors, errors_end = handles.pipe()
+        value, value_end = handles.pipe()
         named = [handles.file(given), output_end, errors_end, handles.file(program.encode(errors="replace"))]
-        number = worker.start("script", limits, named)
-        handles.close(*named)
         kept = {output: bytearray(), errors: bytearray()}
-        whole = _collect(worker, number, kept, limits)
+        if call is not None:
+            named += [handles.file(call), value_end]
+            kept[value] = bytearray()
+        number = worker.start("script" if call is None else "called", limits, named)
+        handles.close(*named, value_end)
+        whole = collect(worker, number, kept, limits, owner=owner)
+    return made_run(worker, number, [kept[output], kept[errors], kept.get(value, bytearray())], whole, limits)
+
+
+def made_run(worker: Worker, number: int, kept: list[bytearray], whole: bool, limits: Limits) -> Run:
     ended = _made(worker, number)
+    output, errors, value = map(bytes, kept)
     why: Why = "output" if not whole else _why(ended, limits)
-    return Run(why, ended.code, bytes(kept[output]), bytes(kept[errors][:_ERRORS_KEPT]), ended.cpu_seconds)
+    return Run(why, ended.code, output, errors[:_ERRORS_KEPT], ended.cpu_seconds, value)
 
 
 def run_exam(worker: Worker, program: str, exam: Exam, limits: Limits) -> Verdict:
     """The program in one cage, its tests in another; what is expected never enters the first."""
-    with _Handles() as handles:
+    with Handles() as handles:
         null = handles.null()
         asked, asks = handles.pipe()
         answered, answers = handles.pipe()
@@ -101,13 +124,17 @@ def run_exam(worker: Worker, program: str, exam: Exam, limits: Limits) -> Verdic
         examiner = worker.start("examiner", limits, [null, null, *ends])
         handles.close(program_file, asked, answers, *ends)
         kept = {verdict: bytearray(), errors: bytearray()}
-        _collect(worker, examiner, kept, limits)
+        collect(worker, examiner, kept, limits)
     worker.kill(examined)
     worker.wait(examined, limits)
-    _made(worker, examined)
+    program_ended = _made(worker, examined)
     ended = _made(worker, examiner)
+    busy = "busy" in (program_ended.why, ended.why)
     if kept[verdict]:
-        return _verdict(bytes(kept[verdict]))
+        found = _verdict(bytes(kept[verdict]))
+        return replace(found, busy=busy and not all(passed for passed, _ in found.results))
+    if busy:
+        return Verdict(True, [], busy=True)
     if ended.why == "exit" and ended.cpu_seconds < limits.cpu_seconds:
         said = kept[errors].decode(errors="replace").strip().rpartition("\n")[2]
         raise WorkerLost(f"the process with the tests ended without a verdict (code {ended.code}): {said}")
@@ -117,20 +144,31 @@ def run_exam(worker: Worker, program: str, exam: Exam, limits: Limits) -> Verdic
 def _of_examiner(limits: Limits) -> Limits:
     return replace(
         limits,
-        seconds=limits.seconds + _EXAMINER_SECONDS,
+        seconds=limits.longest + _EXAMINER_SECONDS,
         cpu_seconds=_EXAMINER_CPU,
         memory=_EXAMINER_MEMORY,
         output=_VERDICT_BYTES,
     )
 
 
-def _collect(worker: Worker, number: int, kept: dict[int, bytearray], limits: Limits) -> bool:
-    """Reads until everybody has closed the pipes and the cage has ended; False where it wrote too much."""
-    deadline = time.monotonic() + limits.seconds + GRACE_SECONDS
+def collect(
+    worker: Worker,
+    number: int,
+    kept: dict[int, bytearray],
+    limits: Limits,
+    asked: tuple[int, Callable[[bytes], bool]] | None = None,
+    owner: int | None = None,
+) -> bool:
+    """Reads until everybody has closed the pipes and the cage has ended; False where it wrote too much. `asked` is a
+    handle with the function that takes its data, and returns False after the last part."""
+    deadline = time.monotonic() + limits.longest + GRACE_SECONDS
     poll = select.poll()
-    for handle in (*kept, worker.fileno()):
+    if owner is not None and worker.ended(owner) is not None:
+        worker.kill(number)
+    left = {*kept, *(asked[:1] if asked else ())}
+    for handle in (*left, worker.fileno()):
         poll.register(handle, select.POLLIN)
-    left, count = set(kept), 0
+    count = 0
     while left or worker.ended(number) is None:
         ready = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
         if not ready:
@@ -138,15 +176,24 @@ def _collect(worker: Worker, number: int, kept: dict[int, bytearray], limits: Li
         for handle, _ in ready:
             if handle == worker.fileno():
                 worker.hear()
-            elif part := os.read(handle, _PART):
+                if owner is not None and worker.ended(owner) is not None:
+                    worker.kill(number)
+                continue
+            part = os.read(handle, _PART)
+            if asked is not None and handle == asked[0]:
+                goes_on = bool(part) and asked[1](part)
+            else:
+                goes_on = bool(part)
                 if count <= limits.output < count + len(part):
                     worker.kill(number)
                 count += len(part)
                 if count <= limits.output:
                     kept[handle] += part
-            else:
+            if not goes_on:
                 poll.unregister(handle)
                 left.discard(handle)
+            if asked is not None and handle == asked[0]:
+                break  # a run in between has taken the worker's messages
     return count <= limits.output
 
 
@@ -158,8 +205,8 @@ def _made(worker: Worker, number: int) -> Ended:
 
 
 def _why(ended: Ended, limits: Limits) -> Why:
-    if ended.why in ("wall", "memory"):
-        return "wall" if ended.why == "wall" else "memory"
+    if ended.why in ("wall", "busy", "cpu", "memory"):
+        return cast(Why, ended.why)
     killed = ended.code in (128 + signal.SIGKILL, 128 + signal.SIGXCPU)
     return "cpu" if killed and ended.cpu_seconds > _CPU_SHARE * limits.cpu_seconds else "exit"
 
@@ -169,13 +216,13 @@ def _verdict(data: bytes) -> Verdict:
     return Verdict(found["ran"], [(passed, why) for passed, why in found["results"]], found["broken"])
 
 
-class _Handles:
+class Handles:
     """Pipes and files that are closed together, and those given away before that."""
 
     def __init__(self) -> None:
         self._open: set[int] = set()
 
-    def __enter__(self) -> "_Handles":
+    def __enter__(self) -> "Handles":
         return self
 
     def __exit__(self, *error: object) -> None:

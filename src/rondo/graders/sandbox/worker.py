@@ -61,7 +61,8 @@ class WallRefused(Unavailable):
 @dataclass(frozen=True)
 class Ended:
     why: str
-    """`exit`, or what it was ended for: `wall`, `memory`, `killed`; `failed` where its cage could not be made."""
+    """`exit`, or what it was ended for: `wall`, `busy`, `cpu`, `memory`, `killed`; `failed` where its cage could not be
+    made."""
     code: int
     cpu_seconds: float
     text: str
@@ -105,7 +106,8 @@ class Worker:
     def start(self, role: str, limits: Limits, handles: Sequence[int]) -> int:
         """A cage in which `handles` are the program's 0, 1, 2 and so on; returns the number by which it is known."""
         number = next(self._numbers)
-        asked = {"start": number, "role": role, "limits": limits.of_cage(), "wall": limits.seconds}
+        times = {"wall": limits.seconds, "longest": limits.longest}
+        asked = {"start": number, "role": role, "limits": limits.of_cage()} | times
         self._send(asked, handles)
         return number
 
@@ -128,7 +130,7 @@ class Worker:
         self._ended[told["ended"]] = Ended(told["why"], told["code"], told["cpu"], told["text"])
 
     def wait(self, number: int, limits: Limits) -> None:
-        deadline = time.monotonic() + limits.seconds + GRACE_SECONDS
+        deadline = time.monotonic() + limits.longest + GRACE_SECONDS
         while number not in self._ended:
             self.wait_for_message(deadline)
             self.hear()

@@ -31,7 +31,7 @@ class Limits:
     memory: int
     """Bytes of address space of each process, and what all of them may hold together."""
     cpu: int
-    """Seconds of each process."""
+    """Seconds of all processes together; the worker counts them, and the kernel those of each."""
     disk: int
     """Bytes of all files."""
     files: int
@@ -113,6 +113,8 @@ def _limit(limits: Limits) -> None:
         resource.RLIMIT_MEMLOCK: 0,
         resource.RLIMIT_MSGQUEUE: 0,
         resource.RLIMIT_SIGPENDING: 64,
+        resource.RLIMIT_NICE: 0,
+        resource.RLIMIT_RTPRIO: 0,
     }
     for kind, value in hard.items():
         resource.setrlimit(kind, (value, value))

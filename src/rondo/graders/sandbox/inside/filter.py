@@ -22,6 +22,7 @@ _NEWER = 424
 """From this call on C libraries ask for "not implemented" to take the older way instead."""
 
 _AF_UNIX = 1
+_SIGCHLD = 17
 _PRCTL = (15, 16, 0x53564D41)
 """Naming a thread, and a mapping."""
 _IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
@@ -46,6 +47,12 @@ def program() -> bytes:
             _code(_EQUAL, numbers.CLONE, 0, 4),
             _code(_LOAD, _FIRST_ARGUMENT),
             _code(_ANY_BIT, NEW_ANYTHING, 0, 1),
+            _code(_RETURN, _REFUSE),
+            _code(_RETURN, _ALLOW),
+            # A parent that ignores the ends of its children would lose their CPU time.
+            _code(_EQUAL, numbers.SIGACTION, 0, 4),
+            _code(_LOAD, _FIRST_ARGUMENT),
+            _code(_EQUAL, _SIGCHLD, 0, 1),
             _code(_RETURN, _REFUSE),
             _code(_RETURN, _ALLOW),
             _first_is(numbers.SOCKETPAIR, (_AF_UNIX,)),

@@ -8,18 +8,24 @@ import sys
 import threading
 import traceback
 import types
+from collections.abc import Callable
 
 NAME = "main.py"
-_OWN_FRAMES = 2
-"""Of an error: of `life` and of `execute`."""
+_OWN_FRAMES = 3
+"""Of an error: of `run`, of its action and of `execute`."""
 
 
 def life() -> int:
     source = read_all(3)
     open_streams()
     forget_harness()
+    return run(lambda: execute(source, NAME, vars(new_module("__main__"))))
+
+
+def run(action: Callable[[], None]) -> int:
+    """Returns the exit code, as Python has it."""
     try:
-        execute(source, NAME, vars(new_module("__main__")))
+        action()
         code = 0
     except SystemExit as end:
         code = _code(end)

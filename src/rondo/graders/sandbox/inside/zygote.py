@@ -1,12 +1,15 @@
 """A worker: builds the walls once, then forks a cage for every program that it is asked to run.
 
 It never reads what a program is, is given or writes: those are handles that it passes on, so that its memory, which
-every program has a copy of, holds nothing of any other. It keeps time, counts memory, and tells how each cage ended.
+every program has a copy of, holds nothing of any other. It keeps time, counts memory and CPU time, and tells how each
+cage ended.
 """
 
+import contextlib
 import gc
 import importlib
 import json
+import math
 import os
 import select
 import signal
@@ -15,18 +18,25 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from . import cage, examiner, filter, house, kernel, memory, script, served
+from . import cage, called, examiner, filter, grading, house, kernel, script, served, usage
 
 _ROLES: dict[str, Callable[[], int]] = {
     "script": script.life,
     "served": served.life,
     "examiner": examiner.life,
+    "called": called.life,
+    "grader": grading.life,
 }
 _LOOK_SECONDS = 0.05
-"""How often memory is counted."""
+"""How often memory and CPU time are counted."""
+_NICE_STEP = 1.25
+"""By how much less CPU time the kernel gives for each step of niceness."""
+_NICEST = 19
+_CPUS = 1
+"""How many CPUs programs count, and so how many threads their pools have. More than one is no promise here."""
 _MESSAGE = 1 << 16
 _HANDLES = 8
 
@@ -46,8 +56,16 @@ class Caged:
     first: int
     watch: int
     """A handle that can be waited on for its end."""
-    deadline: float
-    memory: int
+    limits: cage.Limits
+    began: float
+    wall: float
+    """Seconds that it may take, but for those in which other work kept it from running."""
+    longest: float
+    """Seconds that it may take in all."""
+    used: usage.Usage = field(default_factory=usage.Usage)
+    starved: float = 0.0
+    running: int = 0
+    nice: int = 0
     why: str = "exit"
 
 
@@ -80,6 +98,7 @@ def _import() -> None:
             importlib.import_module(name)
         except ImportError:  # a Python built without it: the program that wants it is told so
             continue
+    os.cpu_count = lambda: _CPUS
 
 
 def _serve(control: socket.socket, proc: int) -> NoReturn:
@@ -140,22 +159,58 @@ class Worker:
         except OSError as error:
             _tell(self._control, ended=asked["start"], why="failed", code=0, cpu=0.0, text=str(error))
             return
-        deadline = time.monotonic() + asked["wall"]
-        caged = Caged(asked["start"], first, os.pidfd_open(first), deadline, limits.memory)
+        caged = Caged(
+            asked["start"],
+            first,
+            os.pidfd_open(first),
+            limits,
+            time.monotonic(),
+            asked["wall"],
+            asked["longest"],
+        )
         self._cages[caged.number] = caged
 
     def _look(self) -> None:
-        """Whoever is over its time or, with all its processes, its memory, ends."""
+        """Ends the cages that are over a limit of time, CPU time or memory with all their processes together."""
         now = time.monotonic()
-        for each in self._cages.values():
-            if now > each.deadline:
-                self._kill(each, "wall")
         if self._cages and now > self._looked + _LOOK_SECONDS:
             self._looked = now
-            held = memory.held(self._walls.proc)
-            for each in self._cages.values():
-                if held.get(each.first, 0) > each.memory:
-                    self._kill(each, "memory")
+            for number, used in usage.of_cages(self._walls.proc).items():
+                for each in self._cages.values():
+                    if each.first == number:
+                        self._count(each, used)
+        for each in self._cages.values():
+            took = now - each.began
+            if took - each.starved > each.wall:
+                self._kill(each, "wall")
+            elif took > each.longest:
+                self._kill(each, "busy")
+
+    def _count(self, caged: Caged, used: usage.Usage) -> None:
+        used.cpu = max(used.cpu, caged.used.cpu)  # a process that is just ending is in no list for a moment
+        # A wait is counted at its end, and so two that overlap may be counted one after the other.
+        waited = caged.starved + usage.starved(caged.used, used)
+        caged.starved = min(waited, time.monotonic() - caged.began)
+        caged.used = used
+        if used.memory > caged.limits.memory:
+            self._kill(caged, "memory")
+        if used.cpu > caged.limits.cpu:
+            self._kill(caged, "cpu")
+        self._share(caged)
+
+    def _share(self, caged: Caged) -> None:
+        """Many threads that compute at once get about as much CPU time as one thread of another cage. Priority cannot
+        be given back, so a moment's burst does not count."""
+        running = sum(task.runs for name, task in caged.used.tasks.items() if name != caged.used.first)
+        crowd, caged.running = min(running, caged.running), running
+        if crowd > 1:
+            caged.nice = max(caged.nice, min(_NICEST, math.ceil(math.log(crowd, _NICE_STEP))))
+        for task in caged.used.tasks.values():
+            if task.nice < caged.nice:
+                number = usage.number_for_worker(self._walls.proc, task.path)
+                if number is not None:
+                    with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+                        os.setpriority(os.PRIO_PROCESS, number, caged.nice)
 
     def _kill(self, caged: Caged | None, why: str) -> None:
         if caged is not None and caged.why == "exit":
@@ -169,7 +224,7 @@ class Worker:
         code = os.waitstatus_to_exitcode(status)
         code = 128 - code if code < 0 else code
         why = caged.why if caged.why != "exit" or code != cage.FAILED else "failed"
-        cpu = used.ru_utime + used.ru_stime
+        cpu = max(used.ru_utime + used.ru_stime, caged.used.cpu)
         _tell(self._control, ended=caged.number, why=why, code=code, cpu=cpu, text="")
 
 

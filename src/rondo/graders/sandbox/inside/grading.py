@@ -1,0 +1,32 @@
+"""A user's `grade` function: a script that has answers run in cages of their own. Handles 4 and 5 hear and ask.
+
+The grader finds `run_program` where it is outside, in `rondo.graders`, the only part of Rondo that is there.
+"""
+
+import sys
+import threading
+import types
+from typing import Any
+
+from . import script, wire
+from .program import ProgramResult, request, result
+
+
+def life() -> int:
+    channel, lock = wire.Wire(4, 5), threading.Lock()
+
+    def run_program(
+        code: str, stdin: str = "", call: tuple[Any, ...] | None = None, seconds: float = 10.0
+    ) -> ProgramResult:
+        """Runs a program in a sandbox of its own. `call`: (name, args) of a function to call in it."""
+        asked = request(code, stdin, call, seconds)
+        with lock:
+            channel.send(asked)
+            told = channel.receive()
+        return result(told)
+
+    rondo, graders = types.ModuleType("rondo"), types.ModuleType("rondo.graders")
+    vars(graders).update(run_program=run_program, ProgramResult=ProgramResult)
+    vars(rondo).update(graders=graders, __path__=[])
+    sys.modules.update({"rondo": rondo, "rondo.graders": graders})
+    return script.life()

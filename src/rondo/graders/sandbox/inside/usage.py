@@ -1,0 +1,131 @@
+"""Resources of each cage, for all its processes together: memory, CPU time, and time spent waiting for a CPU.
+
+`proc` is the host's /proc, where every process has another number; processes that end meanwhile are left out.
+"""
+
+import os
+from dataclasses import dataclass, field
+
+_TICK = 1 / os.sysconf("SC_CLK_TCK")
+_NANO = 1e-9
+
+
+@dataclass(frozen=True)
+class Task:
+    """A thread."""
+
+    path: str
+    """Its folder in /proc."""
+    runs: bool
+    """It computes, or waits for a CPU."""
+    nice: int
+    cpu: float
+    waited: float
+    """Seconds in which it could have run and had no CPU."""
+
+
+@dataclass
+class Usage:
+    memory: int = 0
+    """Bytes. Pages that processes share count once for each."""
+    cpu: float = 0.0
+    """Seconds of all processes, with those that have ended."""
+    tasks: dict[str, Task] = field(default_factory=dict)
+    first: str = ""
+    """The task of the cage's first process, which computes only to start the program."""
+
+
+def of_cages(proc: int) -> dict[int, Usage]:
+    """By a cage's first process, as the worker numbers it."""
+    worker = os.readlink("self", dir_fd=proc)
+    return {
+        number: _usage(proc, child)
+        for child in _children(proc, worker, _tasks(proc, worker))
+        if (number := number_for_worker(proc, child)) is not None
+    }
+
+
+def number_for_worker(proc: int, process: str) -> int | None:
+    """A process or thread has a number in each space that it is in, its own the last."""
+    for line in _text(proc, f"{process}/status").splitlines():
+        if line.startswith("NSpid:"):
+            return int(line.split()[-2])
+    return None
+
+
+def starved(before: Usage, now: Usage) -> float:
+    """Seconds between two looks in which work of others kept the cage from running.
+
+    A thread also waits while other threads of its own cage run: that is no more than the CPU time which they used.
+    """
+    used = now.cpu - before.cpu
+    nothing = Task("", False, 0, 0.0, 0.0)
+    waits = [0.0]
+    for name, task in now.tasks.items():
+        last = before.tasks.get(name, nothing)
+        by_own = max(0.0, used - (task.cpu - last.cpu))
+        waits.append(task.waited - last.waited - by_own)
+    return max(waits)
+
+
+def _usage(proc: int, first: str) -> Usage:
+    usage = Usage(first=first)
+    family = [first]
+    for process in family:
+        threads = _tasks(proc, process)
+        family += _children(proc, process, threads)
+        usage.memory += _resident(proc, process)
+        usage.cpu += sum(map(int, _fields(proc, process)[11:15])) * _TICK
+        for thread in threads:
+            task = _task(proc, f"{process}/task/{thread}")
+            if task is not None:
+                usage.tasks[thread] = task
+    return usage
+
+
+def _task(proc: int, path: str) -> Task | None:
+    fields, times = _fields(proc, path), _text(proc, f"{path}/schedstat").split()
+    if not fields:
+        return None
+    cpu, waited = (int(each) * _NANO for each in (times or "00")[:2])  # a kernel may be built without these
+    return Task(path, fields[0] == "R", int(fields[16]), cpu, waited)
+
+
+def _fields(proc: int, path: str) -> list[str]:
+    """Of `stat`, from the state on; a name before it may hold anything."""
+    return _text(proc, f"{path}/stat").rpartition(")")[2].split()
+
+
+def _tasks(proc: int, process: str) -> list[str]:
+    try:
+        handle = os.open(f"{process}/task", os.O_RDONLY, dir_fd=proc)
+    except OSError:
+        return []
+    try:
+        return os.listdir(handle)
+    except OSError:
+        return []
+    finally:
+        os.close(handle)
+
+
+def _children(proc: int, process: str, threads: list[str]) -> list[str]:
+    return [child for thread in threads for child in _text(proc, f"{process}/task/{thread}/children").split()]
+
+
+def _resident(proc: int, process: str) -> int:
+    fields = _text(proc, f"{process}/statm").split()
+    return int(fields[1]) * os.sysconf("SC_PAGE_SIZE") if fields else 0
+
+
+def _text(proc: int, path: str) -> str:
+    try:
+        handle = os.open(path, os.O_RDONLY, dir_fd=proc)
+    except OSError:
+        return ""
+    try:
+        return os.read(handle, 1 << 16).decode(errors="replace")
+    except OSError:
+        return ""
+    finally:
+        os.close(handle)
