@@ -347,5 +347,37 @@ def double(x): os.write(5, struct.pack('=I', len(data)) + data)
 """,
     "answers with half a value": "import os\ndef double(x): os.write(5, b'\\xff\\0\\0\\0{')\n",
 }
+LATE = {
+    f"right once, then {how}": f"""
+asked = 0
+def double(x):
+    global asked
+    asked += 1
+    if asked == 1: return 2 * x
+    {how}
+"""
+    for how in (
+        "raise SystemExit(0)",
+        "raise StopIteration",
+        "raise StopAsyncIteration",
+        "raise KeyboardInterrupt",
+        "raise GeneratorExit",
+        "raise BaseException",
+        "raise AssertionError",
+        "raise MemoryError",
+        "raise ImportError('x', name='y')",
+        "raise ExceptionGroup('x', [StopIteration()])",
+        "raise type('NotPassed', (BaseException,), {})('x')",
+        "raise type('Broken', (Exception,), {})('x')",
+        "raise type('Skipped', (BaseException,), {})('x')",
+        "import unittest; raise unittest.SkipTest",
+        "import asyncio; raise asyncio.CancelledError",
+        "import os; os._exit(0)",
+        "import os; os.kill(os.getpid(), 15)",
+        "import os, struct; os.write(5, struct.pack('=I', 2) + b'{}')",
+        "return 'x' * (9 << 20)",
+    )
+}
+"""Forgers that pass a single comparison."""
 ENDLESS = {"never loads", "sends rubbish", "sends no JSON", "answers with half a value"}
 """Nobody waits for longer, whatever the program does."""

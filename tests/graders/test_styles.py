@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from graders.forgers import ENDLESS, FORGERS, HONEST
+from graders.forgers import ENDLESS, FORGERS, HONEST, LATE
 from graders.styles import ENTRY, STYLES, WITHOUT_ASSERTIONS
 from rondo.graders import Sample, Score
 from rondo.graders.code import CodeGrader
@@ -20,6 +20,7 @@ from rondo.graders.sandbox.isolation import isolation
 pytestmark = pytest.mark.skipif(not isolation().available, reason=isolation().about)
 
 LIMITS = Limits(seconds=30, cpu_seconds=1, memory=256 << 20, processes=8)
+ALL = {name: program for name, program in (FORGERS | LATE).items() if program}
 PASSED = Score("ok", 1.0, {"found": 1.0, "ran": 1.0, "passed": 1.0}, "")
 
 
@@ -41,10 +42,10 @@ def test_an_honest_program_passes_in_every_style(name: str, style: str, grader: 
 
 
 @pytest.mark.parametrize("style", STYLES)
-@pytest.mark.parametrize("name", [name for name in FORGERS if FORGERS[name]])
+@pytest.mark.parametrize("name", ALL)
 def test_no_forger_passes_in_any_style(name: str, style: str, grader: CodeGrader) -> None:
     grader = replace(grader, limits=replace(LIMITS, seconds=0.7)) if name in ENDLESS else grader
-    score = grade(grader, FORGERS[name], STYLES[style], **ENTRY)
+    score = grade(grader, ALL[name], STYLES[style], **ENTRY)
     assert (score.outcome, score.total) == ("ok", 0.0), score
     assert score.parts["passed"] < 1.0
     assert score.detail

@@ -16,7 +16,7 @@ from .proxies import Object, Program, next_item
 _CHECK = re.compile(r"assert|(raises|warns)$")
 _CATCHES = ("raises", "assertRaises", "assertRaisesRegex", "suppress")
 _ENDS = ("fail", "exit", "_exit", "quit")
-_PRINTS = ("print", "print_exc", "debug", "info", "warning", "error", "exception", "write", "log")
+_PRINTS = ("print", "print_exc", "debug", "info", "warning", "error", "exception", "write", "log", "append")
 TEST = re.compile(r"test($|_|[A-Z0-9])")
 _CALLED = re.compile(r"test($|_|[A-Z0-9])|set_?[uU]p|tear_?[dD]own|async(SetUp|TearDown)|check$|__\w+__$")
 
@@ -28,11 +28,11 @@ class Counter:
     """What happened in one file of tests. Assertions in functions that the program called count apart: the program
     decides whether and with what they run."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, reached: bool) -> None:
         self._program = program
         self.held = 0
         self.held_in_callbacks = 0
-        self.reached = False
+        self.reached = reached
         """A scope of the tests with assertions has begun, other than because the program called it."""
 
     def names(self) -> dict[str, Any]:
@@ -67,12 +67,19 @@ class Counter:
 
         return counted
 
-    def _handle(self, quiet: bool) -> None:
+    def _handle(self, quiet: bool, broad: bool, raised: tuple[str, ...]) -> None:
+        """In an `except` clause. It expects an exception of the program, or it hides that a test failed: `quiet` says
+        that it does nothing but print or count, `broad` that it catches failures of assertions in the `try`, `raised`
+        what the `try` raises by itself."""
         error = sys.exc_info()[1]
-        if not isinstance(error, AssertionError) or self._program.is_raised(error):
+        own = error is not None and not self._program.is_raised(error)
+        failed = broad or (own and (type(error).__name__ in raised or isinstance(error, AssertionError)))
+        if not failed:
             self._hold()
         elif quiet:
-            self._program.fault = self._program.fault or "an assertion failed, and the tests only print it"
+            self._program.fault = (
+                self._program.fault or f"the tests hide that they failed: {type(error).__name__}"
+            )
 
 
 def defines_assertions(tree: ast.Module) -> bool:
@@ -82,9 +89,12 @@ def defines_assertions(tree: ast.Module) -> bool:
     return any(all(_may_run(scope, used) for scope in scopes) for scopes in _asserting(tree, (), _own(tree)))
 
 
-def rewrite(tree: ast.Module) -> ast.Module:
-    _Rewriter(_own(tree)).visit(tree)
-    return ast.fix_missing_locations(tree)
+def rewrite(tree: ast.Module) -> bool:
+    """In place. Whether there are assertions outside of functions."""
+    rewriter = _Rewriter(_own(tree))
+    rewriter.visit(tree)
+    ast.fix_missing_locations(tree)
+    return rewriter.asserts[0]
 
 
 def _own(tree: ast.Module) -> set[str]:
@@ -143,16 +153,46 @@ def _calls(node: ast.stmt, names: tuple[str, ...]) -> bool:
 
 
 def _may_fail(node: ast.Try | ast.TryStar) -> bool:
-    inside = [each for part in (*node.body, *node.orelse) for each in ast.walk(part)]
+    return _may_raise(node.body + node.orelse) or _may_assert(node.body + node.orelse)
+
+
+def _may_raise(body: list[ast.stmt]) -> bool:
+    """Whether these statements may raise whatever the program gives."""
+    inside = [each for part in body for each in ast.walk(part) if isinstance(each, ast.stmt)]
+    return any(isinstance(each, ast.Raise) or _calls(each, _ENDS) or _is_false(each) for each in inside)
+
+
+def _raised(body: list[ast.stmt]) -> tuple[str, ...]:
+    """Types that these statements raise by themselves."""
+    inside = [each for part in body for each in ast.walk(part) if isinstance(each, ast.Raise) and each.exc]
+    raised = [each.exc.func if isinstance(each.exc, ast.Call) else each.exc for each in inside]
+    return ("SystemExit", *(each.id for each in raised if isinstance(each, ast.Name)))
+
+
+def _is_false(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Assert) and _is_constant(node.test)
+
+
+def _may_assert(body: list[ast.stmt]) -> bool:
+    inside = [each for part in body for each in ast.walk(part)]
     return any(
-        isinstance(each, ast.Assert | ast.Raise) or (isinstance(each, ast.stmt) and _calls(each, _ENDS))
+        (isinstance(each, ast.Assert) and not _is_constant(each.test))
+        or (isinstance(each, ast.Call) and bool(_CHECK.match(_called(each))))
         for each in inside
     )
 
 
+def _is_broad(handler: ast.ExceptHandler) -> bool:
+    """Whether it catches an `AssertionError` among others, or that alone."""
+    names = (
+        {node.id for node in ast.walk(handler.type) if isinstance(node, ast.Name)} if handler.type else set()
+    )
+    return handler.type is None or bool(names & {"AssertionError", "Exception", "BaseException"})
+
+
 def _is_quiet(handler: ast.ExceptHandler) -> bool:
     return all(
-        isinstance(each, ast.Pass)
+        isinstance(each, ast.Pass | ast.AugAssign)
         or _calls(each, _PRINTS)
         or (isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant))
         for each in handler.body
@@ -162,7 +202,7 @@ def _is_quiet(handler: ast.ExceptHandler) -> bool:
 class _Rewriter(ast.NodeTransformer):
     def __init__(self, own: set[str]) -> None:
         self._own = own
-        self._asserts = [False]
+        self.asserts = [False]
         """Of the scopes around: whether there is an assertion in it, but not in a scope inside it."""
         self._loose = [True]
         """Of the scopes around: it is a test, in which any `raise` below an `if` is an assertion."""
@@ -174,11 +214,11 @@ class _Rewriter(ast.NodeTransformer):
         return self._function(node)
 
     def _function(self, node: Function) -> ast.AST:
-        self._asserts.append(False)
+        self.asserts.append(False)
         self._loose.append(bool(_CALLED.match(node.name)))
         self.generic_visit(node)
         self._loose.pop()
-        if self._asserts.pop():
+        if self.asserts.pop():
             node.body.insert(0, _call("@reached", node))
         return node
 
@@ -193,7 +233,7 @@ class _Rewriter(ast.NodeTransformer):
         if _called(node) in _CATCHES and node.args:
             node.args = [_value("@caught", node, each) for each in node.args[:1]] + node.args[1:]
         if _is_check(node, self._own):
-            self._asserts[-1] = True
+            self.asserts[-1] = True
             node.func = _value("@checks", node, node.func)
         return node
 
@@ -215,18 +255,19 @@ class _Rewriter(ast.NodeTransformer):
 
     def _try(self, node: ast.Try | ast.TryStar) -> ast.AST:
         counts = _may_fail(node)
-        quiet = [_is_quiet(handler) for handler in node.handlers]
+        asserts, raised = _may_assert(node.body), _raised(node.body)
+        about = [(_is_quiet(each), asserts and _is_broad(each), raised) for each in node.handlers]
         self.generic_visit(node)
-        for handler, is_quiet in zip(node.handlers, quiet):
+        for handler, facts in zip(node.handlers, about):
             if handler.type is not None:
                 handler.type = _value("@caught", handler, handler.type)
             if counts:
-                self._asserts[-1] = True
-                handler.body.insert(0, _call("@handled", handler, ast.Constant(is_quiet)))
+                self.asserts[-1] = True
+                handler.body.insert(0, _call("@handled", handler, *[ast.Constant(fact) for fact in facts]))
         return node
 
     def _mark(self, node: ast.AST) -> ast.stmt:
-        self._asserts[-1] = True
+        self.asserts[-1] = True
         return _call("@held", node)
 
 

@@ -35,15 +35,24 @@ class StoppedAsync(Exception):
     """`StopAsyncIteration` raised by a call of the program."""
 
 
+class ProgramAssertion(AssertionError):
+    """`AssertionError` of the program. A class that the program gives catches none of the tests' own."""
+
+
+class ProgramException(Exception):
+    """`Exception` itself, raised or given by the program."""
+
+
 REPLACED: dict[type[BaseException], type[BaseException]] = {
     StopIteration: Stopped,
     StopAsyncIteration: StoppedAsync,
 }
-for _kind, _replacement in REPLACED.items():
+_NARROWED = {AssertionError: ProgramAssertion, Exception: ProgramException}
+for _kind, _replacement in (REPLACED | _NARROWED).items():
     _replacement.__name__ = _replacement.__qualname__ = _kind.__name__
 
 _RAISED: dict[str, type[BaseException]] = {
-    name: REPLACED.get(kind, kind)
+    name: (REPLACED | _NARROWED).get(kind, kind)
     for name, kind in vars(builtins).items()
     if isinstance(kind, type) and issubclass(kind, Exception)
 } | {"SystemExit": SystemExit, "KeyboardInterrupt": KeyboardInterrupt}
@@ -54,6 +63,14 @@ def caught(kind: Any) -> Any:
     if isinstance(kind, tuple):
         return tuple(each for part in kind for each in _both(part))
     return caught((kind,)) if isinstance(kind, type) and kind in REPLACED else kind
+
+
+def is_failure(error: BaseException | None, expected: Any) -> bool:
+    """Whether a failed assertion of the tests themselves is inside `assertRaises` of another type."""
+    if not isinstance(error, AssertionError) or isinstance(error, ProgramAssertion):
+        return False
+    kinds = expected if isinstance(expected, tuple) else (expected,)
+    return not any(isinstance(each, type) and issubclass(each, AssertionError) for each in kinds)
 
 
 def _both(kind: Any) -> list[Any]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from . import literal, suites, wire
 from .errors import NotPassed
-from .proxies import Program
+from .proxies import Awaitable, Program
 from .script import forget_harness, read_all
 
 _LONGEST = 500
@@ -59,6 +59,8 @@ def _call(program: Program, call: dict[str, Any], tolerance: float) -> tuple[boo
         if owner:  # "Solution.twoSum": a method of a new object
             function = getattr(function(), last)
         value = function(*call["args"], **call["kwargs"])
+        if isinstance(value, Awaitable):
+            value = program.ask("await", value)
     except NotPassed:
         raise
     except BaseException as error:

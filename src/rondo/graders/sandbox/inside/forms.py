@@ -3,13 +3,14 @@
 import inspect
 import re
 import sys
+import threading
 import unittest
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from . import pytest_stand_in
 from .assertions import TEST
-from .errors import NotPassed, caught
+from .errors import NotPassed, caught, is_failure
 from .proxies import Awaitable, Program, shown
 
 Result = tuple[bool, str]
@@ -26,11 +27,20 @@ def install() -> None:
     vars(unittest)["main"] = lambda *values, **named: None
     for name in ("assertRaises", "assertRaisesRegex"):
         setattr(unittest.TestCase, name, _catching(getattr(unittest.TestCase, name)))
+    context = vars(unittest.case)["_AssertRaisesContext"]
+    context.__exit__ = _unless_failed(context.__exit__)
+
+
+def _unless_failed(leave: Callable[..., bool]) -> Callable[..., bool]:
+    def replaced(self: Any, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        return not is_failure(error, self.expected) and leave(self, kind, error, trace)
+
+    return replaced
 
 
 def _catching(method: Callable[..., Any]) -> Callable[..., Any]:
-    def replaced(self: unittest.TestCase, kind: Any, *values: Any, **named: Any) -> Any:
-        return method(self, caught(kind), *values, **named)
+    def replaced(self: unittest.TestCase, expected_exception: Any, *values: Any, **named: Any) -> Any:
+        return method(self, caught(expected_exception), *values, **named)
 
     return replaced
 
@@ -58,6 +68,7 @@ class Runner:
 
     def __init__(self, program: Program, file: str) -> None:
         self._program, self._file, self._requests = program, file, program.requests
+        threading.excepthook = self._failed_in_thread
 
     def attempt(self, name: str, action: Callable[[], Any], passed: bool = False) -> list[Result]:
         """A failed result if it fails, whatever the tests caught; otherwise none, or one that `passed`."""
@@ -85,17 +96,27 @@ class Runner:
         module = {
             name: value for name, value in names.items() if _FIXED.match(name) and inspect.isfunction(value)
         }
-        results += self.attempt("setup_module", lambda: _call_first(module, "setup_module"))
+        around = sys.modules["__main__"]
+        results += self._fixed(module.get("setup_module"), around)
         for name, value in list(names.items()):
             if inspect.isfunction(value) and TEST.match(name) and value.__module__ == "__main__":
-                around = (module.get("setup_function"), module.get("teardown_function"))
-                results += self._function(name, value, value, around, fixtures)
+                fixed = (module.get("setup_function"), module.get("teardown_function"))
+                results += self._function(name, value, value, fixed, fixtures)
             elif inspect.isclass(value) and value.__module__ == "__main__":
                 if issubclass(value, unittest.TestCase):
                     results += self._cases(value)
                 elif name.startswith("Test"):
                     results += self._class(value, fixtures)
-        return results + self.attempt("teardown_module", lambda: _call_first(module, "teardown_module"))
+        return results + self._fixed(module.get("teardown_module"), around)
+
+    def _fixed(self, function: Any, argument: object) -> list[Result]:
+        """Set-up or tear-down, where there is any."""
+        if function is None:
+            return []
+        return self.attempt(function.__name__, lambda: _call_with(function, argument))
+
+    def _failed_in_thread(self, about: Any) -> None:
+        self._program.fault = self._program.fault or f"in a thread of the tests: {about.exc_type.__name__}"
 
     def _is_own_fault(self, error: BaseException) -> bool:
         if self._program.is_raised(error):
@@ -110,15 +131,13 @@ class Runner:
             raise Broken(f"{kind.__name__} has an __init__, with which pytest does not run it either")
         if not tests:
             return []
-        results = self.attempt(kind.__name__, lambda: _call_with(getattr(kind, "setup_class", None), kind))
+        results = self._fixed(getattr(kind, "setup_class", None), kind)
         fixtures = fixtures | pytest_stand_in.fixtures(
             {name: inspect.getattr_static(kind, name) for name in _members(kind)}
         )
         for name in tests:
             results += self._method(kind, name, fixtures)
-        return results + self.attempt(
-            kind.__name__, lambda: _call_with(getattr(kind, "teardown_class", None), kind)
-        )
+        return results + self._fixed(getattr(kind, "teardown_class", None), kind)
 
     def _method(self, kind: type, name: str, fixtures: dict[str, Any]) -> list[Result]:
         instance = kind()
@@ -156,7 +175,8 @@ class Runner:
                 with pytest_stand_in.Fixtures(fixtures, instance) as made:
                     _call_with(around[0], function)
                     try:
-                        finish(function(**made.arguments(function, given)))
+                        if finish(function(**made.arguments(function, given))) is False:
+                            raise AssertionError("it returned False")
                     finally:
                         _call_with(around[1], function)
 
@@ -185,10 +205,12 @@ class Runner:
         if outcome.broken is not None:
             raise outcome.broken
         found = outcome.results
-        for name in wanted:
-            if name not in found and name not in outcome.left_out:
-                found[name] = (False, f"{name}: did not run")
-        return [*found.values(), *results]
+        missing = [name for name in wanted if name not in found and name not in outcome.left_out]
+        if not missing:
+            failed = any(not passed for passed, _ in found.values())
+            return [*found.values(), *([] if failed else results)]
+        why = results[0][1] if results else f"{kind.__name__}: not all of its tests ran"
+        return [*found.values(), *((False, why) for _ in missing)]
 
 
 class _Outcome(unittest.TestResult):
@@ -210,6 +232,7 @@ class _Outcome(unittest.TestResult):
         self.broken = self.broken or self._program.not_passed
         if self._program.fault:
             self.results[test.id()] = (False, f"{test.id()}: {self._program.fault}")
+        self._program.begin()
 
     def addError(self, test: unittest.TestCase, err: Any) -> None:
         if isinstance(err[1], NotPassed):
@@ -264,10 +287,6 @@ def _members(kind: type) -> Iterator[str]:
         name for each in reversed(kind.__mro__) if each is not object for name in vars(each)
     )
     return iter(names)
-
-
-def _call_first(functions: dict[str, Any], name: str) -> None:
-    _call_with(functions.get(name), sys.modules["__main__"])
 
 
 def _call_with(function: Any, argument: object) -> None:

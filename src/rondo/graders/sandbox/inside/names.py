@@ -29,6 +29,7 @@ _LIBRARIES = (
     "typing",
     "unittest.mock",
 )
+_EVALUATES = {"compile", "eval", "exec", "marshal.loads", "pickle.loads"}
 _JUDGES = {"TestCase", "allclose", "approx", "array_equal", "array_almost_equal", "raises", "warns"}
 
 
@@ -40,6 +41,8 @@ class Names:
     """Names that the tests import from `solution`."""
     forgotten: str
     """A name that the tests use as something of a library without importing it; empty if there is none."""
+    evaluated: str
+    """A function by which the tests would run what the program gives as code of theirs; empty if there is none."""
 
     @property
     def only(self) -> str:
@@ -65,7 +68,7 @@ def names_of(source: str, tree: ast.Module) -> Names:
         if each.name == MODULE
     }
     own = {*imported, *modules, CANDIDATE}
-    return Names(free, set(imported.values()), _forgotten(tree, free, own))
+    return Names(free, set(imported.values()), _forgotten(tree, free, own), _evaluated(tree, free | own))
 
 
 def of_library(name: str) -> Any:
@@ -112,6 +115,16 @@ def _forgotten(tree: ast.Module, free: set[str], own: set[str]) -> str:
         roots = use.roots(flows)
         if not use.defines and roots & own and roots & doubtful:
             return min(roots & doubtful)
+    return ""
+
+
+def _evaluated(tree: ast.Module, own: set[str]) -> str:
+    flows = _flows(list(_uses(tree)), own)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in _EVALUATES:
+            names = {each.id for value in node.args for each in ast.walk(value) if isinstance(each, ast.Name)}
+            if any(flows.get(name) for name in names):
+                return ast.unparse(node.func)
     return ""
 
 

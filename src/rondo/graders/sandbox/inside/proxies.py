@@ -43,7 +43,9 @@ class Program:
         self.not_passed: NotPassed | None = None
         self.requests = 0
         self.calls = 0
-        """Requests other than for a name."""
+        """Requests other than for a function, a class or an object by its name."""
+        self.lacked = 0
+        """Requests for a name that the program does not have."""
         self.callbacks = 0
         """Functions of the tests that are running because the program called them."""
 
@@ -85,10 +87,14 @@ class Program:
             self._channel.send(self._called_back(answer))
             answer = self._heard()
         if "error" in answer:
+            self.lacked += verb == "get"
             raise self._raised(answer["error"])
         if self._in_place and verb == "call":
             self._write_back(values[1:], answer.get("changed"))
-        return self._decode(answer.get("value"))
+        value = self._decode(answer.get("value"))
+        if verb == "get" and not isinstance(value, Object):
+            self.calls += 1
+        return value
 
     def _heard(self) -> dict[str, Any]:
         with _readable():

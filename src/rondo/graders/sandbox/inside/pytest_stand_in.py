@@ -16,13 +16,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from .errors import caught
+from .errors import NotPassed, caught, is_failure
 
 
 def install() -> None:
     if importlib.util.find_spec("pytest") is not None:
         return
-    module = sys.modules["pytest"] = types.ModuleType("pytest")
+    module = sys.modules["pytest"] = _Module("pytest")
     vars(module).update(
         raises=raises,
         approx=Approx,
@@ -35,8 +35,17 @@ def install() -> None:
     )
 
 
-def raises(kind: Any, *values: Any, match: str | None = None, **named: Any) -> Any:
-    context = _Raises(caught(kind), match)
+class _Module(types.ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise NotPassed(
+            f"the tests use pytest.{name}, for which pytest has to be among the sandbox's packages."
+        )
+
+
+def raises(expected_exception: Any, *values: Any, match: str | None = None, **named: Any) -> Any:
+    context = _Raises(caught(expected_exception), match)
     if not values:
         return context
     with context as about:
@@ -56,7 +65,7 @@ class _Raises:
     def __exit__(self, kind: Any, error: BaseException | None, trace: object) -> bool:
         if kind is None:
             raise AssertionError(f"did not raise {self._kind}")
-        if not issubclass(kind, self._kind):
+        if not issubclass(kind, self._kind) or is_failure(error, self._kind):
             return False
         self.value, self.type = error, kind
         if self._match is not None:

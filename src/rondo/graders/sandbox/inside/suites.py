@@ -29,6 +29,8 @@ class File:
     names: Names
     calls_check: bool
     """They call HumanEval's `check` themselves."""
+    reached: bool
+    """There are assertions outside of functions."""
 
 
 def prepare(sources: list[str]) -> list[File]:
@@ -42,9 +44,14 @@ def _prepare(source: str, name: str) -> File:
         names = names_of(source, tree)
         calls_check = any(isinstance(node, ast.Name) and node.id == "check" for node in ast.walk(tree))
         asserting = assertions.defines_assertions(tree)
-        rewritten = assertions.rewrite(tree)
+        reached = assertions.rewrite(tree)
     except (SyntaxError, ValueError, RecursionError) as error:
         raise Broken(f"{name} are no Python: {error}") from None
+    if names.evaluated:
+        raise Broken(
+            f"{name} call {names.evaluated} with what the program gives, which could then decide its own verdict. "
+            "Compare the text, or read it with ast.literal_eval."
+        )
     if names.forgotten:
         raise Broken(
             f"{name} use {names.forgotten} without importing it. Import it, or write "
@@ -52,7 +59,7 @@ def _prepare(source: str, name: str) -> File:
         )
     if not asserting:
         raise Broken(f"{name} have no assertion that can run, so that they would pass any program.")
-    return File(name, source, rewritten, names, calls_check)
+    return File(name, source, tree, names, calls_check, reached)
 
 
 class Suite:
@@ -77,14 +84,16 @@ class Suite:
         return results
 
     def _run(self, file: File) -> list[Result]:
-        counter = assertions.Counter(self._program)
+        counter = assertions.Counter(self._program, file.reached)
         module = sys.modules["__main__"] = types.ModuleType("__main__")
         names = vars(module)
-        names.update(counter.names(), __builtins__=__builtins__, exit=sys.exit, quit=sys.exit)
-        calls = self._program.calls
+        names.update(
+            counter.names(), __builtins__=__builtins__, __file__="tests.py", exit=sys.exit, quit=sys.exit
+        )
+        asked = self._program.calls + self._program.lacked
         runner = forms.Runner(self._program, file.name)
         results = runner.attempt("", lambda: self._fill(file, names))
-        results = results or runner.attempt("", lambda: _execute(file, names))
+        results = results or runner.attempt("", lambda: self._execute(file, names))
         if not results:
             results = self._check(file, runner, names) + runner.run(names)
         self._program.begin()
@@ -92,19 +101,18 @@ class Suite:
             return results or [(not self._program.fault, self._program.fault)]
         if counter.held_in_callbacks and not counter.reached:
             return results or [(True, "")]
-        if self._program.calls == calls and not self._missing(file):
+        if self._program.calls + self._program.lacked == asked:
             raise Broken(f"{file.name} executed no assertion, so that they would pass any program.")
         return [(False, f"{file.name}: no assertion was executed with what this program gives")]
 
-    def _missing(self, file: File) -> bool:
-        """Whether the program lacks a name that the tests use, which may be why they did nothing."""
-        return any(not self._has(name) for name in file.names.free | file.names.explicit if name != CANDIDATE)
-
-    def _has(self, name: str) -> bool:
+    def _execute(self, file: File, names: dict[str, Any]) -> None:
+        lines = file.source.splitlines(keepends=True)
+        linecache.cache[file.name] = (len(file.source), None, lines, file.name)
         try:
-            return bool(self._program.ask("get", name) is not None)
-        except BaseException:
-            return False
+            exec(compile(file.tree, file.name, "exec", dont_inherit=True), names)
+        except SystemExit as end:  # as a script ends
+            if end.code not in (None, 0) or self._program.is_raised(end):
+                raise
 
     def _fill(self, file: File, names: dict[str, Any]) -> None:
         """Puts the program's names where the tests look for them."""
@@ -127,9 +135,7 @@ class Suite:
         """What `check` is given: the entry point, else the one name of the program that the tests use, else the last
         public function that no other function of the program uses."""
         functions = self._outline["functions"]
-        name = self._entry_point or file.names.only or (functions[-1] if functions else "")
-        if not name:
-            raise NameError("the program defines no function")
+        name = self._entry_point or file.names.only or (functions[-1] if functions else CANDIDATE)
         owner, _, method = name.rpartition(".")
         found = self._program.ask("get", owner or method)
         return getattr(found(), method) if owner else found
@@ -157,13 +163,3 @@ class _Solution(types.ModuleType):
             return self._program.ask("get", name)
         except NameError as error:
             raise AttributeError(str(error)) from None
-
-
-def _execute(file: File, names: dict[str, Any]) -> None:
-    lines = file.source.splitlines(keepends=True)
-    linecache.cache[file.name] = (len(file.source), None, lines, file.name)
-    try:
-        exec(compile(file.tree, file.name, "exec", dont_inherit=True), names)
-    except SystemExit as end:  # as a script ends
-        if end.code not in (None, 0):
-            raise
