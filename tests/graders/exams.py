@@ -608,29 +608,6 @@ class T(unittest.TestCase):
 """,
         {},
     ),
-    "program asserts": (
-        "def f(x): assert x>0",
-        """
-import pytest
-def test_a():
-    with pytest.raises(AssertionError): f(-1)
-""",
-        {},
-    ),
-    "program raises Exception": (
-        "def f(x): raise Exception('bad')",
-        """
-import pytest
-def test_a():
-    with pytest.raises(Exception, match='bad'): f(-1)
-    try:
-        f(1)
-        assert False
-    except Exception as e:
-        assert str(e) == 'bad'
-""",
-        {},
-    ),
     "custom multi base": (
         """
 class E(KeyError, ValueError): pass
@@ -655,6 +632,104 @@ from solution import A, B
 with pytest.raises(A): f()
 with pytest.raises(B): f()
 assert issubclass(B, A)
+""",
+        {},
+    ),
+    "conftest style helper class": (
+        "def double(x): return x*2",
+        """
+class Helper:
+    @staticmethod
+    def verify(x, y):
+        assert double(x) == y
+Helper.verify(2, 4)
+""",
+        {},
+    ),
+    "nested test class": (
+        "def double(x): return x*2",
+        """
+class TestOuter:
+    def test_o(self): assert double(1) == 2
+    class TestInner:
+        def test_i(self): assert double(2) == 4
+""",
+        {},
+    ),
+    "class parametrize": (
+        "def double(x): return x*2",
+        """
+import pytest
+@pytest.mark.parametrize('x, y', [(1, 2), (2, 4)])
+class TestA:
+    def test_a(self, x, y): assert double(x) == y
+""",
+        {},
+    ),
+    "main returns": (
+        "def double(x): return x*2",
+        """
+def main():
+    assert double(2) == 4
+if __name__ == '__main__':
+    main()
+""",
+        {},
+    ),
+    "test in main class inst": (
+        "def double(x): return x*2",
+        """
+class Tester:
+    def test_x(self): assert double(2) == 4
+Tester().test_x()
+""",
+        {},
+    ),
+    "table loop of lambdas": (
+        "def double(x): return x*2",
+        """
+tests = [lambda: double(2) == 4]
+for t in tests: assert t()
+""",
+        {},
+    ),
+    "walrus": ("def double(x): return x*2", "assert (r:=double(2)) == 4 and r>3", {}),
+    "match stmt": (
+        "def double(x): return x*2",
+        """
+match double(2):
+    case 4: ok=True
+    case _: ok=False
+assert ok
+""",
+        {},
+    ),
+    "with raises tuple": (
+        "def f(): raise StopIteration",
+        """
+import pytest
+with pytest.raises((StopIteration, ValueError)): f()
+""",
+        {},
+    ),
+    "suppress stop": (
+        """
+def f(): raise StopIteration
+def double(x): return 2*x
+""",
+        """
+from contextlib import suppress
+with suppress(StopIteration): f()
+assert double(1) == 2
+""",
+        {},
+    ),
+    "assert in lambda default": (
+        "def double(x): return x*2",
+        """
+def t(x=double(2)):
+    assert x == 4
+t()
 """,
         {},
     ),

@@ -457,6 +457,266 @@ class T(unittest.TestCase):
 """,
         {},
     ),
+    "map next short it": (
+        "def nums(): return (x for x in [1])",
+        """
+it = nums()
+assert next(it) == 1
+assert all(map(lambda w: next(it) == w, [2, 3]))
+""",
+        {},
+    ),
+    "iter(f,end)": (
+        """
+n = 0
+def f():
+    global n
+    n+=1
+    if n>1: raise StopIteration
+    return 1
+""",
+        "assert list(iter(f, 0)) == [1]",
+        {},
+    ),
+    "genexp": ("def double(x): raise StopIteration", "assert all(double(x) == 2*x for x in [1, 2])", {}),
+    "yield from": (
+        "def double(x): raise StopIteration",
+        """
+def g():
+    yield double(2)
+    assert False
+assert list(g()) == []
+""",
+        {},
+    ),
+    "class __next__ in tests": (
+        "def double(x): raise StopIteration",
+        """
+class It:
+    def __iter__(self): return self
+    def __next__(self): return double(2)
+assert list(It()) == []
+""",
+        {},
+    ),
+    "class __anext__ in tests": (
+        "def double(x): raise StopAsyncIteration",
+        """
+class It:
+    def __aiter__(self): return self
+    async def __anext__(self): return double(2)
+async def test_a():
+    assert [x async for x in It()] == []
+""",
+        {},
+    ),
+    "functools.reduce": (
+        "def double(x): raise StopIteration",
+        """
+import functools
+assert functools.reduce(lambda a, x: a and double(x) == 2*x, [1, 2], True)
+""",
+        {},
+    ),
+    "takewhile": (
+        "def double(x): raise StopIteration",
+        """
+import itertools
+assert list(itertools.takewhile(lambda x: double(x) != 2*x, [1, 2])) == []
+""",
+        {},
+    ),
+    "attr property stop": (
+        """
+class A:
+    @property
+    def x(self): raise StopIteration
+def make(): return A()
+""",
+        """
+objs = [make()]
+assert all(map(lambda o: o.x == 1, objs))
+""",
+        {},
+    ),
+    "getitem stop": (
+        """
+class A:
+    def __getitem__(self, i): raise StopIteration
+def make(): return A()
+""",
+        """
+o = make()
+assert all(map(lambda i: o[i] == 1, [1, 2]))
+""",
+        {},
+    ),
+    "len/bool/str stop": (
+        """
+class A:
+    def __len__(self): raise StopIteration
+    __str__ = __bool__=__len__
+def make(): return A()
+""",
+        """
+o = make()
+assert all(map(len, [o])) and all(map(bool, [o])) and all(map(str, [o]))
+""",
+        {},
+    ),
+    "eq stop": (
+        """
+class A:
+    def __eq__(self, o): raise StopIteration
+def make(): return A()
+""",
+        "assert all(map(lambda p: p[0] == p[1], [(make(), make())]))",
+        {},
+    ),
+    "ctor stop": (
+        """
+class A:
+    def __init__(self): raise StopIteration
+""",
+        "assert all(map(lambda i: A() == 1, [1]))",
+        {},
+    ),
+    "iter stop": (
+        """
+class A:
+    def __iter__(self): raise StopIteration
+def make(): return A()
+""",
+        """
+assert all(map(list, [make()]))
+assert [*map(list, [make()])] == [[1]]
+""",
+        {},
+    ),
+    "contextmanager": (
+        "def double(x): raise StopIteration",
+        """
+from contextlib import contextmanager
+@contextmanager
+def c():
+    yield double(2)
+with c() as v:
+    assert v == 4
+""",
+        {},
+    ),
+    "await stop in gather": (
+        "async def double(x): raise StopIteration",
+        """
+import asyncio
+async def test_a():
+    r = await asyncio.gather(*(double(x) for x in [1, 2]))
+    assert r == [2, 4]
+""",
+        {},
+    ),
+    "async comp": (
+        "async def double(x): raise StopAsyncIteration",
+        """
+async def g():
+    for x in [1]: yield await double(x)
+async def test_a():
+    assert [x async for x in g()] == [2]
+""",
+        {},
+    ),
+    "candidate defined by program": (
+        """
+def candidate(x): return 4
+def double(x): return 0
+""",
+        """
+def check(candidate):
+    assert candidate(2) == 4
+    assert candidate(3) == 6
+""",
+        {"entry_point": "double"},
+    ),
+    "check defined by program": (
+        """
+def check(f): pass
+def double(x): return 0
+""",
+        """
+check(double)
+assert double(2) == 4
+""",
+        {},
+    ),
+    "check forgot": (
+        """
+def check(f, y): return True
+def double(x): return 0
+""",
+        """
+assert check(double(2), 4)
+assert double(3) == 6
+""",
+        {},
+    ),
+    "self entry": (
+        """
+class Solution:
+    def __getattr__(self, n): raise StopIteration
+""",
+        """
+def check(candidate):
+    assert candidate(2) == 4
+""",
+        {"entry_point": "Solution.double"},
+    ),
+    "entry dunder": (
+        "def double(x): return x*2",
+        """
+def check(candidate):
+    assert candidate(2) == 4
+""",
+        {"entry_point": "__class__"},
+    ),
+    "nested test class wrong": (
+        "def double(x): return 2 if x == 1 else 0",
+        """
+class TestOuter:
+    def test_o(self): assert double(1) == 2
+    class TestInner:
+        def test_i(self): assert double(2) == 4
+""",
+        {},
+    ),
+    "assert named own wrapper": (
+        "def double(x): return x",
+        """
+def assert_double(x): return double(x) == 2*x
+assert_double(2)
+assert double(0) == 0
+assert assert_double(1)
+""",
+        {},
+    ),
+    "expectedFailure": (
+        "def double(x): import os; os._exit(0)",
+        """
+import unittest
+class T(unittest.TestCase):
+    @unittest.expectedFailure
+    def test_a(self): self.assertEqual(double(2), 5)
+""",
+        {},
+    ),
+    "tests exit early": (
+        "def double(x): return x",
+        """
+import sys
+if double(2) != 4: sys.exit(1)
+assert True
+""",
+        {},
+    ),
 }
 
 
@@ -613,6 +873,63 @@ import pytest
 def test_a():
     with pytest.warns(UserWarning): double(2)
     assert double(2) == 4
+""",
+        {},
+    ),
+    "class skip": (
+        "def double(x): return x*2",
+        """
+import pytest
+@pytest.mark.skip
+class TestA:
+    def test_a(self): assert double(2) == 4
+""",
+        {},
+    ),
+    "np testing absent": (
+        "def double(x): return x*2",
+        """
+import numpy.testing as npt
+npt.assert_equal(double(2), 4)
+""",
+        {},
+    ),
+    "capsys": (
+        "def double(x): return x*2",
+        """
+def test_a(capsys):
+    double(2)
+    assert capsys.readouterr().out == ''
+""",
+        {},
+    ),
+    "mock callback": (
+        "def double(x): return x*2",
+        """
+from unittest.mock import Mock
+m = Mock()
+double(m)
+m.assert_called_once()
+""",
+        {},
+    ),
+    "raise in helper ref impl only": (
+        "def double(x): return x*2",
+        """
+def ref(x):
+    if x<0: raise ValueError
+    return 2*x
+ref(2)
+double(2)
+""",
+        {},
+    ),
+    "tests exit early 0": (
+        "def double(x): return x*2",
+        """
+import sys
+sys.exit(0)
+assert double(2) == 4
 """,
         {},
     ),

@@ -116,19 +116,25 @@ def _asserting(node: ast.AST, scopes: tuple[Scope, ...], own: set[str]) -> Itera
     """The scopes around each assertion."""
     for child in ast.iter_child_nodes(node):
         inner = (*scopes, child) if isinstance(child, Scope) else scopes
-        if _is_assertion(child, own):
+        functions = [each.name for each in scopes if not isinstance(each, ast.ClassDef)]
+        if _is_assertion(child, own, _is_test(functions)):
             yield inner
         yield from _asserting(child, inner, own)
 
 
-def _is_assertion(node: ast.AST, own: set[str]) -> bool:
+def _is_test(functions: list[str]) -> bool:
+    """Of the functions around a statement: whether any `raise` in it fails a test, as it does outside of functions."""
+    return not functions or bool(_CALLED.match(functions[-1]))
+
+
+def _is_assertion(node: ast.AST, own: set[str], in_test: bool) -> bool:
     if isinstance(node, ast.Assert):
         return not _is_constant(node.test)
     if isinstance(node, ast.Call):
         return _is_check(node, own)
     if isinstance(node, ast.If):
-        return _fails(node.body) or _fails(node.orelse)
-    return isinstance(node, ast.Try | ast.TryStar) and _may_fail(node)
+        return _fails(node.body + node.orelse, in_test)
+    return isinstance(node, ast.Try | ast.TryStar) and _may_fail(node, in_test)
 
 
 def _is_constant(test: ast.expr) -> bool:
@@ -145,23 +151,24 @@ def _is_check(node: ast.Call, own: set[str]) -> bool:
     return name not in own and bool(_CHECK.match(name))
 
 
-def _fails(body: list[ast.stmt]) -> bool:
+def _fails(body: list[ast.stmt], in_test: bool) -> bool:
     """Whether these statements themselves fail the test: they raise, or call `fail` or `exit`."""
-    return any(isinstance(each, ast.Raise) or _calls(each, _ENDS) for each in body)
+    return any(_fails_always(each, in_test) for each in body)
+
+
+def _fails_always(node: ast.AST, in_test: bool) -> bool:
+    if isinstance(node, ast.Raise):
+        return in_test or _raises_assertion(node)
+    return isinstance(node, ast.stmt) and (_calls(node, _ENDS) or _is_false(node))
 
 
 def _calls(node: ast.stmt, names: tuple[str, ...]) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and _called(node.value) in names
 
 
-def _may_fail(node: ast.Try | ast.TryStar) -> bool:
-    return _may_raise(node.body + node.orelse) or _may_assert(node.body + node.orelse)
-
-
-def _may_raise(body: list[ast.stmt]) -> bool:
-    """Whether these statements may raise whatever the program gives."""
-    inside = [each for part in body for each in ast.walk(part) if isinstance(each, ast.stmt)]
-    return any(isinstance(each, ast.Raise) or _calls(each, _ENDS) or _is_false(each) for each in inside)
+def _may_fail(node: ast.Try | ast.TryStar, in_test: bool) -> bool:
+    body = node.body + node.orelse
+    return _may_assert(body) or any(_fails_always(each, in_test) for part in body for each in ast.walk(part))
 
 
 def _raised(body: list[ast.stmt]) -> str:
@@ -206,8 +213,8 @@ class _Rewriter(ast.NodeTransformer):
         self._own = own
         self.asserts = [False]
         """Of the scopes around: whether there is an assertion in it, but not in a scope inside it."""
-        self._loose = [True]
-        """Of the scopes around: it is a test, in which any `raise` below an `if` is an assertion."""
+        self._functions: list[str] = []
+        """The names of the functions around."""
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         return self._function(node)
@@ -217,9 +224,9 @@ class _Rewriter(ast.NodeTransformer):
 
     def _function(self, node: Function) -> ast.AST:
         self.asserts.append(False)
-        self._loose.append(bool(_CALLED.match(node.name)))
+        self._functions.append(node.name)
         self.generic_visit(node)
-        self._loose.pop()
+        self._functions.pop()
         if self.asserts.pop():
             node.body.insert(0, _call("@reached", node))
         return node
@@ -240,9 +247,7 @@ class _Rewriter(ast.NodeTransformer):
         return node
 
     def visit_If(self, node: ast.If) -> ast.AST:
-        raised = [each for each in (*node.body, *node.orelse) if isinstance(each, ast.Raise)]
-        counts = any(map(_raises_assertion, raised)) or (self._loose[-1] and bool(raised))
-        counts = counts or any(_calls(each, _ENDS) for each in (*node.body, *node.orelse))
+        counts = _fails(node.body + node.orelse, _is_test(self._functions))
         self.generic_visit(node)
         if counts:
             node.body.insert(0, self._mark(node))
@@ -256,7 +261,7 @@ class _Rewriter(ast.NodeTransformer):
         return self._try(node)
 
     def _try(self, node: ast.Try | ast.TryStar) -> ast.AST:
-        counts = _may_fail(node)
+        counts = _may_fail(node, _is_test(self._functions))
         asserts, raised = _may_assert(node.body), _raised(node.body)
         about = [(_is_quiet(each), asserts and _is_broad(each), raised) for each in node.handlers]
         self.generic_visit(node)

@@ -101,12 +101,12 @@ class Runner:
         for name, value in list(names.items()):
             if inspect.isfunction(value) and TEST.match(name) and value.__module__ == "__main__":
                 fixed = (module.get("setup_function"), module.get("teardown_function"))
-                results += self._function(name, value, value, fixed, fixtures)
+                results += self._function(name, value, pytest_stand_in.marks_of(value), fixed, fixtures)
             elif inspect.isclass(value) and value.__module__ == "__main__":
                 if issubclass(value, unittest.TestCase):
                     results += self._cases(value)
                 elif name.startswith("Test"):
-                    results += self._class(value, fixtures)
+                    results += self._class(value, fixtures, [])
         return results + self._fixed(module.get("teardown_module"), around)
 
     def _fixed(self, function: Any, argument: object) -> list[Result]:
@@ -125,46 +125,49 @@ class Runner:
             return error.name.partition(".")[0] != "solution"
         return self._program.requests == self._requests and not isinstance(error, AssertionError)
 
-    def _class(self, kind: type, fixtures: dict[str, Any]) -> list[Result]:
-        tests = [name for name in _members(kind) if TEST.match(name) and callable(getattr(kind, name))]
+    def _class(self, kind: type, fixtures: dict[str, Any], marks: list[Any]) -> list[Result]:
+        """The tests of a class and of the classes inside it; marks of a class are marks of its tests."""
+        members = {name: inspect.getattr_static(kind, name) for name in _members(kind)}
+        tests = [name for name in members if TEST.match(name) and callable(getattr(kind, name))]
+        inner = [each for name, each in members.items() if name.startswith("Test") and inspect.isclass(each)]
         if tests and kind.__init__ is not object.__init__:  # type: ignore[misc]
             raise Broken(f"{kind.__name__} has an __init__, with which pytest does not run it either")
-        if not tests:
+        if not tests and not inner:
             return []
+        marks = marks + pytest_stand_in.marks_of(kind)
         results = self._fixed(getattr(kind, "setup_class", None), kind)
-        fixtures = fixtures | pytest_stand_in.fixtures(
-            {name: inspect.getattr_static(kind, name) for name in _members(kind)}
-        )
+        fixtures = fixtures | pytest_stand_in.fixtures(members)
         for name in tests:
-            results += self._method(kind, name, fixtures)
+            results += self._method(kind, name, fixtures, marks)
+        for each in inner:
+            results += self._class(each, fixtures, marks)
         return results + self._fixed(getattr(kind, "teardown_class", None), kind)
 
-    def _method(self, kind: type, name: str, fixtures: dict[str, Any]) -> list[Result]:
+    def _method(self, kind: type, name: str, fixtures: dict[str, Any], marks: list[Any]) -> list[Result]:
         instance = kind()
         bound = getattr(instance, name)
         around = tuple(
             next((getattr(instance, each) for each in pair if hasattr(instance, each)), None)
             for pair in (("setup_method", "setup"), ("teardown_method", "teardown"))
         )
-        return self._function(
-            f"{kind.__name__}.{name}", bound, getattr(kind, name), around, fixtures, instance
-        )
+        marks = marks + pytest_stand_in.marks_of(getattr(kind, name))
+        return self._function(f"{kind.__name__}.{name}", bound, marks, around, fixtures, instance)
 
     def _function(
         self,
         name: str,
         function: Callable[..., Any],
-        marked: Any,
+        marks: list[Any],
         around: tuple[Any, ...],
         fixtures: dict[str, Any],
         instance: object = None,
     ) -> list[Result]:
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise Broken(f"{name} is a generator; tests that yield cannot be run")
-        if pytest_stand_in.is_skipped(marked):
+        if pytest_stand_in.is_skipped(marks):
             return []
         results: list[Result] = []
-        for given in pytest_stand_in.parameters(marked):
+        for given in pytest_stand_in.parameters(marks):
             missing = pytest_stand_in.missing(function, given, fixtures)
             if missing:
                 raise Broken(

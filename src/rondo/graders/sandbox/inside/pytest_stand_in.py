@@ -172,17 +172,20 @@ def fixtures(names: Mapping[str, Any]) -> dict[str, Fixture]:
     return {name: value for name, value in names.items() if type(value) is Fixture}
 
 
-def is_skipped(marked: Any) -> bool:
-    for mark in getattr(marked, "pytestmark", []):
-        if mark.name == "skip" or (mark.name == "skipif" and mark.args and bool(mark.args[0])):
-            return True
-    return False
+def marks_of(marked: Any) -> list[Any]:
+    """Marks of pytest's own look the same. Those of a base class are its subclasses' too."""
+    found = getattr(marked, "pytestmark", [])
+    return list(found) if isinstance(found, list | tuple) else [found]
 
 
-def parameters(marked: Any) -> Iterator[dict[str, Any]]:
+def is_skipped(marks: list[Any]) -> bool:
+    conditions = [mark.args[0] for mark in marks if mark.name == "skipif" and mark.args]
+    return any(conditions) or any(mark.name == "skip" for mark in marks)
+
+
+def parameters(marks: list[Any]) -> Iterator[dict[str, Any]]:
     """The arguments of each run of a test."""
-    marks = [mark for mark in getattr(marked, "pytestmark", []) if mark.name == "parametrize"]
-    for rows in itertools.product(*map(_rows, marks)):
+    for rows in itertools.product(*(_rows(mark) for mark in marks if mark.name == "parametrize")):
         yield {name: value for row in rows for name, value in row.items()}
 
 
