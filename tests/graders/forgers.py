@@ -209,4 +209,175 @@ def double(x):
     "never loads": "import time; time.sleep(1000)",
     "never gives all": "def double(x):\n    while True: yield x",
     "changes what it is given": "def double(x):\n    if isinstance(x, list): x.clear()\n    return x",
+    # the end of an iteration
+    "stops iterating without a value": "def double(x): raise StopIteration",
+    "stops iterating under another name": "class End(StopIteration): pass\ndef double(x): raise End",
+    "stops iterating asynchronously": "def double(x): raise StopAsyncIteration",
+    "is cancelled": "import asyncio\ndef double(x): raise asyncio.CancelledError",
+    "gives an iterator that ends": "def double(x): return iter([])",
+    "gives a generator that ends": "def double(x):\n    return\n    yield",
+    "is a coroutine": "async def double(x): return x",
+    "is a coroutine that stops iterating": "async def double(x): raise StopIteration",
+    "is an asynchronous generator": "async def double(x):\n    return\n    yield",
+    "can be awaited": """
+class Awaited:
+    def __await__(self):
+        return 4
+        yield
+def double(x): return Awaited()
+""",
+    # values that cannot be compared, shown, hashed or measured
+    "a signalling NaN": "from decimal import Decimal\ndef double(x): return Decimal('sNaN')",
+    "a quiet NaN": "from decimal import Decimal\ndef double(x): return Decimal('NaN')",
+    "a huge decimal": "from decimal import Decimal\ndef double(x): return Decimal('1e999999999')",
+    "a long decimal": "from decimal import Decimal\ndef double(x): return Decimal('1' * 20000)",
+    "a huge number": "def double(x): return 10**400",
+    "an enormous number": "def double(x): return 1 << 20_000_000",
+    "a number too large to send": "def double(x): return 1 << 60_000_000",
+    "an infinite number": "def double(x): return float('inf')",
+    "a complex number": "def double(x): return complex(4, float('nan'))",
+    "a fraction": "from fractions import Fraction\ndef double(x): return Fraction(1, 10**400)",
+    "bytes": "def double(x): return b'\\xff' * 4",
+    "half a character": "def double(x): return '\\ud800' * 4",
+    "an endless range": "def double(x): return range(10**18)",
+    "an exception class": "def double(x): return ValueError",
+    "an exception class of its own": "class Error(Exception): pass\ndef double(x): return Error",
+    "an exception class with a strange name": "def double(x): return type('a\\0\\ud800 b', (Exception,), {})",
+    "an exception class with many bases": """
+def double(x):
+    kind = Exception
+    for _ in range(300): kind = type('E', (kind,), {})
+    return kind
+""",
+    "an exception": "def double(x): return ValueError(4)",
+    "a group of exceptions": "def double(x): raise BaseExceptionGroup('x', [KeyboardInterrupt()])",
+    "an exception that cannot be shown": """
+class Error(Exception):
+    def __str__(self): raise SystemExit(0)
+    __repr__ = __str__
+def double(x): raise Error(Error())
+""",
+    "an object that cannot be shown": """
+class Value:
+    def __repr__(self): raise SystemExit(0)
+    __str__ = __eq__ = __bool__ = __len__ = __iter__ = __repr__
+    __hash__ = None
+def double(x): return Value()
+""",
+    "an object that interrupts": """
+class Value:
+    def __repr__(self): raise KeyboardInterrupt
+    __str__ = __eq__ = __bool__ = __len__ = __iter__ = __repr__
+def double(x): return Value()
+""",
+    "an object that stops iterating": """
+class Value:
+    def __eq__(self, other): raise StopIteration
+    __iter__ = __next__ = __len__ = __bool__ = __getitem__ = __repr__ = __eq__
+def double(x): return Value()
+""",
+    "a class that cannot be made": """
+class Meta(type):
+    def __call__(self, *values): raise SystemExit(0)
+class double(metaclass=Meta): pass
+""",
+    "a deep tuple": """
+def double(x):
+    for _ in range(150): x = (x,)
+    return x
+""",
+    "deep calls": "def double(x): return double(x)",
+    "a dict of itself": "def double(x):\n    x = {}\n    x[1] = x\n    return x",
+    "no memory": "def double(x): return bytearray(1 << 40)",
+    "no memory in the end": "def double(x):\n    x = ['x']\n    while True: x += x",
+    "says that there is no memory": "def double(x): raise MemoryError",
+    "an import that is missing": "import no_such_package\ndef double(x): return 2 * x",
+    "an import that is missing when asked": "def double(x): import no_such_package",
+    "an import that it names": "def double(x): raise ImportError('x', name='numpy')",
+    "a syntax error when asked": "def double(x): exec('(')",
+    # ends
+    "ends like a script": "import sys\ndef double(x): sys.exit('no')",
+    "ends itself by a signal": "import os, signal\ndef double(x): os.kill(os.getpid(), signal.SIGTERM)",
+    "crashes": "import ctypes\ndef double(x): ctypes.string_at(0)",
+    "closes its answers": "import os\ndef double(x): os.close(5)",
+    # names
+    "imported names only": "from math import isclose as double",
+    "a module": "import math as double",
+    "names of the tests": """
+pytest = unittest = math = check = candidate = lambda *values: True
+next = iter = map = zip = all = lambda *values: True
+def double(x): return x
+""",
+    "names of the harness": """
+import sys
+globals().update({'@held': 1, '@checks': lambda function: lambda *values: None, '@caught': 1})
+sys.modules['pytest'] = sys.modules['unittest'] = sys.modules[__name__]
+def double(x): return x
+""",
+    "another function that is right": "def other(x): return 2 * x\ndef double(x): return x",
+    "a lie about what it defines": """
+import sys
+for each in list(sys.modules.values()):
+    if hasattr(each, 'outline'): each.outline = lambda *values: {'imported': [], 'functions': ['other']}
+def other(x): return 2 * x
+def double(x): return x
+""",
+    # messages
+    "answers that it has no value": "import os, struct\ndef double(x): os.write(5, struct.pack('=I', 2) + b'{}')",
+    "answers with an error that is none": """
+import os, struct
+data = b'{"error": {"names": [], "values": 1, "text": [], "number": "x"}}'
+def double(x): os.write(5, struct.pack('=I', len(data)) + data)
+""",
+    "answers with an error of many names": """
+import json, os, struct
+data = json.dumps({"error": {"names": ["a"] * 100_000, "values": [], "text": "", "number": 0}}).encode()
+def double(x): os.write(5, struct.pack('=I', len(data)) + data)
+""",
+    "answers with an error of the harness": """
+import json, os, struct
+names = ["NotPassed", "Broken", "Gone", "BaseException", "object"]
+data = json.dumps({"error": {"names": names, "values": [], "text": "", "number": 0}}).encode()
+def double(x): os.write(5, struct.pack('=I', len(data)) + data)
+""",
+    "calls functions of the tests that there are not": """
+import os, struct
+data = b'{"callback": 0, "values": [], "named": {}}'
+def double(x): os.write(5, struct.pack('=I', len(data)) + data)
+""",
+    "answers with half a value": "import os\ndef double(x): os.write(5, b'\\xff\\0\\0\\0{')\n",
 }
+LATE = {
+    f"right once, then {how}": f"""
+asked = 0
+def double(x):
+    global asked
+    asked += 1
+    if asked == 1: return 2 * x
+    {how}
+"""
+    for how in (
+        "raise SystemExit(0)",
+        "raise StopIteration",
+        "raise StopAsyncIteration",
+        "raise KeyboardInterrupt",
+        "raise GeneratorExit",
+        "raise BaseException",
+        "raise AssertionError",
+        "raise MemoryError",
+        "raise ImportError('x', name='y')",
+        "raise ExceptionGroup('x', [StopIteration()])",
+        "raise type('NotPassed', (BaseException,), {})('x')",
+        "raise type('Broken', (Exception,), {})('x')",
+        "raise type('Skipped', (BaseException,), {})('x')",
+        "import unittest; raise unittest.SkipTest",
+        "import asyncio; raise asyncio.CancelledError",
+        "import os; os._exit(0)",
+        "import os; os.kill(os.getpid(), 15)",
+        "import os, struct; os.write(5, struct.pack('=I', 2) + b'{}')",
+        "return 'x' * (9 << 20)",
+    )
+}
+"""Forgers that pass a single comparison."""
+ENDLESS = {"never loads", "sends rubbish", "sends no JSON", "answers with half a value"}
+"""Nobody waits for longer, whatever the program does."""

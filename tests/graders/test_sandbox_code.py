@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from graders.forgers import CALLS, FORGERS, HONEST, TESTS
+from graders.forgers import CALLS, ENDLESS, FORGERS, HONEST, TESTS
 from rondo.base.errors import ConfigError, InvalidRequest, Unavailable
 from rondo.base.metrics import render
 from rondo.graders import Sample, Score
@@ -31,8 +31,6 @@ walled = pytest.mark.skipif(not isolation().available, reason=isolation().about)
 
 LIMITS = Limits(seconds=30, cpu_seconds=1, memory=256 << 20, processes=8)
 SHORT = replace(LIMITS, seconds=0.7)
-ENDLESS = {"never loads", "sends rubbish", "sends no JSON"}
-"""Nobody waits for longer, whatever the program does."""
 ASKED = {"tests": {"tests": TESTS}, "calls": {"calls": CALLS}}
 
 
@@ -256,8 +254,8 @@ def test_what_is_changed_in_place_is_seen_where_it_is_asked_for(grader: CodeGrad
         ("assert (", "no Python"),
         ("import no_such_package\nassert f(1)", "no_such_package"),
         ("assert f(object())", "a object to the program"),
-        ("def test_it(fixture): pass", "asks for arguments"),
-        ("raise KeyError('own')", "own"),
+        ("def test_it(fixture): assert fixture", "asks for arguments (fixture)"),
+        ("raise KeyError('own')\nassert len('own') == 3", "own"),
     ],
 )
 def test_tests_that_cannot_be_run_are_an_error_and_no_judgement(

@@ -42,7 +42,8 @@ class CodeGrader:
 
     - `cases`: `{"stdin", "stdout"}` each; the program is run once for each of them;
     - `calls`: `{"function", "args", "kwargs", "expected"}` each;
-    - `tests`: Python that asserts, as one text or several.
+    - `tests`: Python that asserts, as one text or several; with `entry_point`, the name of the function that
+      HumanEval's `check` is given.
     """
 
     sandbox: Sandbox = field(default_factory=Sandbox)
@@ -65,14 +66,14 @@ class CodeGrader:
 
     async def score(self, sample: Sample) -> Score:
         asked = _asked(sample.metadata)
-        in_place, given_up = bool(sample.metadata.get("in_place", False)), threading.Event()
+        given_up = threading.Event()
 
         def work(begin: Callable[[], None]) -> Score:
             begin()
             program = extract(sample.completion)
             if program is None:
                 return self._score(0.0, 0.0, 0.0, "no program found")
-            return self._judge(program, asked, in_place, given_up)
+            return self._judge(program, asked, sample.metadata, given_up)
 
         try:
             return await in_turn(self._threads[0], work)
@@ -85,12 +86,12 @@ class CodeGrader:
         self._threads[0].shutdown(wait=False, cancel_futures=True)
 
     def _judge(
-        self, program: str, asked: Mapping[str, Any], in_place: bool, given_up: threading.Event
+        self, program: str, asked: Mapping[str, Any], metadata: Mapping[str, Any], given_up: threading.Event
     ) -> Score:
         try:
             if "cases" in asked:
                 return self._on_cases(program, asked["cases"], given_up)
-            return self._on_exam(program, _exam(asked, self.tolerance, in_place))
+            return self._on_exam(program, _exam(asked, self.tolerance, metadata))
         except WorkerLost as error:
             outcome: Outcome = "timeout" if isinstance(error, WorkerSilent) else "error"
             return Score(outcome, 0.0, detail=str(error)[:_LONGEST])
@@ -115,13 +116,18 @@ class CodeGrader:
         if verdict.busy:
             return Score("timeout", 0.0, detail=_BUSY)
         if verdict.broken:
-            return Score("error", 0.0, detail=verdict.broken[:_LONGEST])
+            return Score("error", 0.0, detail=_printable(verdict.broken))
         detail = next((why for passed, why in verdict.results if not passed), "")
         return self._score(1.0, float(verdict.ran), _share(verdict, exam), detail)
 
     def _score(self, found: float, ran: float, passed: float, detail: str) -> Score:
         total = passed if self.total == "share" else float(passed == 1.0)
-        return Score("ok", total, {"found": found, "ran": ran, "passed": passed}, detail[:_LONGEST])
+        return Score("ok", total, {"found": found, "ran": ran, "passed": passed}, _printable(detail))
+
+
+def _printable(detail: str) -> str:
+    """A detail may quote the program, whose texts may hold what no log can be written with."""
+    return detail[:_LONGEST].encode(errors="backslashreplace").decode()
 
 
 def _asked(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -138,15 +144,19 @@ def _asked(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
     for number, call in enumerate(given.get("calls", [])):
         if not isinstance(call.get("function"), str) or "expected" not in call:
             raise InvalidRequest("each call names a function, and what is expected.", param=f"calls.{number}")
+    entry_point = metadata.get("entry_point")
+    if entry_point is not None and not isinstance(entry_point, str):
+        raise InvalidRequest("entry_point is the name of a function, as text.", param="entry_point")
     return given
 
 
-def _exam(asked: Mapping[str, Any], tolerance: float, in_place: bool) -> Exam:
+def _exam(asked: Mapping[str, Any], tolerance: float, metadata: Mapping[str, Any]) -> Exam:
     if "calls" in asked:
         given: list[dict[str, Any]] = [{"args": [], "kwargs": {}} | dict(call) for call in asked["calls"]]
         return Exam(calls=given, tolerance=tolerance)
     tests = [asked["tests"]] if isinstance(asked["tests"], str) else list(asked["tests"])
-    return Exam(tests=tests, in_place=in_place)
+    entry_point = metadata.get("entry_point") or ""
+    return Exam(tests=tests, entry_point=entry_point, in_place=bool(metadata.get("in_place", False)))
 
 
 def _share(verdict: Verdict, exam: Exam) -> float:

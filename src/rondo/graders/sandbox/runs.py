@@ -25,6 +25,7 @@ _EXAMINER_MEMORY = 1 << 30
 _EXAMINER_CPU = 60
 _CPU_SHARE = 0.5
 """Of the limit, above which a signal that ends a program was the limit's, which counts by ticks and not exactly."""
+_CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 _UNCHANGED = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
@@ -54,6 +55,8 @@ class Exam:
     calls: Sequence[Mapping[str, Any]] = ()
     """Each with `function`, `args`, `kwargs` and `expected`."""
     tests: Sequence[str] = ()
+    entry_point: str = ""
+    """The function that the tests are for, `Solution.add` for a method; empty where they name it themselves."""
     tolerance: float = 0.0
     in_place: bool = False
     """What the program does to lists and the like that tests give it is done to the tests' own."""
@@ -61,7 +64,7 @@ class Exam:
     def text(self) -> bytes:
         """A `TypeError` where a value is not plain."""
         what = {"calls": list(self.calls)} if self.calls else {"tests": list(self.tests)}
-        more = {"tolerance": self.tolerance, "in_place": self.in_place}
+        more = {"entry_point": self.entry_point, "tolerance": self.tolerance, "in_place": self.in_place}
         return json.dumps(literal.encode(what | more)).encode()
 
 
@@ -135,7 +138,9 @@ def run_exam(worker: Worker, program: str, exam: Exam, limits: Limits) -> Verdic
         return replace(found, busy=busy and not all(passed for passed, _ in found.results))
     if busy:
         return Verdict(True, [], busy=True)
-    if ended.why == "exit" and ended.cpu_seconds < limits.cpu_seconds:
+    # A value of the program may crash the Python of its tests, which nothing else makes it do.
+    crashed = ended.code - 128 in _CRASHES
+    if ended.why == "exit" and ended.cpu_seconds < limits.cpu_seconds and not crashed:
         said = kept[errors].decode(errors="replace").strip().rpartition("\n")[2]
         raise WorkerLost(f"the process with the tests ended without a verdict (code {ended.code}): {said}")
     return Verdict(True, [(False, "the tests did not come to an end with this program")])

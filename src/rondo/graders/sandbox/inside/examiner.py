@@ -11,7 +11,8 @@ import traceback
 from typing import Any
 
 from . import literal, suites, wire
-from .proxies import NotPassed, Program
+from .errors import NotPassed
+from .proxies import Awaitable, Program
 from .script import forget_harness, read_all
 
 _LONGEST = 500
@@ -30,6 +31,11 @@ def life() -> int:
 def examine(exam: dict[str, Any], program: Program) -> dict[str, Any]:
     """`results` are pairs of passed and why not; `broken` says why there is no verdict."""
     try:
+        files = [] if "calls" in exam else suites.prepare(exam["tests"])
+    except suites.Broken as error:
+        return {"ran": False, "results": [], "broken": str(error)}
+    try:
+        outline = program.ask("outline")
         program.ask("load")
     except BaseException as error:
         return {"ran": False, "results": [[False, f"the program did not load: {short(error)}"]], "broken": ""}
@@ -37,9 +43,11 @@ def examine(exam: dict[str, Any], program: Program) -> dict[str, Any]:
         if "calls" in exam:
             results = [_call(program, call, exam["tolerance"]) for call in exam["calls"]]
         else:
-            results = suites.run(program, exam["tests"])
+            results = suites.Suite(program, files, exam["entry_point"], outline).run()
     except (NotPassed, suites.Broken) as error:
         return {"ran": True, "results": [], "broken": str(error)}
+    except BaseException as error:
+        return {"ran": True, "results": [[False, short(error)]], "broken": ""}
     return {"ran": True, "results": [[passed, why[:_LONGEST]] for passed, why in results], "broken": ""}
 
 
@@ -51,12 +59,17 @@ def _call(program: Program, call: dict[str, Any], tolerance: float) -> tuple[boo
         if owner:  # "Solution.twoSum": a method of a new object
             function = getattr(function(), last)
         value = function(*call["args"], **call["kwargs"])
+        if isinstance(value, Awaitable):
+            value = program.ask("await", value)
     except NotPassed:
         raise
     except BaseException as error:
         return False, f"{name} raised {short(error)}"
-    if same(value, call["expected"], tolerance):
-        return True, ""
+    try:
+        if same(value, call["expected"], tolerance):
+            return True, ""
+    except Exception as error:  # of a value that cannot be compared, such as a signalling NaN
+        return False, f"{name} gave a {type(value).__name__} that cannot be compared: {short(error)}"
     return False, f"{name} gave {_shown(value)}"
 
 
@@ -68,20 +81,24 @@ def same(value: Any, expected: Any, tolerance: float) -> bool:
     if isinstance(expected, dict):
         alike = isinstance(value, dict) and value.keys() == expected.keys()
         return alike and all(same(value[key], each, tolerance) for key, each in expected.items())
-    if tolerance and isinstance(expected, int | float) and isinstance(value, int | float):
-        return math.isclose(value, expected, rel_tol=tolerance, abs_tol=tolerance)
-    return bool(value == expected)
+    if bool(value == expected):
+        return True
+    if isinstance(expected, int | float) and isinstance(value, int | float):
+        if math.isnan(expected):
+            return math.isnan(value)
+        return tolerance > 0 and math.isclose(value, expected, rel_tol=tolerance, abs_tol=tolerance)
+    return False
 
 
 def short(error: BaseException) -> str:
     try:
         return traceback.format_exception_only(error)[-1].strip()[:_LONGEST]
-    except Exception:
+    except BaseException:
         return type(error).__name__
 
 
 def _shown(value: Any) -> str:
     try:
         return repr(value)[:_LONGEST]
-    except Exception:
+    except BaseException:
         return f"a {type(value).__name__} that cannot be shown"

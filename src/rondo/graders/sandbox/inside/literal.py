@@ -17,6 +17,16 @@ _EXACT = 1 << 53
 _MOST_DIGITS = 10_000
 
 
+TYPES: dict[str, type] = {
+    "NoneType": type(None),
+    "ellipsis": type(...),
+    "deque": collections.deque,
+    "Decimal": decimal.Decimal,
+    "Fraction": fractions.Fraction,
+}
+"""Types of plain values that are no built-in names."""
+
+
 class NotPlain(TypeError):
     """A value that cannot cross."""
 
@@ -65,6 +75,7 @@ def _write_dict(value: Any, inner: Any) -> dict[str, Any]:
     return {"dict": [[inner(key), inner(each)] for key, each in dict.items(value)]}
 
 
+_VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 _WRITERS: tuple[tuple[type, Callable[[Any, Any], Any]], ...] = (
     (int, _write_int),
     (float, lambda value, inner: float(value)),
@@ -85,6 +96,7 @@ _WRITERS: tuple[tuple[type, Callable[[Any, Any], Any]], ...] = (
         lambda value, inner: {"fraction": [inner(value.numerator), inner(value.denominator)]},
     ),
     (type(...), lambda value, inner: {"ellipsis": 0}),
+    *((kind, _items) for kind in _VIEWS),
 )
 
 

@@ -5,16 +5,15 @@ plain values, and what they should have been is known to another process alone.
 """
 
 import builtins
+import inspect
 import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from . import literal, wire
+from . import literal, outline, wire
 from .script import execute, forget_harness, new_module, open_streams, read_all
 
 NAME = "solution"
-_DEEPER = 3
-"""How many of a program's own frames an error's text is looked for in."""
 
 
 def life() -> int:
@@ -31,7 +30,11 @@ class Server:
         self._source = source
         self._module = new_module(NAME)
         self._objects: list[object] = []
-        self._verbs: Mapping[str, Callable[..., Any]] = {"load": self._load, "get": self._get, **_VERBS}
+        self._verbs: Mapping[str, Callable[..., Any]] = _VERBS | {
+            "outline": lambda: outline.of(source),
+            "load": self._load,
+            "get": self._get,
+        }
 
     def run(self) -> None:
         while True:
@@ -56,7 +59,7 @@ class Server:
     def _send(self, answer: dict[str, Any]) -> None:
         try:
             self._channel.send(answer)
-        except (ValueError, TypeError, RecursionError) as error:
+        except Exception as error:
             self._channel.send({"error": self._error(error)})
 
     def _load(self) -> None:
@@ -75,6 +78,8 @@ class Server:
         made: dict[str, Any] = {"number": len(self._objects) - 1, "callable": callable(value)}
         if isinstance(value, type) and issubclass(value, BaseException):
             made["error"] = _names(value)
+        elif inspect.iscoroutine(value) or hasattr(type(value), "__await__"):
+            made["awaitable"] = True
         return {"object": made}
 
     def _object(self, data: dict[str, Any]) -> object:
@@ -82,6 +87,10 @@ class Server:
             return self._objects[data["object"]]
         if "builtin" in data:
             return getattr(builtins, data["builtin"])
+        if "type" in data:
+            return literal.TYPES[data["type"]]
+        if "iterator" in data:
+            return iter([literal.decode(each, self._object) for each in data["iterator"]])
         return Callback(self, data["callback"])
 
     def call_back(self, number: int, values: tuple[Any, ...], named: dict[str, Any]) -> Any:
@@ -91,7 +100,15 @@ class Server:
         while "verb" in (asked := self._channel.receive()):
             self._answer(asked)
         if "raised" in asked:
-            raise RuntimeError(asked["raised"])
+            kinds = (getattr(builtins, name, None) for name in asked["raised"])
+            kind = next(
+                (each for each in kinds if isinstance(each, type) and each is not object), RuntimeError
+            )
+            try:
+                error = kind(asked["text"])
+            except Exception:  # a type that asks for other arguments
+                error = RuntimeError(asked["text"])
+            raise error
         return literal.decode(asked["value"], self._object)
 
     def _error(self, error: BaseException) -> dict[str, Any]:
@@ -103,7 +120,9 @@ class Server:
             values = self._encode(list(error.args))
         except BaseException:
             values = [text]
-        return {"names": _names(type(error)), "values": values, "text": text[:10_000]}
+        self._objects.append(error)
+        number = len(self._objects) - 1
+        return {"names": _names(type(error)), "values": values, "text": text[:10_000], "number": number}
 
 
 class Callback:
@@ -120,9 +139,33 @@ def _names(kind: type) -> list[str]:
 
 def _next(iterator: Any) -> list[Any]:
     """None or one, since a value may be anything."""
-    for each in iterator:
-        return [each]
-    return []
+    try:
+        return [next(iterator)]
+    except StopIteration:
+        return []
+
+
+def _wait(value: Any) -> Any:
+    """Runs until the end of what is awaited, in an event loop that lives as long as the program."""
+    import asyncio  # slow, and seldom needed
+
+    async def wait() -> Any:
+        return await value
+
+    if not _loops:
+        _loops.append(asyncio.new_event_loop())
+    asyncio.set_event_loop(_loops[0])
+    return _loops[0].run_until_complete(wait())
+
+
+_loops: list[Any] = []
+
+
+def _next_async(iterator: Any) -> list[Any]:
+    try:
+        return [_wait(anext(iterator))]
+    except StopAsyncIteration:
+        return []
 
 
 def _enter(manager: Any) -> Any:
@@ -134,6 +177,11 @@ def _leave(manager: Any, failed: bool) -> bool:
     return bool(type(manager).__exit__(manager, type(error) if error else None, error, None))
 
 
+def _leave_async(manager: Any, failed: bool) -> bool:
+    error = RuntimeError("raised in the tests") if failed else None
+    return bool(_wait(type(manager).__aexit__(manager, type(error) if error else None, error, None)))
+
+
 _VERBS: dict[str, Callable[..., Any]] = {
     "call": lambda function, *values, **named: function(*values, **named),
     "attribute": getattr,
@@ -141,6 +189,11 @@ _VERBS: dict[str, Callable[..., Any]] = {
     "len": len,
     "iter": iter,
     "next": _next,
+    "await": _wait,
+    "aiter": aiter,
+    "anext": _next_async,
+    "aenter": lambda manager: _wait(type(manager).__aenter__(manager)),
+    "aleave": _leave_async,
     "item": operator.getitem,
     "set_item": operator.setitem,
     "delete_item": operator.delitem,

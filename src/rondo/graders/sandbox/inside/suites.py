@@ -1,36 +1,150 @@
-"""Tests as people write them: assertions, functions named `test_...`, cases of `unittest`.
+"""Tests as people write them, run where the program is not.
 
-They are run where the program is not. A name that they use and do not define is asked of the program, and so is the
-module `solution`.
+A name that they use and do not define is asked of the program, and so is the module `solution`. What kinds of tests
+there are is in `forms`.
 """
 
 import ast
-import builtins
-import importlib
-import inspect
-import symtable
+import linecache
 import sys
 import types
-import unittest
-from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
-from .proxies import NotPassed, Program
-from .script import execute
+from . import assertions, forms, pytest_stand_in
+from .names import CANDIDATE, MODULE, Names, names_of, of_library
+from .proxies import Program
 
-MODULE = "solution"
-
-Result = tuple[bool, str]
-
-
-class Broken(Exception):
-    """The tests themselves cannot be run."""
+Result = forms.Result
+Broken = forms.Broken
 
 
-def run(program: Program, sources: list[str]) -> list[Result]:
-    sys.modules[MODULE] = _Solution(program)
-    vars(unittest)["main"] = lambda *values, **named: None  # the tests are run without their asking for it
-    return [result for number, source in enumerate(sources, 1) for result in _run(program, source, number)]
+@dataclass(frozen=True)
+class File:
+    """One text of tests, checked and rewritten."""
+
+    name: str
+    source: str
+    tree: ast.Module
+    names: Names
+    calls_check: bool
+    """They call HumanEval's `check` themselves."""
+    reached: bool
+    """There are assertions outside of functions."""
+
+
+def prepare(sources: list[str]) -> list[File]:
+    """Finds mistakes of the tests before the program runs, so that it has no part in them."""
+    return [_prepare(source, f"tests {number}") for number, source in enumerate(sources, 1)]
+
+
+def _prepare(source: str, name: str) -> File:
+    try:
+        tree = ast.parse(source)
+        names = names_of(source, tree)
+        calls_check = any(isinstance(node, ast.Name) and node.id == "check" for node in ast.walk(tree))
+        asserting = assertions.defines_assertions(tree)
+        reached = assertions.rewrite(tree)
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise Broken(f"{name} are no Python: {error}") from None
+    if names.evaluated:
+        raise Broken(
+            f"{name} call {names.evaluated} with what the program gives, which could then decide its own verdict. "
+            "Compare the text, or read it with ast.literal_eval."
+        )
+    if names.forgotten:
+        raise Broken(
+            f"{name} use {names.forgotten} without importing it. Import it, or write "
+            f"`from {MODULE} import {names.forgotten}` if it is the program's."
+        )
+    if not asserting:
+        raise Broken(f"{name} have no assertion that can run, so that they would pass any program.")
+    return File(name, source, tree, names, calls_check, reached)
+
+
+class Suite:
+    def __init__(
+        self, program: Program, files: list[File], entry_point: str, outline: dict[str, list[str]]
+    ) -> None:
+        self._program, self._files = program, files
+        self._entry_point, self._outline = entry_point, outline
+        self._doubts: list[tuple[str, str]] = []
+        """Files whose tests passed with the help of a name that may be a forgotten import, and the name."""
+
+    def run(self) -> list[Result]:
+        sys.modules[MODULE] = _Solution(self._program)
+        pytest_stand_in.install()
+        forms.install()
+        if any("asyncio" in file.source for file in self._files):
+            forms.install_asyncio()
+        results = [result for file in self._files for result in self._run(file)]
+        if self._doubts and all(passed for passed, _ in results):
+            file, name = self._doubts[0]
+            raise Broken(f"{file} use {name} without importing it, and the program does not define it.")
+        return results
+
+    def _run(self, file: File) -> list[Result]:
+        counter = assertions.Counter(self._program, file.reached)
+        module = sys.modules["__main__"] = types.ModuleType("__main__")
+        names = vars(module)
+        names.update(
+            counter.names(), __builtins__=__builtins__, __file__="tests.py", exit=sys.exit, quit=sys.exit
+        )
+        asked = self._program.calls + self._program.lacked
+        runner = forms.Runner(self._program, file.name)
+        results = runner.attempt("", lambda: self._fill(file, names))
+        results = results or runner.attempt("", lambda: self._execute(file, names))
+        if not results:
+            results = self._check(file, runner, names) + runner.run(names)
+        self._program.begin()
+        if not all(passed for passed, _ in results) or counter.held:
+            return results or [(not self._program.fault, self._program.fault)]
+        if counter.held_in_callbacks and not counter.reached:
+            return results or [(True, "")]
+        if self._program.calls + self._program.lacked == asked:
+            raise Broken(f"{file.name} executed no assertion, so that they would pass any program.")
+        return [(False, f"{file.name}: no assertion was executed with what this program gives")]
+
+    def _execute(self, file: File, names: dict[str, Any]) -> None:
+        lines = file.source.splitlines(keepends=True)
+        linecache.cache[file.name] = (len(file.source), None, lines, file.name)
+        try:
+            exec(compile(file.tree, file.name, "exec", dont_inherit=True), names)
+        except SystemExit as end:  # as a script ends
+            if end.code not in (None, 0) or self._program.is_raised(end):
+                raise
+
+    def _fill(self, file: File, names: dict[str, Any]) -> None:
+        """Puts the program's names where the tests look for them."""
+        only = file.names.only
+        for name in sorted(file.names.free):
+            if name == CANDIDATE:
+                names[name] = self._candidate(file)
+                continue
+            sure = name in (only, self._entry_point) or name in file.names.explicit
+            if not sure and name in self._outline["imported"]:
+                self._doubts.append((file.name, name))
+            try:
+                names[name] = self._program.ask("get", name)
+            except NameError:  # raised where it is used
+                if not sure and (found := of_library(name)) is not None:
+                    names[name] = found
+                    self._doubts.append((file.name, name))
+
+    def _candidate(self, file: File) -> Any:
+        """What `check` is given: the entry point, else the one name of the program that the tests use, else the last
+        public function that no other function of the program uses."""
+        functions = self._outline["functions"]
+        name = self._entry_point or file.names.only or (functions[-1] if functions else CANDIDATE)
+        owner, _, method = name.rpartition(".")
+        found = self._program.ask("get", owner or method)
+        return getattr(found(), method) if owner else found
+
+    def _check(self, file: File, runner: forms.Runner, names: dict[str, Any]) -> list[Result]:
+        check = names.get("check")
+        if file.calls_check or not isinstance(check, types.FunctionType) or check.__code__.co_argcount != 1:
+            return []
+        return runner.attempt("check", lambda: check(self._candidate(file)), passed=True)
 
 
 class _Solution(types.ModuleType):
@@ -49,144 +163,3 @@ class _Solution(types.ModuleType):
             return self._program.ask("get", name)
         except NameError as error:
             raise AttributeError(str(error)) from None
-
-
-def _run(program: Program, source: str, number: int) -> Iterator[Result]:
-    name = f"tests {number}"
-    names: dict[str, Any] = {"__name__": "tests"}
-    try:
-        wanted = wanted_names(source)
-        modules = only_modules(source, wanted)
-    except (SyntaxError, ValueError, RecursionError) as error:
-        raise Broken(f"{name} are no Python: {error}") from None
-    for each in sorted(wanted):
-        if each in modules:
-            names[each] = importlib.import_module(each)
-            continue
-        try:
-            names[each] = program.ask("get", each)
-        except NameError:  # raised where it is used
-            continue
-        except Exception as error:
-            yield False, f"{name}: {each}: {said(error)}"
-            return
-    try:
-        execute(source, name, names)
-    except NotPassed:
-        raise
-    except BaseException as error:
-        if _own_fault(error, bool(wanted) or MODULE in source):
-            raise Broken(f"{name} failed by themselves: {said(error)}") from None
-        yield False, f"{name}: {said(error)}"
-        return
-    suite = unittest.TestSuite(_cases(names))
-    functions = [each for each in names.values() if _is_test(each)]
-    if not suite.countTestCases() and not functions:
-        yield True, ""
-    for function in functions:
-        yield _call(function)
-    outcome = _Outcome()
-    suite.run(outcome)
-    yield from outcome.results.values()
-
-
-def wanted_names(source: str) -> set[str]:
-    """Those that the tests read and neither define nor find in Python: the program's."""
-    top = symtable.symtable(source, "tests", "exec")
-    tables = [top]
-    for table in tables:
-        tables += table.get_children()
-    read = {
-        each.get_name()
-        for table in tables
-        for each in table.get_symbols()
-        if each.is_referenced() and each.is_global()
-    }
-    bound = {
-        each.get_name()
-        for table in tables
-        for each in table.get_symbols()
-        if (each.is_assigned() or each.is_imported() or each.is_namespace())
-        and (table is top or each.is_declared_global())
-    }
-    return {name for name in read - bound if not hasattr(builtins, name) and not name.startswith("__")}
-
-
-def only_modules(source: str, names: set[str]) -> set[str]:
-    """Modules of Python's that the tests use without importing them, because their program would have."""
-    tree = ast.parse(source)
-    attributes = [node.value for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
-    based = {id(node) for node in attributes}
-    alone = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and id(node) not in based}
-    return {name for name in names - alone if name in sys.stdlib_module_names}
-
-
-def said(error: BaseException) -> str:
-    try:
-        text = f"{type(error).__name__}: {error}"
-    except Exception:
-        text = type(error).__name__
-    trace, line = error.__traceback__, None
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename.startswith("tests "):
-            line = trace.tb_lineno
-        trace = trace.tb_next
-    return text if line is None else f"line {line}: {text}"
-
-
-def _own_fault(error: BaseException, uses_program: bool) -> bool:
-    if isinstance(error, ImportError) and error.name:
-        return error.name.partition(".")[0] != MODULE
-    return not uses_program and not isinstance(error, AssertionError)
-
-
-def _is_test(value: object) -> bool:
-    return inspect.isfunction(value) and value.__name__.startswith("test_")
-
-
-def _call(function: types.FunctionType) -> Result:
-    if any(each.default is each.empty for each in inspect.signature(function).parameters.values()):
-        raise Broken(f"{function.__name__} asks for arguments; only test functions without any can be run")
-    try:
-        function()
-    except NotPassed:
-        raise
-    except BaseException as error:
-        return False, f"{function.__name__}: {said(error)}"
-    return True, ""
-
-
-def _cases(names: dict[str, Any]) -> Iterator[unittest.TestSuite]:
-    loader = unittest.TestLoader()
-    for value in names.values():
-        if isinstance(value, type) and issubclass(value, unittest.TestCase) and value.__module__ == "tests":
-            yield loader.loadTestsFromTestCase(value)
-
-
-class _Outcome(unittest.TestResult):
-    """One result a test; the tests' own skips are none."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.results: dict[str, Result] = {}
-
-    def addError(self, test: unittest.TestCase, err: Any) -> None:
-        if isinstance(err[1], NotPassed):
-            raise err[1]
-        self.results[test.id()] = (False, f"{test.id()}: {said(err[1])}")
-
-    def addFailure(self, test: unittest.TestCase, err: Any) -> None:
-        self.addError(test, err)
-
-    def addSuccess(self, test: unittest.TestCase) -> None:
-        self.results.setdefault(test.id(), (True, ""))
-
-    def addExpectedFailure(self, test: unittest.TestCase, err: Any) -> None:
-        self.addSuccess(test)
-
-    def addUnexpectedSuccess(self, test: unittest.TestCase) -> None:
-        self.results[test.id()] = (False, f"{test.id()}: succeeded where it was expected to fail")
-
-    def addSubTest(self, test: unittest.TestCase, subtest: unittest.TestCase, err: Any) -> None:
-        if err is not None:
-            self.addError(test, err)

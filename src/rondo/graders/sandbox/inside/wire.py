@@ -9,8 +9,11 @@ MOST_BYTES = 8 << 20
 """Of one message. Whoever sends more, or what is not JSON, is treated as gone."""
 
 
-class Gone(Exception):
-    """Nobody answers, or not in words that we know."""
+class Gone(BaseException):
+    """The other process has ended or sends messages that cannot be read.
+
+    Not an `Exception`, so that the end of a program is none of its exceptions.
+    """
 
 
 class Wire:
