@@ -10,8 +10,9 @@ shift || true
 here=$(dirname "${BASH_SOURCE[0]}")
 root=${RONDO_PEERS:-$HOME/.cache/rondo/peers}
 peers=(trl llama triton vllm webdataset trackers megatron ray)
+peers+=(lm_eval guidellm langchain llamaindex pydantic_ai instructor litellm vercel)
 
-# How each peer is installed; `pip` is its own. What changes here, or in PEER.txt, makes the environment anew.
+# How each peer is installed; `pip` is its own. A change here, or in its files, makes the environment anew.
 # torch by itself first: the build of the machine's own index, before anything else can choose another.
 install_trl() {
   pip torch==2.13.0
@@ -83,9 +84,25 @@ install_ray() {
   pip -c "$here/../../constraints.txt" -r "$here/triton.txt"
 }
 
+# Clients of our server. Each requirements file pins every package, so that every installation is the same.
+install_lm_eval() { pip --no-compile -r "$here/clients/lm_eval.txt"; }
+install_guidellm() {
+  pip torch==2.13.0
+  pip --no-compile -r "$here/clients/guidellm.txt"
+}
+install_langchain() { pip --no-compile -r "$here/clients/langchain.txt"; }
+install_llamaindex() { pip --no-compile -r "$here/clients/llamaindex.txt"; }
+install_pydantic_ai() { pip --no-compile -r "$here/clients/pydantic_ai.txt"; }
+install_instructor() { pip --no-compile -r "$here/clients/instructor.txt"; }
+install_litellm() { pip --no-compile -r "$here/clients/litellm.txt"; }
+install_vercel() {
+  cp "$here"/clients/vercel/package*.json "$folder"
+  nice -n 10 npm ci --prefix "$folder" --no-audit --no-fund --loglevel=error > /dev/null
+}
+
 make_peer() {
   local peer=$1 folder=$root/$1 wanted
-  wanted=$(declare -f "install_$peer"; cat "$here/$peer.txt" 2> /dev/null || true)
+  wanted=$(declare -f "install_$peer"; cat "$here/$peer.txt" "$here/clients/$peer.txt" "$here/clients/$peer/"*.json 2> /dev/null || true)
   if [ "$(cat "$folder/stamp" 2> /dev/null)" = "$wanted" ]; then
     echo "$peer: ready in $folder"
     return
@@ -93,7 +110,7 @@ make_peer() {
   echo "$peer: installing into $folder"
   rm -rf "$folder"
   mkdir -p "$root"
-  "$python" -m venv "$folder"
+  if [ "$peer" = vercel ]; then mkdir "$folder"; else "$python" -m venv "$folder"; fi
   pip() { nice -n 10 "$folder/bin/python" -m pip --disable-pip-version-check install --quiet --no-input "$@"; }
   "install_$peer"
   echo "$wanted" > "$folder/stamp"
@@ -104,7 +121,7 @@ make_peer() {
 declare -A packages=(
   [prometheus]=prometheus [libtcmalloc_minimal.so.4]=libtcmalloc-minimal4 [mpirun]=openmpi-bin
   [ceph]=ceph-common [ceph-mon]=ceph-mon [ceph-osd]=ceph-osd [radosgw]=radosgw
-  [munged]=munge [slurmctld]=slurmctld [slurmd]=slurmd [srun]=slurm-client
+  [node]=nodejs [npm]=npm [munged]=munge [slurmctld]=slurmctld [slurmd]=slurmd [srun]=slurm-client
 )
 
 need_package() {
