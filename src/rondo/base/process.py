@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -33,7 +34,7 @@ def start(
     stdout: Stream = None,
     stderr: Stream = None,
     env: Mapping[str, str] | None = None,
-    cwd: Path | None = None,
+    cwd: str | Path | None = None,
     pass_fds: Sequence[int] = (),
     end_with_parent: bool = False,
 ) -> subprocess.Popen[bytes]:
@@ -95,9 +96,12 @@ class LineWorker:
     It starts with the first question, and again with the first question after it ended. Not thread-safe.
     """
 
-    def __init__(self, command: Sequence[str], stderr: Stream = None) -> None:
-        self._command = command
-        self._stderr = stderr
+    def __init__(
+        self, command: Sequence[str], *, stderr: Stream = None, env: Mapping[str, str] | None = None
+    ) -> None:
+        self._start = partial(
+            start, command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, env=env
+        )
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -107,9 +111,7 @@ class LineWorker:
     def ask(self, question: bytes) -> tuple[bytes, int]:
         """The answer, and 0; or nothing and the return code of the child, which ended instead of answering."""
         if self._process is None:
-            self._process = start(
-                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr
-            )
+            self._process = self._start()
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
         assert stdout is not None

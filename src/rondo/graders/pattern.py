@@ -6,7 +6,6 @@ kernel enforces: it dies in the match that goes over it, and the next match star
 """
 
 import atexit
-import contextlib
 import json
 import os
 import signal
@@ -16,6 +15,7 @@ import threading
 
 from rondo.base.environ import minimal
 from rondo.base.errors import Unavailable
+from rondo.base.process import LineWorker
 
 SECONDS = 1.0
 """Of CPU time, so that a busy machine fails nobody's pattern."""
@@ -37,14 +37,16 @@ class Matcher:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._worker = LineWorker(
+            [sys.executable, "-I", "-S", "-c", _WORKER], stderr=subprocess.DEVNULL, env=minimal()
+        )
 
     def fullmatch(self, pattern: str, text: str, seconds: float = SECONDS) -> bool:
         """Whether all of `text` matches, `.` taking newlines too. Too long a match is a `TimeoutError`."""
         question = json.dumps([pattern, text, seconds]).encode() + b"\n"
         with self._lock:
             for _ in range(2):  # the process may have been killed from outside since the last match
-                answer, code = self._ask(question)
+                answer, code = self._worker.ask(question)
                 if answer:
                     return answer == b"1\n"
                 if code == -signal.SIGPROF:
@@ -53,45 +55,7 @@ class Matcher:
 
     def close(self) -> None:
         with self._lock:
-            self._end(kill=True)
-
-    def _ask(self, question: bytes) -> tuple[bytes, int]:
-        if self._process is None:
-            # A session of its own, so that Ctrl-C reaches only us; it ends when its input does.
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _WORKER],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env=minimal(),
-                start_new_session=True,
-            )
-        stdin, stdout = self._process.stdin, self._process.stdout
-        assert stdin is not None
-        assert stdout is not None
-        try:
-            stdin.write(question)
-            stdin.flush()
-            answer = stdout.readline()
-        except BrokenPipeError:
-            answer = b""
-        except BaseException:  # Ctrl-C in between: the answer would be taken for that of the next question
-            self._end(kill=True)
-            raise
-        return answer, 0 if answer else self._end(kill=False)
-
-    def _end(self, *, kill: bool) -> int:
-        process, self._process = self._process, None
-        if process is None:
-            return 0
-        if kill:
-            process.kill()
-        with (
-            contextlib.suppress(BrokenPipeError),
-            process,
-        ):  # closes the pipes, of which one may hold a question
-            pass
-        return process.wait()
+            self._worker.close()
 
 
 def _forget() -> None:

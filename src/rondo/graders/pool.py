@@ -25,6 +25,7 @@ from rondo.base import errors
 from rondo.base.environ import minimal
 from rondo.base.errors import RondoError, Unavailable
 from rondo.base.metrics import counter
+from rondo.base.process import exit_reason, last_line, start
 from rondo.graders.turns import in_turn
 
 SECONDS = 10.0
@@ -124,14 +125,13 @@ class _Worker:
     def __init__(self, memory_bytes: int) -> None:
         self.fit = True
         self._calls = 0
-        # One thread each, for they are as many as the cores; an interrupt is for the one that was started by hand.
-        self._process = subprocess.Popen(
+        # One thread each: there are as many workers as cores.
+        self._process = start(
             [sys.executable, "-m", "rondo.graders.worker", str(memory_bytes)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env={**minimal(), "OMP_NUM_THREADS": "1"},
-            start_new_session=True,
         )
 
     @property
@@ -223,11 +223,9 @@ class _Worker:
             self._kill()
             code = self._process.wait()
         assert self._process.stderr is not None
-        said = self._process.stderr.read(1 << 16).decode(errors="replace").strip().splitlines()
-        told = f" ({said[-1][:300]})" if said else ""
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        said = last_line(self._process.stderr.read(1 << 16), 300)
         kind = Killed if code == -signal.SIGKILL and not by_us else Unavailable
-        return kind(f"{who} {how}{told}.")
+        return kind(f"{who} {exit_reason(code)}{said and f' ({said})'}.")
 
     def _kill(self) -> None:
         """With whatever it has started."""

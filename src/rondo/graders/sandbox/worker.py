@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rondo.base.errors import Unavailable
+from rondo.base.process import start
 from rondo.graders.sandbox.limits import Limits
 
 _FOLDER = Path(__file__).parent
@@ -77,18 +78,16 @@ class Worker:
         self._numbers = itertools.count()
         self._ended: dict[int, Ended] = {}
         with theirs:
-            self._process = subprocess.Popen(
+            self._process = start(
                 [
                     *(sys.executable, "-S", "-s", "-P", "-c", _START),
                     *(str(_FOLDER), str(theirs.fileno()), json.dumps(list(packages))),
                 ],
-                stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 env=_ENVIRONMENT,
                 cwd="/",
-                start_new_session=True,  # Ctrl-C reaches only us; the worker ends when its socket does
             )
         try:
             self._wait_until_ready()
