@@ -97,7 +97,7 @@ def test_values_that_no_list_limit_covers_are_counted() -> None:
     body = {"model": "tiny", "messages": [{"role": "user", "content": "a"}]}
     free = {"chat_template_kwargs": {"x": [{"y": [1, {}]}] * 60_000}}
     with pytest.raises(InvalidRequest, match="more than 100000 values"):
-        parse_bounded(ChatRequest, json.dumps(body | free).encode(), 512)
+        parse_bounded(json.dumps(body | free).encode(), ChatRequest, 512)
 
 
 def test_a_text_with_far_too_many_tokens_is_not_tokenized_to_its_end(

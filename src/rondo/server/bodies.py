@@ -34,7 +34,7 @@ SMALL = 64 << 10
 PLAIN = 2 << 20
 """Parsed at once if it has few values: long texts are quick."""
 FEW_VALUES = 20_000
-PARSE_SECONDS = 60.0
+PARSE_SECONDS = 30.0
 MOST_LISTED = 16_384
 """Elements of a list of messages, tools, texts or prompts; lists of token ids are as long as the body allows."""
 MOST_VALUES = 100_000
@@ -56,7 +56,7 @@ class Bodies:
         self.limit = limit
         self._max_model_len = max_model_len
         self._idle_seconds = idle_seconds
-        self._workers = Workers()
+        self._workers = Workers(nice=5)
         self._held = 0
 
     async def read(self, kind: type[Body], request: Request) -> tuple[Body, int]:
@@ -87,10 +87,10 @@ class Bodies:
 
     async def _parse(self, kind: type[Body], raw: bytes) -> Body:
         if len(raw) <= SMALL or (len(raw) <= PLAIN and _values(raw) <= FEW_VALUES):
-            return parse_bounded(kind, raw, self._max_model_len)
+            return parse_bounded(raw, kind, self._max_model_len)
         try:
             parsed: Body = await self._workers.run(
-                parse_bounded, kind, raw, self._max_model_len, seconds=PARSE_SECONDS
+                parse_bounded, kind, self._max_model_len, data=raw, seconds=PARSE_SECONDS
             )
         except (OutOfTime, OutOfMemory) as error:
             raise BodyTooLarge(
@@ -100,7 +100,7 @@ class Bodies:
         return parsed
 
 
-def parse_bounded(kind: type[Body], raw: bytes, max_model_len: int) -> Body:
+def parse_bounded(raw: bytes, kind: type[Body], max_model_len: int) -> Body:
     """The checked request, none of whose lists is too long to be worked on."""
     body = parse(kind, raw)
     for name in type(body).model_fields:

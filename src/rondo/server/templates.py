@@ -72,7 +72,7 @@ def _exceeded(where: str, what: str) -> TemplateLimit:
     )
 
 
-def render_bounded(rendering: Callable[[], str], characters: int) -> str:
+def render_bounded(_: bytes, rendering: Callable[[], str], characters: int) -> str:
     """In a child process: only the output is measured, since time ends the process."""
     try:
         with metered(characters):

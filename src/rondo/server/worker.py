@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import pickle
 import resource
 import socket
@@ -23,6 +24,8 @@ from rondo.base.errors import RondoError, Unavailable
 HEADER = struct.Struct("!Q")
 LARGE = 4 << 20
 """A process that was sent more than so many bytes ends with its work, so that its memory is returned."""
+SENT = 1 << 20
+"""Bytes that are written at a time."""
 IDLE_SECONDS = 60.0
 """An idle process ends after this time."""
 
@@ -37,21 +40,21 @@ class OutOfMemory(RondoError):
 
 class Workers:
     """At most `most` child processes, started on demand; further work waits for its turn. `memory` is how many bytes of
-    data each may hold."""
+    data each may hold, and `nice` how far its priority is below the server's."""
 
-    def __init__(self, most: int = 2, memory: int = 2 << 30) -> None:
+    def __init__(self, most: int = 2, memory: int = 2 << 30, nice: int = 0) -> None:
         self._turns = asyncio.Semaphore(most)
-        self._memory = memory
+        self._limits = (memory, nice)
         self._idle: list[_Child] = []
 
-    async def run(self, work: Callable[..., Any], *args: object, seconds: float) -> Any:
-        """The result of `work(*args)`, a function of a module. `seconds` starts when the work does."""
+    async def run(self, work: Callable[..., Any], *args: object, data: bytes = b"", seconds: float) -> Any:
+        """The result of `work(data, *args)`, a function of a module. `seconds` starts when the work does."""
         message = pickle.dumps((work, args, seconds), pickle.HIGHEST_PROTOCOL)
         async with self._turns:
-            child = self._idle.pop() if self._idle else await _Child.start(self._memory)
+            child = self._idle.pop() if self._idle else await _Child.start(*self._limits)
             try:
                 async with asyncio.timeout(seconds):
-                    kind, value = await child.ask(message)
+                    kind, value = await child.ask(message, data)
             except TimeoutError:
                 raise OutOfTime(f"it took longer than {seconds:g} s.") from None
             except (ConnectionError, asyncio.IncompleteReadError):
@@ -59,7 +62,7 @@ class Workers:
                     "the process that did it was killed: out of memory or of CPU time."
                 ) from None
             else:
-                if len(message) <= LARGE:
+                if len(message) + len(data) <= LARGE:
                     self._keep(child)
             finally:
                 if child not in self._idle:
@@ -91,17 +94,18 @@ class _Child:
         self._timer: asyncio.TimerHandle | None = None
 
     @classmethod
-    async def start(cls, memory: int) -> _Child:
-        ours, process = _spawn(memory)
+    async def start(cls, memory: int, nice: int) -> _Child:
+        ours, process = _spawn(memory, nice)
         reader, writer = await asyncio.open_connection(sock=ours, limit=1 << 20)
         return cls(process, reader, writer)
 
-    async def ask(self, message: bytes) -> tuple[str, Any]:
+    async def ask(self, message: bytes, data: bytes) -> tuple[str, Any]:
         if self._timer is not None:
             self._timer.cancel()
-        self._writer.write(HEADER.pack(len(message)))
-        self._writer.write(message)
-        await self._writer.drain()
+        self._writer.write(HEADER.pack(len(message)) + message + HEADER.pack(len(data)))
+        for at in range(0, len(data), SENT):
+            self._writer.write(data[at : at + SENT])
+            await self._writer.drain()
         (size,) = HEADER.unpack(await self._reader.readexactly(HEADER.size))
         answer = await self._reader.readexactly(size)
         # In a thread where it is large: models are restored by Python code, which lets other threads run in between.
@@ -119,13 +123,17 @@ class _Child:
         self._process.wait()
 
 
-def _spawn(memory: int) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+def _spawn(memory: int, nice: int) -> tuple[socket.socket, subprocess.Popen[bytes]]:
     ours, theirs = socket.socketpair()
     with theirs:
-        code = f"from rondo.server.worker import serve; serve({theirs.fileno()}, {memory})"
+        code = f"from rondo.server.worker import serve; serve({theirs.fileno()}, {memory}, {nice})"
         try:
+            # Errors come back as answers; on its standard error a parser out of memory would write pages.
             process = subprocess.Popen(
-                [sys.executable, "-P", "-c", code], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
+                [sys.executable, "-P", "-c", code],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
             )
         except OSError as error:
             ours.close()
@@ -136,25 +144,27 @@ def _spawn(memory: int) -> tuple[socket.socket, subprocess.Popen[bytes]]:
 # From here on: in the child process.
 
 
-def serve(descriptor: int, memory: int) -> None:
+def serve(descriptor: int, memory: int, nice: int) -> None:
     """Does one piece of work after another until the server closes its end."""
+    os.nice(nice)
     # Not of address space: imported libraries reserve gigabytes of that.
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_DATA, (memory, resource.getrlimit(resource.RLIMIT_DATA)[1]))
     with socket.socket(fileno=descriptor) as connection, connection.makefile("rwb") as stream:
         while header := stream.read(HEADER.size):
             work, args, seconds = pickle.loads(stream.read(HEADER.unpack(header)[0]))
+            data = stream.read(HEADER.unpack(stream.read(HEADER.size))[0])
             _limit_cpu(seconds)
-            answer = pickle.dumps(_done(work, args), pickle.HIGHEST_PROTOCOL)
-            del work, args
+            answer = pickle.dumps(_done(work, data, args), pickle.HIGHEST_PROTOCOL)
+            del work, args, data
             stream.write(HEADER.pack(len(answer)))
             stream.write(answer)
             stream.flush()
 
 
-def _done(work: Callable[..., Any], args: tuple[object, ...]) -> tuple[str, Any]:
+def _done(work: Callable[..., Any], data: bytes, args: tuple[object, ...]) -> tuple[str, Any]:
     try:
-        return "ok", work(*args)
+        return "ok", work(data, *args)
     except RondoError as error:
         return "error", error
     except MemoryError:
