@@ -21,6 +21,8 @@ MOST = 8192
 """Connections at a time, where the process may open as many files."""
 RESERVED = 64
 """File descriptors beside connections: models, logs, child processes, and connections on their way to be refused."""
+READ = 32 << 10
+"""Bytes that are parsed in one turn of the event loop."""
 LINGER_SECONDS = 2.0
 """A refused body is read and dropped for so long: closed at once, the client would see a reset and not the answer."""
 STALLED_SECONDS = 60.0
@@ -108,6 +110,8 @@ class Connection(Protocol):
         return max(self._head_since or 0.0, self._ended)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        # asyncio reads this much at a time: of chunks of one byte it may be ten thousand.
+        transport.max_size = READ  # type: ignore[attr-defined]
         self._lingering = _Lingering(transport, self)
         super().connection_made(self._lingering)  # type: ignore[arg-type]
         self._address = self.client[0] if self.client else ""
