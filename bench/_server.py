@@ -55,6 +55,7 @@ def main(nowhere: TextIO) -> None:
     parser.add_argument("--pace", type=float, default=0.0)
     parser.add_argument("--max-num-seqs", type=int, default=64)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--max-body-bytes", type=int)
     given = parser.parse_args()
     yield_soon()
     torch.set_num_threads(given.threads)
@@ -64,9 +65,10 @@ def main(nowhere: TextIO) -> None:
     app: ASGIApp = bare
     engine: ServedEngine | None = None
     if not given.bare:
+        settings = ServerConfig(served_model_name="model", max_body_bytes=given.max_body_bytes)
         config = EngineConfig(max_num_seqs=given.max_num_seqs, threads=given.threads)
         with without_collector():
-            app, engine, _ = load_app(given.folder, config, ServerConfig(served_model_name="model"))
+            app, engine, _ = load_app(given.folder, config, settings)
         if given.pace:
             engine.core.step = paced(engine.core.step, given.pace)  # type: ignore[attr-defined]
     server = make_server(app, ServerConfig(), engine)

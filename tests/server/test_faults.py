@@ -12,7 +12,6 @@ import httpx
 import pytest
 
 from rondo.engine.config import EngineConfig
-from rondo.server import http
 from rondo.server.config import ServerConfig
 from server.running import Running, start
 from support.engines import slowly
@@ -146,15 +145,6 @@ def test_a_body_that_turns_out_huge_is_refused_on_the_way(client: httpx.Client) 
 
     answer = client.post(COMPLETIONS, content=parts(), headers=JSON)
     assert (answer.status_code, error_of(answer)["code"]) == (413, "body_too_large")
-
-
-def test_a_body_that_stops_coming_is_given_up(served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "BODY_SECONDS", 0.2)
-    with closing(connect(served)) as connection:
-        connection.sendall(request(COMPLETIONS, b'{"model":', "Content-Length: 100"))
-        answer = whole(connection)
-    assert answer.startswith(b"HTTP/1.1 408 ")
-    assert b"body_timeout" in answer
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ class UnloadAdapter(Wire):
 
 def adapter_routes(engine: Engine, served: Served, key: str | None) -> list[Route]:
     async def load(request: Request) -> Response:
-        body = parse(LoadAdapter, await read_body(request, served.max_body_bytes))
+        body = parse(LoadAdapter, await read_body(request, served.bodies.limit))
         if not body.lora_name or not body.lora_path:
             raise InvalidRequest("Both 'lora_name' and 'lora_path' must be provided.", param="lora_name")
         if served.is_base(body.lora_name):
@@ -42,7 +42,7 @@ def adapter_routes(engine: Engine, served: Served, key: str | None) -> list[Rout
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
     async def unload(request: Request) -> Response:
-        body = parse(UnloadAdapter, await read_body(request, served.max_body_bytes))
+        body = parse(UnloadAdapter, await read_body(request, served.bodies.limit))
         if not engine.has_adapter(body.lora_name):
             raise NotFound(f"The lora adapter '{body.lora_name}' cannot be found.", param="lora_name")
         await engine.unload_adapter(body.lora_name)

@@ -25,6 +25,7 @@ from rondo.engine.weight_session import WeightSession
 from rondo.models import ModelConfig
 from rondo.server.access import Access
 from rondo.server.adapters import ADAPTER_PATHS, adapter_routes
+from rondo.server.bodies import Bodies, body_limit
 from rondo.server.chat import chat
 from rondo.server.completions import completions
 from rondo.server.config import ServerConfig
@@ -41,6 +42,7 @@ from rondo.server.rollouts import RL, rollout_routes
 from rondo.server.scoring import Scorer
 from rondo.server.served import Served
 from rondo.server.shapes import Tokens
+from rondo.server.templates import Templates
 from rondo.server.tokenize import detokenize, tokenize
 from rondo.server.weights import weight_routes
 from rondo.text.parsing import choose_dialect
@@ -60,16 +62,18 @@ def create_app(
     pooling: Pooling = "last",
 ) -> ASGIApp:
     """Clients may ask for the model by `name`, which is what answers show, or by one of `aliases`."""
+    largest = config.max_body_bytes or body_limit(engine.max_model_len)
+    templates = Templates(config.template_seconds, config.template_characters or 2 * largest)
     served = Served(
         engine=engine,
-        prompts=Prompts(tokenizer, engine.max_model_len, model.vocab_size),
+        prompts=Prompts(tokenizer, engine.max_model_len, model.vocab_size, templates=templates),
         replies=_replies(tokenizer, config),
         tokens=Tokens(tokenizer),
         name=name,
         aliases=frozenset(aliases),
         max_model_len=engine.max_model_len,
         max_queued=engine.max_queued,
-        max_body_bytes=config.max_body_bytes,
+        bodies=Bodies(largest, engine.max_model_len, config.body_seconds),
         allow_priority=config.allow_priority,
         created=int(time.time()),
         eos_ids=tuple(tokenizer.eos_ids or model.eos_ids),

@@ -9,11 +9,9 @@ from starlette.types import ASGIApp
 
 from rondo.base.ids import new_id
 from rondo.client.openai import ChatRequest
-from rondo.client.refusals import parse
 from rondo.client.types import TokenChunk
 from rondo.server.answering import Job, answer, ending, is_news
 from rondo.server.beam import Beams
-from rondo.server.http import read_body
 from rondo.server.replies import Reply, deltas_of, message_of
 from rondo.server.served import Served
 from rondo.server.shapes import UsageCount, chat_logprobs, shown_prompt
@@ -21,10 +19,9 @@ from rondo.server.turn import make_turn
 
 
 async def chat(served: Served, request: Request) -> ASGIApp:
-    raw = await read_body(request, served.max_body_bytes)
-    body = parse(ChatRequest, raw)
+    body, size = await served.bodies.read(ChatRequest, request)
     request_id = new_id("chatcmpl")
-    turn = await make_turn(served, body, request_id, len(raw))
+    turn = await make_turn(served, body, request_id, size)
     replies: dict[int, Reply] = {}
     tokens = served.tokens.named(body.return_tokens_as_token_ids)
 

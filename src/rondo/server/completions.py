@@ -10,12 +10,10 @@ from starlette.types import ASGIApp
 from rondo.base.errors import InvalidRequest
 from rondo.base.ids import new_id
 from rondo.client.openai import CompletionRequest
-from rondo.client.refusals import parse
 from rondo.client.types import GenerateRequest, TokenChunk
 from rondo.engine.words import truncated
 from rondo.server.answering import Job, answer, ending, is_news
 from rondo.server.beam import Beams
-from rondo.server.http import read_body
 from rondo.server.served import Served
 from rondo.server.shapes import completion_logprobs, echo_logprobs, shown_prompt
 
@@ -23,7 +21,7 @@ MAX_PROMPTS = 2048
 
 
 async def completions(served: Served, request: Request) -> ASGIApp:
-    body = parse(CompletionRequest, await read_body(request, served.max_body_bytes))
+    body, _ = await served.bodies.read(CompletionRequest, request)
     prompts = body.prompts()
     if len(prompts) > MAX_PROMPTS:
         raise InvalidRequest(f"at most {MAX_PROMPTS} prompts in one request.", param="prompt")

@@ -37,7 +37,23 @@ class ServerConfig(Section):
     )
     adapters: dict[str, str] = Field({}, description="adapters' folders by the names they are served under")
     drain_seconds: float = Field(30.0, ge=0, description="how long running requests may finish after SIGTERM")
-    max_body_bytes: int = Field(64 << 20, ge=1024, description="the largest request body")
+    max_body_bytes: int | None = Field(
+        None,
+        ge=1024,
+        description="the largest request body; by default 4 MiB and 32 bytes a token of the context",
+    )
+    template_seconds: float = Field(10.0, gt=0, description="the longest time to render the chat template")
+    template_characters: int | None = Field(
+        None, ge=1, description="the longest text of the chat template; by default twice the largest body"
+    )
+    header_seconds: float = Field(10.0, gt=0, description="the longest time for the head of a request")
+    max_connections: int | None = Field(
+        None, ge=1, description="connections at a time; by default as many as the limit of open files allows"
+    )
+    max_connections_per_address: int | None = Field(
+        None, ge=1, description="connections at a time from one address; by default without a limit"
+    )
+    body_seconds: float = Field(60.0, gt=0, description="the longest wait for the next part of a body")
     allow_priority: bool = Field(False, description="whether clients may say which requests go first")
     matryoshka: bool = Field(
         False, description="whether embeddings may be cut: for a model trained so whose config.json is silent"

@@ -20,11 +20,10 @@ from rondo.base.errors import InvalidRequest, Unavailable
 from rondo.base.ids import new_id
 from rondo.client.blame import blaming
 from rondo.client.openai import TokenIds
-from rondo.client.refusals import parse
 from rondo.client.types import GenerateRequest, Pooling, SamplingParams
 from rondo.client.wire import Many, Wire, shown
 from rondo.models.architecture import ModelConfig
-from rondo.server.http import gather, read_body, unless_gone
+from rondo.server.http import gather, unless_gone
 from rondo.server.served import Served
 from rondo.server.truncation import Side, cut, texts_cut_to
 
@@ -128,7 +127,7 @@ class Embedder:
     dimensions: Dimensions
 
     async def embeddings(self, request: Request) -> Response:
-        body = parse(EmbeddingRequest, await read_body(request, self.served.max_body_bytes))
+        body, _ = await self.served.bodies.read(EmbeddingRequest, request)
         inputs = body.inputs()
         adapter = self.check(body, len(inputs), "input")
         dimensions = self.dimensions.check(body.dimensions)

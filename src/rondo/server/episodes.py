@@ -30,6 +30,7 @@ from rondo.client.wire import Wire
 from rondo.rl.agents import Address
 from rondo.rl.recording import Read, Recorder
 from rondo.server.app import Asked
+from rondo.server.bodies import Bodies
 from rondo.server.chat import chat
 from rondo.server.completions import completions
 from rondo.server.errors import on_bug, on_http_error, on_rondo_error
@@ -169,7 +170,7 @@ class EpisodeDoor:
 
     async def _reward(self, request: Request) -> ASGIApp:
         recorder, served = self._found(request)
-        body = parse(Reward, await read_body(request, served.max_body_bytes))
+        body = parse(Reward, await read_body(request, served.bodies.limit))
         recorder.reward(body.reward, body.parts)
         return Json({"reward": body.reward})
 
@@ -205,7 +206,7 @@ def _served(recorder: Recorder) -> Served:
         aliases=frozenset(),
         max_model_len=recorder.max_model_len,
         max_queued=MAX_SAMPLES,
-        max_body_bytes=MAX_BODY_BYTES,
+        bodies=Bodies(MAX_BODY_BYTES, recorder.max_model_len),
         allow_priority=False,
         created=int(time.time()),
         eos_ids=tokenizer.eos_ids,

@@ -15,11 +15,10 @@ from rondo.base.errors import InvalidRequest, Unavailable
 from rondo.base.ids import new_id
 from rondo.client.blame import blaming
 from rondo.client.openai import TokenIds
-from rondo.client.refusals import parse
 from rondo.client.types import GenerateRequest, SamplingParams
 from rondo.client.wire import Many, Wire
 from rondo.server.embeddings import MAX_INPUTS
-from rondo.server.http import gather, read_body, unless_gone
+from rondo.server.http import gather, unless_gone
 from rondo.server.served import Served
 
 
@@ -35,7 +34,7 @@ class GenerativeScoringRequest(Wire):
 
 
 async def generative_scoring(served: Served, request: Request) -> Response:
-    body = parse(GenerativeScoringRequest, await read_body(request, served.max_body_bytes))
+    body, _ = await served.bodies.read(GenerativeScoringRequest, request)
     adapter = served.adapter(body.model or served.name)
     served.check_priority(body.priority)
     labels = list(dict.fromkeys(body.label_token_ids))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
@@ -18,18 +18,27 @@ T = TypeVar("T")
 
 
 BODY_SECONDS = 60.0
-"""The longest wait for the next part of a body."""
+"""The longest wait for the next part of a body, unless the settings say otherwise."""
+SLOWEST_BODY = 4096
+"""Bytes a second: a body that comes more slowly on the whole is given up, however often a part of it comes."""
 
 
-async def read_body(request: Request, limit: int) -> bytes:
-    """What is known to be too large is refused before it is sent; what turns out to be, as soon as it does."""
+async def read_body(
+    request: Request,
+    limit: int,
+    idle_seconds: float = BODY_SECONDS,
+    hold: Callable[[int], None] = lambda size: None,
+) -> bytes:
+    """A body whose declared size exceeds `limit` is refused before it is read, another as soon as it does. `hold` is
+    called with the bytes read so far, and refuses by an exception what is too much for the server's memory."""
     declared = request.headers.get("content-length", "")
-    too_large = BodyTooLarge(f"the request body is larger than {limit} bytes.", code="body_too_large")
     if declared.isdigit() and int(declared) > limit:
-        raise too_large
+        raise _too_large(limit)
     parts, size, more = [], 0, True
+    now = asyncio.get_running_loop().time
+    begun = now()
     try:
-        async with asyncio.timeout(BODY_SECONDS) as patience:
+        async with asyncio.timeout(idle_seconds) as patience:
             while more:
                 message = await request.receive()
                 if message["type"] == "http.disconnect":
@@ -37,15 +46,27 @@ async def read_body(request: Request, limit: int) -> bytes:
                 part, more = message.get("body", b""), message.get("more_body", False)
                 size += len(part)
                 if size > limit:
-                    raise too_large
+                    raise _too_large(limit)
+                hold(size)
                 parts.append(part)
                 if more:
-                    patience.reschedule(asyncio.get_running_loop().time() + BODY_SECONDS)
+                    latest = begun + idle_seconds + size / SLOWEST_BODY
+                    patience.reschedule(min(now() + idle_seconds, latest))
     except TimeoutError:
         raise BodyTimeout(
-            f"nothing more of the request body came for {BODY_SECONDS:g} s.", code="body_timeout"
+            f"nothing more of the request body came for {idle_seconds:g} s (server.body_seconds), or it came more "
+            f"slowly than {SLOWEST_BODY} bytes a second.",
+            code="body_timeout",
         ) from None
     return b"".join(parts)
+
+
+def _too_large(limit: int) -> BodyTooLarge:
+    return BodyTooLarge(
+        f"the request body is larger than {limit} bytes. Send it in several requests, or raise the server's setting "
+        "server.max_body_bytes.",
+        code="body_too_large",
+    )
 
 
 def bearer_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes:

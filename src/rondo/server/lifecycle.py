@@ -65,7 +65,7 @@ def lifecycle_routes(
         return JSONResponse({"success": True})
 
     async def abort_requests(request: Request) -> Response:
-        body = parse(AbortRequests, await read_body(request, served.max_body_bytes))
+        body = parse(AbortRequests, await read_body(request, served.bodies.limit))
         names = body.request_ids or list(served.parts)
         running = dict.fromkeys(id for name in names for id in served.going_by(name))
         for id in running:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
@@ -13,6 +13,8 @@ from rondo.client.blame import blaming
 from rondo.client.openai import ChatRequest
 from rondo.client.tools import Tool
 from rondo.engine.intake import check_prompt
+from rondo.server.memory import return_memory
+from rondo.server.templates import Templates
 from rondo.text.bound import longest_text
 from rondo.text.messages import adapt_messages
 from rondo.text.tokenizer import Tokenizer
@@ -23,6 +25,10 @@ T = TypeVar("T")
 SHORT = 4096
 """A text of so many characters is tokenized faster than a thread is woken."""
 
+
+PIECE = 1 << 18
+"""Characters that are tokenized together: each token takes hundreds of bytes meanwhile."""
+CHARACTERS_PER_TOKEN = 16
 
 ENDING = 64
 """So much of a prompt tells what its answer begins with."""
@@ -41,6 +47,8 @@ class Prompts:
     max_model_len: int
     vocab: int
     """The model's, which may have more token ids than the tokenizer."""
+    templates: Templates | None = field(default=None, kw_only=True)
+    """The limits of chat templates; None where the template is trusted."""
 
     def check(self, prompts: Sequence[Sequence[int]], field: str, answer: int = 1, common: int = 0) -> None:
         """Before the first of them is begun: what the engine would refuse, with the field and the number of the one
@@ -56,7 +64,12 @@ class Prompts:
         """`bounded` refuses what cannot fit into the context without looking at it."""
         if not texts:
             return []
-        return await beside(sum(map(len, texts)), lambda: self._encode(texts, add_special, bounded))
+        size = sum(map(len, texts))
+        try:
+            return await beside(size, lambda: self._encode(texts, add_special, bounded))
+        finally:
+            if size > PIECE:
+                await asyncio.to_thread(return_memory)
 
     async def of_chat(
         self, body: ChatRequest, tools: Sequence[Tool], size: int, add_special: bool = False
@@ -68,25 +81,65 @@ class Prompts:
         variables = variables_of(body, template)
         continued = body.continue_final_message
 
-        def work() -> ChatPrompt:
-            text = self.tokenizer.render(
-                messages,
-                [tool.for_template() for tool in tools] or None,
-                add_generation_prompt=body.add_generation_prompt and not continued,
-                continue_final_message=continued,
-                **variables,
-            )
+        rendering = self.tokenizer.rendering(
+            messages,
+            [tool.for_template() for tool in tools] or None,
+            add_generation_prompt=body.add_generation_prompt and not continued,
+            continue_final_message=continued,
+            **variables,
+        )
+
+        def encode(text: str) -> ChatPrompt:
             ending = str(messages[-1].get("content") or "") if continued else text[-ENDING:]
             (ids,) = self._encode([text], add_special, bounded=body.truncate_prompt_tokens is None)
             return ChatPrompt(ids, ending, continued)
 
+        def work() -> ChatPrompt | None:
+            templates = self.templates
+            text = rendering() if templates is None else templates.render_here(rendering, size <= SHORT)
+            return None if text is None else encode(text)
+
         with blaming("messages"):
-            return await beside(size, work)
+            prompt = await beside(size, work)
+            if prompt is None and self.templates is not None:
+                text = await self.templates.render_apart(rendering)
+                prompt = await beside(len(text), lambda: encode(text))
+        assert prompt is not None
+        return prompt
 
     def _encode(self, texts: Sequence[str], add_special: bool, bounded: bool = True) -> list[list[int]]:
-        for text in texts if bounded else ():
-            self._check_length(text)
-        return self.tokenizer.encode_batch(texts, add_special)
+        for text in texts:
+            if bounded:
+                self._check_length(text)
+                self._check_density(text)
+            elif len(text) > self.most_characters:
+                raise InvalidRequest(
+                    f"the text has {len(text)} characters: at most {self.most_characters} are tokenized. Shorten it.",
+                    param="prompt",
+                )
+        return [ids for some in _pieces(texts) for ids in self.tokenizer.encode_batch(some, add_special)]
+
+    @property
+    def most_characters(self) -> int:
+        """Characters of a text that may have more tokens than the context, to be counted or cut."""
+        return max(PIECE, CHARACTERS_PER_TOKEN * self.max_model_len)
+
+    def _check_density(self, text: str) -> None:
+        """Counts tokens piece by piece where there could be many more than fit: the tokenizer needs hundreds of bytes
+        for each. A cut changes few tokens, and twice as many as fit are allowed."""
+        size = len(text) if text.isascii() else 4 * len(text)
+        if size <= max(PIECE, CHARACTERS_PER_TOKEN // 2 * self.max_model_len):
+            return
+        counted = 0
+        for at in range(0, len(text), SHORT):
+            counted += len(self.tokenizer.encode(text[at : at + SHORT], add_special=False))
+            if counted > 2 * self.max_model_len:
+                raise InvalidRequest(
+                    f"the prompt has more than {counted} tokens, but the context is {self.max_model_len} tokens. "
+                    "Shorten the prompt.",
+                    param="prompt",
+                    code="context_length_exceeded",
+                )
 
     def _check_length(self, text: str) -> None:
         if len(text) > max(SHORT, self.max_model_len) and self._longest and len(text) > self._longest:
@@ -118,6 +171,20 @@ def _effort(effort: str, template: str) -> str:
             code="unsupported_parameter",
         )
     return effort
+
+
+def _pieces(texts: Sequence[str]) -> Iterator[list[str]]:
+    """The texts in groups of about `PIECE` characters."""
+    group: list[str] = []
+    size = 0
+    for text in texts:
+        group.append(text)
+        size += len(text)
+        if size >= PIECE:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
 
 
 async def beside(size: int, work: Callable[[], T]) -> T:

@@ -17,10 +17,9 @@ from starlette.types import ASGIApp
 from rondo.base.errors import InvalidRequest, NotFound
 from rondo.base.ids import new_id
 from rondo.client.openai import ChatRequest
-from rondo.client.refusals import parse
 from rondo.client.responses import NOT_STORED, ResponsesRequest, under_its_names
 from rondo.client.types import GenerateRequest, TokenChunk
-from rondo.server.http import EventStream, Json, event_of, read_body, unless_gone
+from rondo.server.http import EventStream, Json, event_of, unless_gone
 from rondo.server.response_items import Event, Output
 from rondo.server.served import Served
 from rondo.server.shapes import UsageCount, chat_logprobs
@@ -29,12 +28,11 @@ from rondo.text.parsing import Content, Part
 
 
 async def responses(served: Served, request: Request) -> ASGIApp:
-    raw = await read_body(request, served.max_body_bytes)
-    body = parse(ResponsesRequest, raw)
+    body, size = await served.bodies.read(ResponsesRequest, request)
     chat = body.to_chat()
     id = new_id("resp")
     with under_its_names():
-        turn = await make_turn(served, chat, id, len(raw))
+        turn = await make_turn(served, chat, id, size)
     answering = Answering(served, body, chat, turn)
     if answering.parser is not None and body.wants_logprobs:
         raise InvalidRequest(

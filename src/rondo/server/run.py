@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import logging
 import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, cast
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -17,10 +20,21 @@ from rondo.base.errors import ConfigError
 from rondo.base.log import get_logger
 from rondo.client.engine import ServedEngine, fault_of
 from rondo.server.config import ServerConfig
-from rondo.server.protocol import Protocol
+from rondo.server.connections import Connection, Connections
+from rondo.server.spare_log import Sparing
 
 log = get_logger("rondo.server")
+loop_log = logging.getLogger("rondo.server.connections")
 
+SWEEP_TICKS = 10
+"""Ticks of a tenth of a second between two looks at the connections."""
+
+WAITING = 2048
+"""Connections that wait in the system to be accepted."""
+ACCEPTED = 8
+"""Connections that are accepted before they are counted: fewer than the descriptors reserved for them."""
+NO_DESCRIPTOR = "socket.accept() out of system resource"
+"""asyncio's message; it accepts again a second later."""
 LAST_BYTES_SECONDS = 5
 """How long answers that are complete may still be on their way to slow clients."""
 
@@ -35,7 +49,7 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         listener.bind((host, port))
         # From here on clients may connect; they are answered when the model is there.
-        listener.listen(2048)
+        listener.listen(WAITING)
     except OSError as error:
         listener.close()
         if error.errno == errno.EADDRINUSE:
@@ -61,8 +75,15 @@ class _Server(uvicorn.Server):
     does the server close its connections.
     """
 
-    def __init__(self, config: uvicorn.Config, engine: ServedEngine | None, drain_seconds: float) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        engine: ServedEngine | None,
+        drain_seconds: float,
+        connections: Connections,
+    ) -> None:
         super().__init__(config)
+        self.connections = connections
         self.engine = engine
         self.drain_seconds = drain_seconds
         self._draining: asyncio.Task[None] | None = None
@@ -86,7 +107,23 @@ class _Server(uvicorn.Server):
         """An engine that failed stays so: the process ends, and whoever started it can start it again."""
         if self.engine is not None and fault_of(self.engine) and self._draining is None:
             self.should_exit = True
+        if counter % SWEEP_TICKS == 0:
+            self.connections.sweep(asyncio.get_running_loop().time())
         return await super().on_tick(counter)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().set_exception_handler(self._on_loop_error)
+        await super().startup(sockets)
+        # asyncio takes the number of connections that it accepts at a time for the length of the system's queue too.
+        for listener in sockets or []:
+            listener.listen(WAITING)
+
+    def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if context.get("message") == NO_DESCRIPTOR:
+            self.connections.evict()
+            loop_log.warning("no file descriptor is left for a new connection: raise the limit (ulimit -n)")
+        else:
+            loop.default_exception_handler(context)
 
     def _on_signal(self, number: int) -> None:
         if self._draining is None:
@@ -108,6 +145,13 @@ class _Server(uvicorn.Server):
 
 def make_server(app: ASGIApp, config: ServerConfig, engine: ServedEngine | None = None) -> uvicorn.Server:
     """Drains `engine` before it ends at a signal."""
+    connections = Connections(
+        config.max_connections, config.max_connections_per_address, config.header_seconds
+    )
+    for name in ("uvicorn.error", loop_log.name):
+        logger = logging.getLogger(name)
+        if not any(isinstance(one, Sparing) for one in logger.filters):
+            logger.addFilter(Sparing())
     return _Server(
         uvicorn.Config(
             app,
@@ -116,7 +160,8 @@ def make_server(app: ASGIApp, config: ServerConfig, engine: ServedEngine | None 
             ws="none",
             lifespan="off",
             loop="asyncio",
-            http=Protocol,
+            http=cast("type[asyncio.Protocol]", partial(Connection, connections)),
+            backlog=ACCEPTED,
             proxy_headers=False,
             server_header=False,
             timeout_keep_alive=75,
@@ -124,6 +169,7 @@ def make_server(app: ASGIApp, config: ServerConfig, engine: ServedEngine | None 
         ),
         engine,
         config.drain_seconds,
+        connections,
     )
 
 

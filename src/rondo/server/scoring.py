@@ -10,10 +10,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from rondo.base.errors import InvalidRequest
-from rondo.client.refusals import parse
 from rondo.client.wire import Many
 from rondo.server.embeddings import Embedder, Floats, Given, PoolingBody, usage_of
-from rondo.server.http import read_body, unless_gone
+from rondo.server.http import unless_gone
 
 Texts = str | Many[str]
 NAMES = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
@@ -61,7 +60,7 @@ class Scorer:
     embedder: Embedder
 
     async def score(self, request: Request) -> Response:
-        body = parse(ScoreRequest, await read_body(request, self.embedder.served.max_body_bytes))
+        body, _ = await self.embedder.served.bodies.read(ScoreRequest, request)
         left, right = body.sides()
         lefts, rights = _listed(left[1]), _listed(right[1])
         if len(lefts) not in (1, len(rights)):
@@ -74,7 +73,7 @@ class Scorer:
         return JSONResponse(self.embedder.head("score", body) | {"data": data, "usage": usage_of(tokens)})
 
     async def rerank(self, request: Request) -> Response:
-        body = parse(RerankRequest, await read_body(request, self.embedder.served.max_body_bytes))
+        body, _ = await self.embedder.served.bodies.read(RerankRequest, request)
         documents = _listed(body.documents)
         scores, tokens = await self._scores(request, body, ("query", [body.query]), ("documents", documents))
         best = sorted(range(len(scores)), key=lambda i: -scores[i])[: body.top_n or None]

@@ -11,6 +11,7 @@ from rondo.base.errors import InvalidRequest, NotFound
 from rondo.client.engine import Engine
 from rondo.client.openai import ChatRequest, CompletionRequest, SamplingBody
 from rondo.client.types import GenerateRequest, SamplingParams
+from rondo.server.bodies import Bodies
 from rondo.server.prompts import Prompts
 from rondo.server.replies import Replies
 from rondo.server.shapes import Tokens
@@ -28,7 +29,7 @@ class Served:
     aliases: frozenset[str]
     max_model_len: int
     max_queued: int
-    max_body_bytes: int
+    bodies: Bodies
     allow_priority: bool
     created: int
     eos_ids: tuple[int, ...]

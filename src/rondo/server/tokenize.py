@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -9,12 +11,14 @@ from starlette.responses import JSONResponse, Response
 
 from rondo.base.errors import InvalidRequest
 from rondo.client.openai import BOTH_ENDS, ChatRequest, Message, TokenIds
-from rondo.client.refusals import parse
 from rondo.client.tools import Tool
 from rondo.client.wire import Many, Wire
-from rondo.server.http import read_body
 from rondo.server.prompts import beside
 from rondo.server.served import Served
+
+MOST_TOKENS = 1 << 16
+LISTED = 1 << 14
+"""Elements that are written as JSON at a time: the encoder holds the interpreter's lock for each call."""
 
 
 class TokenizeRequest(Wire):
@@ -50,19 +54,33 @@ class DetokenizeRequest(Wire):
 
 
 async def tokenize(served: Served, request: Request) -> Response:
-    raw = await read_body(request, served.max_body_bytes)
-    body = parse(TokenizeRequest, raw).checked()
+    given, size = await served.bodies.read(TokenizeRequest, request)
+    body = given.checked()
     served.adapter(body.model or served.name)
-    tokens = await _tokens(served, body, len(raw))
+    tokens = await _tokens(served, body, size)
 
     def render() -> Response:
         strings = None
         if body.return_token_strs:
             strings = [served.prompts.tokenizer.token(token) for token in tokens]
-        answer = {"count": len(tokens), "max_model_len": served.max_model_len, "tokens": tokens}
-        return JSONResponse(answer | {"token_strs": strings})
+        head = f'{{"count":{len(tokens)},"max_model_len":{served.max_model_len},"tokens":'
+        shown = "null" if strings is None else _listed(strings)
+        text = f'{head}{_listed(tokens)},"token_strs":{shown}}}'
+        return Response(text.encode(), media_type="application/json")
 
     return await beside(len(tokens), render)
+
+
+def _listed(values: Sequence[object]) -> str:
+    parts = [
+        json.dumps(values[at : at + LISTED], ensure_ascii=False)[1:-1] for at in range(0, len(values), LISTED)
+    ]
+    return f"[{','.join(parts)}]"
+
+
+def _most_tokens(served: Served) -> int:
+    """Token ids of one request to `/detokenize`."""
+    return max(MOST_TOKENS, 4 * served.max_model_len)
 
 
 async def _tokens(served: Served, body: TokenizeRequest, size: int) -> list[int]:
@@ -84,9 +102,15 @@ async def _tokens(served: Served, body: TokenizeRequest, size: int) -> list[int]
 
 
 async def detokenize(served: Served, request: Request) -> Response:
-    body = parse(DetokenizeRequest, await read_body(request, served.max_body_bytes))
+    body, _ = await served.bodies.read(DetokenizeRequest, request)
     served.adapter(body.model or served.name)
     tokenizer = served.prompts.tokenizer
+    if len(body.tokens) > _most_tokens(served):
+        raise InvalidRequest(
+            f"tokens has {len(body.tokens)} token ids: at most {_most_tokens(served)} are detokenized in one request. "
+            "Send several.",
+            param="tokens",
+        )
     if body.tokens and max(body.tokens) >= tokenizer.vocab_size:
         raise InvalidRequest(
             f"tokens has {max(body.tokens)}, but the vocabulary has only {tokenizer.vocab_size} tokens.",

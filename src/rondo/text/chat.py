@@ -18,9 +18,10 @@ from jinja2 import nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from rondo.base.errors import InvalidRequest, ModelError
+from rondo.text import metered
+from rondo.text.metered import MeteredEnvironment
 
 Message = Mapping[str, Any]
 Span = tuple[int, int]
@@ -80,15 +81,25 @@ def _strftime_now(format: str) -> str:
     return datetime.now().strftime(format)
 
 
-@lru_cache(maxsize=128)
-def _compile(template: str) -> jinja2.Template:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+def _environment() -> MeteredEnvironment:
+    environment = MeteredEnvironment(
+        trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=[_Generation, loopcontrols]
     )
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
-    return environment.from_string(template)
+    return environment
+
+
+@lru_cache(maxsize=128)
+def _compile(template: str) -> jinja2.Template:
+    return _environment().from_string(template)
+
+
+@lru_cache(maxsize=128)
+def is_bounded(template: str) -> bool:
+    """Whether `metered` bounds the work of the template."""
+    return metered.is_bounded(template, _environment())
 
 
 def compile_template(template: str, where: str = "the chat template") -> jinja2.Template:

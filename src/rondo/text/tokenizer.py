@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from copy import copy
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -176,7 +176,30 @@ class Tokenizer:
         **variables: Any,
     ) -> str:
         """The conversation as the model's prompt. Other keywords are the template's own variables."""
-        return chat.render(
+        return self.rendering(
+            messages,
+            tools,
+            add_generation_prompt,
+            documents=documents,
+            continue_final_message=continue_final_message,
+            template_name=template_name,
+            **variables,
+        )()
+
+    def rendering(
+        self,
+        messages: Sequence[chat.Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        *,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        continue_final_message: bool | str = False,
+        template_name: str | None = None,
+        **variables: Any,
+    ) -> "partial[str]":
+        """`render` to be called later, also in another process: the tokenizer is not part of it."""
+        return partial(
+            chat.render,
             self._template(template_name, tools),
             messages,
             tools=tools,
