@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from rondo.base.errors import InvalidRequest, RondoError
 from rondo.client.types import GenerateRequest
 from rondo.engine.adapters import LoadedAdapter
+from rondo.engine.blocks import salt_of
 from rondo.engine.config import EngineConfig
 from rondo.engine.randomness import derive, mix
 from rondo.engine.request import Request
@@ -34,6 +35,7 @@ class Intake:
         ends = frozenset() if params.ignore_eos else self._eos_ids
         stop_ids = ends.union(params.stop_token_ids)
         seed = mix(self._config.seed * 2**32 + self._arrivals) if params.seed is None else params.seed
+        salt = 0 if request.cache_salt is None else salt_of(request.cache_salt)
         samples = [
             Request(
                 id=request.id,
@@ -45,6 +47,7 @@ class Intake:
                 priority=request.priority,
                 adapter=adapter,
                 adapter_key=0 if adapter is None else adapter.key,
+                salt=salt,
                 pooling=request.pooling,
                 seed=derive(seed, index),
                 stop_ids=stop_ids,

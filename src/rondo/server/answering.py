@@ -18,7 +18,7 @@ from rondo.client.openai import SamplingBody
 from rondo.client.ranking import best, spread
 from rondo.client.types import GenerateRequest, TokenChunk
 from rondo.server.beam import Beams
-from rondo.server.http import DONE, EventStream, Json, event_of, gather, unless_gone, with_signs
+from rondo.server.http import DONE, EventStream, Json, event_of, gather, note_ignored, unless_gone, with_signs
 from rondo.server.served import Served
 from rondo.server.shapes import UsageCount, join
 
@@ -93,6 +93,7 @@ def ending(body: SamplingBody, chunk: TokenChunk) -> dict[str, Any]:
 async def answer(served: Served, request: Request, job: Job) -> ASGIApp:
     if job.body.stream_options is not None and not job.body.stream:
         raise InvalidRequest("stream_options needs stream: true.", param="stream_options")
+    note_ignored(job.body)
     if job.body.stream:
         events = _events(served, job)
         return EventStream(with_signs(events) if job.body.whole_samples else events)

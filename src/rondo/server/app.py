@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rondo import __version__
 from rondo.base import metrics
+from rondo.base.account import current
 from rondo.base.errors import RondoError
 from rondo.base.tracing import Tracer
 from rondo.client.engine import ServedEngine
@@ -38,6 +39,7 @@ from rondo.server.prompts import Prompts
 from rondo.server.replies import Replies
 from rondo.server.responses import responses, stored_routes
 from rondo.server.rollouts import RL, rollout_routes
+from rondo.server.salts import Salts
 from rondo.server.scoring import Scorer
 from rondo.server.served import Served
 from rondo.server.shapes import Tokens
@@ -72,6 +74,7 @@ def create_app(
         max_body_bytes=config.max_body_bytes,
         allow_priority=config.allow_priority,
         created=int(time.time()),
+        salts=Salts(config.api_key or ()),
         eos_ids=tuple(tokenizer.eos_ids or model.eos_ids),
     )
     embedder = Embedder(served, pooling, Dimensions.of(model, config.matryoshka))
@@ -215,6 +218,8 @@ def require_key(app: ASGIApp, keys: Sequence[str]) -> ASGIApp:
                 body = error_body(message, "authentication_error", code="invalid_api_key")
                 await JSONResponse(body, status_code=401)(scope, receive, send)
                 return
+            if (account := current()) is not None:
+                account.api_key = given.decode()
         await app(scope, receive, send)
 
     return guarded

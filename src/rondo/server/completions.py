@@ -36,10 +36,16 @@ async def completions(served: Served, request: Request) -> ASGIApp:
     if len(ids) > 1:
         served.prompts.check(ids, "prompt")  # One alone the engine looks at.
     request_id = new_id("cmpl")
-    adapter = served.adapter(body.model)
+    adapter, salt = served.adapter(body.model), served.salts.of(body.cache_salt)
     requests = [
         GenerateRequest(
-            f"{request_id}-{i}", prompt, sampling, body.priority, adapter, whole=body.whole_samples
+            f"{request_id}-{i}",
+            prompt,
+            sampling,
+            body.priority,
+            adapter,
+            cache_salt=salt,
+            whole=body.whole_samples,
         )
         for i, prompt in enumerate(ids)
     ]

@@ -17,7 +17,7 @@ from rondo.client.blame import blaming
 from rondo.client.openai import TokenIds
 from rondo.client.refusals import parse
 from rondo.client.types import GenerateRequest, SamplingParams
-from rondo.client.wire import Many, Wire
+from rondo.client.wire import CacheSalt, Many, Wire
 from rondo.server.embeddings import MAX_INPUTS
 from rondo.server.http import gather, read_body, unless_gone
 from rondo.server.served import Served
@@ -32,6 +32,7 @@ class GenerativeScoringRequest(Wire):
     item_first: bool = False
     add_special_tokens: bool = True
     priority: int = 0
+    cache_salt: CacheSalt | None = None
 
 
 async def generative_scoring(served: Served, request: Request) -> Response:
@@ -53,8 +54,9 @@ async def generative_scoring(served: Served, request: Request) -> Response:
         )
     name = new_id("score")
     prompts = await _prompts(served, body)
+    salt = served.salts.of(body.cache_salt)
     requests = [
-        GenerateRequest(f"{name}-{i}-{label}", prompt, _only(label), body.priority, adapter)
+        GenerateRequest(f"{name}-{i}-{label}", prompt, _only(label), body.priority, adapter, cache_salt=salt)
         for i, prompt in enumerate(prompts)
         for label in labels
     ]

@@ -11,7 +11,9 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
+from rondo.base.account import current
 from rondo.base.errors import RondoError
+from rondo.client.wire import Wire
 from rondo.server.errors import BodyTimeout, BodyTooLarge, UnsupportedMedia, error_body, log
 
 T = TypeVar("T")
@@ -46,6 +48,13 @@ async def read_body(request: Request, limit: int) -> bytes:
             f"nothing more of the request body came for {BODY_SECONDS:g} s.", code="body_timeout"
         ) from None
     return b"".join(parts)
+
+
+def note_ignored(body: Wire) -> None:
+    """Puts the fields of the request that have no effect into the response's header `x-rondo-ignored`."""
+    account = current()
+    if account is not None:
+        account.ignored = body.ignored()
 
 
 def bearer_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes:

@@ -72,7 +72,7 @@ class Prompts:
             text = self.tokenizer.render(
                 messages,
                 [tool.for_template() for tool in tools] or None,
-                add_generation_prompt=body.add_generation_prompt and not continued,
+                add_generation_prompt=body.begins_answer,
                 continue_final_message=continued,
                 **variables,
             )

@@ -20,7 +20,7 @@ from rondo.client.openai import ChatRequest
 from rondo.client.refusals import parse
 from rondo.client.responses import NOT_STORED, ResponsesRequest, under_its_names
 from rondo.client.types import GenerateRequest, TokenChunk
-from rondo.server.http import EventStream, Json, event_of, read_body, unless_gone
+from rondo.server.http import EventStream, Json, event_of, note_ignored, read_body, unless_gone
 from rondo.server.response_items import Event, Output
 from rondo.server.served import Served
 from rondo.server.shapes import UsageCount, chat_logprobs
@@ -42,6 +42,7 @@ async def responses(served: Served, request: Request) -> ASGIApp:
             "/v1/chat/completions has them.",
             param="include",
         )
+    note_ignored(body)
     if body.stream:
         return EventStream(answering.events())
     return await unless_gone(request.receive, answering.whole())

@@ -13,6 +13,7 @@ from rondo.client.openai import ChatRequest, CompletionRequest, SamplingBody
 from rondo.client.types import GenerateRequest, SamplingParams
 from rondo.server.prompts import Prompts
 from rondo.server.replies import Replies
+from rondo.server.salts import Salts
 from rondo.server.shapes import Tokens
 
 
@@ -33,6 +34,7 @@ class Served:
     created: int
     eos_ids: tuple[int, ...]
     """The tokens that end an answer."""
+    salts: Salts = field(default_factory=lambda: Salts(()))
     parts: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """The engine's requests behind each answer that is under way."""
     asked_as: dict[str, str] = field(default_factory=dict)
