@@ -32,6 +32,7 @@ from rondo.server.config import ServerConfig
 from rondo.server.embeddings import Dimensions, Embedder
 from rondo.server.errors import error_body, of_rondo, on_bug, on_http_error, on_rondo_error
 from rondo.server.generative_scoring import generative_scoring
+from rondo.server.hosts import protect
 from rondo.server.http import bearer_of, check_json
 from rondo.server.lifecycle import lifecycle_routes
 from rondo.server.openapi import openapi_route
@@ -107,6 +108,7 @@ def create_app(
     app = _straight(app, {route.path: route.endpoint for route in asked})
     if config.api_key is not None:
         app = require_key(app, config.api_key)
+    app = protect(app, config)
     endpoint = config.otlp_traces_endpoint
     return Access(app, config.access_log, None if endpoint is None else Tracer(endpoint))
 
