@@ -248,7 +248,9 @@ def test_a_prompt_that_the_engine_refuses_is_the_messages(running, stream, beams
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]
     assert (error["param"], error["code"]) == ("messages", "context_length_exceeded")
-    assert error["message"].startswith("the prompt has ")
+    assert error["message"].startswith(
+        "This model's maximum context length is 512 tokens. However, your messages resulted in "
+    )
 
 
 def test_one_prompt_is_looked_at_once(running, monkeypatch):

@@ -12,7 +12,7 @@ from rondo.base.errors import InvalidRequest
 from rondo.client.blame import blaming
 from rondo.client.openai import ChatRequest
 from rondo.client.tools import Tool
-from rondo.engine.intake import check_prompt
+from rondo.engine.intake import check_prompt, context_exceeded
 from rondo.text.bound import longest_text
 from rondo.text.messages import adapt_messages
 from rondo.text.tokenizer import Tokenizer
@@ -47,7 +47,8 @@ class Prompts:
         that is meant. `answer` is how many tokens must be left for it; `common` are those that each has beside its own,
         and that have been looked at."""
         for at, ids in enumerate(prompts):
-            name = f"{field} {at}" if len(prompts) > 1 else "the prompt"
+            one = field if field == "messages" else "prompt"
+            name = f"{field} {at}" if len(prompts) > 1 else f"the {one}"
             check_prompt(ids, self.max_model_len, self.vocab, answer, name, field, common)
 
     async def of_texts(
@@ -77,25 +78,23 @@ class Prompts:
                 **variables,
             )
             ending = str(messages[-1].get("content") or "") if continued else text[-ENDING:]
-            (ids,) = self._encode([text], add_special, bounded=body.truncate_prompt_tokens is None)
+            bounded = body.truncate_prompt_tokens is None
+            (ids,) = self._encode([text], add_special, bounded, "messages")
             return ChatPrompt(ids, ending, continued)
 
         with blaming("messages"):
             return await beside(size, work)
 
-    def _encode(self, texts: Sequence[str], add_special: bool, bounded: bool = True) -> list[list[int]]:
+    def _encode(
+        self, texts: Sequence[str], add_special: bool, bounded: bool = True, name: str = "prompt"
+    ) -> list[list[int]]:
         for text in texts if bounded else ():
-            self._check_length(text)
+            self._check_length(text, name)
         return self.tokenizer.encode_batch(texts, add_special)
 
-    def _check_length(self, text: str) -> None:
+    def _check_length(self, text: str, name: str) -> None:
         if len(text) > max(SHORT, self.max_model_len) and self._longest and len(text) > self._longest:
-            raise InvalidRequest(
-                f"the prompt has {len(text)} characters, which cannot fit into the context of "
-                f"{self.max_model_len} tokens. Shorten the prompt.",
-                param="prompt",
-                code="context_length_exceeded",
-            )
+            raise context_exceeded(self.max_model_len, len(text), name, "prompt", most=False)
 
     @cached_property
     def _longest(self) -> int | None:
