@@ -106,7 +106,7 @@ def test_a_huge_prompt_does_not_hold_up_others(running, route):
     [
         ("chat/completions", {"messages": [{"role": "user", "content": "x"}]}, "messages", "messages"),
         ("completions", {"prompt": []}, "prompt", "prompt"),
-        ("responses", {"input": "x"}, "messages", "input"),
+        ("responses", {"input": "x"}, "input", "input"),
     ],
 )
 def test_a_context_that_is_too_short_is_told_in_openais_words(running, path, body, name, param):

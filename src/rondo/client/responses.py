@@ -88,6 +88,9 @@ class ResponseStreamOptions(Wire):
     include_obfuscation: Literal[False] = False
 
 
+Choice = Literal["none", "auto", "required"] | NamedFunction | AllowedFunctions
+
+
 class ResponsesRequest(Hints):
     without_effect = Hints.without_effect - {"metadata", "user"}
     """Metadata and user are part of the answer."""
@@ -111,7 +114,7 @@ class ResponsesRequest(Hints):
     top_logprobs: int | None = Field(None, ge=0, le=20)
     include: Many[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
     tools: Many[FunctionTool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedFunction | AllowedFunctions | None = None
+    tool_choice: Choice | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
@@ -166,6 +169,31 @@ class ResponsesRequest(Hints):
             raise InvalidRequest(f"top_logprobs needs include: [{LOGPROBS!r}].", param="top_logprobs")
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options needs stream: true.", param="stream_options")
+
+
+class InputTokensRequest(Wire):
+    """The fields of a response's request that are a part of the prompt, or change it."""
+
+    shapes = ResponsesRequest.shapes
+
+    model: str | None = None
+    input: str | Many[dict[str, Any]]
+    instructions: str | None = None
+    tools: Many[FunctionTool] | None = None
+    tool_choice: Choice | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    truncation: Literal["disabled"] | None = None
+    previous_response_id: str | None = None
+    conversation: str | dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def to_chat(self, model: str) -> ChatRequest:
+        given = {name: getattr(self, name) for name in type(self).model_fields} | {
+            "model": self.model or model
+        }
+        return ResponsesRequest.model_construct(**given).to_chat()
 
 
 _SAME = (

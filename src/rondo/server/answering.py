@@ -74,11 +74,6 @@ class Job:
         return {"id": self.id, "object": kind, "created": int(time.time()), "model": self.model}
 
 
-def is_news(body: SamplingBody, chunk: TokenChunk) -> bool:
-    """Whether a stream has more to say of the chunk than its text."""
-    return bool(chunk.finish_reason or chunk.logprobs or body.return_token_ids)
-
-
 def ending(body: SamplingBody, chunk: TokenChunk) -> dict[str, Any]:
     """`weight_version` is that of the newest token; `token_ids` only where asked for."""
     ending: dict[str, Any] = {"finish_reason": chunk.finish_reason, "stop_reason": chunk.stop_reason}

@@ -38,18 +38,26 @@ from rondo.server.lifecycle import lifecycle_routes
 from rondo.server.openapi import openapi_route
 from rondo.server.prompts import Prompts
 from rondo.server.replies import Replies
-from rondo.server.responses import responses, stored_routes
+from rondo.server.responses import input_tokens, responses, stored_routes
 from rondo.server.rollouts import RL, rollout_routes
 from rondo.server.salts import Salts
 from rondo.server.scoring import Scorer
 from rondo.server.served import Served
 from rondo.server.shapes import Tokens
-from rondo.server.tokenize import detokenize, tokenize
+from rondo.server.tokenize import detokenize, tokenize, tokenizer_info_route
 from rondo.server.weights import weight_routes
 from rondo.text.parsing import choose_dialect
 from rondo.text.tokenizer import Tokenizer
 
-OUTSIDE_V1 = ("/tokenize", "/detokenize", "/score", "/rerank", "/v2/rerank", "/generative_scoring")
+OUTSIDE_V1 = (
+    "/tokenize",
+    "/detokenize",
+    "/tokenizer_info",
+    "/score",
+    "/rerank",
+    "/v2/rerank",
+    "/generative_scoring",
+)
 """What asks the model too, under the names that vLLM gave it."""
 
 
@@ -84,10 +92,12 @@ def create_app(
     routes: list[BaseRoute] = [
         _post("/v1/chat/completions", lambda request: chat(served, request)),
         _post("/v1/responses", lambda request: responses(served, request)),
+        _post("/v1/responses/input_tokens", lambda request: input_tokens(served, request)),
         *stored_routes(),
         _post("/v1/completions", lambda request: completions(served, request)),
         _post("/tokenize", lambda request: tokenize(served, request)),
         _post("/detokenize", lambda request: detokenize(served, request)),
+        tokenizer_info_route(tokenizer),
         _post("/v1/embeddings", embedder.embeddings),
         _post("/generative_scoring", lambda request: generative_scoring(served, request)),
         *(_post(path, scorer.score) for path in ("/score", "/v1/score")),

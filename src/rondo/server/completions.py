@@ -13,7 +13,7 @@ from rondo.client.openai import CompletionRequest
 from rondo.client.refusals import parse
 from rondo.client.types import GenerateRequest, TokenChunk
 from rondo.engine.words import truncated
-from rondo.server.answering import Job, answer, ending, is_news
+from rondo.server.answering import Job, answer, ending
 from rondo.server.beam import Beams
 from rondo.server.http import read_body
 from rondo.server.served import Served
@@ -59,8 +59,6 @@ async def completions(served: Served, request: Request) -> ASGIApp:
         return served.prompts.tokenizer.decode(list(used))
 
     def choices(chunk: TokenChunk, index: int, whole: bool) -> list[dict[str, Any]]:
-        if not (whole or chunk.text or is_news(body, chunk)):
-            return []
         text, begun = chunk.text, index in offsets
         logprobs, offset = None, offsets.get(index, 0)
         scores = chunk.prompt_logprobs

@@ -14,7 +14,7 @@ from starlette.routing import BaseRoute, Route
 
 from rondo import __version__
 from rondo.client.openai import ChatRequest, CompletionRequest, ModelCard, ModelList
-from rondo.client.responses import ResponsesRequest
+from rondo.client.responses import InputTokensRequest, ResponsesRequest
 from rondo.client.wire import Wire
 from rondo.server.adapters import LoadAdapter, UnloadAdapter
 from rondo.server.embeddings import EmbeddingRequest
@@ -75,6 +75,9 @@ _FORGOTTEN = Described("Nothing: answers are not kept here", never=True)
 OF_THE_MODEL: dict[str, Described] = {
     "POST /v1/chat/completions": Described("Answer a conversation", ChatRequest, media=(JSON, EVENTS)),
     "POST /v1/responses": Described("Answer, statelessly", ResponsesRequest, media=(JSON, EVENTS)),
+    "POST /v1/responses/input_tokens": Described(
+        "Count the tokens of a response's prompt", InputTokensRequest
+    ),
     "GET /v1/responses/{id}": _FORGOTTEN,
     "DELETE /v1/responses/{id}": _FORGOTTEN,
     "GET /v1/responses/{id}/input_items": _FORGOTTEN,
@@ -91,6 +94,7 @@ OF_THE_MODEL: dict[str, Described] = {
     ),
     "POST /tokenize": Described("The tokens of a text or of a conversation", TokenizeRequest),
     "POST /detokenize": Described("The text of tokens", DetokenizeRequest),
+    "GET /tokenizer_info": Described("The tokenizer's settings"),
     "GET /v1/models": Described("The model and its adapters", answer=ModelList),
     "GET /v1/models/{name}": Described("One of them", answer=ModelCard),
 }

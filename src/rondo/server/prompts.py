@@ -47,8 +47,7 @@ class Prompts:
         that is meant. `answer` is how many tokens must be left for it; `common` are those that each has beside its own,
         and that have been looked at."""
         for at, ids in enumerate(prompts):
-            one = field if field == "messages" else "prompt"
-            name = f"{field} {at}" if len(prompts) > 1 else f"the {one}"
+            name = f"{field} {at}" if len(prompts) > 1 else "the prompt"
             check_prompt(ids, self.max_model_len, self.vocab, answer, name, field, common)
 
     async def of_texts(
@@ -78,23 +77,20 @@ class Prompts:
                 **variables,
             )
             ending = str(messages[-1].get("content") or "") if continued else text[-ENDING:]
-            bounded = body.truncate_prompt_tokens is None
-            (ids,) = self._encode([text], add_special, bounded, "messages")
+            (ids,) = self._encode([text], add_special, bounded=body.truncate_prompt_tokens is None)
             return ChatPrompt(ids, ending, continued)
 
         with blaming("messages"):
             return await beside(size, work)
 
-    def _encode(
-        self, texts: Sequence[str], add_special: bool, bounded: bool = True, name: str = "prompt"
-    ) -> list[list[int]]:
+    def _encode(self, texts: Sequence[str], add_special: bool, bounded: bool = True) -> list[list[int]]:
         for text in texts if bounded else ():
-            self._check_length(text, name)
+            self._check_length(text)
         return self.tokenizer.encode_batch(texts, add_special)
 
-    def _check_length(self, text: str, name: str) -> None:
+    def _check_length(self, text: str) -> None:
         if len(text) > max(SHORT, self.max_model_len) and self._longest and len(text) > self._longest:
-            raise context_exceeded(self.max_model_len, len(text), name, "prompt", most=False)
+            raise context_exceeded(self.max_model_len, len(text), "prompt", "prompt", most=False)
 
     @cached_property
     def _longest(self) -> int | None:

@@ -59,7 +59,6 @@ async def make_turn(served: Served, body: ChatRequest, id: str, size: int) -> Tu
         structured_outputs=_form(served, body, dialect, prompt, tools, form),
     )
     ids = truncated(prompt.ids, sampling, served.max_model_len)
-    served.prompts.check([ids], "messages")
     adapter = served.adapter(body.model)
     salt = served.salts.of(body.cache_salt)
     generate = GenerateRequest(
