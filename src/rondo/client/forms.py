@@ -56,7 +56,8 @@ class ResponseFormat(Wire):
             return StructuredOutputsParams(regex=value, param="response_format")
         strict = False
         if isinstance(value, dict) and "schema" in value and value.keys() <= OF_A_SCHEMA:
-            value, strict = value["schema"], value.get("strict") is True
+            strict = value.get("strict") is True
+            value = value["schema"]
         return StructuredOutputsParams(json=value, strict=strict, param="response_format")
 
     def _check(self) -> None:

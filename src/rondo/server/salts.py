@@ -27,6 +27,6 @@ class Salts:
         if given is None and key is None:
             return None
         # The lengths separate the parts: "a" under the key "bc" is not "ab" under the key "c".
-        parts = [part.encode("utf-8", "surrogatepass") for part in (key or "", given or "")]
-        message = b"%d:%s%s" % (len(parts[0]), *parts)
+        first, second = ((part or "").encode("utf-8", "surrogatepass") for part in (key, given))
+        message = b"%d:%s%s" % (len(first), first, second)
         return hmac.new(self._secret, message, hashlib.sha256).hexdigest()
