@@ -216,8 +216,10 @@ def _answer(described: Described) -> Schema:
         return {"description": "It is done"}
     whole = {"type": "object"} if described.answer == "object" else None
     schema = _reference(described.answer) if isinstance(described.answer, type) else whole
-    texts = {"schema": {"type": "string"}}
-    content = {media: {"schema": schema} if media == JSON else texts for media in described.media}
+    texts: Schema = {"schema": {"type": "string"}}
+    content: dict[str, Schema] = {
+        media: {"schema": schema} if media == JSON else texts for media in described.media
+    }
     description = "It is done"
     if described.event is not None:
         content[EVENTS] = {"schema": {"anyOf": [_reference(described.event), _reference(Error)]}}
