@@ -35,6 +35,8 @@ WORKS: dict[str, dict[str, Any]] = {
     "--api-key a": {"server.api_key": ["a"]},
     "--api-key a --api-key=b,c": {"server.api_key": ["a", "b,c"]},
     "--api-key a b": {"server.api_key": ["a", "b"]},
+    "--allow-public-without-key": {"server.allow_public_without_key": True},
+    "--allowed-hosts a.example --allowed-hosts=b": {"server.allowed_hosts": ["a.example", "b"]},
     "--served-model-name x": {"server.served_model_name": ["x"]},
     "--served-model-name x y": {"server.served_model_name": ["x", "y"]},
     "--scheduling-policy priority": {"server.allow_priority": True},

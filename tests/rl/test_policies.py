@@ -1,5 +1,6 @@
 """Adapters as policies: the engine computes with base and adapter as the learner does, whichever way it has them."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -77,7 +78,8 @@ def test_a_job_leaves_the_adapter_and_the_model_it_was_merged_into(
     own = AdapterConfig(kind="lora", r=4)
     plan = jobs.plan(CONFIG.model_copy(update={"model": "tiny", "adapter": own}))
     result = jobs.run(plan)
-    assert (plan.job.adapter / "adapter_config.json").is_file()
+    written = json.loads((plan.job.adapter / "adapter_config.json").read_text())
+    assert written["base_model_name_or_path"] == str(tmp_path / "models" / "tiny")
     assert models.load(result).config.vocab_size == tiny_model().config.vocab_size
     assert plan.job.state() == "succeeded"
     assert {"held_out/pass@1", "held_out/reward"} <= plan.job.status().keys()

@@ -66,6 +66,8 @@ def start(
     model: str | Path, engine: EngineConfig | None = None, config: ServerConfig | None = None
 ) -> Iterator[Running]:
     config = config or ServerConfig(port=0)
+    # Requests that the tests write by hand call the server x.
+    config = config.model_copy(update={"allowed_hosts": [*config.allowed_hosts, "x"]})
     listener = bind("127.0.0.1", 0)
     app, running, _ = load_app(model, engine or EngineConfig(max_num_seqs=8), config)
     server = make_server(app, config)

@@ -111,7 +111,7 @@ def test_a_text_with_far_too_many_tokens_is_not_tokenized_to_its_end(
     monkeypatch.setattr(
         Tokenizer, "encode", lambda self, text, **more: read.append(len(text)) or encode(self, text, **more)
     )
-    with pytest.raises(InvalidRequest, match="but the context is 512 tokens"):
+    with pytest.raises(InvalidRequest, match="maximum context length is 512 tokens"):
         asyncio.run(prompts.of_texts(["xyz " * 100_000]))
     assert sum(read) < 20_000
 

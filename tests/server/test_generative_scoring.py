@@ -61,7 +61,7 @@ def test_query_and_item_together_must_fit(running):
         body = {"query": [80] * 500, "items": [[81] * item], "label_token_ids": [70]}
         answer = httpx.post(running.url + "/generative_scoring", json=body)
         assert answer.is_success == fits
-    assert "the prompt has 512 tokens" in answer.json()["error"]["message"]
+    assert "you requested 513 tokens (512 in the prompt" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

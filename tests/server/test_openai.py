@@ -190,7 +190,11 @@ def test_concurrent_streams_are_not_mixed_up(running):
         ),
         ({"stream_options": {"include_usage": True}}, "stream_options", "stream"),
         ({"messages": [{"role": "user", "content": "abc " * 600}]}, "messages", "512"),
-        ({"messages": [{"role": "user", "content": "abc " * 6000}]}, "messages", "cannot fit"),
+        (
+            {"messages": [{"role": "user", "content": "abc " * 6000}]},
+            "messages",
+            "resulted in more than 512 tokens",
+        ),
         ({"messages": [*CHAT, {"role": "user"}]}, "messages", "message 1 (user) has no content"),
         ({"guided_grammar": "root ::= root"}, "guided_grammar", "no text obeys it"),
         *(
@@ -248,7 +252,9 @@ def test_a_prompt_that_the_engine_refuses_is_the_messages(running, stream, beams
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]
     assert (error["param"], error["code"]) == ("messages", "context_length_exceeded")
-    assert error["message"].startswith("the prompt has ")
+    assert error["message"].startswith(
+        "This model's maximum context length is 512 tokens. However, your messages resulted in "
+    )
 
 
 def test_one_prompt_is_looked_at_once(running, monkeypatch):
@@ -449,7 +455,7 @@ def test_prompt_logprobs_have_vllm_s_shape(running):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_of_several_prompts_the_one_that_is_too_long_is_named_before_any_begins(running, stream):
-    for wrong, says in (([70] * 600, "prompt 1 has 600 tokens"), ([], "prompt 1 is empty")):
+    for wrong, says in (([70] * 600, "prompt 1 resulted in 600 tokens"), ([], "prompt 1 is empty")):
         body = {"model": "tiny", "prompt": [[70], wrong], "max_tokens": 4, "stream": stream}
         answer = httpx.post(running.url + "/v1/completions", json=body)
         assert answer.status_code == 400

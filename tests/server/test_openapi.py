@@ -1,10 +1,12 @@
 """What `/openapi.json` says is all there is, and no request that keeps to it, or breaks it, breaks the server."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
+import jsonschema_rs
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
@@ -96,3 +98,32 @@ def test_no_request_breaks_it(served: Running, api: Any, name: str) -> None:
 
     ask()
     assert httpx.get(served.url + "/health", timeout=60).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "logprobs": True}),
+        ("/v1/completions", {"prompt": "a", "n": 2, "logprobs": 1, "return_token_ids": True}),
+        ("/v1/responses", {"input": "a"}),
+    ],
+)
+def test_events_are_as_described(served: Running, path: str, body: dict[str, Any]) -> None:
+    document = httpx.get(served.url + "/openapi.json").json()
+    content = document["paths"][path]["post"]["responses"]["200"]["content"]
+    schema = content["text/event-stream"]["schema"] | {"components": document["components"]}
+    validator = jsonschema_rs.validator_for(schema)
+    options: dict[str, Any] = (
+        {} if path == "/v1/responses" else {"stream_options": {"include_usage": True}, "max_tokens": 4}
+    )
+    answer = httpx.post(
+        served.url + path,
+        json={"model": "tiny", "stream": True} | options | body,
+        headers=KEYS,
+        timeout=60,
+    )
+    lines = [line[6:] for line in answer.text.splitlines() if line.startswith("data: {")]
+    assert len(lines) > 2
+    for line in lines:
+        assert validator.is_valid(json.loads(line)), line
+        assert "error" not in json.loads(line)

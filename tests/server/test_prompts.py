@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import re
 import threading
 import time
 
@@ -55,7 +56,7 @@ def test_what_cannot_fit_is_refused_without_tokenizing(tokenizer, monkeypatch):
         raise AssertionError("it was tokenized")
 
     monkeypatch.setattr(tokenizer, "encode_batch", never)
-    with pytest.raises(InvalidRequest, match="cannot fit") as caught:
+    with pytest.raises(InvalidRequest, match="resulted in more than 512 tokens") as caught:
         asyncio.run(Prompts(tokenizer, 512, tokenizer.vocab_size).of_texts(["fits", "a" * 10_000_000]))
     assert (caught.value.param, caught.value.code) == ("prompt", "context_length_exceeded")
 
@@ -98,3 +99,52 @@ def test_a_huge_prompt_does_not_hold_up_others(running, route):
             assert slowest < max(2, (time.monotonic() - asked) / 2)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "name", "param"),
+    [
+        ("chat/completions", {"messages": [{"role": "user", "content": "x"}]}, "messages", "messages"),
+        ("completions", {"prompt": []}, "prompt", "prompt"),
+        ("responses", {"input": "x"}, "input", "input"),
+    ],
+)
+def test_a_context_that_is_too_short_is_told_in_openais_words(running, path, body, name, param):
+    """LiteLLM and others choose a model with a longer context by them."""
+
+    def ask(length: int) -> dict:
+        if path == "completions":
+            body["prompt"] = [5] * length
+        else:
+            # <|im_start|> is one token in any text; the template has the rest of them.
+            text = "\n" * (length * 6)
+            body.update(
+                {"messages": [{"role": "user", "content": text}]} if "messages" in body else {"input": text}
+            )
+        answer = httpx.post(f"{running.url}/v1/{path}", json={"model": "tiny"} | body, timeout=60)
+        assert answer.status_code == 400, answer.text
+        return answer.json()["error"]
+
+    error = ask(600)
+    assert (error["param"], error["code"]) == (param, "context_length_exceeded")
+    assert re.fullmatch(
+        rf"This model's maximum context length is 512 tokens\. However, your {name} resulted in \d+ tokens\. "
+        rf"Please reduce the length of the {name}\.",
+        error["message"],
+    )
+    if path == "completions":
+        assert (
+            "However, you requested 513 tokens (512 in the prompt, 1 in the completion)."
+            in ask(512)["message"]
+        )
+
+
+def test_a_text_that_cannot_fit_is_told_in_the_same_words(running):
+    message = {"role": "user", "content": "x" * 1_000_000}
+    answer = httpx.post(
+        f"{running.url}/v1/chat/completions", json={"model": "tiny", "messages": [message]}, timeout=60
+    )
+    said = answer.json()["error"]["message"]
+    assert said.startswith(
+        "This model's maximum context length is 512 tokens. However, your messages resulted in more"
+    )

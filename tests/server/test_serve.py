@@ -185,6 +185,8 @@ def test_a_second_sigterm_ends_at_once(model_folder):
     [
         (["{model}", "--port", "{taken}"], "is in use"),
         (["/nowhere/at/all"], "nowhere"),
+        (["{model}", "--host", "0.0.0.0"], "--api-key KEY"),
+        (["{model}", "--host", "::", "--host", "0.0.0.0"], "--allow-public-without-key"),
         (["{model}", "--max-model-len", "100000"], "512"),
         (["{model}", "--max-num-seqs", "0"], "--max-num-seqs"),
         (["{model}", "--no-such-flag"], "no-such-flag"),

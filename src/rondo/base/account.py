@@ -53,6 +53,10 @@ class Sample:
 class Account:
     request_id: str
     samples: list[Sample] = field(default_factory=list)
+    api_key: str | None = field(default=None, repr=False)
+    """The key that the request was sent with, where the server checks keys."""
+    ignored: list[str] = field(default_factory=list)
+    """Fields of the request that have no effect."""
     opened: float = field(default_factory=time.monotonic)
     opened_at: float = field(default_factory=time.time)
     """The same moment, on the wall's clock."""

@@ -88,6 +88,6 @@ def _name(task: str) -> str:
 
 def _check_port(tree: RondoConfig) -> None:
     """Minutes of making a model should not end in a port that is taken."""
-    from rondo.server.run import bind
+    from rondo.server.exposure import listen
 
-    bind(tree.server.host, tree.server.port).close()
+    listen(tree.server).close()

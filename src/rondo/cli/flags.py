@@ -127,6 +127,12 @@ FLAGS: dict[str, Flag] = {
     "--host": setting("server.host", "address to listen on (127.0.0.1)", SERVER),
     "--port": setting("server.port", "port to listen on (8000)", SERVER),
     "--api-key": several("server.api_key", "what clients must send as Bearer token; may be repeated", SERVER),
+    "--allow-public-without-key": switch(
+        "server.allow_public_without_key", True, "listen on a public address without an API key", SERVER
+    ),
+    "--allowed-hosts": several(
+        "server.allowed_hosts", "further names in the Host header of requests; may be repeated", SERVER
+    ),
     "--served-model-name": several(
         "server.served_model_name", "the name clients ask for; further ones are aliases", SERVER
     ),

@@ -36,9 +36,10 @@ def run(argv: list[str]) -> int:
 
 def serve(model: str | Path, tree: RondoConfig, banner: bool = False) -> int:
     """Blocks until a signal ends the server."""
-    from rondo.server.run import bind, url_of
+    from rondo.server.exposure import listen
+    from rondo.server.run import url_of
 
-    listener = bind(tree.server.host, tree.server.port)
+    listener = listen(tree.server)
     try:
         return _serve(model, tree, listener, url_of(listener), banner)
     finally:
@@ -60,6 +61,7 @@ def without_collector() -> Iterator[None]:
 def _serve(model: str | Path, tree: RondoConfig, listener: socket.socket, url: str, banner: bool) -> int:
     with without_collector():
         from rondo.client.engine import fault_of
+        from rondo.server.exposure import warn_of_no_key
         from rondo.server.load import load_app
         from rondo.server.run import make_server, run_server
 
@@ -67,6 +69,7 @@ def _serve(model: str | Path, tree: RondoConfig, listener: socket.socket, url: s
 
     def on_start() -> None:
         log.info("serving", extra={"model": name, "url": url})
+        warn_of_no_key(tree.server, listener)
         if banner:
             _print_banner(name, url)
 

@@ -13,17 +13,21 @@ from rondo.cli.short import read_short
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from rondo.cli.tree import RondoConfig
     from rondo.rl.demo import Event
+
+
+FLAGS = ("--host", "--port", "--api-key", "--allowed-hosts", "--allow-public-without-key")
 
 
 def run(argv: list[str]) -> int:
     parser = Parser("rondo up", "Serve the demo model; make it first if there is none (a few minutes, once).")
-    command = read_short(parser, ("--host", "--port"), argv)
+    command = read_short(parser, FLAGS, argv)
     if command is None:
         return 0
     parser.parse_args(command.rest)
     tree = command.config.tree
-    _check_port(tree.server.host, tree.server.port)
+    _check_port(tree)
     return serve(_demo_model(), tree, banner=True)
 
 
@@ -44,8 +48,8 @@ def _demo_model() -> Path:
         return ensure_demo_model(on_event)
 
 
-def _check_port(host: str, port: int) -> None:
+def _check_port(tree: RondoConfig) -> None:
     """Minutes of making a model should not end in a port that is taken."""
-    from rondo.server.run import bind
+    from rondo.server.exposure import listen
 
-    bind(host, port).close()
+    listen(tree.server).close()

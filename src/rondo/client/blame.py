@@ -30,6 +30,10 @@ def renamed(error: RondoError, param: str | None, name: str) -> RondoError:
     message = error.message
     if param is not None:
         message = re.sub(rf"^{re.escape(param)}\b", lambda _: name, message)
+        if error.code == "context_length_exceeded":
+            message = re.sub(
+                rf"\b(your|the) {re.escape(param)}\b", lambda found: f"{found[1]} {name}", message
+            )
     return type(error)(message, param=name, code=error.code)
 
 

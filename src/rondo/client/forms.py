@@ -25,13 +25,18 @@ class Structure(Wire):
 
 
 class ResponseFormat(Wire):
-    type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    """OpenAI's types, vLLM's `structural_tag`, and those of Hugging Face's servers, which carry a `value`."""
+
+    type: Literal["text", "json_object", "json_schema", "structural_tag", "json", "regex"]
     json_schema: JsonSchema | None = None
     structures: Many[Structure] | None = None
     triggers: Many[str] | None = None
+    value: dict[str, Any] | str | None = None
 
     def form(self) -> StructuredOutputsParams | None:
         self._check()
+        if self.value is not None:
+            return self._of_value(self.value)
         if self.type == "json_object":
             return StructuredOutputsParams(json_object=True, param="response_format")
         if self.json_schema is not None:
@@ -43,21 +48,41 @@ class ResponseFormat(Wire):
             return StructuredOutputsParams(structural_tag=tag, param="response_format")
         return None
 
+    def _of_value(self, value: dict[str, Any] | str) -> StructuredOutputsParams:
+        """`value` is a pattern, a schema, or {name, schema} as in OpenAI's `json_schema`."""
+        if self.type == "regex":
+            if not isinstance(value, str):
+                raise self._refusal("takes a text as value")
+            return StructuredOutputsParams(regex=value, param="response_format")
+        strict = False
+        if isinstance(value, dict) and "schema" in value and value.keys() <= OF_A_SCHEMA:
+            strict = value.get("strict") is True
+            value = value["schema"]
+        return StructuredOutputsParams(json=value, strict=strict, param="response_format")
+
     def _check(self) -> None:
-        """Whether it has what its type needs, and nothing else."""
-        own = {"json_schema": {"json_schema"}, "structural_tag": {"structures", "triggers"}}.get(
-            self.type, set()
-        )
-        given = {
-            name for name in ("json_schema", "structures", "triggers") if getattr(self, name) is not None
-        }
-        if own != given:
-            needs = " and ".join(sorted(own)) or "nothing else"
-            raise InvalidRequest(
-                f"response_format of type {self.type!r} takes {needs}; got {', '.join(sorted(given)) or 'nothing'}.",
-                param="response_format",
-                code="invalid_value",
-            )
+        """Whether the fields that its type needs are given, and no others."""
+        given = {name for name in FORMATS_FIELDS if getattr(self, name) is not None}
+        allowed = FORMATS.get(self.type, (set(),))
+        if given not in allowed:
+            needs = " or ".join(" and ".join(sorted(each)) or "nothing else" for each in allowed)
+            raise self._refusal(f"takes {needs}; got {', '.join(sorted(given)) or 'nothing'}")
+
+    def _refusal(self, why: str) -> InvalidRequest:
+        message = f"response_format of type {self.type!r} {why}."
+        return InvalidRequest(message, param="response_format", code="invalid_value")
+
+
+FORMATS: dict[str, tuple[set[str], ...]] = {
+    "json_object": (set(), {"value"}),
+    "json_schema": ({"json_schema"}, {"value"}),
+    "structural_tag": ({"structures", "triggers"},),
+    "json": ({"value"},),
+    "regex": ({"value"},),
+}
+"""For each type, the sets of fields that it may come with."""
+FORMATS_FIELDS = ("json_schema", "structures", "triggers", "value")
+OF_A_SCHEMA = frozenset(["name", "description", "schema", "strict"])
 
 
 class StructuredBody(Wire):

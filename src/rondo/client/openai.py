@@ -1,12 +1,12 @@
 """The OpenAI API on the wire: what may be asked, field by field, and the shapes of the answers.
 
-A field that is not here, or whose value asks for what no engine here does, is a 400 that names it. Fields
-that clients send by default and that change nothing (`user`, `metadata`, `store: false`, ...) are accepted.
+A field that is not here, or whose value requests something that is not supported, is a 400 that names it. Hints that
+clients send by default and that change nothing (`user`, `metadata`, `verbosity`, ...) are accepted: see `Hints`.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -15,7 +15,7 @@ from rondo.client.beam_fields import check_beams, excluded
 from rondo.client.forms import FormBody
 from rondo.client.tools import Tool, ToolChoice, chosen, demanded
 from rondo.client.types import LogprobsMode, SamplingParams
-from rondo.client.wire import Many, Wire
+from rondo.client.wire import CacheSalt, Many, Wire
 
 TokenIds = Many[Annotated[int, Field(ge=0)]]
 
@@ -59,6 +59,8 @@ PASSED_ON = (
 class SamplingBody(FormBody):
     """What chat and plain completions have in common. `top_k`, `min_p`, ... are vLLM's extensions."""
 
+    without_effect = frozenset(["user"])
+
     model: str
     max_tokens: int | None = Field(None, ge=1)
     temperature: float | None = None
@@ -89,6 +91,7 @@ class SamplingBody(FormBody):
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     priority: int = 0
+    cache_salt: CacheSalt | None = None
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
     spaces_between_special_tokens: Literal[True] = True
@@ -145,28 +148,57 @@ class Message(BaseModel):
         return message
 
 
-class ChatRequest(SamplingBody):
+Verbosity = Literal["low", "medium", "high"]
+
+
+class PromptCacheOptions(Wire):
+    mode: Literal["implicit"] | None = None
+    ttl: Literal["30m"] | None = None
+
+
+class Hints(Wire):
+    """OpenAI's fields that describe the caller or its wishes and change no answer here. Values that would change it,
+    such as `store: true`, are refused."""
+
+    without_effect: ClassVar[frozenset[str]] = frozenset(
+        [
+            *("metadata", "modalities", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
+            *("safety_identifier", "service_tier", "store", "user", "verbosity"),
+        ]
+    )
+
+    metadata: dict[str, str] | None = None
+    store: Literal[False] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
+    prompt_cache_options: PromptCacheOptions | None = None
+
+
+class ChatRequest(Hints, SamplingBody):
     messages: Many[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
-    metadata: dict[str, str] | None = None
-    store: Literal[False] | None = None
-    service_tier: Literal["auto", "default"] | None = None
-    prompt_cache_key: str | None = None
-    safety_identifier: str | None = None
+    modalities: Many[Literal["text"]] | None = None
+    verbosity: Verbosity | None = None
     tools: Many[Tool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool = True
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    add_generation_prompt: bool = True
+    add_generation_prompt: bool | None = None
+    """True by default, unless the last message is continued."""
     continue_final_message: bool = False
 
+    @property
+    def begins_answer(self) -> bool:
+        return self.add_generation_prompt is not False and not self.continue_final_message
+
     def to_sampling(self) -> SamplingParams:
-        begins = self.add_generation_prompt and "add_generation_prompt" in self.model_fields_set
-        if self.continue_final_message and begins:
+        if self.continue_final_message and self.add_generation_prompt:
             raise InvalidRequest(BOTH_ENDS, param="continue_final_message")
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs: true.", param="top_logprobs")

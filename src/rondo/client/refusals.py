@@ -19,12 +19,9 @@ KNOWN_UNSUPPORTED = frozenset(
         "functions",
         "function_call",
         "audio",
-        "modalities",
         "prediction",
-        "verbosity",
         "web_search_options",
         "moderation",
-        "prompt_cache_retention",
     ]
 )
 """Fields of OpenAI's or vLLM's API that exist, but that this engine does not do: said plainly, not as a
@@ -39,10 +36,14 @@ SHAPES = {
     "tools": 'must be a list of {"type": "function", "function": {"name", "description", "parameters"}}',
     "tool_choice": 'must be "none", "auto", "required", {"type": "function", "function": {"name"}} '
     'or {"type": "allowed_tools", "allowed_tools": {"mode", "tools"}}',
-    "response_format": "must be {type: text | json_object}, {type: json_schema, json_schema: {name, schema, strict}} "
-    "or {type: structural_tag, structures, triggers}",
+    "response_format": "must be {type: text | json_object}, {type: json_schema, json_schema: {name, schema, strict}}, "
+    "{type: json | regex, value} or {type: structural_tag, structures, triggers}",
     "suffix": "is not supported",
     "store": "is not supported, except as false",
+    "modalities": 'is supported as ["text"] alone',
+    "verbosity": "must be low, medium or high (it has no effect here)",
+    "service_tier": "must be auto or default",
+    "prompt_cache_retention": "must be in_memory or 24h (it has no effect here)",
 }
 """Said in place of pydantic's message, where a field has several forms."""
 

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from rondo.base.errors import InvalidRequest
-from rondo.client.wire import Many, shown
+from rondo.client.wire import Many, Wire, shown
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
 
-class _Item(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
+class _Item(Wire):
     id: str | None = None
     status: Status | None = None
 
 
-class TextPart(BaseModel):
+class TextPart(Wire):
     """What the user says or the assistant said; annotations and log-probabilities come back with the latter."""
-
-    model_config = ConfigDict(extra="forbid")
 
     type: Literal["input_text", "output_text", "text"]
     text: str
@@ -30,9 +26,7 @@ class TextPart(BaseModel):
     logprobs: list[Any] | None = None
 
 
-class ReasoningPart(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
+class ReasoningPart(Wire):
     type: Literal["reasoning_text", "summary_text"]
     text: str
 

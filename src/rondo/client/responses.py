@@ -14,11 +14,11 @@ from pydantic import Field
 
 from rondo.base.errors import InvalidRequest
 from rondo.client.blame import renaming
-from rondo.client.openai import ChatRequest
+from rondo.client.openai import ChatRequest, Hints, Verbosity
 from rondo.client.refusals import checked
 from rondo.client.response_input import messages_of
 from rondo.client.tools import FunctionName
-from rondo.client.wire import Many, Wire
+from rondo.client.wire import CacheSalt, Many, Wire
 
 NOT_STORED = "This server keeps no responses. Send the whole conversation as input."
 ENCRYPTED = "reasoning.encrypted_content"
@@ -75,7 +75,7 @@ class TextFormat(Wire):
 
 class TextOptions(Wire):
     format: TextFormat | None = None
-    verbosity: None = None
+    verbosity: Verbosity | None = None
 
 
 class ReasoningOptions(Wire):
@@ -88,7 +88,12 @@ class ResponseStreamOptions(Wire):
     include_obfuscation: Literal[False] = False
 
 
-class ResponsesRequest(Wire):
+Choice = Literal["none", "auto", "required"] | NamedFunction | AllowedFunctions
+
+
+class ResponsesRequest(Hints):
+    without_effect = Hints.without_effect - {"metadata", "user"}
+    """Metadata and user are part of the answer."""
     shapes: ClassVar[dict[str, str]] = {
         "input": "must be a text or a list of items",
         "tools": 'must be a list of {"type": "function", "name", "description", "parameters"}',
@@ -109,22 +114,17 @@ class ResponsesRequest(Wire):
     top_logprobs: int | None = Field(None, ge=0, le=20)
     include: Many[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
     tools: Many[FunctionTool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedFunction | AllowedFunctions | None = None
+    tool_choice: Choice | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
-    metadata: dict[str, str] | None = None
-    store: Literal[False] | None = None
     background: Literal[False] | None = None
     truncation: Literal["disabled"] | None = None
     previous_response_id: str | None = None
     conversation: str | dict[str, Any] | None = None
-    service_tier: Literal["auto", "default"] | None = None
     user: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
 
     top_k: int | None = None
     min_p: float | None = None
@@ -132,7 +132,12 @@ class ResponsesRequest(Wire):
     stop: str | Many[str] | None = None
     repetition_penalty: float | None = None
     priority: int = 0
+    cache_salt: CacheSalt | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+    def ignored(self) -> list[str]:
+        verbose = self.text is not None and self.text.verbosity is not None
+        return sorted([*super().ignored(), *(["text.verbosity"] if verbose else [])])
 
     @property
     def wants_logprobs(self) -> bool:
@@ -166,9 +171,34 @@ class ResponsesRequest(Wire):
             raise InvalidRequest("stream_options needs stream: true.", param="stream_options")
 
 
+class InputTokensRequest(Wire):
+    """The fields of a response's request that are a part of the prompt, or change it."""
+
+    shapes = ResponsesRequest.shapes
+
+    model: str | None = None
+    input: str | Many[dict[str, Any]]
+    instructions: str | None = None
+    tools: Many[FunctionTool] | None = None
+    tool_choice: Choice | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    truncation: Literal["disabled"] | None = None
+    previous_response_id: str | None = None
+    conversation: str | dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def to_chat(self, model: str) -> ChatRequest:
+        given = {name: getattr(self, name) for name in type(self).model_fields} | {
+            "model": self.model or model
+        }
+        return ResponsesRequest.model_construct(**given).to_chat()
+
+
 _SAME = (
     *("model", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "repetition_penalty"),
-    *("priority", "parallel_tool_calls", "chat_template_kwargs"),
+    *("priority", "cache_salt", "parallel_tool_calls", "chat_template_kwargs"),
 )
 _NAMES: dict[str | None, str] = {
     "messages": "input",

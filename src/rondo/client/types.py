@@ -138,6 +138,8 @@ class GenerateRequest:
     priority: int = 0
     adapter: str | None = None
     pooling: Pooling | None = None
+    cache_salt: str | None = None
+    """Only prefixes that were cached under the same salt are found."""
     whole: bool = False
     """Whether its reader has no use for a sample before its end; then it is not woken before, where no stop string has
     to be looked for."""

@@ -1,18 +1,22 @@
-"""What every body on the wire is: a field it does not know is an error."""
+"""The base of all request bodies: an unknown field is an error, and an explicit null means the field's default."""
 
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Mapping
-from typing import Annotated, ClassVar, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic_core import CoreSchema, core_schema
 
 Element = TypeVar("Element")
 
 Many = Annotated[list[Element], Field(fail_fast=True)]
 """A list on the wire. What is wrong with it is told of its first wrong element: there may be millions, and an error for
 each of them, and for each form that the list may have, would keep the server busy for minutes."""
+
+CacheSalt = Annotated[str, Field(min_length=1, max_length=4096)]
+"""vLLM's `cache_salt`: prefixes are shared only among requests with the same one."""
 
 _beginning = reprlib.Repr()
 _beginning.maxlevel, _beginning.maxlist, _beginning.maxdict = 4, 20, 20
@@ -25,8 +29,42 @@ def shown(value: object) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
+def _accept_null(schema: Any) -> None:
+    """Makes a null valid for each field of a model that has a default, and replaces it by that default.
+
+    This is done in the schema, because a validator in Python would convert the whole body to Python objects first."""
+    while schema["type"] != "model-fields":
+        if "schema" not in schema:
+            return
+        schema = schema["schema"]
+    for field in schema["fields"].values():
+        default = field["schema"]
+        if default["type"] == "default" and default["schema"]["type"] != "nullable":
+            default["schema"] = core_schema.no_info_after_validator_function(
+                _or_default(default), core_schema.nullable_schema(default["schema"])
+            )
+
+
+def _or_default(schema: Any) -> Callable[[Any], Any]:
+    make = schema.get("default_factory", lambda: schema["default"])
+    return lambda value: make() if value is None else value
+
+
 class Wire(BaseModel):
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
     shapes: ClassVar[Mapping[str, str]] = {}
     """Where a field has other forms here than the usual ones, in words."""
+    without_effect: ClassVar[frozenset[str]] = frozenset()
+    """Fields that are checked and change nothing: the response header `x-rondo-ignored` lists those of a request."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        schema = handler(source)
+        _accept_null(handler.resolve_ref_schema(schema))
+        return schema
+
+    def ignored(self) -> list[str]:
+        """The fields of this request that have no effect, sorted."""
+        given = self.model_fields_set & self.without_effect
+        return sorted(name for name in given if getattr(self, name) is not None)

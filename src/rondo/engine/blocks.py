@@ -3,8 +3,9 @@
 A block is *used* (someone holds it), *cached* (nobody holds it, but its content is published and can be hit until it
 is evicted, least recently used first) or *free*. The three always add up to the pool.
 
-A published block's identity is a hash chain over (parent, token ids), rooted in the weight version and the adapter. The
-hash only finds a candidate: a hit compares parent and token ids, so two prompts never share a block by accident.
+A published block's identity is a hash chain over (parent, token ids), rooted in the weight version, the adapter and the
+request's cache salt. The hash only finds a candidate: a hit compares parent and token ids, so two prompts never share a
+block by accident.
 
 Where layers see no further back than a window, a hit needs only the blocks that the next token sees. The ones before
 may have been evicted, so their tokens cannot be compared: there the hash is a SHA-256, which stands for them.
@@ -182,6 +183,11 @@ class BlockPool:
         assert all(self._identity[block] is not None for block in cached)
         named = {identity[0]: b for b, identity in enumerate(self._identity) if identity is not None}
         assert named == self._index
+
+
+def salt_of(text: str) -> int:
+    """The same in every process, unlike `hash`, and never 0, which is no salt."""
+    return int.from_bytes(sha256(text.encode("utf-8", "surrogatepass")).digest()[:31], "little") | 1
 
 
 def link(parent: int, tokens: Sequence[int]) -> int:

@@ -113,9 +113,9 @@ class GroupedPool:
         both = zip(request.tables, leader.tables, strict=True)
         return [[(own.blocks[whole], others.blocks[whole])] for own, others in both]
 
-    def root(self, weight_version: int, adapter: int = 0) -> int:
-        """`adapter` is the key of an adapter's content; 0 is the base alone."""
-        return hash((weight_version, adapter))
+    def root(self, weight_version: int, adapter: int = 0, salt: int = 0) -> int:
+        """`adapter` is the key of an adapter's content, 0 for the base; `salt` is the request's, and 0 is none."""
+        return hash((weight_version, adapter, salt) if salt else (weight_version, adapter))
 
     def extend_keys(self, keys: list[int], root: int, tokens: Sequence[int]) -> None:
         """Brings the chain of block hashes up to the last full block of `tokens`."""

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from rondo.base.errors import InvalidRequest, RondoError
 from rondo.client.types import GenerateRequest
 from rondo.engine.adapters import LoadedAdapter
+from rondo.engine.blocks import salt_of
 from rondo.engine.config import EngineConfig
 from rondo.engine.randomness import derive, mix
 from rondo.engine.request import Request
@@ -34,6 +35,7 @@ class Intake:
         ends = frozenset() if params.ignore_eos else self._eos_ids
         stop_ids = ends.union(params.stop_token_ids)
         seed = mix(self._config.seed * 2**32 + self._arrivals) if params.seed is None else params.seed
+        salt = 0 if request.cache_salt is None else salt_of(request.cache_salt)
         samples = [
             Request(
                 id=request.id,
@@ -45,6 +47,7 @@ class Intake:
                 priority=request.priority,
                 adapter=adapter,
                 adapter_key=0 if adapter is None else adapter.key,
+                salt=salt,
                 pooling=request.pooling,
                 seed=derive(seed, index),
                 stop_ids=stop_ids,
@@ -104,14 +107,26 @@ def check_prompt(
     if not length:
         raise InvalidRequest(f"{name} is empty: it needs at least one token.", param=param)
     if length + answer > max_model_len:
-        left = ", of which at least one must be left for the answer" if answer else ""
-        raise InvalidRequest(
-            f"{name} has {length} tokens, but the context is {max_model_len} tokens{left}. Shorten the prompt.",
-            param=param,
-            code="context_length_exceeded",
-        )
+        raise context_exceeded(max_model_len, length, name.removeprefix("the "), param)
     if prompt and (min(prompt) < 0 or max(prompt) >= vocab):
         raise InvalidRequest(f"{name} has a token id outside the vocabulary of {vocab}.", param=param)
+
+
+def context_exceeded(limit: int, length: int, name: str, param: str, most: bool = True) -> InvalidRequest:
+    """In OpenAI's words, which clients look for. `length` is that of what `name` stands for; if not `most`, it is a
+    number of characters that cannot be `limit` tokens."""
+    if not most:
+        found = f"your {name} resulted in more than {limit} tokens ({length} characters)"
+    elif length > limit:
+        found = f"your {name} resulted in {length} tokens"
+    else:
+        found = f"you requested {length + 1} tokens ({length} in the {name}, 1 in the completion)"
+    return InvalidRequest(
+        f"This model's maximum context length is {limit} tokens. However, {found}. "
+        f"Please reduce the length of the {name}.",
+        param=param,
+        code="context_length_exceeded",
+    )
 
 
 def nothing_left(request: Request) -> InvalidRequest:

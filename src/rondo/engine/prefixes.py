@@ -79,4 +79,4 @@ class Prefixes:
             request.published += 1
 
     def _root(self, request: Request) -> int:
-        return self._pool.root(request.weight_version, request.adapter_key)
+        return self._pool.root(request.weight_version, request.adapter_key, request.salt)

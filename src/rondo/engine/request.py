@@ -46,6 +46,9 @@ class Request:
     adapter_key: int = 0
     """Of the adapter's content, for the prefix cache; 0 is the base alone."""
 
+    salt: int = 0
+    """Of the prefix cache: only requests with the same salt share blocks; 0 is none."""
+
     pooling: Pooling | None = None
     vector: Tensor | None = None
     """What it wants instead of tokens, where it says `pooling`: see pooling.py."""

@@ -53,6 +53,7 @@ def load(
         raise ModelError(f"{folder} is not a folder")
     model = build(parse(read_config(folder)))
     fill(model, slots(model), folder, dtype, device, progress)
+    model.folder = folder.absolute()
     return model
 
 

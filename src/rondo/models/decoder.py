@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -129,6 +130,9 @@ class Elsewhere(nn.Module):
 
 class Decoder(nn.Module):
     """Tokens in, logits out, over a flat row: several documents or requests at once, no padding."""
+
+    folder: Path | None = None
+    """The folder that the model was loaded from."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

@@ -17,7 +17,7 @@ from rondo.models import Decoder
 from rondo.models.devices import device_named
 from rondo.models.families import parse
 from rondo.models.headers import read_config
-from rondo.models.store import fingerprint, name_of, resolve
+from rondo.models.store import fingerprint, resolve
 from rondo.parallel.crew import Crew, Paused
 from rondo.parallel.world import read_world
 from rondo.rl.config import RlConfig
@@ -182,7 +182,7 @@ def _model(plan: Plan) -> Decoder:
     config = plan.config
     dtype = torch.float32 if config.precision else None  # as stored
     model = models.load(plan.model, dtype=dtype, device=config.device)
-    adapter.put_on(model, config.adapter, seed=config.seed, base=name_of(plan.model))
+    adapter.put_on(model, config.adapter, seed=config.seed, base=str(plan.model.absolute()))
     return model
 
 

@@ -23,6 +23,7 @@ from rondo.server.errors import log as errors
 log = get_logger("rondo.access")
 
 HEADER = b"x-request-id"
+IGNORED = b"x-rondo-ignored"
 GOOD_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 QUIET = frozenset(["/health", "/ping", "/ready", "/load", "/metrics", "/version"])
 """What machines ask every few seconds is logged at debug."""
@@ -42,7 +43,7 @@ class Access:
             await self.app(scope, receive, send)
             return
         account = Account(_request_id(scope))
-        answer = _Answer(send, account.request_id.encode())
+        answer = _Answer(send, account)
         with bind(request_id=account.request_id), account.open():
             try:
                 await self.app(scope, receive, answer)
@@ -76,18 +77,21 @@ class Access:
 
 
 class _Answer:
-    """`send`, which adds the id and remembers how the answer went."""
+    """`send`, which adds the id and the ignored fields to the headers and records the status."""
 
-    def __init__(self, send: Send, request_id: bytes) -> None:
+    def __init__(self, send: Send, account: Account) -> None:
         self.status = 0
         self.whole = False
         self._send = send
-        self._request_id = request_id
+        self._account = account
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            message = {**message, "headers": [*message.get("headers", ()), (HEADER, self._request_id)]}
+            added = [(HEADER, self._account.request_id.encode())]
+            if self._account.ignored and self.status < 400:
+                added.append((IGNORED, ", ".join(self._account.ignored).encode()))
+            message = {**message, "headers": [*message.get("headers", ()), *added]}
         elif message["type"] == "http.response.body":
             self.whole = not message.get("more_body", False)
         await self._send(message)

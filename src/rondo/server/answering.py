@@ -18,7 +18,7 @@ from rondo.client.openai import SamplingBody
 from rondo.client.ranking import best, spread
 from rondo.client.types import GenerateRequest, TokenChunk
 from rondo.server.beam import Beams
-from rondo.server.http import DONE, EventStream, Json, event_of, gather, unless_gone, with_signs
+from rondo.server.http import DONE, EventStream, Json, event_of, gather, note_ignored, unless_gone, with_signs
 from rondo.server.served import Served
 from rondo.server.shapes import UsageCount, join
 
@@ -74,11 +74,6 @@ class Job:
         return {"id": self.id, "object": kind, "created": int(time.time()), "model": self.model}
 
 
-def is_news(body: SamplingBody, chunk: TokenChunk) -> bool:
-    """Whether a stream has more to say of the chunk than its text."""
-    return bool(chunk.finish_reason or chunk.logprobs or body.return_token_ids)
-
-
 def ending(body: SamplingBody, chunk: TokenChunk) -> dict[str, Any]:
     """`weight_version` is that of the newest token; `token_ids` only where asked for."""
     ending: dict[str, Any] = {"finish_reason": chunk.finish_reason, "stop_reason": chunk.stop_reason}
@@ -93,6 +88,7 @@ def ending(body: SamplingBody, chunk: TokenChunk) -> dict[str, Any]:
 async def answer(served: Served, request: Request, job: Job) -> ASGIApp:
     if job.body.stream_options is not None and not job.body.stream:
         raise InvalidRequest("stream_options needs stream: true.", param="stream_options")
+    note_ignored(job.body)
     if job.body.stream:
         events = _events(served, job)
         return EventStream(with_signs(events) if job.body.whole_samples else events)

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rondo import __version__
 from rondo.base import metrics
+from rondo.base.account import current
 from rondo.base.errors import RondoError
 from rondo.base.tracing import Tracer
 from rondo.client.engine import ServedEngine
@@ -32,23 +33,33 @@ from rondo.server.config import ServerConfig
 from rondo.server.embeddings import Dimensions, Embedder
 from rondo.server.errors import error_body, of_rondo, on_bug, on_http_error, on_rondo_error
 from rondo.server.generative_scoring import generative_scoring
+from rondo.server.hosts import protect
 from rondo.server.http import bearer_of, check_json
 from rondo.server.lifecycle import lifecycle_routes
 from rondo.server.openapi import openapi_route
 from rondo.server.prompts import Prompts
 from rondo.server.replies import Replies
-from rondo.server.responses import responses, stored_routes
+from rondo.server.responses import input_tokens, responses, stored_routes
 from rondo.server.rollouts import RL, rollout_routes
+from rondo.server.salts import Salts
 from rondo.server.scoring import Scorer
 from rondo.server.served import Served
 from rondo.server.shapes import Tokens
 from rondo.server.templates import Templates
-from rondo.server.tokenize import detokenize, tokenize
+from rondo.server.tokenize import detokenize, tokenize, tokenizer_info_route
 from rondo.server.weights import weight_routes
 from rondo.text.parsing import choose_dialect
 from rondo.text.tokenizer import Tokenizer
 
-OUTSIDE_V1 = ("/tokenize", "/detokenize", "/score", "/rerank", "/v2/rerank", "/generative_scoring")
+OUTSIDE_V1 = (
+    "/tokenize",
+    "/detokenize",
+    "/tokenizer_info",
+    "/score",
+    "/rerank",
+    "/v2/rerank",
+    "/generative_scoring",
+)
 """What asks the model too, under the names that vLLM gave it."""
 
 
@@ -76,6 +87,7 @@ def create_app(
         bodies=Bodies(largest, engine.max_model_len, config.body_seconds),
         allow_priority=config.allow_priority,
         created=int(time.time()),
+        salts=Salts(config.api_key or ()),
         eos_ids=tuple(tokenizer.eos_ids or model.eos_ids),
     )
     embedder = Embedder(served, pooling, Dimensions.of(model, config.matryoshka))
@@ -84,10 +96,12 @@ def create_app(
     routes: list[BaseRoute] = [
         _post("/v1/chat/completions", lambda request: chat(served, request)),
         _post("/v1/responses", lambda request: responses(served, request)),
+        _post("/v1/responses/input_tokens", lambda request: input_tokens(served, request)),
         *stored_routes(),
         _post("/v1/completions", lambda request: completions(served, request)),
         _post("/tokenize", lambda request: tokenize(served, request)),
         _post("/detokenize", lambda request: detokenize(served, request)),
+        tokenizer_info_route(tokenizer),
         _post("/v1/embeddings", embedder.embeddings),
         _post("/generative_scoring", lambda request: generative_scoring(served, request)),
         *(_post(path, scorer.score) for path in ("/score", "/v1/score")),
@@ -108,6 +122,7 @@ def create_app(
     app = _straight(app, {route.path: route.endpoint for route in asked})
     if config.api_key is not None:
         app = require_key(app, config.api_key)
+    app = protect(app, config)
     endpoint = config.otlp_traces_endpoint
     return Access(app, config.access_log, None if endpoint is None else Tracer(endpoint))
 
@@ -219,6 +234,8 @@ def require_key(app: ASGIApp, keys: Sequence[str]) -> ASGIApp:
                 body = error_body(message, "authentication_error", code="invalid_api_key")
                 await JSONResponse(body, status_code=401)(scope, receive, send)
                 return
+            if (account := current()) is not None:
+                account.api_key = given.decode()
         await app(scope, receive, send)
 
     return guarded

@@ -109,8 +109,8 @@ def parse_bounded(raw: bytes, kind: type[Body], max_model_len: int) -> Body:
             continue
         if name == "messages" and len(given) > max_model_len:
             raise InvalidRequest(
-                f"there are {len(given)} messages, which cannot fit into the context of {max_model_len} tokens. "
-                "Shorten the conversation.",
+                f"This model's maximum context length is {max_model_len} tokens. However, your messages resulted in "
+                f"more: there are {len(given)} of them. Please reduce the length of the messages.",
                 param=name,
                 code="context_length_exceeded",
             )

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp
 from rondo.base.ids import new_id
 from rondo.client.openai import ChatRequest
 from rondo.client.types import TokenChunk
-from rondo.server.answering import Job, answer, ending, is_news
+from rondo.server.answering import Job, answer, ending
 from rondo.server.beam import Beams
 from rondo.server.replies import Reply, deltas_of, message_of
 from rondo.server.served import Served
@@ -35,15 +35,13 @@ async def chat(served: Served, request: Request) -> ASGIApp:
 
     def choices(chunk: TokenChunk, index: int, whole: bool) -> list[dict[str, Any]]:
         said = reply(index).read(chunk.text, chunk.finish_reason is not None)
-        if not (whole or said or is_news(body, chunk)):
-            return []
         end = ending(body, chunk)
         if end["finish_reason"] == "stop" and reply(index).called:
             end["finish_reason"] = "tool_calls"
         shown = {"logprobs": chat_logprobs(tokens, chunk)} | end
         if whole:
             return [{"index": index, "message": message_of(said)} | shown]
-        deltas = deltas_of(said)
+        deltas = deltas_of(said) if said or chunk.finish_reason else [{"content": ""}]
         if said.calls and chunk.finish_reason:
             deltas.append({})  # Clients take a call for complete at the event after it.
         return _events(index, deltas, shown)

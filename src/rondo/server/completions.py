@@ -12,7 +12,7 @@ from rondo.base.ids import new_id
 from rondo.client.openai import CompletionRequest
 from rondo.client.types import GenerateRequest, TokenChunk
 from rondo.engine.words import truncated
-from rondo.server.answering import Job, answer, ending, is_news
+from rondo.server.answering import Job, answer, ending
 from rondo.server.beam import Beams
 from rondo.server.served import Served
 from rondo.server.shapes import completion_logprobs, echo_logprobs, shown_prompt
@@ -34,10 +34,16 @@ async def completions(served: Served, request: Request) -> ASGIApp:
     if len(ids) > 1:
         served.prompts.check(ids, "prompt")  # One alone the engine looks at.
     request_id = new_id("cmpl")
-    adapter = served.adapter(body.model)
+    adapter, salt = served.adapter(body.model), served.salts.of(body.cache_salt)
     requests = [
         GenerateRequest(
-            f"{request_id}-{i}", prompt, sampling, body.priority, adapter, whole=body.whole_samples
+            f"{request_id}-{i}",
+            prompt,
+            sampling,
+            body.priority,
+            adapter,
+            cache_salt=salt,
+            whole=body.whole_samples,
         )
         for i, prompt in enumerate(ids)
     ]
@@ -51,8 +57,6 @@ async def completions(served: Served, request: Request) -> ASGIApp:
         return served.prompts.tokenizer.decode(list(used))
 
     def choices(chunk: TokenChunk, index: int, whole: bool) -> list[dict[str, Any]]:
-        if not (whole or chunk.text or is_news(body, chunk)):
-            return []
         text, begun = chunk.text, index in offsets
         logprobs, offset = None, offsets.get(index, 0)
         scores = chunk.prompt_logprobs

@@ -24,6 +24,14 @@ class ServerConfig(Section):
         min_length=1,
         description="what who asks the model must send as Bearer token: one key or several",
     )
+    allow_public_without_key: bool = Field(
+        False, description="whether the server may listen on a public address without an api_key"
+    )
+    allowed_hosts: Several = Field(
+        [],
+        description="further names in the Host header of requests: on a loopback address other names than its own are "
+        "refused, against DNS rebinding; * allows all",
+    )
     admin_key: str | None = Field(
         None,
         min_length=1,

@@ -21,9 +21,9 @@ from rondo.base.ids import new_id
 from rondo.client.blame import blaming
 from rondo.client.openai import TokenIds
 from rondo.client.types import GenerateRequest, Pooling, SamplingParams
-from rondo.client.wire import Many, Wire, shown
+from rondo.client.wire import CacheSalt, Many, Wire, shown
 from rondo.models.architecture import ModelConfig
-from rondo.server.http import gather, unless_gone
+from rondo.server.http import gather, note_ignored, unless_gone
 from rondo.server.served import Served
 from rondo.server.truncation import Side, cut, texts_cut_to
 
@@ -36,7 +36,9 @@ NO_ANSWER = SamplingParams(detokenize=False)
 
 
 class PoolingBody(Wire):
-    """What all that ask for vectors have in common. The last four are vLLM's."""
+    """What all that ask for vectors have in common. All but `user` and `model` are vLLM's."""
+
+    without_effect = frozenset(["user"])
 
     model: str | None = None
     user: str | None = None
@@ -44,6 +46,7 @@ class PoolingBody(Wire):
     truncation_side: Side | None = None
     add_special_tokens: bool = True
     priority: int = 0
+    cache_salt: CacheSalt | None = None
 
 
 class EmbeddingRequest(PoolingBody):
@@ -152,6 +155,7 @@ class Embedder:
 
     def check(self, body: PoolingBody, count: int, field: str) -> str | None:
         """All that can be refused before a text is looked at. Returns the adapter asked for."""
+        note_ignored(body)
         adapter = self.served.adapter(body.model or self.served.name)
         self.served.check_priority(body.priority)
         most = min(MAX_INPUTS, self.served.max_queued)
@@ -179,9 +183,9 @@ class Embedder:
                 prompts = await self._prompts(body, field.inputs, field.limit)
                 self.served.prompts.check(prompts, field.name, answer=0)
             named += [(field.name, prompt) for prompt in prompts]
-        id = new_id("embd")
+        id, salt = new_id("embd"), self.served.salts.of(body.cache_salt)
         requests = [
-            GenerateRequest(f"{id}-{i}", prompt, NO_ANSWER, body.priority, adapter, self.pooling)
+            GenerateRequest(f"{id}-{i}", prompt, NO_ANSWER, body.priority, adapter, self.pooling, salt)
             for i, (_, prompt) in enumerate(named)
         ]
         rows, most = [], self.served.max_queued

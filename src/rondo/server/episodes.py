@@ -73,7 +73,7 @@ class EpisodePrompts(Prompts):
     ) -> ChatPrompt:
         if body.use_beam_search:
             raise InvalidRequest("beams are not sampled: an episode has none.", param="use_beam_search")
-        if body.continue_final_message or not body.add_generation_prompt:
+        if body.continue_final_message or body.add_generation_prompt is False:
             return await super().of_chat(body, tools, size, add_special)
         template = (self.tokenizer.tool_template if tools else self.tokenizer.chat_template) or ""
         shown = [tool.for_template() for tool in tools]

@@ -16,7 +16,7 @@ from rondo.base.ids import new_id
 from rondo.client.blame import blaming
 from rondo.client.openai import TokenIds
 from rondo.client.types import GenerateRequest, SamplingParams
-from rondo.client.wire import Many, Wire
+from rondo.client.wire import CacheSalt, Many, Wire
 from rondo.server.embeddings import MAX_INPUTS
 from rondo.server.http import gather, unless_gone
 from rondo.server.served import Served
@@ -31,6 +31,7 @@ class GenerativeScoringRequest(Wire):
     item_first: bool = False
     add_special_tokens: bool = True
     priority: int = 0
+    cache_salt: CacheSalt | None = None
 
 
 async def generative_scoring(served: Served, request: Request) -> Response:
@@ -52,8 +53,9 @@ async def generative_scoring(served: Served, request: Request) -> Response:
         )
     name = new_id("score")
     prompts = await _prompts(served, body)
+    salt = served.salts.of(body.cache_salt)
     requests = [
-        GenerateRequest(f"{name}-{i}-{label}", prompt, _only(label), body.priority, adapter)
+        GenerateRequest(f"{name}-{i}-{label}", prompt, _only(label), body.priority, adapter, cache_salt=salt)
         for i, prompt in enumerate(prompts)
         for label in labels
     ]

@@ -11,7 +11,9 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
+from rondo.base.account import current
 from rondo.base.errors import RondoError
+from rondo.client.wire import Wire
 from rondo.server.errors import BodyTimeout, BodyTooLarge, UnsupportedMedia, error_body, log
 
 T = TypeVar("T")
@@ -67,6 +69,13 @@ def _too_large(limit: int) -> BodyTooLarge:
         "server.max_body_bytes.",
         code="body_too_large",
     )
+
+
+def note_ignored(body: Wire) -> None:
+    """Puts the fields of the request that have no effect into the response's header `x-rondo-ignored`."""
+    account = current()
+    if account is not None:
+        account.ignored = body.ignored()
 
 
 def bearer_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes:

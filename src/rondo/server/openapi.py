@@ -14,10 +14,11 @@ from starlette.routing import BaseRoute, Route
 
 from rondo import __version__
 from rondo.client.openai import ChatRequest, CompletionRequest, ModelCard, ModelList
-from rondo.client.responses import ResponsesRequest
+from rondo.client.responses import InputTokensRequest, ResponsesRequest
 from rondo.client.wire import Wire
 from rondo.server.adapters import LoadAdapter, UnloadAdapter
 from rondo.server.embeddings import EmbeddingRequest
+from rondo.server.event_schemas import ChatCompletionChunk, CompletionChunk, ResponseEvent
 from rondo.server.generative_scoring import GenerativeScoringRequest
 from rondo.server.lifecycle import MODES, AbortRequests
 from rondo.server.scoring import RerankRequest, ScoreRequest
@@ -52,6 +53,8 @@ class Described:
     query: Mapping[str, Schema] = field(default_factory=dict)
     answer: type[BaseModel] | Literal["object"] | None = "object"
     media: tuple[str, ...] = (JSON,)
+    event: type[BaseModel] | None = None
+    """The JSON of the events, where the answer may also be a stream."""
     bodyless: bool = False
     """The body may also be left out."""
     never: bool = False
@@ -73,13 +76,16 @@ _RERANK = Described("The documents nearest to a query", RerankRequest)
 _FORGOTTEN = Described("Nothing: answers are not kept here", never=True)
 
 OF_THE_MODEL: dict[str, Described] = {
-    "POST /v1/chat/completions": Described("Answer a conversation", ChatRequest, media=(JSON, EVENTS)),
-    "POST /v1/responses": Described("Answer, statelessly", ResponsesRequest, media=(JSON, EVENTS)),
+    "POST /v1/chat/completions": Described("Answer a conversation", ChatRequest, event=ChatCompletionChunk),
+    "POST /v1/responses": Described("Answer, statelessly", ResponsesRequest, event=ResponseEvent),
+    "POST /v1/responses/input_tokens": Described(
+        "Count the tokens of a response's prompt", InputTokensRequest
+    ),
     "GET /v1/responses/{id}": _FORGOTTEN,
     "DELETE /v1/responses/{id}": _FORGOTTEN,
     "GET /v1/responses/{id}/input_items": _FORGOTTEN,
     "POST /v1/responses/{id}/cancel": _FORGOTTEN,
-    "POST /v1/completions": Described("Continue prompts", CompletionRequest, media=(JSON, EVENTS)),
+    "POST /v1/completions": Described("Continue prompts", CompletionRequest, event=CompletionChunk),
     "POST /v1/embeddings": Described("Vectors of texts", EmbeddingRequest),
     "POST /score": _SCORE,
     "POST /v1/score": _SCORE,
@@ -91,6 +97,7 @@ OF_THE_MODEL: dict[str, Described] = {
     ),
     "POST /tokenize": Described("The tokens of a text or of a conversation", TokenizeRequest),
     "POST /detokenize": Described("The text of tokens", DetokenizeRequest),
+    "GET /tokenizer_info": Described("The tokenizer's settings"),
     "GET /v1/models": Described("The model and its adapters", answer=ModelList),
     "GET /v1/models/{name}": Described("One of them", answer=ModelCard),
 }
@@ -160,7 +167,9 @@ def document(names: Iterable[str]) -> Schema:
     groups = [(OF_THE_MODEL, "key"), (OPEN, None), (OF_THE_OPERATOR, "admin")]
     known = {name: (described, key) for group, key in groups for name, described in group.items()}
     served = [(name, *known[name]) for name in sorted(names) if name in known]
-    bodies = {kind for _, one, _ in served for kind in (one.body, one.answer) if isinstance(kind, type)}
+    bodies = {
+        kind for _, one, _ in served for kind in (one.body, one.answer, one.event) if isinstance(kind, type)
+    }
     ordered = sorted(bodies | {Error}, key=lambda kind: kind.__name__)
     _, definitions = models_json_schema(
         [(kind, "validation") for kind in ordered], ref_template="#/components/schemas/{model}"
@@ -207,15 +216,25 @@ def _answer(described: Described) -> Schema:
         return {"description": "It is done"}
     whole = {"type": "object"} if described.answer == "object" else None
     schema = _reference(described.answer) if isinstance(described.answer, type) else whole
-    texts = {"schema": {"type": "string"}}
-    content = {media: {"schema": schema} if media == JSON else texts for media in described.media}
-    return {"description": "It is done", "content": content}
+    texts: Schema = {"schema": {"type": "string"}}
+    content: dict[str, Schema] = {
+        media: {"schema": schema} if media == JSON else texts for media in described.media
+    }
+    description = "It is done"
+    if described.event is not None:
+        content[EVENTS] = {"schema": {"anyOf": [_reference(described.event), _reference(Error)]}}
+        description += f". {STREAM}"
+    return {"description": description, "content": content}
 
 
 def _reference(kind: type[BaseModel]) -> Schema:
     return {"$ref": f"#/components/schemas/{kind.__name__}"}
 
 
+STREAM = (
+    "With `stream: true` the answer is server-sent events. The schema is that of the JSON after each `data: `; an "
+    "error in the middle is an event too. Chat and plain completions end with `data: [DONE]`."
+)
 _ERROR: Schema = {
     "description": "What is wrong, and what to do",
     "content": {JSON: {"schema": _reference(Error)}},

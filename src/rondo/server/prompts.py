@@ -12,7 +12,7 @@ from rondo.base.errors import InvalidRequest
 from rondo.client.blame import blaming
 from rondo.client.openai import ChatRequest
 from rondo.client.tools import Tool
-from rondo.engine.intake import check_prompt
+from rondo.engine.intake import check_prompt, context_exceeded
 from rondo.server.memory import return_memory
 from rondo.server.templates import Templates
 from rondo.text.bound import longest_text
@@ -84,7 +84,7 @@ class Prompts:
         rendering = self.tokenizer.rendering(
             messages,
             [tool.for_template() for tool in tools] or None,
-            add_generation_prompt=body.add_generation_prompt and not continued,
+            add_generation_prompt=body.begins_answer,
             continue_final_message=continued,
             **variables,
         )
@@ -134,21 +134,11 @@ class Prompts:
         for at in range(0, len(text), SHORT):
             counted += len(self.tokenizer.encode(text[at : at + SHORT], add_special=False))
             if counted > 2 * self.max_model_len:
-                raise InvalidRequest(
-                    f"the prompt has more than {counted} tokens, but the context is {self.max_model_len} tokens. "
-                    "Shorten the prompt.",
-                    param="prompt",
-                    code="context_length_exceeded",
-                )
+                raise context_exceeded(self.max_model_len, counted, "prompt", "prompt")
 
     def _check_length(self, text: str) -> None:
         if len(text) > max(SHORT, self.max_model_len) and self._longest and len(text) > self._longest:
-            raise InvalidRequest(
-                f"the prompt has {len(text)} characters, which cannot fit into the context of "
-                f"{self.max_model_len} tokens. Shorten the prompt.",
-                param="prompt",
-                code="context_length_exceeded",
-            )
+            raise context_exceeded(self.max_model_len, len(text), "prompt", "prompt", most=False)
 
     @cached_property
     def _longest(self) -> int | None:

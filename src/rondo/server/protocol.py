@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from rondo.server.half_closed import HalfClosed
 
 MOST_HEAD = 64 * 1024
 """Bytes of a request beside its body, after the first packet."""
@@ -14,7 +14,7 @@ LARGEST_FRAMING = 16
 MOST_HELD = 64 * 1024
 
 
-class Protocol(HttpToolsProtocol):
+class Protocol(HalfClosed):
     """The parser keeps a head until it has ended, however long it grows: here it is refused before."""
 
     _fresh = True

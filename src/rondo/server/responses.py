@@ -17,9 +17,9 @@ from starlette.types import ASGIApp
 from rondo.base.errors import InvalidRequest, NotFound
 from rondo.base.ids import new_id
 from rondo.client.openai import ChatRequest
-from rondo.client.responses import NOT_STORED, ResponsesRequest, under_its_names
+from rondo.client.responses import NOT_STORED, InputTokensRequest, ResponsesRequest, under_its_names
 from rondo.client.types import GenerateRequest, TokenChunk
-from rondo.server.http import EventStream, Json, event_of, unless_gone
+from rondo.server.http import EventStream, Json, event_of, note_ignored, unless_gone
 from rondo.server.response_items import Event, Output
 from rondo.server.served import Served
 from rondo.server.shapes import UsageCount, chat_logprobs
@@ -40,9 +40,20 @@ async def responses(served: Served, request: Request) -> ASGIApp:
             "/v1/chat/completions has them.",
             param="include",
         )
+    note_ignored(body)
     if body.stream:
         return EventStream(answering.events())
     return await unless_gone(request.receive, answering.whole())
+
+
+async def input_tokens(served: Served, request: Request) -> ASGIApp:
+    """How many tokens the prompt of a response has, without computing it."""
+    body, size = await served.bodies.read(InputTokensRequest, request)
+    chat = body.to_chat(served.name)
+    served.adapter(chat.model)
+    with under_its_names():
+        prompt = await served.prompts.of_chat(chat, served.replies.check(chat), size)
+    return Json({"object": "response.input_tokens", "input_tokens": len(prompt.ids)})
 
 
 def stored_routes() -> list[Route]:
@@ -118,7 +129,8 @@ class Answering:
 
     def _parts(self, chunk: TokenChunk) -> list[Part]:
         if self.parser is None:
-            return [Content(chunk.text)] if chunk.text or chunk.logprobs else []
+            silent = chunk.token_ids and chunk.finish_reason is None
+            return [Content(chunk.text)] if chunk.text or chunk.logprobs or silent else []
         return self.parser.feed(chunk.text) + (self.parser.finish() if chunk.finish_reason else [])
 
     def _sent(self, event: Event) -> bytes:

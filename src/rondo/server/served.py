@@ -14,6 +14,7 @@ from rondo.client.types import GenerateRequest, SamplingParams
 from rondo.server.bodies import Bodies
 from rondo.server.prompts import Prompts
 from rondo.server.replies import Replies
+from rondo.server.salts import Salts
 from rondo.server.shapes import Tokens
 
 
@@ -34,6 +35,7 @@ class Served:
     created: int
     eos_ids: tuple[int, ...]
     """The tokens that end an answer."""
+    salts: Salts = field(default_factory=lambda: Salts(()))
     parts: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """The engine's requests behind each answer that is under way."""
     asked_as: dict[str, str] = field(default_factory=dict)

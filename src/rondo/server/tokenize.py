@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`, as vLLM has them: what a prompt's tokens are, without computing it."""
+"""`/tokenize`, `/detokenize` and `/tokenizer_info`, as vLLM has them: a prompt's tokens, without computing it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from rondo.base.errors import InvalidRequest
 from rondo.client.openai import BOTH_ENDS, ChatRequest, Message, TokenIds
@@ -15,6 +16,7 @@ from rondo.client.tools import Tool
 from rondo.client.wire import Many, Wire
 from rondo.server.prompts import beside
 from rondo.server.served import Served
+from rondo.text.tokenizer import Tokenizer
 
 MOST_TOKENS = 1 << 16
 LISTED = 1 << 14
@@ -46,6 +48,15 @@ class TokenizeRequest(Wire):
         elif self.continue_final_message and self.add_generation_prompt:
             raise InvalidRequest(BOTH_ENDS, param="continue_final_message")
         return self
+
+
+def tokenizer_info_route(tokenizer: Tokenizer) -> Route:
+    """`/tokenizer_info`, as vLLM has it: what tokenizer_config.json says."""
+
+    async def tokenizer_info(request: Request) -> Response:
+        return JSONResponse(tokenizer.info)
+
+    return Route("/tokenizer_info", tokenizer_info)
 
 
 class DetokenizeRequest(Wire):

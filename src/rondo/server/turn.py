@@ -60,7 +60,10 @@ async def make_turn(served: Served, body: ChatRequest, id: str, size: int) -> Tu
     )
     ids = truncated(prompt.ids, sampling, served.max_model_len)
     adapter = served.adapter(body.model)
-    generate = GenerateRequest(id, ids, sampling, body.priority, adapter, whole=body.whole_samples)
+    salt = served.salts.of(body.cache_salt)
+    generate = GenerateRequest(
+        id, ids, sampling, body.priority, adapter, cache_salt=salt, whole=body.whole_samples
+    )
     return Turn(generate, dialect, functions_of(tools), prompt, served.replies)
 
 

@@ -75,6 +75,13 @@ class Tokenizer:
             file.write_bytes(data)
 
     @cached_property
+    def info(self) -> dict[str, Any]:
+        """The settings in tokenizer_config.json, with the chat template that is in use."""
+        settings = self._folder.json("tokenizer_config.json")
+        template = {} if self.chat_template is None else {"chat_template": self.chat_template}
+        return {"tokenizer_class": "PreTrainedTokenizerFast"} | settings | self._named | template
+
+    @cached_property
     def digest(self) -> str:
         """Equal for tokenizers that make the same tokens of a text, as far as their files tell."""
         return sha256_json(

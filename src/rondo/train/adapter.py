@@ -32,7 +32,8 @@ def check(kind: Kind, config: AdapterConfig, model: ModelConfig) -> None:
 
 
 def put_on(model: Decoder, config: AdapterConfig, *, seed: int, base: str) -> None:
-    """A fresh adapter, with which the model computes what it did; `base` is the name that the adapter remembers."""
+    """A fresh adapter, with which the model computes what it did; `base` is the folder that the adapter's
+    file names as its base, where PEFT loads it from."""
     if config.kind == "lora":
         targets = config.targets if isinstance(config.targets, str) else tuple(config.targets)
         attach_lora(model, LoraSpec(config.r, config.alpha, targets, base=base), seed=seed)

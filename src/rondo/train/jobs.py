@@ -16,7 +16,7 @@ from rondo.models.devices import device_named
 from rondo.models.families import parse
 from rondo.models.headers import read_config
 from rondo.models.scorer import make_scorer
-from rondo.models.store import fingerprint, name_of, resolve
+from rondo.models.store import fingerprint, resolve
 from rondo.parallel.crew import Crew, Paused
 from rondo.parallel.degrees import degrees
 from rondo.parallel.mesh import join
@@ -163,7 +163,7 @@ def _model(plan: Plan, device: torch.device, *, divided: bool = False) -> Decode
     model = read_model(plan.model, getattr(torch, config.dtype), device, divided=divided)
     if plan.kind == "reward" and not model.config.scores:
         make_scorer(model, config.seed)
-    adapter.put_on(model, config.adapter, seed=config.seed, base=name_of(plan.model))
+    adapter.put_on(model, config.adapter, seed=config.seed, base=str(plan.model.absolute()))
     return model
 
 

@@ -279,6 +279,20 @@ def test_log_probabilities_of_a_prompt(engine):
     assert (chunk.prompt_logprobs, chunk.cached_tokens) == (scores, 0)
 
 
+def test_a_cache_salt_is_part_of_vllms(engine):
+    backend = Played(Piece(0, [5], finish_reason="length"))
+
+    async def work():
+        for number, salt in enumerate([None, "x", "y"]):
+            request = GenerateRequest(str(number), [9, 8, 7], PARAMS, cache_salt=salt)
+            async for _ in engine.generate(request):
+                pass
+
+    run(engine, backend, work)
+    plain, *salted = (asked.salt for asked in backend.asked)
+    assert salted == [f"{plain}.x", f"{plain}.y"]
+
+
 def test_weights_take_over_between_pause_and_resume_and_prefixes_part(engine, folders):
     backend = Played(Piece(0, [5], finish_reason="length"))
     new = str(folders / "1")

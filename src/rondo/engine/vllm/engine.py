@@ -239,6 +239,8 @@ class VllmEngine:
         adapter = self._adapters.find(request.adapter)
         samples = self._intake.samples(request, prompt, None, time.monotonic())
         salt = f"{self.weight_version}.{self._epoch}.{adapter.number if adapter else 0}"
+        if request.cache_salt is not None:
+            salt += f".{request.cache_salt}"
         stream = Stream(samples, Asked(request, samples[0], salt, adapter), self.metrics)
         self._streams[request.id] = stream
         stream.begin(self.backend, lambda: self.weight_version)

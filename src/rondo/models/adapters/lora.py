@@ -6,7 +6,7 @@ our linears into one module (Phi-3's qkv_proj), they share its A and each has it
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -107,6 +107,8 @@ def save_lora(model: Decoder, folder: str | Path) -> None:
         parts = [parts_by_path[path] for path in target.paths]
         tensors[_key(name, "A")] = parts[0].a
         tensors[_key(name, "B")] = parts[0].b if len(parts) == 1 else torch.cat([part.b for part in parts])
+    if spec.base is None and model.folder is not None:
+        spec = replace(spec, base=str(model.folder))
     files.write(Path(folder), lora_config.dump(spec, targets, linears(model)), tensors)
 
 

@@ -1,0 +1,50 @@
+"""Where the server may listen: on a public address only with an API key, or with a flag that allows it without."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+
+from rondo.base.errors import ConfigError
+from rondo.base.log import get_logger
+from rondo.server.config import ServerConfig
+from rondo.server.run import bind
+
+log = get_logger("rondo.server")
+
+
+def listen(config: ServerConfig) -> socket.socket:
+    """The bound port, or an error that names the remedy."""
+    listener = bind(config.host, config.port)
+    if config.api_key is None and not config.allow_public_without_key and not is_local(listener):
+        listener.close()
+        raise ConfigError(
+            f"Without an API key the server does not listen on {config.host or 'every interface'}, which other "
+            "machines can reach. Set --api-key KEY, listen on 127.0.0.1, or allow it with --allow-public-without-key.",
+            param="server.api_key",
+        )
+    return listener
+
+
+def warn_of_no_key(config: ServerConfig, listener: socket.socket) -> None:
+    if config.api_key is None:
+        reach = "this machine" if is_local(listener) else "every machine that reaches this address"
+        log.warning(f"no API key is set: all programs on {reach} can use the model. Set --api-key KEY.")
+
+
+def is_local(listener: socket.socket) -> bool:
+    """Whether only this machine can connect."""
+    if listener.family not in (socket.AF_INET, socket.AF_INET6):
+        return True
+    return is_loopback(listener.getsockname()[0])
+
+
+def is_loopback(host: str) -> bool:
+    """Whether `host`, an address or a name, is this machine's own by definition."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        name = host.lower().removesuffix(".")
+        return name == "localhost" or name.endswith(".localhost")
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback
