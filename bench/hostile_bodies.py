@@ -82,7 +82,6 @@ BODIES: dict[str, tuple[str, Callable[[int], bytes]]] = {
     "texts to embed": ("/v1/embeddings", _many("input")),
     "texts to score": ("/score", _many("text_2", '"text_1":"a",')),
     "documents to rerank": ("/rerank", _many("documents", '"query":"a",')),
-    "items to score": ("/generative_scoring", _many("items", '"query":"a","label_token_ids":[77],')),
 }
 FIVE = tuple(BODIES)[:5]
 

@@ -6,7 +6,6 @@ from rondo.base.lazy import lazy
 from rondo.base.threads import yield_soon
 
 if TYPE_CHECKING:
-    from rondo.client.beam import BeamSearchParams
     from rondo.client.http import AsyncClient, Client
     from rondo.client.structured import StructuredOutputsParams
     from rondo.client.types import SamplingParams
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
 __all__ = [
     "LLM",
     "AsyncClient",
-    "BeamSearchParams",
     "Client",
     "SamplingParams",
     "StructuredOutputsParams",
@@ -30,7 +28,6 @@ __getattr__ = lazy(
     __name__,
     {
         "AsyncClient": ".client.http",
-        "BeamSearchParams": ".client.beam",
         "Client": ".client.http",
         "LLM": ".engine.llm",
         "SamplingParams": ".client.types",

@@ -27,7 +27,6 @@ SMALLEST: dict[str, dict[str, Any]] = {
     "/v1/embeddings": {"input": "a"},
     "/score": {"text_1": "a", "text_2": "b"},
     "/rerank": {"query": "a", "documents": ["b"]},
-    "/generative_scoring": {"query": "a", "items": ["b"], "label_token_ids": [70]},
     "/tokenize": {"prompt": "a"},
     "/detokenize": {"tokens": [70]},
 }

@@ -242,12 +242,8 @@ def test_bad_requests_name_the_field(running, change, param, says):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("beams", [False, True])
-def test_a_prompt_that_the_engine_refuses_is_the_messages(running, stream, beams):
-    if stream and beams:
-        pytest.skip("beams are not streamed")
+def test_a_prompt_that_the_engine_refuses_is_the_messages(running, stream):
     body = {"model": "tiny", "messages": [{"role": "user", "content": "a 1 " * 400}], "stream": stream}
-    body |= {"use_beam_search": True, "n": 2, "temperature": 0, "max_tokens": 4} if beams else {}
     answer = httpx.post(running.url + "/v1/chat/completions", json=body)
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]

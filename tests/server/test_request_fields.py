@@ -14,7 +14,6 @@ from openai.types.chat import completion_create_params as chat_create_params
 from rondo.client.openai import ChatRequest, CompletionRequest, StreamOptions
 from rondo.client.responses import ResponsesRequest
 from rondo.server.embeddings import EmbeddingRequest
-from rondo.server.generative_scoring import GenerativeScoringRequest
 from rondo.server.scoring import RerankRequest, ScoreRequest
 from rondo.server.tokenize import DetokenizeRequest, TokenizeRequest
 
@@ -94,11 +93,6 @@ def test_null_is_the_default_of_every_field(running, route):
         ("/rerank", RerankRequest, {"query": "abc", "documents": "def"}),
         ("/tokenize", TokenizeRequest, {"prompt": "abc"}),
         ("/detokenize", DetokenizeRequest, {"tokens": [5]}),
-        (
-            "/generative_scoring",
-            GenerativeScoringRequest,
-            {"query": "a", "items": ["b"], "label_token_ids": [5]},
-        ),
     ],
 )
 def test_null_is_the_default_on_every_route(running, path, kind, required):

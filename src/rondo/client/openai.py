@@ -11,7 +11,6 @@ from typing import Annotated, Any, ClassVar, Literal, cast
 from pydantic import BaseModel, ConfigDict, Field
 
 from rondo.base.errors import InvalidRequest
-from rondo.client.beam_fields import check_beams, excluded
 from rondo.client.forms import FormBody
 from rondo.client.tools import Tool, ToolChoice, chosen, demanded
 from rondo.client.types import LogprobsMode, SamplingParams
@@ -95,15 +94,13 @@ class SamplingBody(FormBody):
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
     spaces_between_special_tokens: Literal[True] = True
-    use_beam_search: bool = False
-    length_penalty: float = 1.0
+    use_beam_search: Literal[False] = False
 
     @property
     def whole_samples(self) -> bool:
         return self.stream_options is not None and self.stream_options.whole_samples
 
     def sampling(self, logprobs: int | None, max_tokens: int | None) -> SamplingParams:
-        check_beams(self)
         if self.stream and self.best_of not in (None, self.n or 1):
             raise InvalidRequest(
                 "best_of cannot be streamed: which is best is known at the end.", param="best_of"
@@ -202,8 +199,6 @@ class ChatRequest(Hints, SamplingBody):
             raise InvalidRequest(BOTH_ENDS, param="continue_final_message")
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs: true.", param="top_logprobs")
-        if self.use_beam_search and self.required_tools():
-            raise excluded("tool_choice")
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
         return self.sampling(logprobs, self.max_completion_tokens or self.max_tokens)
 
@@ -228,10 +223,6 @@ class CompletionRequest(SamplingBody):
     def to_sampling(self) -> SamplingParams:
         if self.max_tokens == 0 and not self.echo:
             raise InvalidRequest("max_tokens may be 0 only with echo; got 0.", param="max_tokens")
-        if self.use_beam_search and self.max_tokens == 0:
-            raise excluded("max_tokens")
-        if self.use_beam_search and self.echo and self.logprobs is not None:
-            raise excluded("echo")
         sampling = self.sampling(self.logprobs, 16 if self.max_tokens is None else max(self.max_tokens, 1))
         if not (self.echo and self.logprobs is not None):
             return sampling

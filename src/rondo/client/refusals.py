@@ -22,6 +22,7 @@ KNOWN_UNSUPPORTED = frozenset(
         "prediction",
         "web_search_options",
         "moderation",
+        "length_penalty",
     ]
 )
 """Fields of OpenAI's or vLLM's API that exist, but that this engine does not do: said plainly, not as a
@@ -40,6 +41,7 @@ SHAPES = {
     "{type: json | regex, value} or {type: structural_tag, structures, triggers}",
     "suffix": "is not supported",
     "store": "is not supported, except as false",
+    "use_beam_search": "is not supported, except as false",
     "modalities": 'is supported as ["text"] alone',
     "verbosity": "must be low, medium or high (it has no effect here)",
     "service_tier": "must be auto or default",

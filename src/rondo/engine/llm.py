@@ -12,7 +12,6 @@ from pydantic import ValidationError
 from rondo.base.errors import ConfigError, InvalidRequest
 from rondo.base.ids import new_id
 from rondo.base.paths import path_of
-from rondo.client.beam import Beam, BeamSearch, BeamSearchOutput, BeamSearchParams, Scored
 from rondo.client.openai import Message
 from rondo.client.ranking import best, spread
 from rondo.client.types import CompletionOutput, GenerateRequest, RequestOutput, SamplingParams
@@ -136,25 +135,6 @@ class LLM:
         prompts = self.tokenizer.encode_batch(texts, add_special=False)
         outputs = self.generate(prompts, sampling_params, adapter=adapter)
         return [replace(output, prompt=text) for output, text in zip(outputs, texts, strict=True)]
-
-    def beam_search(
-        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, adapter: AdapterNames = None
-    ) -> list[BeamSearchOutput]:
-        """The best continuations of each prompt, found together. `adapter` as in `generate`."""
-        given = as_prompts(prompts)
-        names = as_names(adapter, len(given))
-        core = self.core
-        searches = [BeamSearch(self._ids(one), params, core.eos_ids, core.max_model_len) for one in given]
-        while any(search.beams for search in searches):
-            asked = [
-                GenerateRequest(new_id("beam"), beam.tokens, search.sampling(), adapter=name)
-                for search, name in zip(searches, names, strict=True)
-                for beam in search.beams
-            ]
-            samples = iter(self._run(asked))
-            for search in searches:
-                search.take([_scored(next(samples)) for _ in search.beams])
-        return [BeamSearchOutput([self._told(beam) for beam in search.best()]) for search in searches]
 
     def reset_prefix_cache(self) -> None:
         """Prompts are computed anew, whatever they have in common with earlier ones."""
@@ -283,10 +263,6 @@ class LLM:
             stop_reason=chunk.stop_reason,
         )
 
-    def _told(self, beam: Beam) -> Beam:
-        beam.text = None if self.tokenizer is None else self.tokenizer.decode(beam.tokens)
-        return beam
-
     def _cut(self, prompt: Prompt, params: SamplingParams) -> Sequence[int]:
         return truncated(self._ids(prompt), params, self.core.max_model_len)
 
@@ -303,10 +279,6 @@ class LLM:
         if params.stop and self.tokenizer is None:
             raise InvalidRequest("stop strings need a tokenizer: use stop_token_ids instead.", param="stop")
         return spread(with_bad_words(params, self.tokenizer))
-
-
-def _scored(samples: list[Request]) -> Scored:
-    return Scored(samples[0].top_logprobs[0], samples[0].weight_versions[0])
 
 
 def _check_whole(config: EngineConfig) -> None:

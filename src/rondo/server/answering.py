@@ -17,7 +17,6 @@ from rondo.client.blame import renaming
 from rondo.client.openai import SamplingBody
 from rondo.client.ranking import best, spread
 from rondo.client.types import GenerateRequest, TokenChunk
-from rondo.server.beam import Beams
 from rondo.server.http import DONE, EventStream, Json, event_of, gather, note_ignored, unless_gone, with_signs
 from rondo.server.served import Served
 from rondo.server.shapes import UsageCount, join
@@ -43,17 +42,13 @@ class Job:
     usage: Callable[[], UsageCount] = UsageCount
     silent: bool = False
     """Whether only the prompt is asked for: the one token that the engine gives at least is left out."""
-    beams: Beams | None = None
-    """Where the answer is searched for, and not drawn."""
     field: str = "prompt"
     """What the request calls its prompt."""
 
     @property
     def parts(self) -> Sequence[GenerateRequest]:
         """What the engine is asked."""
-        if self.beams is None:
-            return self.requests
-        return [part for request in self.requests for part in self.beams.parts(request)]
+        return self.requests
 
     def under_its_name(self) -> AbstractContextManager[None]:
         """What the engine finds wrong with the prompt."""
@@ -97,12 +92,11 @@ async def answer(served: Served, request: Request, job: Job) -> ASGIApp:
 
 async def _whole(served: Served, job: Job) -> Json:
     usage = job.usage()
-    source = served.engine.generate if job.beams is None else job.beams.generate
 
     async def finish(asked: GenerateRequest) -> list[TokenChunk]:
         chunks = []
         generate = replace(asked, sampling=spread(asked.sampling), whole=True)
-        async with aclosing(source(generate)) as stream:
+        async with aclosing(served.engine.generate(generate)) as stream:
             async for chunk in stream:
                 job.hush(chunk)
                 usage.count(chunk)

@@ -32,7 +32,6 @@ from rondo.server.completions import completions
 from rondo.server.config import ServerConfig
 from rondo.server.embeddings import Dimensions, Embedder
 from rondo.server.errors import error_body, of_rondo, on_bug, on_http_error, on_rondo_error
-from rondo.server.generative_scoring import generative_scoring
 from rondo.server.hosts import protect
 from rondo.server.http import bearer_of, check_json
 from rondo.server.lifecycle import lifecycle_routes
@@ -58,7 +57,6 @@ OUTSIDE_V1 = (
     "/score",
     "/rerank",
     "/v2/rerank",
-    "/generative_scoring",
 )
 """What asks the model too, under the names that vLLM gave it."""
 
@@ -103,7 +101,6 @@ def create_app(
         _post("/detokenize", lambda request: detokenize(served, request)),
         tokenizer_info_route(tokenizer),
         _post("/v1/embeddings", embedder.embeddings),
-        _post("/generative_scoring", lambda request: generative_scoring(served, request)),
         *(_post(path, scorer.score) for path in ("/score", "/v1/score")),
         *(_post(path, scorer.rerank) for path in ("/rerank", "/v1/rerank", "/v2/rerank")),
         *_model_routes(served),

@@ -11,7 +11,6 @@ from rondo.base.ids import new_id
 from rondo.client.openai import ChatRequest
 from rondo.client.types import TokenChunk
 from rondo.server.answering import Job, answer, ending
-from rondo.server.beam import Beams
 from rondo.server.replies import Reply, deltas_of, message_of
 from rondo.server.served import Served
 from rondo.server.shapes import UsageCount, chat_logprobs, shown_prompt
@@ -69,7 +68,6 @@ async def chat(served: Served, request: Request) -> ASGIApp:
         first,
         beside,
         usage,
-        beams=Beams(served, body, request_id) if body.use_beam_search else None,
         field="messages",
     )
     return await answer(served, request, job)

@@ -13,7 +13,6 @@ from rondo.client.openai import CompletionRequest
 from rondo.client.types import GenerateRequest, TokenChunk
 from rondo.engine.words import truncated
 from rondo.server.answering import Job, answer, ending
-from rondo.server.beam import Beams
 from rondo.server.served import Served
 from rondo.server.shapes import completion_logprobs, echo_logprobs, shown_prompt
 
@@ -82,6 +81,5 @@ async def completions(served: Served, request: Request) -> ASGIApp:
         requests,
         choices,
         silent=body.max_tokens == 0,
-        beams=Beams(served, body, request_id) if body.use_beam_search else None,
     )
     return await answer(served, request, job)

@@ -21,7 +21,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from rondo.base.errors import InvalidRequest, RondoError, Unauthorized, Unavailable
+from rondo.base.errors import RondoError, Unauthorized, Unavailable
 from rondo.client.engine import Engine
 from rondo.client.openai import ChatRequest, ModelCard, ModelList
 from rondo.client.refusals import parse
@@ -71,8 +71,6 @@ class EpisodePrompts(Prompts):
     async def of_chat(
         self, body: ChatRequest, tools: Sequence[Tool], size: int, add_special: bool = False
     ) -> ChatPrompt:
-        if body.use_beam_search:
-            raise InvalidRequest("beams are not sampled: an episode has none.", param="use_beam_search")
         if body.continue_final_message or body.add_generation_prompt is False:
             return await super().of_chat(body, tools, size, add_special)
         template = (self.tokenizer.tool_template if tools else self.tokenizer.chat_template) or ""

@@ -19,7 +19,6 @@ from rondo.client.wire import Wire
 from rondo.server.adapters import LoadAdapter, UnloadAdapter
 from rondo.server.embeddings import EmbeddingRequest
 from rondo.server.event_schemas import ChatCompletionChunk, CompletionChunk, ResponseEvent
-from rondo.server.generative_scoring import GenerativeScoringRequest
 from rondo.server.lifecycle import MODES, AbortRequests
 from rondo.server.scoring import RerankRequest, ScoreRequest
 from rondo.server.tokenize import DetokenizeRequest, TokenizeRequest
@@ -92,9 +91,6 @@ OF_THE_MODEL: dict[str, Described] = {
     "POST /rerank": _RERANK,
     "POST /v1/rerank": _RERANK,
     "POST /v2/rerank": _RERANK,
-    "POST /generative_scoring": Described(
-        "How likely a token follows on each item", GenerativeScoringRequest
-    ),
     "POST /tokenize": Described("The tokens of a text or of a conversation", TokenizeRequest),
     "POST /detokenize": Described("The text of tokens", DetokenizeRequest),
     "GET /tokenizer_info": Described("The tokenizer's settings"),
