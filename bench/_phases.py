@@ -54,14 +54,14 @@ class Told:
 def main(file: str, command: list[str]) -> int:
     told = Told(file)
     from rondo.cli.main import main as rondo
-    from rondo.rl.clock import Clock
+    from rondo.rl.clock import LoopTimer
     from rondo.rl.loop import Loop
     from rondo.train import dcp
 
-    timed, step, write = Clock.__call__, Loop.step, dcp.write
+    timed, step, write = LoopTimer.__call__, Loop.step, dcp.write
 
     @contextmanager
-    def phase(clock: Clock, name: str) -> Iterator[None]:
+    def phase(clock: LoopTimer, name: str) -> Iterator[None]:
         told.between()
         with told.within(name), timed(clock, name):
             yield
@@ -77,7 +77,7 @@ def main(file: str, command: list[str]) -> int:
         finally:
             told.put(2, "")
 
-    Clock.__call__ = phase  # type: ignore[method-assign]
+    LoopTimer.__call__ = phase  # type: ignore[method-assign]
     Loop.step = stepping  # type: ignore[method-assign]
     dcp.write = writing
     for name, place in OTHER.items():

@@ -19,7 +19,7 @@ from rondo.base.threads import yield_soon
 from rondo.cli.serve import without_collector
 from rondo.client.engine import ServedEngine
 from rondo.engine.config import EngineConfig
-from rondo.engine.step import Step
+from rondo.engine.step import StepOutput
 from rondo.server.config import ServerConfig
 from rondo.server.load import load_app
 from rondo.server.run import bind, make_server, run_server, url_of
@@ -27,10 +27,10 @@ from rondo.server.run import bind, make_server, run_server, url_of
 ANSWER = b'{"choices":[{"token_ids":[]}]}'.ljust(400)
 
 
-def paced(step: Callable[[], Step], seconds: float) -> Callable[[], Step]:
+def paced(step: Callable[[], StepOutput], seconds: float) -> Callable[[], StepOutput]:
     due = 0.0
 
-    def wait_and_step() -> Step:
+    def wait_and_step() -> StepOutput:
         nonlocal due
         time.sleep(max(0.0, due - time.monotonic()))
         due = max(due, time.monotonic() - seconds) + seconds

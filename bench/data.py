@@ -17,7 +17,7 @@ from common import Report, alternate, arguments, median, say, seconds
 from rondo.data.datasets import Dataset
 from rondo.data.loader import Loader
 from rondo.data.prefetch import Prefetch
-from rondo.data.prepare import Request, prepare
+from rondo.data.prepare import PrepareRequest, prepare
 from rondo.data.sampler import Position
 from rondo.data.shards import Shards, read_index
 from rondo.models import load
@@ -46,7 +46,9 @@ def write_text(path: Path, size: int) -> None:
 
 def ours(text: Path, tokenizer: Path, out: Path, workers: int) -> float:
     """Tokens a second."""
-    request = Request([str(text)], tokenizer, str(out), workers=workers, part_bytes=4 << 20, replace=True)
+    request = PrepareRequest(
+        [str(text)], tokenizer, str(out), workers=workers, part_bytes=4 << 20, replace=True
+    )
     for left in out.glob("*"):
         left.unlink()
     took = seconds(lambda: prepare(request))
@@ -110,7 +112,7 @@ def main() -> None:
             sample = [json.loads(line)["text"] for _, line in zip(range(1500), lines, strict=False)]
         tokenizer.mkdir()
         train_bpe(sample, 8192).save(tokenizer)
-        prepare(Request([str(text)], tokenizer, str(out)))
+        prepare(PrepareRequest([str(text)], tokenizer, str(out)))
         index = read_index(str(out))
         say(f"{index.documents:,} documents, {index.tokens:,} tokens")
         unclosed = index.tokens - index.documents  # the peer closes no document
@@ -131,7 +133,7 @@ def main() -> None:
         report.ours["left empty of a step of 16,384 tokens, %"] = 100 * unfilled
         folder = root / "model"
         write_small_model(folder)
-        prepare(Request([str(text)], folder, str(root / "small")))
+        prepare(PrepareRequest([str(text)], folder, str(root / "small")))
         small = Shards(str(root / "small"), read_index(str(root / "small")))
         for depth, what in ((2, "prefetched"), (0, "not prefetched")):
             share = share_of_a_step(small, folder, steps, depth)

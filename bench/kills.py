@@ -33,7 +33,7 @@ import psutil
 from rondo import models
 from rondo.base.hashing import sha256_file
 from rondo.base.home import cache_dir
-from rondo.rl.recipe import QUICK, Recipe, hf_config, tokenizer_for
+from rondo.rl.recipe import QUICK, DemoRecipe, hf_config, tokenizer_for
 
 SEED = 0
 SLOW = """
@@ -169,7 +169,7 @@ def main() -> None:
 
 def made(root: Path, quick: bool) -> list[str]:
     """A model and a task; the flags of the job."""
-    recipe = QUICK if quick else Recipe()
+    recipe = QUICK if quick else DemoRecipe()
     tokenizer = tokenizer_for(SEED)
     models.save(models.new(hf_config(recipe, tokenizer), seed=SEED), root / "model")
     tokenizer.save(root / "model")

@@ -26,7 +26,7 @@ import torch
 
 # ruff: isort: on
 from rondo.rl.config import RlConfig
-from rondo.rl.demo import Prepared, prepare
+from rondo.rl.demo import DemoModel, prepare
 from rondo.rl.loop import Loop
 from rondo.rl.recipe import QUICK, recipe_for
 from rondo.rl.tasks import TASKS, task
@@ -104,7 +104,7 @@ def read(path: Path) -> list[Curve]:
     return [Curve(**{**row, "points": [(step, rate) for step, rate in row["points"]]}) for row in rows]
 
 
-def run(made: Prepared, name: str, algorithm: str, seed: int, steps: int, every: int) -> Curve:
+def run(made: DemoModel, name: str, algorithm: str, seed: int, steps: int, every: int) -> Curve:
     """From a copy of the prepared weights, until the goal is reached or the steps are used up."""
     told = made.grpo.config.model_dump(exclude_unset=True) | SETTINGS.get(algorithm, {})
     config = RlConfig.model_validate(

@@ -21,19 +21,19 @@ import torch
 # ruff: isort: on
 from rondo import models
 from rondo.plan.hf import shape_of
-from rondo.plan.layout import Batch, Layout, Policy
+from rondo.plan.layout import Layout, Policy, StepBatch
 from rondo.plan.memory import memory
 from rondo.rl.config import RlConfig
 from rondo.rl.loop import Loop
-from rondo.rl.recipe import Recipe, hf_config, tokenizer_for
-from rondo.rl.rollout import Group
+from rondo.rl.recipe import DemoRecipe, hf_config, tokenizer_for
+from rondo.rl.rollout import SampleGroup
 from rondo.rl.tasks import task
 from train_memory import resident
 
-SMALL, LARGE = Recipe(), Recipe(hidden=512, layers=8)
+SMALL, LARGE = DemoRecipe(), DemoRecipe(hidden=512, layers=8)
 EVERY_GROUP = {"entropy": 1e-6}
 BATCH = {**EVERY_GROUP, "prompts_per_step": 16, "samples_per_prompt": 8, "max_tokens": 64}
-CASES: dict[str, tuple[Recipe, dict[str, object]]] = {
+CASES: dict[str, tuple[DemoRecipe, dict[str, object]]] = {
     "the demo's": (SMALL, {**EVERY_GROUP, "prompts_per_step": 64, "samples_per_prompt": 8}),
     "22M": (LARGE, BATCH),
     "22M, microbatches of 2,048": (LARGE, {**BATCH, "tokens_per_microbatch": 2048}),
@@ -49,7 +49,7 @@ holes: returned at once, two models' peak is 3.1 GB where it is 4.3, and the ste
 def measure(name: str) -> None:
     torch.set_num_threads(THREADS)
     recipe, told = CASES[name]
-    warm, _ = loop_of(Recipe(hidden=64), {**told, "prompts_per_step": 2, "max_tokens": 8})
+    warm, _ = loop_of(DemoRecipe(hidden=64), {**told, "prompts_per_step": 2, "max_tokens": 8})
     warm.step()  # what is imported and compiled is no step's memory
     before = resident("VmRSS")
     loop, hf = loop_of(recipe, told)
@@ -61,14 +61,14 @@ def measure(name: str) -> None:
     print(json.dumps({"peak": peak, **planned(loop, hf, max(tokens))}))
 
 
-def loop_of(recipe: Recipe, told: dict[str, object]) -> tuple[Loop, dict[str, object]]:
+def loop_of(recipe: DemoRecipe, told: dict[str, object]) -> tuple[Loop, dict[str, object]]:
     tokenizer = tokenizer_for(0)
     hf = hf_config(recipe, tokenizer)
     config = RlConfig.model_validate({"task": "reverse", "most_idle": 0, **told})
     return Loop(models.new(hf, seed=0), tokenizer, task("reverse"), config), hf
 
 
-def tokens_of(group: Group) -> int:
+def tokens_of(group: SampleGroup) -> int:
     """A group's samples have its prompt in common."""
     return len(group.prompt_ids) + sum(len(sample.token_ids) for sample in group.samples)
 
@@ -80,7 +80,7 @@ def planned(loop: Loop, hf: dict[str, object], tokens: float) -> dict[str, float
     weights = sum(p.numel() for p in loop.learner.model.parameters())
     kept = 16 * trained * weights + 4 * (company.reference is not None) * weights
     most = int(min(tokens, loop.config.tokens_per_microbatch))
-    found = memory(shape, Layout(), Policy(loss="plain", swiglu="kernel"), Batch(1, most))
+    found = memory(shape, Layout(), Policy(loss="plain", swiglu="kernel"), StepBatch(1, most))
     norms = 4 * shape.layers * (shape.query_width + shape.kv_width) * most
     working = 2 * (found.activations + found.working + found.logits) + norms
     cache = 4 * 2 * shape.layers * shape.kv_width * tokens

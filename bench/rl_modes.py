@@ -23,9 +23,9 @@ import torch
 # ruff: isort: on
 from rondo.graders import Sample, Score
 from rondo.rl.config import RlConfig
-from rondo.rl.demo import Prepared, prepare
+from rondo.rl.demo import DemoModel, prepare
 from rondo.rl.loop import Loop
-from rondo.rl.recipe import QUICK, Recipe
+from rondo.rl.recipe import QUICK, DemoRecipe
 from rondo.rl.tasks import Problem, Split, task
 
 TASK = "reverse"
@@ -71,7 +71,7 @@ def main() -> None:
     found: dict[str, list[dict[str, float]]] = {mode: [] for mode in MODES}
     for seed in range(seeds):
         say(f"seed {seed}: the model")
-        made = prepare(TASK, seed, QUICK if given.quick else Recipe())
+        made = prepare(TASK, seed, QUICK if given.quick else DemoRecipe())
         for mode in MODES:
             row = run(made, mode, seed, steps, given.seconds)
             found[mode].append(row)
@@ -91,7 +91,7 @@ def main() -> None:
     report.show(given.json)
 
 
-def run(made: Prepared, mode: str, seed: int, steps: int, seconds: float) -> dict[str, float]:
+def run(made: DemoModel, mode: str, seed: int, steps: int, seconds: float) -> dict[str, float]:
     told = made.grpo.config.model_dump(exclude_unset=True) | MODES[mode]
     config = RlConfig.model_validate({**told, "mode": mode, "steps": steps, "seed": seed, "most_idle": 0})
     loop = Loop(copy.deepcopy(made.model), made.tokenizer, Slow(seconds), config)

@@ -30,7 +30,7 @@ import peers
 from rondo import models
 from rondo.rl.demo import prepare
 from rondo.rl.loop import Loop
-from rondo.rl.recipe import QUICK, Recipe
+from rondo.rl.recipe import QUICK, DemoRecipe
 from rondo.rl.tasks import task
 from rondo.text.tokenizer import Tokenizer
 
@@ -60,7 +60,7 @@ def main() -> None:
     runs, warm = (2, 1) if options.quick else (15, 3)
     report = Report("rl_step")
     with tempfile.TemporaryDirectory() as root:
-        recipe = QUICK if options.quick else replace(Recipe(), sft_until=0.2)
+        recipe = QUICK if options.quick else replace(DemoRecipe(), sft_until=0.2)
         say("making the model: the demo up to RL")
         made = prepare(TASK, 0, recipe)
         folder = Path(root) / "model"

@@ -18,7 +18,7 @@ import torch
 from common import THREADS, Report, alternate, arguments, median, say
 from rondo.client.bench.plot import need_plots
 from rondo.ops import probe
-from rondo.ops.limits import Limits, measure_limits
+from rondo.ops.limits import HardwareLimits, measure_limits
 from rondo.ops.native.ahead import compile_all, runs
 
 ROWS = (1, 4, 8, 16, 64, 256)
@@ -58,7 +58,7 @@ def figure_of(case: probe.Case) -> str:
     return f"{case.operation} {case.dtype}, {case.sizes}"
 
 
-def measure(report: Report, case: probe.Case, limits: Limits, budget: float) -> float:
+def measure(report: Report, case: probe.Case, limits: HardwareLimits, budget: float) -> float:
     """Seconds of a call; in the report microseconds."""
     figure, (version, _) = figure_of(case), case.version()
     sides = {"rondo": lambda: case.seconds(budget)}
@@ -85,7 +85,7 @@ def summarize(report: Report, cases: list[probe.Case]) -> None:
             report.ratios[f"{name}, {title}"] = math.exp(sum(map(math.log, values)) / len(values))
 
 
-def draw(found: list[tuple[probe.Case, float]], limits: Limits, file: Path) -> None:
+def draw(found: list[tuple[probe.Case, float]], limits: HardwareLimits, file: Path) -> None:
     """Operations a second over operations a byte, both logarithmic: under a slope and a flat roof for what is
     multiplied."""
     from matplotlib.figure import Figure

@@ -15,12 +15,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from common import THREADS, Report, alternate, arguments, median
-from rondo.graders.sandbox import Exam, Limits, Sandbox
+from rondo.graders.sandbox import Exam, Sandbox, SandboxLimits
 
 PROGRAM = "a, b = map(int, input().split())\nprint(a + b)"
 FUNCTION = "def add(a, b): return a + b"
 TESTS = Exam(tests=["assert add(1, 2) == 3\nassert add(-1, 1) == 0"])
-LIMITS = Limits(seconds=60)
+LIMITS = SandboxLimits(seconds=60)
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 from common import Report, arguments, median, say
-from rondo.client.bench.wire import Address, Pool
+from rondo.client.bench.wire import ConnectionPool, ServerAddress
 from rondo.client.types import GenerateRequest, SamplingParams
 from rondo.engine.async_engine import AsyncEngine
 from rondo.engine.config import EngineConfig
@@ -55,8 +55,8 @@ def served(folder: Path, *options: str) -> Iterator[tuple[str, subprocess.Popen[
 
 class Sides:
     def __init__(self, url: str, bare: str, engine: AsyncEngine) -> None:
-        self.pool = Pool(Address.of(url), {})
-        self.nothing = Pool(Address.of(bare), {})
+        self.pool = ConnectionPool(ServerAddress.of(url), {})
+        self.nothing = ConnectionPool(ServerAddress.of(bare), {})
         self.engine = engine
         self.number = 0
 
@@ -69,7 +69,9 @@ class Sides:
             tokens += chunk.token_ids
         return time.perf_counter() - start, tokens
 
-    async def http(self, pool: Pool, prompt: list[int], count: int, stream: bool) -> tuple[float, list[int]]:
+    async def http(
+        self, pool: ConnectionPool, prompt: list[int], count: int, stream: bool
+    ) -> tuple[float, list[int]]:
         body = {"model": "model", "prompt": prompt, "max_tokens": count, "temperature": 0, "ignore_eos": True}
         body |= {"stream": stream, "return_token_ids": True}
         pieces: list[bytes] = []

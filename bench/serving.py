@@ -33,11 +33,11 @@ import servers
 from common import Report, arguments, median, say
 from rondo.client.bench.arrivals import arrival_times
 from rondo.client.bench.figures import Figures, figures
-from rondo.client.bench.load import Server, run_load
+from rondo.client.bench.load import TargetServer, run_load
 from rondo.client.bench.plot import need_plots, save_sweeps
-from rondo.client.bench.prompts import Dataset, Lengths, make_prompts
-from rondo.client.bench.report import Run
-from rondo.client.bench.wire import Address
+from rondo.client.bench.prompts import LengthDistribution, PromptDataset, make_prompts
+from rondo.client.bench.report import LoadRun
+from rondo.client.bench.wire import ServerAddress
 from rondo.ops.linear import cpu_multiplies_bf16
 from servers import Served, Setting
 from small_model import TINY, write_qwen3_06b, write_small_model
@@ -95,12 +95,14 @@ def agreement(own: list[int], their: list[int]) -> int:
     return next((i for i, pair in enumerate(zip(own, their, strict=True)) if pair[0] != pair[1]), len(own))
 
 
-def load(server: Served, requests: int, length: int, seed: int, rate: float = float("inf")) -> Run:
+def load(server: Served, requests: int, length: int, seed: int, rate: float = float("inf")) -> LoadRun:
     limit = BATCH if rate == float("inf") else None
-    asked = make_prompts(Dataset("random", lengths=Lengths(length, length)), requests, False, seed)
+    asked = make_prompts(
+        PromptDataset("random", lengths=LengthDistribution(length, length)), requests, False, seed
+    )
     times = arrival_times(requests, rate, 1.0, seed)
-    target = Server(
-        Address.of(server.url), "completions", servers.MODEL, ignore_eos=True, extra={"temperature": 0}
+    target = TargetServer(
+        ServerAddress.of(server.url), "completions", servers.MODEL, ignore_eos=True, extra={"temperature": 0}
     )
     with server.awake():
         outcomes, seconds = asyncio.run(run_load(target, asked, times, limit))
@@ -111,7 +113,7 @@ def load(server: Served, requests: int, length: int, seed: int, rate: float = fl
         raise SystemExit(f"{server.name}: {found.completed} of {requests} answers are whole: {errors}")
     if lost:
         say(f"{server.name}: {lost} of {requests} answers broke off, and are not counted")
-    return Run(rate, limit, outcomes, found)
+    return LoadRun(rate, limit, outcomes, found)
 
 
 def table(found: Figures) -> dict[str, float]:
@@ -151,7 +153,7 @@ def at_once(report: Report, sides: Sides, rounds: int, requests: int, length: in
 def sweep(
     report: Report, sides: Sides, rates: list[float], seconds: float, length: int, plot: Path | None
 ) -> None:
-    runs: dict[str, list[Run]] = {name: [] for name in sides.served}
+    runs: dict[str, list[LoadRun]] = {name: [] for name in sides.served}
     for rate in rates:
         for name, server in sides.served.items():
             say(f"{rate:g} requests a second: {name}")

@@ -19,7 +19,7 @@ import torch
 
 from common import Report, arguments, say
 from rondo.client.bench.figures import percentile
-from rondo.client.bench.wire import Address, Pool
+from rondo.client.bench.wire import ConnectionPool, ServerAddress
 from rondo.client.types import SamplingParams
 from rondo.engine.config import EngineConfig
 from rondo.engine.llm import LLM
@@ -67,7 +67,7 @@ def make_streams(folder: Path, count: int, length: int) -> list[Stream]:
 
 async def read_all(url: str, streams: list[Stream], pid: int) -> list[tuple[float, float]]:
     """The server's memory, MiB, once a second; and without keys and values."""
-    pool = Pool(Address.of(url), {})
+    pool = ConnectionPool(ServerAddress.of(url), {})
 
     async def read(number: int, stream: Stream) -> None:
         body = {"model": "model", "prompt": stream.prompt, "max_tokens": len(stream.expected), "seed": number}

@@ -31,7 +31,7 @@ import torch
 # ruff: isort: on
 import peers
 from rondo import models
-from rondo.data.packing import Row, flat_row
+from rondo.data.packing import PackedRow, flat_row
 from rondo.models.decoder import Decoder
 from rondo.ops.linear import cpu_multiplies_bf16
 from rondo.train.config import OptimConfig
@@ -88,7 +88,7 @@ class Ours:
         self.losses.append(metrics["loss"])
 
 
-def _row(batch: np.ndarray) -> Row:
+def _row(batch: np.ndarray) -> PackedRow:
     return flat_row(list(batch), [np.ones(batch.shape[1], np.float32)] * len(batch))
 
 

@@ -40,7 +40,7 @@ import peers
 from generators import QUANTIZED, SIDES, Answers, Work, library_dtype, turn
 from rondo.engine.cache import block_bytes
 from rondo.models import load
-from rondo.ops.limits import Limits, measure_limits
+from rondo.ops.limits import HardwareLimits, measure_limits
 from serving import agreement
 from small_model import write_qwen3_06b, write_small_model
 
@@ -61,7 +61,7 @@ class Found:
 
     values: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     """By figure and side."""
-    limits: list[Limits] = field(default_factory=list)
+    limits: list[HardwareLimits] = field(default_factory=list)
     agreed: dict[str, int] = field(default_factory=dict)
     compared: int = 0
     absent: dict[str, str] = field(default_factory=dict)
@@ -118,7 +118,7 @@ def sizes_of(folder: Path) -> Sizes:
     )
 
 
-def limit_of(work: Work, sizes: Sizes, limits: Limits) -> float:
+def limit_of(work: Work, sizes: Sizes, limits: HardwareLimits) -> float:
     """Of the figure; tokens of a prompt see half of it, and those of an answer all of it and half the answer."""
     layers, head = WEIGHTS[work.weights] * sizes.layers, max(WEIGHTS[work.weights], 1.0) * sizes.head
     rate, others = limits.rate(ARITHMETIC[work.weights]), limits.rate("bf16")
@@ -132,9 +132,9 @@ def limit_of(work: Work, sizes: Sizes, limits: Limits) -> float:
     )
 
 
-def best_of(found: list[Limits]) -> Limits:
+def best_of(found: list[HardwareLimits]) -> HardwareLimits:
     flops = {kind: max(limits.flops[kind] for limits in found) for kind in found[0].flops}
-    return Limits(max(limits.read for limits in found), flops)
+    return HardwareLimits(max(limits.read for limits in found), flops)
 
 
 def enter(report: Report, works: list[Work], found: Found, names: list[str]) -> None:

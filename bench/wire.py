@@ -26,16 +26,16 @@ from rondo.parallel.config import LayoutConfig
 from rondo.parallel.mesh import Mesh, join
 from rondo.parallel.world import World
 from rondo.plan.hf import hf_of
-from rondo.plan.layout import Batch, Layout, Policy
-from rondo.plan.model import Experts, Shape
+from rondo.plan.layout import Layout, Policy, StepBatch
+from rondo.plan.model import ExpertShape, ModelShape
 from rondo.plan.traffic import traffic
 from rondo.train.config import OptimConfig
 from rondo.train.learner import Learner
 from rondo.train.losses import cross_entropy
 
 LENGTH, ROWS = 256, 8
-DENSE = Shape("dense", 8, 64, 8, 8, 8, 128, 512)
-SPARSE = replace(DENSE, name="sparse", experts=Experts(8, 2, 64))
+DENSE = ModelShape("dense", 8, 64, 8, 8, 8, 128, 512)
+SPARSE = replace(DENSE, name="sparse", experts=ExpertShape(8, 2, 64))
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Case:
 
     name: str
     axis: str
-    shape: Shape
+    shape: ModelShape
     layout: Layout
     zero: int = 3
 
@@ -163,7 +163,7 @@ def main() -> None:
         for number, case in enumerate(given):
             figure = f"{case.name}, {ranks} ranks: KiB"
             policy = Policy(zero=case.zero, precision="bf16")  # type: ignore[arg-type]
-            planned = traffic(case.shape, case.layout, policy, Batch(ROWS, LENGTH))
+            planned = traffic(case.shape, case.layout, policy, StepBatch(ROWS, LENGTH))
             wanted = sum(vars(planned).values())
             report.ours[figure], report.limit[figure] = most[number] / 1024, wanted / 1024
             ratios[figure] = most[number] / wanted

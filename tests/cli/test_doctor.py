@@ -10,7 +10,7 @@ from rondo.cli import doctor
 from rondo.cli.main import main
 from rondo.ops import limits, probe
 from rondo.ops.native import level, tune
-from rondo.ops.native.tuned import Found
+from rondo.ops.native.tuned import TunedSplit
 from rondo.ops.triton import report
 
 
@@ -22,10 +22,10 @@ def some():
 @pytest.fixture(autouse=True)
 def _few(monkeypatch, some):
     monkeypatch.setattr(probe, "cases", lambda rows: some)
-    given = limits.Limits(1e10, {"fp32": 1e11, "bf16": 1e12})
+    given = limits.HardwareLimits(1e10, {"fp32": 1e11, "bf16": 1e12})
     monkeypatch.setattr(limits, "measure_limits", lambda budget: given)
     monkeypatch.setattr(doctor, "SECONDS", 0.001)
-    found = Found(few=24, columns=512, times_with_few_rows=1.25, times_with_many_rows=1.0)
+    found = TunedSplit(few=24, columns=512, times_with_few_rows=1.25, times_with_many_rows=1.0)
     monkeypatch.setattr(tune, "tune", lambda products: {product.name: found for product in products})
 
 

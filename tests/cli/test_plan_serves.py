@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from rondo import models
-from rondo.cli.arguments import Parser
+from rondo.cli.arguments import VerbParser
 from rondo.cli.flags import FLAGS
 from rondo.cli.main import main
 from rondo.cli.short import read_short
@@ -87,7 +87,7 @@ def test_all_kinds_are_here() -> None:
 @pytest.mark.parametrize(("family", "replica"), kinds())
 def test_it_starts_and_answers(family: str, replica: Replica, made: Callable[[str, Serving], Path]) -> None:
     serving = Serving(replica, 1, 1)
-    command = read_short(Parser("rondo serve", ""), tuple(FLAGS), ["MODEL", *flags(serving)])
+    command = read_short(VerbParser("rondo serve", ""), tuple(FLAGS), ["MODEL", *flags(serving)])
     assert command is not None
     tree = command.config.tree
     engine = tree.engine.model_copy(update={"device": "cpu", "num_blocks": 64})

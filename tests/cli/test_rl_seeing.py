@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
 from rl._rollouts import asked, equally, judged, said
-from rondo.cli.live import Block
+from rondo.cli.live import LiveView
 from rondo.cli.main import main
 from rondo.graders import Score
-from rondo.rl.events import Events
+from rondo.rl.events import EventLog
 from rondo.rl.plot import _one, lanes
-from rondo.rl.store import FOLDER, Store
+from rondo.rl.store import FOLDER, RolloutStore
 from rondo.train.job import Job
 
 LONG = "c\n\x1b[31m" + "x" * 90
@@ -26,7 +26,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     monkeypatch.setenv("RONDO_HOME", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "100")
     job = Job.of({"kind": "rl", "config": {"steps": 3, "algorithm": "grpo"}})
-    store = Store(job.path / FOLDER, 10, 1 << 30)
+    store = RolloutStore(job.path / FOLDER, 10, 1 << 30)
     for step in (1, 2, 3):
         groups = [
             asked(
@@ -116,7 +116,7 @@ def test_a_job_without_rollouts_says_so(
 
 
 def test_alarms_are_told_with_what_to_do(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
-    events = Events(job.path)
+    events = EventLog(job.path)
     for kind in ("hacking", "entropy"):
         events.add("alarm", 2, alarm=kind, since=1, saw="what it saw", advice="what helps")
     events.add("alarm_over", 3, alarm="entropy")
@@ -133,7 +133,7 @@ def test_alarms_are_told_with_what_to_do(job: Job, capsys: pytest.CaptureFixture
 def test_the_curves_are_drawn(
     job: Job, several: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Events(job.path).add("alarm", 2, alarm="hacking", since=1, saw="", advice="")
+    EventLog(job.path).add("alarm", 2, alarm="hacking", since=1, saw="", advice="")
     jobs = [job.short]
     if several:
         other = Job.of({"kind": "rl", "config": {"algorithm": "ppo"}})
@@ -155,7 +155,7 @@ def test_labels_of_alarms_do_not_overlap(found: list[tuple[float, float]]) -> No
 
 def test_alarms_of_one_step_are_drawn_above_one_another(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     for kind, since in (("hacking", 1), ("entropy", 1), ("entropy", 1), ("graders", 2)):
-        Events(job.path).add("alarm", 2, alarm=kind, since=since, saw="", advice="")
+        EventLog(job.path).add("alarm", 2, alarm=kind, since=since, saw="", advice="")
     figure = Figure(figsize=(11, 7), layout="constrained")
     _one(figure, job.metrics(), job)
     figure.canvas.draw()
@@ -165,7 +165,7 @@ def test_alarms_of_one_step_are_drawn_above_one_another(job: Job, monkeypatch: p
 
 
 def test_the_live_block_shows_what_stands() -> None:
-    block = Block("rl", 10)
+    block = LiveView("rl", 10)
     block.report(1, {"reward": 0.5, "alarms": 1.0, "alarm/hacking": 1.0})
     assert ("alarm", ["hacking", "`rondo rl alarms` says more"]) in list(block._lines())
     block.report(2, {"reward": 0.5, "alarms": 0.0})

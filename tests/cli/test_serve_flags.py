@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rondo.base.errors import ConfigError
-from rondo.cli.arguments import Parser
+from rondo.cli.arguments import VerbParser
 from rondo.cli.flags import AS_IT_IS, FLAGS, REFUSED
 from rondo.cli.short import read_short
 
@@ -20,7 +20,7 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def read(line: str, **quoted: str) -> tuple[dict[str, Any], list[str]]:
     """What was set, section by section, and what is left. `{name}` in the line stands for one argument with spaces."""
     argv = [token.format(**quoted) for token in line.split()]
-    command = read_short(Parser("rondo serve", ""), tuple(FLAGS), argv)
+    command = read_short(VerbParser("rondo serve", ""), tuple(FLAGS), argv)
     assert command is not None
     set_by_flags = {path: value for path, value, source in command.config.rows() if source.kind == "flag"}
     return set_by_flags, command.rest
@@ -189,7 +189,7 @@ def test_wrong_values(line: str, says: str) -> None:
 
 
 def test_other_verbs_have_only_their_own() -> None:
-    command = read_short(Parser("rondo up", ""), ("--port",), ["--port", "1", "--dtype", "half"])
+    command = read_short(VerbParser("rondo up", ""), ("--port",), ["--port", "1", "--dtype", "half"])
     assert command is not None
     assert command.rest == ["--dtype", "half"]
 

@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from rondo.base.config import Source
+from rondo.base.config import SettingSource
 from rondo.base.errors import ConfigError
 from rondo.cli import up
-from rondo.cli.arguments import Parser
+from rondo.cli.arguments import VerbParser
 from rondo.cli.flags import FLAGS
 from rondo.cli.short import read_short
 
@@ -19,7 +19,7 @@ def own_home(tmp_path, monkeypatch) -> Path:
 
 
 def read(*argv: str):
-    command = read_short(Parser("rondo test", ""), tuple(FLAGS), list(argv))
+    command = read_short(VerbParser("rondo test", ""), tuple(FLAGS), list(argv))
     assert command is not None
     return command
 
@@ -34,8 +34,8 @@ def test_short_flags_are_settings_whose_source_is_the_flag(tmp_path):
         512,
         7,
     )
-    assert config.sources["server.port"] == Source("flag", "--port")
-    assert config.sources["engine.max_step_tokens"] == Source("flag", "--max-num-batched-tokens")
+    assert config.sources["server.port"] == SettingSource("flag", "--port")
+    assert config.sources["engine.max_step_tokens"] == SettingSource("flag", "--max-num-batched-tokens")
     assert config.sources["engine.seed"].kind == "file"
     assert config.sources["server.host"].kind == "default"
 
@@ -43,10 +43,10 @@ def test_short_flags_are_settings_whose_source_is_the_flag(tmp_path):
 def test_the_later_of_two_spellings_wins_and_is_named():
     command = read("--port", "1", "--server.port=2")
     assert command.config.tree.server.port == 2
-    assert command.config.sources["server.port"] == Source("flag", "--server.port")
+    assert command.config.sources["server.port"] == SettingSource("flag", "--server.port")
     command = read("--server.port=2", "--port", "1")
     assert command.config.tree.server.port == 1
-    assert command.config.sources["server.port"] == Source("flag", "--port")
+    assert command.config.sources["server.port"] == SettingSource("flag", "--port")
 
 
 def test_a_switch_takes_no_value(tmp_path):

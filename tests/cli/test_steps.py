@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from rondo.cli.live import Block
+from rondo.cli.live import LiveView
 from rondo.cli.main import main
 from rondo.cli.sparkline import sparkline
 from rondo.train.job import Job
 
 
-def drawn(block: Block, width: int) -> str:
+def drawn(block: LiveView, width: int) -> str:
     console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
     console.print(block)
     return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
@@ -30,7 +30,7 @@ def test_a_curve_is_between_its_least_and_its_most() -> None:
 
 @pytest.mark.parametrize("width", [60, 80, 200])
 def test_a_block_is_one_line_a_fact(width: int) -> None:
-    block = Block("pretrain", 1000)
+    block = LiveView("pretrain", 1000)
     assert "step 0 of 1000" in drawn(block, width)
     block.report(1, {"loss": 9.0, "evaluate/loss": 8.5})
     for step in range(1, 301):

@@ -3,7 +3,7 @@ import pytest
 
 import rondo
 from rondo.base.errors import InvalidRequest, NotFound, Overloaded, RondoError, Unavailable
-from rondo.client.answers import Events
+from rondo.client.answers import SseParser
 
 
 def read(body: bytes) -> list[dict]:
@@ -25,7 +25,7 @@ def test_lines_of_a_stream_end_at_newlines_alone(separator):
 def test_events_come_in_any_pieces():
     data = 'data: {"text": "ä€"}\r\n\r\n: a comment\n\ndata:{"n": 1}\n\ndata: [DONE]\n\n'.encode()
     for size in (1, 2, 7, len(data)):
-        events = Events()
+        events = SseParser()
         pieces = [data[i : i + size] for i in range(0, len(data), size)]
         assert [e for piece in pieces for e in events.push(piece)] == [{"text": "ä€"}, {"n": 1}]
 

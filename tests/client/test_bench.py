@@ -15,15 +15,22 @@ import pytest
 from rondo.base.errors import ConfigError, MissingExtra, Unavailable
 from rondo.client.bench.arrivals import Ramp, arrival_times, ramped_times
 from rondo.client.bench.figures import figures
-from rondo.client.bench.load import Outcome, Server, first_model, run_load, wait_until_ready
+from rondo.client.bench.load import RequestOutcome, TargetServer, first_model, run_load, wait_until_ready
 from rondo.client.bench.plot import save_plot, save_sweeps
-from rondo.client.bench.prompts import Ask, Dataset, Lengths, Lines, Repeated, make_prompts
-from rondo.client.bench.report import Run, failures, lines
-from rondo.client.bench.wire import Address
+from rondo.client.bench.prompts import (
+    Ask,
+    LengthDistribution,
+    LinePrompts,
+    PromptDataset,
+    Repeated,
+    make_prompts,
+)
+from rondo.client.bench.report import LoadRun, failures, lines
+from rondo.client.bench.wire import ServerAddress
 
 
 def test_random_prompts_have_their_lengths_and_come_again_with_the_seed() -> None:
-    dataset = Dataset("random", lengths=Lengths(input=20, output=6, prefix=5))
+    dataset = PromptDataset("random", lengths=LengthDistribution(input=20, output=6, prefix=5))
     asked = make_prompts(dataset, 8, False, seed=1)
     assert {(len(ask.prompt), ask.max_tokens) for ask in asked} == {(25, 6)}
     assert len({tuple(ask.prompt[:5]) for ask in asked}) == 1
@@ -33,7 +40,7 @@ def test_random_prompts_have_their_lengths_and_come_again_with_the_seed() -> Non
 
 
 def test_lengths_spread_around_what_was_asked() -> None:
-    dataset = Dataset("random", lengths=Lengths(input=100, output=50, ratio=0.5))
+    dataset = PromptDataset("random", lengths=LengthDistribution(input=100, output=50, ratio=0.5))
     asked = make_prompts(dataset, 400, False, seed=0)
     assert 50 <= min(len(ask.prompt) for ask in asked) < 60
     assert 140 < max(len(ask.prompt) for ask in asked) <= 150
@@ -41,12 +48,12 @@ def test_lengths_spread_around_what_was_asked() -> None:
 
 
 def test_a_chat_gets_text() -> None:
-    [ask] = make_prompts(Dataset("random", lengths=Lengths(input=5)), 1, True, seed=0)
+    [ask] = make_prompts(PromptDataset("random", lengths=LengthDistribution(input=5)), 1, True, seed=0)
     assert [len(word) for word in ask.prompt.split(" ")] == [1] * 5
 
 
 def test_repeated_prefixes() -> None:
-    dataset = Dataset("prefix_repetition", repeated=Repeated(prefix=9, suffix=3, prefixes=2, output=7))
+    dataset = PromptDataset("prefix_repetition", repeated=Repeated(prefix=9, suffix=3, prefixes=2, output=7))
     asked = make_prompts(dataset, 10, False, seed=0)
     assert {(len(ask.prompt), ask.max_tokens) for ask in asked} == {(12, 7)}
     assert len({tuple(ask.prompt[:9]) for ask in asked}) == 2
@@ -58,23 +65,23 @@ def test_files(tmp_path: Path) -> None:
     sharegpt = tmp_path / "s.json"
     talk = [{"from": "human", "value": "hello?"}, {"from": "gpt", "value": "x" * 40}]
     sharegpt.write_text(json.dumps([{"conversations": talk}, {"conversations": talk[:1]}]))
-    assert make_prompts(Dataset("sharegpt", sharegpt), 2, True, 0) == [Ask("hello?", 10)] * 2
+    assert make_prompts(PromptDataset("sharegpt", sharegpt), 2, True, 0) == [Ask("hello?", 10)] * 2
     custom = tmp_path / "c.jsonl"
     messages = [{"role": "user", "content": "b"}]
     custom.write_text(f'{{"prompt": "a", "output_tokens": 3}}\n\n{json.dumps({"messages": messages})}\n')
-    assert make_prompts(Dataset("custom", custom), 3, True, 0) == [
+    assert make_prompts(PromptDataset("custom", custom), 3, True, 0) == [
         Ask("a", 3),
         Ask(messages, 256),
         Ask("a", 3),
     ]
-    assert make_prompts(Dataset("custom", custom, output=9), 1, True, 0) == [Ask("a", 9)]
+    assert make_prompts(PromptDataset("custom", custom, output=9), 1, True, 0) == [Ask("a", 9)]
 
 
 def test_lines_of_a_text_share_their_beginning(tmp_path: Path) -> None:
     text = tmp_path / "sonnets.txt"
     text.write_text("\n\n".join(f"line {i} of a long poem" for i in range(50)))
-    lengths = Lines(input=60, output=7, prefix=20)
-    asked = make_prompts(Dataset("sonnet", text, lines=lengths), 6, False, seed=0)
+    lengths = LinePrompts(input=60, output=7, prefix=20)
+    asked = make_prompts(PromptDataset("sonnet", text, lines=lengths), 6, False, seed=0)
     assert {ask.max_tokens for ask in asked} == {7}
     assert len({str(ask.prompt)[:80] for ask in asked}) == 1
     assert len({ask.prompt for ask in asked}) == 6
@@ -100,7 +107,7 @@ def test_files_that_are_wrong(tmp_path: Path, kind: str, text: str | None, says:
         path = tmp_path / "file"
         path.write_text(text)
     with pytest.raises(ConfigError, match=says):
-        make_prompts(Dataset(kind, path), 1, False, 0)
+        make_prompts(PromptDataset(kind, path), 1, False, 0)
 
 
 @pytest.mark.parametrize(("burstiness", "spread"), [(1.0, 1.0), (0.25, 2.0), (math.inf, 0.0)])
@@ -122,8 +129,8 @@ def test_a_ramp_goes_from_one_rate_to_the_other(exponential: bool, middle: float
     assert drawn == sorted(drawn) == ramped_times(101, ramp, 1.0, seed=0)
 
 
-def outcome(started: float, first: float, gaps: list[float], tokens: int, prompt: int = 5) -> Outcome:
-    return Outcome(started, first, gaps, first + sum(gaps), prompt, tokens)
+def outcome(started: float, first: float, gaps: list[float], tokens: int, prompt: int = 5) -> RequestOutcome:
+    return RequestOutcome(started, first, gaps, first + sum(gaps), prompt, tokens)
 
 
 def test_figures() -> None:
@@ -131,7 +138,7 @@ def test_figures() -> None:
         outcome(10.0, 0.1, [0.05, 0.05], 3),
         outcome(10.5, 0.3, [0.2], 3),  # its last event had two tokens
         outcome(11.9, 0.2, [], 1),
-        Outcome(10.0, error="gone"),
+        RequestOutcome(10.0, error="gone"),
     ]
     found = figures(outcomes, 4.0, (50, 99), {"ttft": 250, "tpot": 60})
     assert (found.completed, found.failed, found.total_input, found.total_output) == (3, 1, 15, 7)
@@ -148,8 +155,8 @@ def test_figures() -> None:
 
 
 def test_nothing_succeeded() -> None:
-    found = figures([Outcome(0.0, error="refused")] * 2, 1.0)
-    run = Run(math.inf, None, [Outcome(0.0, error="refused")] * 2, found)
+    found = figures([RequestOutcome(0.0, error="refused")] * 2, 1.0)
+    run = LoadRun(math.inf, None, [RequestOutcome(0.0, error="refused")] * 2, found)
     assert failures(run) == ["2 failed: refused"]
     assert "Failed requests:                         2" in lines(run, ["ttft"])
     assert found.spreads["ttft"].percentiles == {99: 0.0}
@@ -158,11 +165,13 @@ def test_nothing_succeeded() -> None:
 Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
-async def asked_of(answer: Answer, count: int = 1, chat: bool = False) -> list[Outcome]:
+async def asked_of(answer: Answer, count: int = 1, chat: bool = False) -> list[RequestOutcome]:
     """What a client makes of a server that answers so."""
     listener = await asyncio.start_server(answer, "127.0.0.1", 0)
     port = listener.sockets[0].getsockname()[1]
-    server = Server(Address.of(f"http://127.0.0.1:{port}/v1"), "chat" if chat else "completions", "m")
+    server = TargetServer(
+        ServerAddress.of(f"http://127.0.0.1:{port}/v1"), "chat" if chat else "completions", "m"
+    )
     try:
         outcomes, _ = await run_load(server, [Ask([1, 2], 3)] * count, [0.0] * count, max_concurrency=1)
         return outcomes
@@ -271,7 +280,7 @@ def test_answers_that_fail_say_why(whole: bytes, says: str) -> None:
 
 
 def test_no_server() -> None:
-    server = Server(Address.of("127.0.0.1:1"), "completions", "m")
+    server = TargetServer(ServerAddress.of("127.0.0.1:1"), "completions", "m")
     with pytest.raises(Unavailable, match=r"no answer from http://127.0.0.1:1 .*Is the server running\?"):
         asyncio.run(first_model(server))
     [each], _ = asyncio.run(run_load(server, [Ask([1], 1)], [0.0]))
@@ -295,11 +304,11 @@ def test_a_server_that_comes_up_later_is_waited_for() -> None:
             writer.write(HEAD + chunked(TOKEN, USAGE, END))
         writer.close()
 
-    async def wait(seconds: float) -> Server:
+    async def wait(seconds: float) -> TargetServer:
         listener = await asyncio.start_server(answer, "127.0.0.1", 0)
         port = listener.sockets[0].getsockname()[1]
         with closing(listener):
-            server = Server(Address.of(f"http://127.0.0.1:{port}"), "completions", "")
+            server = TargetServer(ServerAddress.of(f"http://127.0.0.1:{port}"), "completions", "")
             return await wait_until_ready(server, Ask([10], 1), seconds)
 
     with pytest.raises(Unavailable, match=r"was not ready within 0.1 s: .*names no model"):
@@ -311,18 +320,18 @@ def test_a_server_that_comes_up_later_is_waited_for() -> None:
 @pytest.mark.parametrize("url", ["ftp://x", "http://", "http://x:port"])
 def test_addresses_that_are_none(url: str) -> None:
     with pytest.raises(ConfigError, match="is not a"):
-        Address.of(url)
+        ServerAddress.of(url)
 
 
 def test_addresses() -> None:
-    assert Address.of("https://x.org/api/v1/") == Address("x.org", 443, "/api", True)
-    assert str(Address.of("127.0.0.1:9")) == "http://127.0.0.1:9"
+    assert ServerAddress.of("https://x.org/api/v1/") == ServerAddress("x.org", 443, "/api", True)
+    assert str(ServerAddress.of("127.0.0.1:9")) == "http://127.0.0.1:9"
 
 
 def test_plots(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="drawn where rondo[plot] is installed")
     outcomes = [outcome(10.0, 0.1, [0.05, 0.05], 3), outcome(10.5, 0.3, [0.2], 3)]
-    run = Run(1.0, None, outcomes, figures(outcomes, 4.0))
+    run = LoadRun(1.0, None, outcomes, figures(outcomes, 4.0))
     for runs in ([run], [run, run]):
         save_plot(runs, tmp_path / "plot.png")
         assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")

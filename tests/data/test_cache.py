@@ -7,7 +7,7 @@ import pytest
 
 from rondo.base.errors import InvalidRequest, StorageError
 from rondo.data.cache import PARTIAL, Cache
-from rondo.data.places import File
+from rondo.data.places import SourceFile
 
 
 @pytest.fixture
@@ -15,9 +15,9 @@ def cache(tmp_path: Path) -> Cache:
     return Cache(100, tmp_path / "cache")
 
 
-def stored(tmp_path: Path, name: str, size: int) -> File:
+def stored(tmp_path: Path, name: str, size: int) -> SourceFile:
     (tmp_path / name).write_bytes(name[:1].encode() * size)
-    return File(f"file://{tmp_path}/{name}", size, "1")
+    return SourceFile(f"file://{tmp_path}/{name}", size, "1")
 
 
 def held(cache: Cache) -> list[str]:
@@ -40,7 +40,7 @@ def test_what_was_used_longest_ago_makes_room(tmp_path: Path, cache: Cache) -> N
 
 def test_another_version_of_an_object_is_another_object(tmp_path: Path, cache: Cache) -> None:
     file = stored(tmp_path, "a", 10)
-    assert cache.fetch(file) != cache.fetch(File(file.name, 10, "2"))
+    assert cache.fetch(file) != cache.fetch(SourceFile(file.name, 10, "2"))
 
 
 def test_what_is_too_large_or_damaged_is_an_error(tmp_path: Path, cache: Cache) -> None:
@@ -50,7 +50,7 @@ def test_what_is_too_large_or_damaged_is_an_error(tmp_path: Path, cache: Cache) 
     with pytest.raises(StorageError, match="damaged"):
         cache.fetch(file, sha256="0" * 64)
     with pytest.raises(StorageError, match="damaged"):
-        cache.fetch(File(file.name, 11, "1"))
+        cache.fetch(SourceFile(file.name, 11, "1"))
     assert held(cache) == []
 
 
@@ -71,8 +71,8 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from rondo.data.cache import Cache
-from rondo.data.places import File
-cache, files = Cache(100, Path(sys.argv[1])), [File(name, 25, "1") for name in sys.argv[2:]]
+from rondo.data.places import SourceFile
+cache, files = Cache(100, Path(sys.argv[1])), [SourceFile(name, 25, "1") for name in sys.argv[2:]]
 print(all(cache.fetch(file).read_bytes() == file.name[-1].encode() * 25 for _ in range(20) for file in files))
 """
 

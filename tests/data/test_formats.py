@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from rondo.base.errors import ConfigError, InvalidRequest, MissingExtra, NotFound
 from rondo.data import remote
 from rondo.data.formats import Form, lines_before, parts_of, read_part
-from rondo.data.places import File, find_files
+from rondo.data.places import SourceFile, find_files
 from rondo.data.sources import read_records
 
 
-def file_of(path: Path) -> File:
+def file_of(path: Path) -> SourceFile:
     (file,) = find_files(str(path), (path.suffix,))
     return file
 

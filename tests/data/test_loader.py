@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from rondo.base.errors import StorageError
 from rondo.data.datasets import InMemory
-from rondo.data.loader import Batch, Loader, Rank
-from rondo.data.packing import Document, Row, pack
+from rondo.data.loader import Batch, DataRank, Loader
+from rondo.data.packing import Document, PackedRow, pack
 from rondo.data.prefetch import Prefetch
 from rondo.data.sampler import Position
 
@@ -19,7 +19,7 @@ documents = st.lists(st.lists(st.integers(1, 99), min_size=1, max_size=20), min_
 
 def loader(
     tokens: list[list[int]],
-    rank: Rank | None = None,
+    rank: DataRank | None = None,
     step: int = 40,
     longest: int | None = 10,
     micro: int = 24,
@@ -38,7 +38,7 @@ def batches(load: Loader, count: int) -> list[Batch]:
     return found
 
 
-def segments(rows: list[Row]) -> list[tuple[int, ...]]:
+def segments(rows: list[PackedRow]) -> list[tuple[int, ...]]:
     return [
         tuple(row.tokens[start:stop].tolist())
         for row in rows
@@ -46,7 +46,7 @@ def segments(rows: list[Row]) -> list[tuple[int, ...]]:
     ]
 
 
-def learned(rows: list[Row]) -> list[tuple[int, ...]]:
+def learned(rows: list[PackedRow]) -> list[tuple[int, ...]]:
     """The documents of some rows, each as its inputs and its last target."""
     found = []
     for row in rows:
@@ -62,7 +62,7 @@ def test_any_number_of_ranks_and_any_microbatch_learn_the_same_step_by_step(
     tokens: list[list[int]], world: int, micro: int
 ) -> None:
     alone = batches(loader(tokens), 4)
-    together = [batches(loader(tokens, Rank(number, world), micro=micro), 4) for number in range(world)]
+    together = [batches(loader(tokens, DataRank(number, world), micro=micro), 4) for number in range(world)]
     for step, batch in enumerate(alone):
         rows = [row for rank in together for row in rank[step].rows]
         assert learned(rows) == learned(batch.rows)

@@ -4,13 +4,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rondo.base.errors import InvalidRequest
-from rondo.data.packing import Document, Row, Tree, pack, padded, plan_rows
+from rondo.data.packing import Document, PackedRow, Tree, pack, padded, plan_rows
 
 alike = st.lists(st.lists(st.integers(1, 2), min_size=1, max_size=6), min_size=1, max_size=12)
 documents = st.lists(st.lists(st.integers(1, 99), min_size=1, max_size=20), min_size=1, max_size=12)
 
 
-def predicted(row: Row) -> list[tuple[tuple[int, ...], int]]:
+def predicted(row: PackedRow) -> list[tuple[tuple[int, ...], int]]:
     """(everything the model sees before it, the token to predict) of each prediction."""
     paths: list[list[int]] = []
     for parent, start, stop in zip(row.parents, row.cu_seqlens, row.cu_seqlens[1:], strict=False):

@@ -20,8 +20,8 @@ from rondo.base.errors import Conflict, InvalidRequest, NotFound, StorageError, 
 from rondo.cli.main import main as rondo
 from rondo.data import pool
 from rondo.data.index import INDEX
-from rondo.data.prepare import RECORDS, Progress, Request, prepare
-from rondo.data.sampler import Piece
+from rondo.data.prepare import RECORDS, PrepareRequest, Progress, prepare
+from rondo.data.sampler import DocumentSpan
 from rondo.data.shards import Shards, check_shards, read_index
 from rondo.text.tokenizer import Tokenizer
 from support.waiting import wait_until
@@ -42,8 +42,8 @@ def contents(folder: Path) -> dict[str, str]:
     }
 
 
-def request(source: Path, out: Path, tokenizer: Path, **options: Any) -> Request:
-    return Request([str(source)], tokenizer, str(out), part_bytes=4096, **options)
+def request(source: Path, out: Path, tokenizer: Path, **options: Any) -> PrepareRequest:
+    return PrepareRequest([str(source)], tokenizer, str(out), part_bytes=4096, **options)
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def test_every_document_is_there_in_order_and_ends_with_its_separator(
     for number in (0, 299, 7, 150):
         expected = [*tokenizer.encode(TEXTS[number]), tokenizer.eos_ids[0]]
         assert shards.document(number).tolist() == expected
-        middle = Piece(0, number, 3, 7)
+        middle = DocumentSpan(0, number, 3, 7)
         ((tokens, weights),) = shards.read([middle])
         assert tokens.tolist() == expected[3:7]
         assert (len(weights), shards.valid(middle)) == (4, 3)
@@ -123,9 +123,9 @@ def alive(pid: int) -> bool:
 SCRIPT = """
 import sys
 from pathlib import Path
-from rondo.data.prepare import Request, prepare
+from rondo.data.prepare import PrepareRequest, prepare
 source, tokenizer, out = sys.argv[1:]
-prepare(Request([source], Path(tokenizer), out, workers=2, part_bytes=4096, shard_bytes=30_000),
+prepare(PrepareRequest([source], Path(tokenizer), out, workers=2, part_bytes=4096, shard_bytes=30_000),
         lambda now: print(now.documents, flush=True))
 """
 
@@ -266,7 +266,7 @@ def test_damaged_shards_are_named(
 ) -> None:
     text = write_lines(tmp_path / "x.jsonl", TEXTS[:20])
     out = tmp_path / "out"
-    index = prepare(Request([str(text)], tokenizer_folder, str(out)))
+    index = prepare(PrepareRequest([str(text)], tokenizer_folder, str(out)))
     harm(out / "shard-000000-000.tar")
     with pytest.raises(StorageError, match=r"shard-000000-000\.tar"):
         check_shards(str(out), index)
@@ -284,12 +284,12 @@ def test_through_a_store_it_is_the_same(
     """`file://` takes the way of any object store."""
     url = f"file://{tmp_path}/out"
     options: dict[str, Any] = {"part_bytes": 4096, "shard_bytes": 30_000, "workers": 2}
-    index = prepare(Request([f"file://{prepared[0]}"], tokenizer_folder, url, **options))
+    index = prepare(PrepareRequest([f"file://{prepared[0]}"], tokenizer_folder, url, **options))
     assert index.digest == read_index(str(prepared[1])).digest
     assert read_index(url) == index
     assert sorted(contents(tmp_path / "out")) == sorted(contents(prepared[1]))
     here, there = Shards(str(prepared[1]), index), Shards(url, index)
-    pieces = [Piece(0, number, 1, 6) for number in (5, 77, 299)]
+    pieces = [DocumentSpan(0, number, 1, 6) for number in (5, 77, 299)]
     assert [t.tolist() for t, _ in here.read(pieces)] == [t.tolist() for t, _ in there.read(pieces)]
 
 

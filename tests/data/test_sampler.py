@@ -6,16 +6,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rondo.base.errors import InvalidRequest, StorageError
-from rondo.data.sampler import LOOKAHEAD, Piece, Pieces, Position, Sampler, Shuffle
+from rondo.data.sampler import LOOKAHEAD, DocumentSampler, DocumentSpan, DocumentSpans, Position, Shuffle
 
 lengths = st.lists(st.integers(0, 40), min_size=1, max_size=20).filter(lambda found: max(found) > 1)
 
 
-def pieces(*each: list[int], longest: int | None = None) -> list[Pieces]:
-    return [Pieces(np.asarray(found), longest) for found in each]
+def pieces(*each: list[int], longest: int | None = None) -> list[DocumentSpans]:
+    return [DocumentSpans(np.asarray(found), longest) for found in each]
 
 
-def steps(sampler: Sampler, count: int) -> list[list[Piece]]:
+def steps(sampler: DocumentSampler, count: int) -> list[list[DocumentSpan]]:
     found, position = [], Position()
     for _ in range(count):
         taken, position = sampler.take(position)
@@ -54,7 +54,7 @@ def test_the_order_has_no_pattern() -> None:
 @given(lengths, st.integers(1, 16), st.integers(1, 60))
 def test_every_token_comes_once_an_epoch(found: list[int], longest: int, budget: int) -> None:
     (cut,) = pieces(found, longest=longest)
-    taken = [piece for step in steps(Sampler([cut], [1.0], 0, budget), 60) for piece in step]
+    taken = [piece for step in steps(DocumentSampler([cut], [1.0], 0, budget), 60) for piece in step]
     whole = sorted((document, token) for document, length in enumerate(found) for token in range(1, length))
     assert all(1 <= piece.size <= longest for piece in taken)
     assert all(piece.size == longest or piece.end == found[piece.document] for piece in taken), (
@@ -72,7 +72,7 @@ def test_every_token_comes_once_an_epoch(found: list[int], longest: int, budget:
 def test_an_epoch_is_a_permutation_however_steps_look_ahead(found: list[int], budget: int) -> None:
     """What is done is all pieces up to the position, and those it says are ahead: none twice, none left out."""
     (whole,) = pieces(found)
-    sampler, position, taken = Sampler([whole], [1.0], 0, budget), Position(), Counter[int]()
+    sampler, position, taken = DocumentSampler([whole], [1.0], 0, budget), Position(), Counter[int]()
     for _ in range(5):
         step, position = sampler.take(position)
         taken.update(piece.document for piece in step)
@@ -86,8 +86,8 @@ def test_an_epoch_is_a_permutation_however_steps_look_ahead(found: list[int], bu
 @settings(max_examples=25)
 @given(lengths, lengths, st.integers(1, 60), st.integers(1, 11))
 def test_a_sampler_goes_on_from_any_position(a: list[int], b: list[int], budget: int, stop: int) -> None:
-    def fresh() -> Sampler:
-        return Sampler(pieces(a, b, longest=9), [1.0, 2.5], 7, budget)
+    def fresh() -> DocumentSampler:
+        return DocumentSampler(pieces(a, b, longest=9), [1.0, 2.5], 7, budget)
 
     position = Position()
     for _ in range(stop):
@@ -103,28 +103,28 @@ def rest(position: Position) -> dict[str, list[int]]:
 def test_a_step_is_filled_with_what_fits_best_and_the_rest_comes_next() -> None:
     """Of lengths 9, 8, 7, ... a step of 14 takes 9 and then the 5 that fits, and the next begins at 8."""
 
-    class InOrder(Pieces):
-        def at(self, indices: np.ndarray, source: int = 0) -> list[Piece]:
+    class InOrder(DocumentSpans):
+        def at(self, indices: np.ndarray, source: int = 0) -> list[DocumentSpan]:
             return super().at(np.arange(len(indices)), source)
 
     sizes = [9, 8, 7, 6, 5, 4, 3, 2, 1]
-    found = steps(Sampler([InOrder(np.asarray(sizes) + 1)], [1.0], 0, 14), 3)
+    found = steps(DocumentSampler([InOrder(np.asarray(sizes) + 1)], [1.0], 0, 14), 3)
     assert [[piece.size for piece in step] for step in found] == [[9, 5], [8, 6], [7, 4, 3]]
 
 
 def test_what_is_left_of_a_step_is_small() -> None:
     rng = np.random.default_rng(0)
     documents = rng.lognormal(6, 1, 5000).astype(int) + 2  # a median of 400 tokens, a tenth above 1,450
-    cut = Pieces(documents, 2048)
+    cut = DocumentSpans(documents, 2048)
     for budget, most in ((2048, 0.03), (16384, 0.002)):
-        found = steps(Sampler([cut], [1.0], 0, budget), 100)
+        found = steps(DocumentSampler([cut], [1.0], 0, budget), 100)
         assert 1 - sum(piece.size for step in found for piece in step) / (100 * budget) < most
 
 
 def test_sources_share_the_tokens_by_their_weights() -> None:
     rng = np.random.default_rng(0)
     a, b = rng.integers(2, 50, 100), rng.integers(200, 500, 30)
-    sampler = Sampler([Pieces(a), Pieces(b)], [0.7, 0.3], 0, 2000)
+    sampler = DocumentSampler([DocumentSpans(a), DocumentSpans(b)], [0.7, 0.3], 0, 2000)
     tokens = [0, 0]
     for step in steps(sampler, 50):
         for piece in step:
@@ -134,10 +134,10 @@ def test_sources_share_the_tokens_by_their_weights() -> None:
 
 def test_bad_data_and_positions_are_errors() -> None:
     with pytest.raises(InvalidRequest, match="empty"):
-        Sampler(pieces([1, 0, 1]), [1.0], 0, 10)
+        DocumentSampler(pieces([1, 0, 1]), [1.0], 0, 10)
     with pytest.raises(InvalidRequest, match="empty"):
-        Sampler(pieces([]), [1.0], 0, 10)
+        DocumentSampler(pieces([]), [1.0], 0, 10)
     with pytest.raises(StorageError, match="another version"):
         Position.of({"epoch": 0, "index": 3, "offset": 0})
     with pytest.raises(StorageError, match="2 sources"):
-        Sampler(pieces([5]), [1.0], 0, 10).take(Position((1, 1), (4, 4)))
+        DocumentSampler(pieces([5]), [1.0], 0, 10).take(Position((1, 1), (4, 4)))

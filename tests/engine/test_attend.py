@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rondo.engine.attend import Paged, Piece, StepLayout, piece_shape, together
+from rondo.engine.attend import AttentionSegment, Paged, StepLayout, piece_shape, together
 from rondo.engine.cache import KVCache
 from rondo.ops import AttentionSpec, DecodeStep, packed_attention
 from rondo.ops.dispatch import use_reference
@@ -42,7 +42,7 @@ def layout_of(tables: list[list[int]], steps: list[tuple[int, int]]) -> tuple[St
             bounds.append(row + count)
         if i in pieces:
             used = -(-(past + count) // SIZE)
-            chunks.append(Piece(row, count, past, np.array(tables[i][:used])))
+            chunks.append(AttentionSegment(row, count, past, np.array(tables[i][:used])))
         row += count
     longest = max((steps[i][0] + 1 for i in decodes), default=0)
     pages = -(-longest // SIZE)

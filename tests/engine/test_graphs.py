@@ -11,7 +11,7 @@ from rondo.engine import graphs
 from rondo.engine.attend import Paged, StepLayout
 from rondo.engine.cache import KVCache
 from rondo.engine.config import EngineConfig
-from rondo.engine.graphs import DecodeGraphs, Inputs, fitting, reaches, row_counts, why_not
+from rondo.engine.graphs import DecodeGraphs, GraphInputs, fitting, reaches, row_counts, why_not
 from rondo.engine.llm import LLM
 from rondo.ops import DecodeStep
 from rondo.ops.dispatch import use_reference
@@ -48,7 +48,7 @@ def layout(*lengths: int, first: int = 0) -> StepLayout:
 
 
 def test_rows_that_are_left_over_have_no_past_and_no_slot():
-    inputs = Inputs.of(4, 32, 1, BLOCK, torch.device("cpu"))
+    inputs = GraphInputs.of(4, 32, 1, BLOCK, torch.device("cpu"))
     inputs.fill(torch.tensor([1, 2, 3, 4]), torch.tensor([8, 6, 4, 2]), [layout(9, 7, 5, 3)])
     inputs.fill(torch.tensor([7, 8]), torch.tensor([16, 4]), [layout(17, 5, first=3)])
     (own,) = inputs.layouts

@@ -6,7 +6,7 @@ from rondo.client.types import SamplingParams
 from rondo.engine import sampler as module
 from rondo.engine.randomness import derive, uniforms
 from rondo.engine.request import Request
-from rondo.engine.sampler import EDITS, LOGPROBS, MASKED, Batch, Sampler, draw_filtered, edit_row
+from rondo.engine.sampler import EDITS, LOGPROBS, MASKED, Sampler, SamplingBatch, draw_filtered, edit_row
 from rondo.ops import draw
 
 
@@ -111,7 +111,7 @@ def test_only_rows_with_a_grammar_are_masked(monkeypatch, scored):
         needs[0] |= LOGPROBS
     zeros = np.zeros(rows, dtype=np.uint64)
     wanted = int(np.bitwise_or.reduce(needs))
-    batch = Batch(requests, None, needs, wanted, np.ones(rows, np.float32), (), zeros, zeros)
+    batch = SamplingBatch(requests, None, needs, wanted, np.ones(rows, np.float32), (), zeros, zeros)
     masks = torch.full((rows, 3), -1, dtype=torch.int32)
     masks[1], masks[4] = 0b101, 0
     logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(0))

@@ -6,7 +6,7 @@ from rondo.base.errors import Overloaded
 from rondo.client.types import SamplingParams
 from rondo.engine.blocks import BlockPool
 from rondo.engine.groups import GroupedPool
-from rondo.engine.plan import Plan
+from rondo.engine.plan import StepPlan
 from rondo.engine.request import Request
 from rondo.engine.scheduler import Scheduler
 
@@ -30,7 +30,7 @@ def request(arrival: int, tokens: list[int] | int, new: int = 4, priority: int =
 
 def finish_step(
     scheduler: Scheduler,
-    plan: Plan,
+    plan: StepPlan,
     token: Callable[[], int] = lambda: 7,
     accepted: Callable[[Request], int] = lambda r: 0,
     stop: int = -1,
@@ -38,18 +38,18 @@ def finish_step(
     """What the core does after a step, with a model that says `token()` and agrees to `accepted` proposals. A request
     ends at the token `stop`, if not before."""
     scheduler.commit(plan)
-    moved = [each for r in plan.decodes + plan.chunks if r.remaining == 0 for each in (r, *r.riders)]
+    moved = [each for r in plan.decodes + plan.chunks if r.remaining == 0 for each in (r, *r.followers)]
     for r in moved:
         r.check()
     for r in moved:
         r.tokens.append(token())
     for r in plan.ahead:
         r.tokens += [token() for _ in range(accepted(r))]
-    scheduler.settle(plan.ahead)
+    scheduler.commit_drafts(plan.ahead)
     done = [r for r in moved if len(r.tokens) >= r.max_length or r.tokens[-1] == stop]
     scheduler.finish_all(done)
     for r in moved:
-        scheduler.part(r)
+        scheduler.fork(r)
     return done
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from engine.test_scheduler import finish_step, group
 from rondo.engine.blocks import GONE, BlockPool, Table
 from rondo.engine.groups import GroupedPool
-from rondo.engine.plan import Plan
+from rondo.engine.plan import StepPlan
 from rondo.engine.request import Request
 from rondo.engine.scheduler import Scheduler
 from rondo.engine.swap import Cost, HostPool, Swap
@@ -71,13 +71,13 @@ class Walk:
         self.alive: list[Request] = []
         self.arrivals = 0
         self.seen: Counter[str] = Counter()
-        settle = s.settle
+        settle = s.commit_drafts
 
         def settle_both(requests: list[Request]) -> None:
             self.device.accept(requests)
             settle(requests)
 
-        s.settle = settle_both
+        s.commit_drafts = settle_both
 
     def run(self) -> Counter[str]:
         """What has happened, and how often."""
@@ -146,7 +146,7 @@ class Walk:
             return "held" if self.scheduler.holding else "waiting"
         if request.leader is not None:
             return "riding"
-        if request.riders:
+        if request.followers:
             return "leading"
         return "decoding" if request.generated else "prefilling"
 
@@ -177,10 +177,10 @@ class Walk:
     def draw(self) -> int:
         return STOP if self.rng.random() < 0.05 else self.rng.randrange(2)
 
-    def propose(self, plan: Plan) -> Plan:
+    def propose(self, plan: StepPlan) -> StepPlan:
         """Not everybody who may carry proposals has some."""
         without = [r for r in plan.ahead if self.rng.random() < 0.2]
-        self.scheduler.settle(without)
+        self.scheduler.commit_drafts(without)
         return replace(plan, ahead=[r for r in plan.ahead if r not in without])
 
     def accepted(self, request: Request) -> int:
@@ -189,7 +189,7 @@ class Walk:
         self.seen["rejected"] += count < request.ahead
         return count
 
-    def note_plan(self, plan: Plan) -> None:
+    def note_plan(self, plan: StepPlan) -> None:
         self.seen["swapped out"] += any(plan.swap_out)
         self.seen["swapped in"] += any(plan.swap_in)
         self.seen["copied"] += any(plan.copies)
@@ -203,7 +203,7 @@ class Walk:
         for request in plan.preempted:
             self.seen["gave way, swapped" if request.host else "gave way"] += 1
 
-    def check_plan(self, plan: Plan) -> None:
+    def check_plan(self, plan: StepPlan) -> None:
         s, alive = self.scheduler, self.alive
         moved = plan.decodes + plan.chunks
         moves = [*plan.swap_out, *plan.swap_in, *plan.copies]
@@ -217,10 +217,10 @@ class Walk:
         assert plan.ahead == [r for r in moved if r.ahead]
         for r in plan.ahead:
             assert r.remaining == r.planned == 1
-            assert not r.riders
+            assert not r.followers
             assert r not in plan.admitted
             assert len(r.tokens) + r.ahead < r.max_length
-        everyone = [each for r in s.running for each in (r, *r.riders)]
+        everyone = [each for r in s.running for each in (r, *r.followers)]
         rows = [r.row for r in everyone]
         assert len(set(rows)) == len(rows) == s.num_running
         assert {id(r) for r in alive if r.state == "running"} == {id(r) for r in everyone}

@@ -18,7 +18,7 @@ from rondo.engine.request import Request
 from rondo.engine.structured import checker
 from rondo.engine.structured.grammars import Grammars
 from rondo.engine.structured.masks import Masker
-from rondo.engine.structured.matcher import Matcher
+from rondo.engine.structured.matcher import GrammarMatcher
 from support.tiny import tiny_model, tiny_tokenizer
 
 SCHEMA = {
@@ -165,7 +165,7 @@ def test_what_may_come_next_is_every_token_that_some_answer_goes_on_with(model, 
     rng = random.Random(count)
     for _ in range(20):
         request = Request("a", 0, [1], SamplingParams(), max_length=99, arrival=0)
-        request.matcher = Matcher(matcher.state.deep_copy(), matcher.ends, "")
+        request.matcher = GrammarMatcher(matcher.state.deep_copy(), matcher.ends, "")
         said = b""
         while True:
             bits = Masker(model.config.vocab_size).start([request], [1]).bits.result()

@@ -16,7 +16,7 @@ from rondo.engine.core import EngineCore
 from rondo.engine.host import HostCache, attention_prices
 from rondo.engine.llm import LLM
 from rondo.engine.metrics import EngineMetrics
-from rondo.engine.plan import Plan
+from rondo.engine.plan import StepPlan
 from rondo.engine.swap import Cost
 from rondo.models import new
 from rondo.ops import AttentionSpec
@@ -110,7 +110,9 @@ def test_moves_follow_each_other_so_that_none_reads_what_another_has_written(tin
     host.store([(1, 3)])
     for tensor in runner.cache.tensors:
         tensor[3] = 9
-    plan = Plan([], [], [], [], copies=[[(1, 0)]], swap_out=[[(0, 1), (2, 3)]], swap_in=[[(0, 1), (3, 1)]])
+    plan = StepPlan(
+        [], [], [], [], copies=[[(1, 0)]], swap_out=[[(0, 1), (2, 3)]], swap_in=[[(0, 1), (3, 1)]]
+    )
     runner._move_blocks(plan)
     assert [float(first[block].mean()) for block in range(4)] == [3, 0, 2, 3]
     assert [float(row.view(torch.float32).mean()) for row in host.rows[:3]] == [0, 3, 9]

@@ -17,11 +17,11 @@ from rondo.client.types import GenerateRequest, SamplingParams
 from rondo.engine.async_engine import AsyncEngine
 from rondo.engine.config import EngineConfig
 from rondo.engine.core import EngineCore
-from rondo.engine.following import Follower
+from rondo.engine.following import FollowerRank
 from rondo.engine.llm import LLM
 from rondo.engine.load import load_core
-from rondo.engine.outbox import Message, Together
-from rondo.engine.ranks import Setup
+from rondo.engine.outbox import RankMessage, SharedStep
+from rondo.engine.ranks import RankSetup
 from rondo.engine.tp import Leader
 from rondo.models import new, save
 from rondo.parallel.load import load
@@ -184,13 +184,13 @@ def test_ranks_that_disagree_end_the_engine(two):
 def test_a_rank_compares_what_it_does_with_rank_0(folder, ranks, plan, sampled, says):
     def make(group):
         model = load(folder, group)
-        setup = Setup(group.rank, folder, CONFIG, "cpu", (), 0, folder, 30)
-        return Follower(model, group, setup, lambda answer: None)
+        setup = RankSetup(group.rank, folder, CONFIG, "cpu", (), 0, folder, 30)
+        return FollowerRank(model, group, setup, lambda answer: None)
 
     _, follower = ranks.run(2, make)
     request = GenerateRequest("a", [5, 6], SamplingParams(detokenize=False))
     with pytest.raises(RuntimeError, match=says):
-        follower.follow(Message([("add", (request,)), ("step", ())], Together(plan, False, sampled)))
+        follower.follow(RankMessage([("add", (request,)), ("step", ())], SharedStep(plan, False, sampled)))
 
 
 def test_everything_public_in_the_engine_is_done_on_all_ranks_or_refused():

@@ -28,10 +28,10 @@ from rondo.base.errors import InvalidRequest, ModelError, NotFound, Unavailable
 from rondo.client.types import GenerateRequest, SamplingParams
 from rondo.engine.async_engine import AsyncEngine
 from rondo.engine.config import EngineConfig
-from rondo.engine.following import Follower
+from rondo.engine.following import FollowerRank
 from rondo.engine.llm import LLM
 from rondo.engine.outbox import Outbox
-from rondo.engine.ranks import Setup
+from rondo.engine.ranks import RankSetup
 from rondo.models import load
 from rondo.parallel.load import load as load_shard
 from support.adapters import truncate
@@ -286,9 +286,9 @@ def test_a_rank_lets_go_of_what_it_is_told_to_forget(folder: Path, tmp_path: Pat
         answers.append(read)
         answered.release()
 
-    def make(group: Any) -> Follower:
-        setup = Setup(group.rank, folder / "base", CONFIG, "cpu", (), 0, folder, 30)
-        return Follower(load_shard(folder / "base", group), group, setup, answer)
+    def make(group: Any) -> FollowerRank:
+        setup = RankSetup(group.rank, folder / "base", CONFIG, "cpu", (), 0, folder, 30)
+        return FollowerRank(load_shard(folder / "base", group), group, setup, answer)
 
     _, follower = ThreadRanks(tmp_path).run(2, make)
     follower.read_adapter(1, folder / "adapters" / "all")

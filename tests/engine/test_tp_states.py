@@ -161,7 +161,7 @@ def doing(core: EngineCore, sample: Any) -> str:
         return "held" if core.scheduler.holding else "waiting"
     if sample.leader is not None:
         return "riding"
-    if sample.riders:
+    if sample.followers:
         return "leading"
     return "decoding" if sample.generated else "prefilling"
 

@@ -8,7 +8,7 @@ import pytest
 from graders.garbage import GARBAGE
 from rondo.base.errors import ConfigError, InvalidRequest
 from rondo.graders import Sample
-from rondo.graders.choice import Choice, chosen
+from rondo.graders.choice import ChoiceGrader, chosen
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_a_box_says_more_than_a_sentence() -> None:
 
 def test_parts_tell_a_missing_answer_from_a_wrong_one() -> None:
     def parts(completion: str) -> dict[str, float]:
-        return asyncio.run(Choice("ABCDE").score(Sample("", completion, "(e)"))).parts
+        return asyncio.run(ChoiceGrader("ABCDE").score(Sample("", completion, "(e)"))).parts
 
     assert parts("E") == {"found": 1.0, "correct": 1.0}
     assert parts("A") == {"found": 1.0, "correct": 0.0}
@@ -62,14 +62,14 @@ def test_parts_tell_a_missing_answer_from_a_wrong_one() -> None:
 @pytest.mark.parametrize("reference", [None, "", "E", "Lima"])
 def test_a_reference_that_is_no_letter(reference: str | None) -> None:
     with pytest.raises(InvalidRequest) as wrong:
-        asyncio.run(Choice().score(Sample("", "A", reference)))
+        asyncio.run(ChoiceGrader().score(Sample("", "A", reference)))
     assert wrong.value.param == "reference"
 
 
 @pytest.mark.parametrize("letters", ["", "AA", "A1", "A-Z", "abc", "É"])
 def test_letters_are_letters(letters: str) -> None:
     with pytest.raises(ConfigError, match="letters"):
-        Choice(letters)
+        ChoiceGrader(letters)
 
 
 @pytest.mark.parametrize("answer", GARBAGE)

@@ -11,7 +11,7 @@ from graders.garbage import GARBAGE
 from rondo.base.errors import ConfigError, MissingExtra
 from rondo.graders import FormatChecker, Sample, Score, extras, guarded
 from rondo.graders.format import has_tags, tag_content
-from rondo.graders.pattern import Matcher
+from rondo.graders.pattern import PatternMatcher
 
 
 def score(completion: str, **options: Any) -> Score:
@@ -101,7 +101,7 @@ def test_the_limit_of_a_guarded_checker_is_real() -> None:
 
 
 def test_a_matching_process_that_was_killed_is_replaced() -> None:
-    matcher = Matcher()
+    matcher = PatternMatcher()
     assert matcher.fullmatch("a.b", "a\nb")
     assert matcher._worker.pid is not None
     os.kill(matcher._worker.pid, signal.SIGKILL)

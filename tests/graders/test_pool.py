@@ -16,8 +16,8 @@ from rondo.base.errors import InvalidRequest, NotFound, Unavailable
 from rondo.base.metrics import render
 from rondo.graders import Sample, Score, guarded
 from rondo.graders import pool as pool_module
-from rondo.graders.function import Function
-from rondo.graders.pool import GraderFailed, Pool
+from rondo.graders.function import FunctionGrader
+from rondo.graders.pool import GraderFailed, GraderPool
 from support.processes import wait_until_gone
 from support.waiting import wait_until
 
@@ -69,8 +69,8 @@ def spins(told):
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    pool = Pool(workers=2)
+def pool() -> Iterator[GraderPool]:
+    pool = GraderPool(workers=2)
     yield pool
     pool.close()
 
@@ -82,28 +82,28 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-def call(pool: Pool, function: str, *arguments: object, seconds: float = 20.0) -> object:
+def call(pool: GraderPool, function: str, *arguments: object, seconds: float = 20.0) -> object:
     return asyncio.run(pool.call(function, *arguments, seconds=seconds))
 
 
-def test_a_function_is_found_by_its_name(pool: Pool, file: str) -> None:
+def test_a_function_is_found_by_its_name(pool: GraderPool, file: str) -> None:
     assert call(pool, f"{file}:add", 1, 2) == 3
     assert call(pool, "math:sqrt", 9.0) == 3.0
     assert call(pool, f"{file}:add", "\ud800ü\n", "{}") == "\ud800ü\n{}"
 
 
-def test_what_it_prints_is_no_answer(pool: Pool, file: str) -> None:
+def test_what_it_prints_is_no_answer(pool: GraderPool, file: str) -> None:
     assert call(pool, f"{file}:loud") == 1
 
 
-def test_ten_megabytes_go_through(pool: Pool, file: str) -> None:
+def test_ten_megabytes_go_through(pool: GraderPool, file: str) -> None:
     assert call(pool, f"{file}:count", "ü" * 10_000_000) == 10_000_000
 
 
 def test_functions_get_no_keys_but_those_that_they_list(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OPENAI_API_KEY", "HF_TOKEN", "SEARCH_KEY"):
         monkeypatch.setenv(name, "the trainer's")
-    pool = Pool(workers=1)
+    pool = GraderPool(workers=1)
     monkeypatch.setattr(pool_module, "shared", lambda: pool)
     try:
         found = call(pool, f"{file}:environ")
@@ -112,18 +112,20 @@ def test_functions_get_no_keys_but_those_that_they_list(file: str, monkeypatch: 
         assert "the trainer's" not in found.values()
         sample = Sample("", "the trainer's")
         shown = f"{file}:shown"
-        assert asyncio.run(Function(shown, pass_env=("SEARCH_KEY", "NOT_SET")).score(sample)).total == 1.0
-        assert asyncio.run(Function(shown).score(sample)).total == 0.0, "it is gone after the call"
+        assert (
+            asyncio.run(FunctionGrader(shown, pass_env=("SEARCH_KEY", "NOT_SET")).score(sample)).total == 1.0
+        )
+        assert asyncio.run(FunctionGrader(shown).score(sample)).total == 0.0, "it is gone after the call"
     finally:
         pool.close()
 
 
-def test_processes_stay(pool: Pool, file: str) -> None:
+def test_processes_stay(pool: GraderPool, file: str) -> None:
     assert len({call(pool, f"{file}:pid") for _ in range(10)}) <= 2
 
 
 @pytest.mark.parametrize("function", ["hang", "spin"])
-def test_what_hangs_is_killed_and_replaced(pool: Pool, file: str, function: str) -> None:
+def test_what_hangs_is_killed_and_replaced(pool: GraderPool, file: str, function: str) -> None:
     with pytest.raises(TimeoutError, match=f"{function} took more than 0.3 s"):
         call(pool, f"{file}:{function}", seconds=0.3)
     assert call(pool, f"{file}:add", 1, 2) == 3
@@ -133,13 +135,13 @@ def test_what_hangs_is_killed_and_replaced(pool: Pool, file: str, function: str)
 @pytest.mark.parametrize(
     ("function", "ending"), [("crash", "signal 11"), ("leave", "exit code 3"), ("exits", "exit code 0")]
 )
-def test_what_dies_is_replaced(pool: Pool, file: str, function: str, ending: str) -> None:
+def test_what_dies_is_replaced(pool: GraderPool, file: str, function: str, ending: str) -> None:
     with pytest.raises(Unavailable, match=f"{function} .*{ending}"):
         call(pool, f"{file}:{function}")
     assert call(pool, f"{file}:add", 1, 2) == 3
 
 
-def test_errors_come_back_as_what_they_are(pool: Pool, file: str) -> None:
+def test_errors_come_back_as_what_they_are(pool: GraderPool, file: str) -> None:
     with pytest.raises(InvalidRequest, match="no reference") as refused:
         call(pool, f"{file}:refuses")
     assert refused.value.param == "reference"
@@ -159,7 +161,7 @@ def test_errors_come_back_as_what_they_are(pool: Pool, file: str) -> None:
 
 
 def test_an_idle_process_that_was_killed_is_replaced_before_it_is_asked(file: str) -> None:
-    pool = Pool(workers=1)
+    pool = GraderPool(workers=1)
     try:
         first = int(str(call(pool, f"{file}:pid")))
         os.kill(first, signal.SIGKILL)
@@ -172,7 +174,7 @@ def test_an_idle_process_that_was_killed_is_replaced_before_it_is_asked(file: st
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_process_killed_while_it_computes_is_asked_once_more(file: str, tmp_path: Path, times: int) -> None:
     """Whoever killed it, the question is not to blame: unless that happens again."""
-    pool, told = Pool(workers=1), tmp_path / "told"
+    pool, told = GraderPool(workers=1), tmp_path / "told"
 
     def kill() -> list[int]:
         killed: list[int] = []
@@ -200,7 +202,7 @@ def test_a_process_killed_while_it_computes_is_asked_once_more(file: str, tmp_pa
 
 
 def test_what_a_late_function_has_started_ends_with_it(file: str, tmp_path: Path) -> None:
-    pool, told = Pool(workers=1), tmp_path / "told"
+    pool, told = GraderPool(workers=1), tmp_path / "told"
     try:
         with pytest.raises(TimeoutError):
             call(pool, f"{file}:starts", str(told), seconds=1.0)
@@ -230,7 +232,7 @@ def test_processes_end_with_their_owner_however_it_ends(file: str, tmp_path: Pat
 
 def test_the_queue_is_not_the_grader_s_time(file: str) -> None:
     """Sixteen naps one after another take longer than the limit of each; only the one that is late itself is."""
-    pool = Pool(workers=1)
+    pool = GraderPool(workers=1)
 
     class Naps:
         async def score(self, sample: Sample) -> Score:
@@ -252,7 +254,7 @@ def test_the_queue_is_not_the_grader_s_time(file: str) -> None:
 
 
 def test_who_does_not_wait_leaves_no_work_behind(file: str) -> None:
-    pool = Pool(workers=1)
+    pool = GraderPool(workers=1)
 
     async def hurry() -> object:
         naps = [asyncio.create_task(pool.call(f"{file}:nap", 0.2)) for _ in range(50)]
@@ -271,20 +273,20 @@ def test_who_does_not_wait_leaves_no_work_behind(file: str) -> None:
 
 
 def test_a_closed_pool_says_so(file: str) -> None:
-    pool = Pool(workers=1)
+    pool = GraderPool(workers=1)
     call(pool, f"{file}:add", 1, 2)
     pool.close()
     with pytest.raises((Unavailable, RuntimeError), match=r"closed|shutdown"):
         call(pool, f"{file}:add", 1, 2)
 
 
-def test_a_process_starts_without_torch(pool: Pool, file: str) -> None:
+def test_a_process_starts_without_torch(pool: GraderPool, file: str) -> None:
     loaded = call(pool, "rondo.base.entry:load_entry", "sys:version", "x")
     assert isinstance(loaded, str)
     assert call(pool, f"{file}:torch_is_loaded") is False
 
 
-def test_nor_does_a_user_s_task_load_torch(pool: Pool, file: str) -> None:
+def test_nor_does_a_user_s_task_load_torch(pool: GraderPool, file: str) -> None:
     """Its file is imported by each process that grades for it."""
     assert call(pool, f"{file}:torch_is_loaded", "rondo.rl.custom") is False
     assert call(pool, f"{file}:torch_is_loaded", "rondo.rl.games") is False

@@ -14,7 +14,7 @@ from rondo.graders import Sample, Score, run_program
 from rondo.graders.programs import serve
 from rondo.graders.python import PythonGrader
 from rondo.graders.registry import grader_of
-from rondo.graders.sandbox import Run
+from rondo.graders.sandbox import SandboxRun
 from rondo.graders.sandbox.isolation import isolation
 
 walled = pytest.mark.skipif(not isolation().available, reason=isolation().about)
@@ -233,7 +233,7 @@ def test_other_sources_are_not(source: str) -> None:
 @walled
 def test_a_program_that_gets_no_cpu_time_is_no_verdict_of_the_grader() -> None:
     asked = json.dumps({"code": "x", "stdin": "", "seconds": 1.0, "call": None}).encode()
-    told = serve(asked, lambda *_: Run("busy", 137, b"", b"", 0.1))
+    told = serve(asked, lambda *_: SandboxRun("busy", 137, b"", b"", 0.1))
     assert told["why"] == "busy"
 
 
@@ -241,7 +241,7 @@ def test_a_program_that_gets_no_cpu_time_is_no_verdict_of_the_grader() -> None:
     "message", [b"", b"[]", b"\xff", b"{}", b'{"code": 1}', b"[" * 100_000, b'{"seconds": "x"}']
 )
 def test_requests_that_are_none(message: bytes) -> None:
-    def run(*_: object) -> Run:
+    def run(*_: object) -> SandboxRun:
         raise AssertionError("it is not run")
 
     assert "refused" in serve(message, run)

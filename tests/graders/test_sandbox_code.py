@@ -21,7 +21,7 @@ from rondo.base.errors import ConfigError, InvalidRequest, Unavailable
 from rondo.base.metrics import render
 from rondo.graders import Sample, Score
 from rondo.graders.code import CodeGrader, extract, same_output
-from rondo.graders.sandbox import Limits, Sandbox, runs
+from rondo.graders.sandbox import Sandbox, SandboxLimits, runs
 from rondo.graders.sandbox import isolation as isolation_module
 from rondo.graders.sandbox import worker as worker_module
 from rondo.graders.sandbox.isolation import isolation
@@ -29,7 +29,7 @@ from support.waiting import wait_until
 
 walled = pytest.mark.skipif(not isolation().available, reason=isolation().about)
 
-LIMITS = Limits(seconds=30, cpu_seconds=1, memory=256 << 20, processes=8)
+LIMITS = SandboxLimits(seconds=30, cpu_seconds=1, memory=256 << 20, processes=8)
 SHORT = replace(LIMITS, seconds=0.7)
 ASKED = {"tests": {"tests": TESTS}, "calls": {"calls": CALLS}}
 
@@ -283,7 +283,7 @@ def test_a_program_whose_worker_is_killed_runs_once_more(whose: str, times: int)
     """What happened says nothing of the program, unless it happens again; then nothing is known of it."""
     others = workers()
     with Sandbox(1) as sandbox:
-        grader = CodeGrader(sandbox, Limits(seconds=30))
+        grader = CodeGrader(sandbox, SandboxLimits(seconds=30))
         assert grade(grader, "print(1)", cases=[{"stdin": "", "stdout": "1"}]).total == 1.0
         killed: list[psutil.Process] = []
 
@@ -355,7 +355,7 @@ def test_nobody_waits_for_a_grader_that_was_given_up() -> None:
                 await grader.score(sample)
 
     with Sandbox(1) as sandbox:
-        grader = CodeGrader(sandbox, Limits(seconds=5))
+        grader = CodeGrader(sandbox, SandboxLimits(seconds=5))
         asyncio.run(give_up(grader))
         began = time.monotonic()
         assert grade(grader, "print(1)", cases=[{"stdin": "", "stdout": "1"}]).total == 1.0
@@ -444,9 +444,9 @@ def test_what_is_asked_must_be_clear(grader: CodeGrader) -> None:
 
 def test_limits_are_checked() -> None:
     with pytest.raises(ConfigError, match="memory"):
-        Limits(memory=1000)
+        SandboxLimits(memory=1000)
     with pytest.raises(ConfigError, match="seconds"):
-        Limits(seconds=float("nan"))
+        SandboxLimits(seconds=float("nan"))
 
 
 def test_without_walls_nothing_is_run(monkeypatch: pytest.MonkeyPatch) -> None:

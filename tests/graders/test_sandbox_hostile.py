@@ -16,13 +16,13 @@ import psutil
 import pytest
 
 from graders.hostile import PRELUDE, PROGRAMS
-from rondo.graders.sandbox import Limits, Sandbox
+from rondo.graders.sandbox import Sandbox, SandboxLimits
 from rondo.graders.sandbox.isolation import isolation
 from support.waiting import scaled, wait_until
 
 pytestmark = pytest.mark.skipif(not isolation().available, reason=isolation().about)
 
-LIMITS = Limits(
+LIMITS = SandboxLimits(
     seconds=scaled(10), cpu_seconds=1, memory=256 << 20, disk=2 << 20, files=32, processes=8, output=64 << 10
 )
 SHORT = replace(LIMITS, seconds=0.7)
@@ -118,8 +118,8 @@ STUBBORN = ["fork bomb that goes on where it fails", "sleep without signals", "d
 """Programs that do not end by themselves, nor by a kind word."""
 OWNER = """
 import sys
-from rondo.graders.sandbox import Limits, Sandbox
-Sandbox(1).run(sys.stdin.read(), limits=Limits(seconds=60, cpu_seconds=60))
+from rondo.graders.sandbox import SandboxLimits, Sandbox
+Sandbox(1).run(sys.stdin.read(), limits=SandboxLimits(seconds=60, cpu_seconds=60))
 """
 
 

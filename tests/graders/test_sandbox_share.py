@@ -16,14 +16,14 @@ import pytest
 
 from rondo.graders import Sample, Score
 from rondo.graders.code import CodeGrader
-from rondo.graders.sandbox import Limits, Run, Sandbox, Verdict
-from rondo.graders.sandbox.inside.usage import Task, Usage, starved
+from rondo.graders.sandbox import Sandbox, SandboxLimits, SandboxRun, Verdict
+from rondo.graders.sandbox.inside.usage import ProcessTask, ProcessUsage, starved
 from rondo.graders.sandbox.isolation import isolation
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(not isolation().available, reason=isolation().about)
 
-LIMITS = Limits(seconds=30, cpu_seconds=1)
+LIMITS = SandboxLimits(seconds=30, cpu_seconds=1)
 SPINNER = """
 import os
 for _ in range(15):
@@ -71,7 +71,7 @@ for _ in range(1000):
 
 
 def test_a_program_of_many_processes_is_given_less_priority() -> None:
-    limits = Limits(seconds=120, cpu_seconds=120)
+    limits = SandboxLimits(seconds=120, cpu_seconds=120)
     with Sandbox(2) as sandbox:
         runs = [
             threading.Thread(target=sandbox.run, args=(each, b"", limits))
@@ -108,7 +108,7 @@ def nicenesses() -> list[int]:
 def test_an_honest_program_beside_a_spinning_one_is_not_too_slow() -> None:
     honest = "import time\nwhile time.process_time() < 0.4: pass\nprint(2)"
     with Sandbox(2) as sandbox:
-        grader = CodeGrader(sandbox, Limits(seconds=5, cpu_seconds=2))
+        grader = CodeGrader(sandbox, SandboxLimits(seconds=5, cpu_seconds=2))
         spinning = threading.Thread(target=score, args=(grader, SPINNER), kwargs={"cases": [SECOND]})
         spinning.start()
         found = score(grader, honest, cases=[SECOND])
@@ -138,7 +138,7 @@ def crowded() -> Iterator[Sandbox]:
 
 
 def test_a_program_that_gets_no_cpu_time_is_not_judged_and_one_that_sleeps_is(crowded: Sandbox) -> None:
-    limits = Limits(seconds=1.5, cpu_seconds=2)
+    limits = SandboxLimits(seconds=1.5, cpu_seconds=2)
     grader = CodeGrader(crowded, limits)
     computes = "import time\nwhile time.process_time() < 1.8: pass\ndef two(): return 2\nprint(2)"
     found = score(grader, computes, cases=[SECOND])
@@ -153,11 +153,11 @@ def test_a_program_that_gets_no_cpu_time_is_not_judged_and_one_that_sleeps_is(cr
 class Prepared(Sandbox):
     """Runs nothing."""
 
-    def __init__(self, *runs: Run) -> None:
+    def __init__(self, *runs: SandboxRun) -> None:
         super().__init__(1)
         self.runs = list(runs)
 
-    def run(self, program: str, given: bytes = b"", limits: Limits | None = None) -> Run:
+    def run(self, program: str, given: bytes = b"", limits: SandboxLimits | None = None) -> SandboxRun:
         return self.runs.pop(0)
 
     def examine(self, *_: object) -> Verdict:
@@ -166,12 +166,12 @@ class Prepared(Sandbox):
 
 def test_what_was_wrong_before_the_machine_was_busy_is_wrong() -> None:
     right, wrong, busy = (
-        Run("exit", 0, b"2\n", b"", 0.1),
-        Run("exit", 0, b"3\n", b"", 0.1),
-        Run("busy", 137, b"", b"", 0.1),
+        SandboxRun("exit", 0, b"2\n", b"", 0.1),
+        SandboxRun("exit", 0, b"3\n", b"", 0.1),
+        SandboxRun("busy", 137, b"", b"", 0.1),
     )
 
-    def found(*runs: Run, total: str = "all") -> tuple[str, float]:
+    def found(*runs: SandboxRun, total: str = "all") -> tuple[str, float]:
         grader = CodeGrader(Prepared(*runs), LIMITS, total=total)  # type: ignore[arg-type]
         made = score(grader, "x", cases=[SECOND] * 2)
         return made.outcome, made.total
@@ -182,8 +182,8 @@ def test_what_was_wrong_before_the_machine_was_busy_is_wrong() -> None:
     assert score(CodeGrader(Prepared(), LIMITS), "x", tests="assert two() == 2").outcome == "timeout"
 
 
-def task(cpu: float, waited: float) -> Task:
-    return Task("", True, 0, cpu, waited)
+def task(cpu: float, waited: float) -> ProcessTask:
+    return ProcessTask("", True, 0, cpu, waited)
 
 
 @pytest.mark.parametrize(
@@ -199,10 +199,10 @@ def task(cpu: float, waited: float) -> Task:
     ],
 )
 def test_time_without_a_cpu_is_that_of_others(
-    before: dict[str, Task], after: dict[str, Task], cpu: float, seconds: float
+    before: dict[str, ProcessTask], after: dict[str, ProcessTask], cpu: float, seconds: float
 ) -> None:
     """The wait of a thread that other threads of its own program may have caused does not count."""
-    used = starved(Usage(cpu=5.0, tasks=before), Usage(cpu=5.0 + cpu, tasks=after))
+    used = starved(ProcessUsage(cpu=5.0, tasks=before), ProcessUsage(cpu=5.0 + cpu, tasks=after))
     assert used == pytest.approx(seconds)
 
 
@@ -230,4 +230,4 @@ def test_pools_of_usual_sizes_fit(program: str) -> None:
 def test_times_of_limits() -> None:
     limits = replace(LIMITS, seconds=3)
     assert limits.longest == 6
-    assert Limits().processes == 12
+    assert SandboxLimits().processes == 12

@@ -14,12 +14,12 @@ from graders.forgers import ENDLESS, FORGERS, HONEST, LATE
 from graders.styles import ENTRY, STYLES, WITHOUT_ASSERTIONS
 from rondo.graders import Sample, Score
 from rondo.graders.code import CodeGrader
-from rondo.graders.sandbox import Limits, Sandbox
+from rondo.graders.sandbox import Sandbox, SandboxLimits
 from rondo.graders.sandbox.isolation import isolation
 
 pytestmark = pytest.mark.skipif(not isolation().available, reason=isolation().about)
 
-LIMITS = Limits(seconds=30, cpu_seconds=1, memory=256 << 20, processes=8)
+LIMITS = SandboxLimits(seconds=30, cpu_seconds=1, memory=256 << 20, processes=8)
 ALL = {name: program for name, program in (FORGERS | LATE).items() if program}
 PASSED = Score("ok", 1.0, {"found": 1.0, "ran": 1.0, "passed": 1.0}, "")
 

@@ -14,12 +14,12 @@ from graders.exams_failed import BROKEN, WRONG
 from rondo.base.errors import InvalidRequest
 from rondo.graders import Sample, Score
 from rondo.graders.code import CodeGrader
-from rondo.graders.sandbox import Limits, Sandbox
+from rondo.graders.sandbox import Sandbox, SandboxLimits
 from rondo.graders.sandbox.isolation import isolation
 
 pytestmark = pytest.mark.skipif(not isolation().available, reason=isolation().about)
 
-LIMITS = Limits(seconds=30, cpu_seconds=1, memory=256 << 20, processes=8)
+LIMITS = SandboxLimits(seconds=30, cpu_seconds=1, memory=256 << 20, processes=8)
 
 
 @pytest.fixture(scope="module")

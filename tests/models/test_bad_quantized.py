@@ -252,7 +252,7 @@ def test_experts_in_one_tensor_have_no_form_but_mxfp4(settings: dict[str, Any], 
 
 
 def test_mxfp4_has_no_form_for_a_matrix():
-    everything = scheme.Rule((scheme.ANY,), scheme.Scheme("mxfp4", 4, group=32))
+    everything = scheme.SchemeRule((scheme.ANY,), scheme.Scheme("mxfp4", 4, group=32))
     model = tiny_model()
     model.config = replace(model.config, quantization=scheme.Quantization("mxfp4", (everything,)))
     with pytest.raises(ModelError, match=r"'mxfp4', which has no form for model.layers.0.self_attn.q_proj"):

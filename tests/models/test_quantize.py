@@ -14,7 +14,7 @@ from rondo.models import Decoder, Packed, load, save
 from rondo.models.quantized import awq, formats, gptq, rounding
 from rondo.models.quantized.folder import quantize_folder
 from rondo.models.quantized.folding import folds
-from rondo.models.quantized.making import Recipe, planned, quantize
+from rondo.models.quantized.making import QuantizationRecipe, planned, quantize
 from rondo.models.quantized.methods import CALIBRATED, METHODS, Method
 from rondo.models.quantized.observing import matrices
 from rondo.models.quantized.parts import QuantizedLinear
@@ -31,8 +31,8 @@ MOST_NOISE = 0.8
 AWQ_PLACES = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
-def recipe_of(method: Method, group_size: int) -> Recipe:
-    return Recipe(method, group_size if method in CALIBRATED else None)
+def recipe_of(method: Method, group_size: int) -> QuantizationRecipe:
+    return QuantizationRecipe(method, group_size if method in CALIBRATED else None)
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_what_is_written(method: Method, folder: Path, tmp_path: Path):
 @pytest.mark.parametrize("method", ["int8", "fp8"])
 def test_transformers_reads_it(method: Method, folder: Path, tmp_path: Path):
     """It rounds activations of both; the noise is of those."""
-    quantize_folder(folder, tmp_path / "out", Recipe(method))
+    quantize_folder(folder, tmp_path / "out", QuantizationRecipe(method))
     theirs = hf.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
     tokens = torch.randint(3, VOCAB, (40,), generator=torch.Generator().manual_seed(40))
     with torch.no_grad():
@@ -92,7 +92,7 @@ def numbers(words: Tensor, axis: int, places: tuple[int, ...] = tuple(range(8)))
 
 @pytest.mark.parametrize("method", ["awq", "gptq"])
 def test_four_bits_lie_as_the_formats_say(method: Method, folder: Path, tmp_path: Path):
-    quantize_folder(folder, tmp_path / "out", Recipe(method, 32))
+    quantize_folder(folder, tmp_path / "out", QuantizationRecipe(method, 32))
     stored = load_file(tmp_path / "out" / "model.safetensors")
     settings = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
     assert (settings["quant_method"], settings["bits"], settings["group_size"]) == (method, 4, 32)
@@ -200,7 +200,7 @@ def test_inputs_that_are_not_finite(method: Method, spoilt: float):
     with pytest.raises(
         ModelError, match=r"layers.1.attention.q.weight cannot be quantized: what the calibration"
     ):
-        quantize(model, Recipe(method, 32), token_rows(), lambda count: None)
+        quantize(model, QuantizationRecipe(method, 32), token_rows(), lambda count: None)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -248,8 +248,8 @@ def test_rows_of_zeros(dtype: torch.dtype):
 @pytest.mark.parametrize(("method", "packed"), [("gptq", 1), ("awq", 2)])
 def test_each_tensor_is_made_once(method: Method, packed: int, monkeypatch: pytest.MonkeyPatch):
     model = tiny_model(**SHAPE)
-    plain, weights, _ = planned(model, Recipe(method, 32))
-    quantize(model, Recipe(method, 32), token_rows(), lambda count: None)
+    plain, weights, _ = planned(model, QuantizationRecipe(method, 32))
+    quantize(model, QuantizationRecipe(method, 32), token_rows(), lambda count: None)
     made, joined = [], formats._joined
     monkeypatch.setattr(formats, "_joined", lambda codes: made.append(codes) or joined(codes))
     for tensor in outgoing(model, plain, weights):
@@ -274,19 +274,19 @@ def test_every_kind_of_module(family: str, method: Method, tmp_path: Path):
 
 def test_what_cannot_be_quantized(folder: Path, tmp_path: Path):
     with pytest.raises(InvalidRequest, match=r"--group-size 40 does not divide the 64 columns") as caught:
-        quantize_folder(folder, tmp_path / "out", Recipe("awq", 40))
+        quantize_folder(folder, tmp_path / "out", QuantizationRecipe("awq", 40))
     assert caught.value.param == "group_size"
     with pytest.raises(InvalidRequest, match="give more"):
-        quantize_folder(folder, tmp_path / "out", Recipe("int8"), ["short"])
+        quantize_folder(folder, tmp_path / "out", QuantizationRecipe("int8"), ["short"])
     with pytest.raises(InvalidRequest, match="Choose another place"):
-        quantize_folder(folder, folder, Recipe("int8"))
+        quantize_folder(folder, folder, QuantizationRecipe("int8"))
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").write_text("kept")
     with pytest.raises(Conflict):
-        quantize_folder(folder, tmp_path / "full", Recipe("int8"))
+        quantize_folder(folder, tmp_path / "full", QuantizationRecipe("int8"))
     reference("gpt-oss").save_pretrained(tmp_path / "oss")
     with pytest.raises(InvalidRequest, match="gpt_oss"):
-        quantize_folder(tmp_path / "oss", tmp_path / "out", Recipe("int8"))
+        quantize_folder(tmp_path / "oss", tmp_path / "out", QuantizationRecipe("int8"))
     assert not (tmp_path / "out").exists()
 
 
@@ -294,7 +294,7 @@ def test_without_a_tokenizer(folder: Path, tmp_path: Path):
     for file in folder.glob("tokenizer*"):
         file.unlink()
     with pytest.raises(InvalidRequest, match="has no tokenizer"):
-        quantize_folder(folder, tmp_path / "out", Recipe("gptq", 32))
-    found = quantize_folder(folder, tmp_path / "out", Recipe("fp8"))
+        quantize_folder(folder, tmp_path / "out", QuantizationRecipe("gptq", 32))
+    found = quantize_folder(folder, tmp_path / "out", QuantizationRecipe("fp8"))
     assert (found.perplexity_before, found.perplexity_after) == (None, None)
     load(tmp_path / "out")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rondo.ops import limits as made
-from rondo.ops.limits import Limits, measure_limits
+from rondo.ops.limits import HardwareLimits, measure_limits
 from rondo.ops.native import ahead, build, level
 from rondo.ops.native.registers import KINDS, multiply
 
@@ -32,7 +32,7 @@ def compiled_for(monkeypatch):
 
 
 def test_the_limit_is_what_takes_longer():
-    limits = Limits(read=100.0, flops={"fp32": 10.0, "bf16": 1.0, "int8": 40.0})
+    limits = HardwareLimits(read=100.0, flops={"fp32": 10.0, "bf16": 1.0, "int8": 40.0})
     assert limits.seconds(1000.0, 1.0, "fp32") == 10
     assert limits.seconds(1.0, 1000.0, "fp32") == 100
     assert limits.seconds(1.0, 1000.0, "int8") == 25

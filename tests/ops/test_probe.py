@@ -7,7 +7,7 @@ import torch
 
 from rondo.ops import probe
 from rondo.ops.dispatch import use_reference
-from rondo.ops.limits import Limits, measure_limits
+from rondo.ops.limits import HardwareLimits, measure_limits
 from rondo.ops.native import ahead, build
 
 CASES = {f"{case.operation} {case.dtype}": case for case in probe.cases((2,), streamed=1)}
@@ -73,7 +73,7 @@ def _tensors(given):
 
 
 def test_a_limit_is_of_what_is_multiplied():
-    limits = Limits(read=100.0, flops={"fp32": 10.0, "bf16": 1.0, "int16": 20.0, "int8": 40.0})
+    limits = HardwareLimits(read=100.0, flops={"fp32": 10.0, "bf16": 1.0, "int16": 20.0, "int8": 40.0})
     for name, rate in (("linear bf16", 10), ("quantized linear int4", 20), ("quantized linear w8a8", 40)):
         case = replace(CASES[name], read=1.0, flops=1000.0)
         assert case.limit(limits) == 1000 / rate

@@ -15,13 +15,13 @@ from rondo.ops.native import tuned
 from rondo.ops.native.build import compiler
 from rondo.ops.native.linear import always_take_bf16, product
 from rondo.ops.native.tune import ROWS_EACH, chosen, tune, ways_of
-from rondo.ops.native.tuned import AS_BUILT, COLUMNS, FEWS, Cut, Found, Product, cut_of
+from rondo.ops.native.tuned import AS_BUILT, COLUMNS, FEWS, Product, TunedSplit, WorkSplit, cut_of
 from support.threads import threads
 
 pytestmark = pytest.mark.skipif(not compiler(), reason="no C compiler here: install gcc to test its products")
 
 PRODUCT = Product(torch.bfloat16, 512, 128, 2)
-FOUND = Found(few=24, columns=512, times_with_few_rows=1.25, times_with_many_rows=1.0)
+FOUND = TunedSplit(few=24, columns=512, times_with_few_rows=1.25, times_with_many_rows=1.0)
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +40,7 @@ def test_no_cut_changes_a_bit(rows: int, dtype: torch.dtype) -> None:
     for few in (1, *FEWS, 1000):
         for columns in COLUMNS:
             for count in (1, 2, 3):
-                assert torch.equal(product(x, weight, bias, Cut(few, columns), count), want)
+                assert torch.equal(product(x, weight, bias, WorkSplit(few, columns), count), want)
 
 
 def test_the_best_is_taken_where_it_gains_enough() -> None:

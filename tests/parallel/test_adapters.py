@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from engine.test_adapters import write_loras, write_tokenformer
 from rondo.models import Packed, load
 from rondo.models.adapters import load_adapter, read_adapter
-from rondo.models.adapters.mixed import Mixer, Served, Sites, Span
+from rondo.models.adapters.mixed import AdapterWeights, Mixer, Sites, Span
 from rondo.models.additions import adding
 from rondo.models.checkpoint import build
 from rondo.parallel import load as sharded
@@ -28,7 +28,7 @@ ATTENTION = {
 def served_by(model: Any, adapter: Any) -> Mixer | Any:
     """The adapter's weights, as a rank applies them, and the mixture for all of TOKENS."""
     sites = Sites(model)
-    served = Served(sites, read_adapter(build(model.config), adapter, device=sites.device)[1].items())
+    served = AdapterWeights(sites, read_adapter(build(model.config), adapter, device=sites.device)[1].items())
     served.narrow(sites, model.split.columns())
     spans = [Span(served, 0, len(TOKENS))]
     return served, Mixer(sites).mix(len(TOKENS), spans, [served] * len(TOKENS))
@@ -62,7 +62,7 @@ def test_lora_on_ranks_is_peft(name, size, tmp_path, ranks):
     for got, _ in results:
         assert torch.equal(got, results[0][0])
         assert (got - want).abs().max() < TOLERANCE * want.abs().max()
-    whole = Served(
+    whole = AdapterWeights(
         Sites(load(tmp_path / "base")), read_adapter(load(tmp_path / "base"), tmp_path / "lora")[1].items()
     )
     assert all(nbytes < whole.nbytes for _, nbytes in results)

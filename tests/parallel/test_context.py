@@ -22,7 +22,7 @@ from rondo.parallel.collectives import arrived, start_passing
 from rondo.parallel.context import Context, Method
 from rondo.parallel.row_cut import RowCut
 from rondo.plan.layout import Layout, Policy
-from rondo.plan.model import Shape
+from rondo.plan.model import ModelShape
 from rondo.plan.traffic import context_a_layer
 from rondo.train.shared_prefix import SharedPrefix
 from support.ranks import ThreadRanks
@@ -298,6 +298,6 @@ def test_bytes_are_those_of_the_formula(ranks: ThreadRanks, method: Method, keys
             own.through(Context(group, method).attend(whole, cut), spec)
         return wire.total
 
-    shape = Shape("attention", 1, 128, spec.num_heads, keys, spec.head_dim, 1, 1)
+    shape = ModelShape("attention", 1, 128, spec.num_heads, keys, spec.head_dim, 1, 1)
     wanted = context_a_layer(shape, Layout(cp=size, cp_method=method), Policy(), cut.each)
     assert ranks.run_in_group(size, rank) == [wanted] * size

@@ -9,7 +9,7 @@ import torch.distributed
 
 from rondo.base.errors import ConfigError
 from rondo.parallel import crew
-from rondo.parallel.board import Beat, Board, Failure
+from rondo.parallel.board import Failure, Heartbeat, RankStore
 from rondo.parallel.config import LayoutConfig
 from rondo.parallel.world import World
 
@@ -22,15 +22,15 @@ class Notes:
 
     host = "here"
 
-    def __init__(self, rank: int, beats: Sequence[Beat]) -> None:
+    def __init__(self, rank: int, beats: Sequence[Heartbeat]) -> None:
         self.world = World(rank, len(beats))
         self._beats = beats
         self._failure: Failure | None = None
         self.heard = False
 
-    def beat(self, beat: Beat) -> None: ...
+    def beat(self, beat: Heartbeat) -> None: ...
 
-    def beats(self) -> Sequence[Beat]:
+    def beats(self) -> Sequence[Heartbeat]:
         return self._beats
 
     def hear(self) -> None:
@@ -49,9 +49,9 @@ class Living(Notes):
 
     count = 0
 
-    def beats(self) -> list[Beat]:
+    def beats(self) -> list[Heartbeat]:
         self.count += 1
-        return [Beat(b.rank, b.host, b.steps, b.what, self.count) for b in self._beats]
+        return [Heartbeat(b.rank, b.host, b.steps, b.what, self.count) for b in self._beats]
 
 
 def watch_of(monkeypatch: pytest.MonkeyPatch, notes: Notes, **layout: float) -> crew._Watch:
@@ -59,7 +59,7 @@ def watch_of(monkeypatch: pytest.MonkeyPatch, notes: Notes, **layout: float) -> 
     monkeypatch.setattr(torch.distributed, "barrier", lambda: None)
     monkeypatch.setattr(threading.Thread, "start", lambda thread: None)
     monkeypatch.setattr(crew, "SILENT_SECONDS", 0.01)
-    return crew._Watch(cast(Board, notes), LayoutConfig.model_validate(layout))
+    return crew._Watch(cast(RankStore, notes), LayoutConfig.model_validate(layout))
 
 
 class Clock:
@@ -76,8 +76,8 @@ def stopped(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def ranks(*at: str) -> list[Beat]:
-    return [Beat(rank, f"host{rank}", int(what != SLOW), what, 1) for rank, what in enumerate(at)]
+def ranks(*at: str) -> list[Heartbeat]:
+    return [Heartbeat(rank, f"host{rank}", int(what != SLOW), what, 1) for rank, what in enumerate(at)]
 
 
 def test_setting_up_that_takes_too_long_names_what_gives_it_more_time(

@@ -17,7 +17,7 @@ from rondo.models.parts import Linear
 from rondo.models.quantized.parts import QuantizedLinear
 from rondo.ops import Quantized
 from rondo.ops.dispatch import use_reference
-from rondo.ops.kept import Keeper
+from rondo.ops.kept import SelectiveCheckpoint
 from rondo.parallel.config import Checkpointing
 from rondo.parallel.recompute import recompute
 from rondo.plan.hf import shape_of
@@ -122,10 +122,10 @@ def adapted(kind: str) -> Decoder:
 
 def products_held(model: Decoder) -> list[dict[int, tuple[int, ...]]]:
     """Of each layer the products that it keeps, by their numbers."""
-    keepers: list[Keeper] = []
+    keepers: list[SelectiveCheckpoint] = []
 
-    def made(wanted: Callable[[int], bool]) -> Keeper:
-        keepers.append(Keeper(wanted))
+    def made(wanted: Callable[[int], bool]) -> SelectiveCheckpoint:
+        keepers.append(SelectiveCheckpoint(wanted))
         return keepers[-1]
 
     with pytest.MonkeyPatch.context() as patch:

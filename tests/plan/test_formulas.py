@@ -12,16 +12,16 @@ from rondo.models.attend import Packed
 from rondo.ops.native.build import compiler
 from rondo.plan.cluster import GPUS, Cluster, gpu_of
 from rondo.plan.hf import shape_of
-from rondo.plan.layout import Batch, Layout, Policy, check
+from rondo.plan.layout import Layout, Policy, StepBatch, check
 from rondo.plan.memory import everything, in_flight, layers_of_stage, memory
-from rondo.plan.model import Shape
+from rondo.plan.model import ModelShape
 from rondo.plan.shapes import SHAPES, gpt
 from rondo.plan.time import bubble_share, step
 from rondo.plan.traffic import traffic
 from support.tiny import tiny_config
 
 LLAMA = SHAPES["llama-3-8b"]
-BATCH = Batch(64, 8192)
+BATCH = StepBatch(64, 8192)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_tensor_parallelism_pays_inside_a_node_alone():
     speeds = {}
     for tp in (1, 2, 4, 8, 16, 32):
         layout = Layout(dp=64 // tp, tp=tp)
-        taken = step(shape, Cluster(GPUS["h100"], 64), layout, Policy(), Batch(4096, 4096))
+        taken = step(shape, Cluster(GPUS["h100"], 64), layout, Policy(), StepBatch(4096, 4096))
         speeds[tp] = 1 / taken.seconds
     ordered = list(speeds.values())
     assert ordered == sorted(ordered, reverse=True)
@@ -177,13 +177,13 @@ def test_tensor_parallelism_pays_inside_a_node_alone():
         ("ep", Layout(dp=8, ep=2), Policy(), BATCH),
         ("virtual", Layout(dp=8, virtual=2), Policy(), BATCH),
         ("batch", Layout(dp=8), Policy(microbatch=3), BATCH),
-        ("seq", Layout(dp=2, cp=4), Policy(), Batch(64, 102)),
+        ("seq", Layout(dp=2, cp=4), Policy(), StepBatch(64, 102)),
         ("cp", Layout(dp=1, cp=8, cp_method="ulysses"), Policy(), BATCH),
         ("microbatch", Layout(dp=8), Policy(microbatch=0), BATCH),
     ],
 )
 def test_what_does_not_divide_is_named(field, layout, policy, batch):
-    shape = Shape("odd", 4, 768, 12, 4, 64, 2048, 50000)
+    shape = ModelShape("odd", 4, 768, 12, 4, 64, 2048, 50000)
     with pytest.raises(ConfigError) as error:
         check(shape, Cluster(GPUS["h100"], 8), layout, policy, batch)
     assert error.value.param == field

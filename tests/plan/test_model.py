@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from rondo import models
 from rondo.base.errors import ConfigError
 from rondo.plan.hf import read_config, shape_of
-from rondo.plan.model import Shape
+from rondo.plan.model import ModelShape
 from rondo.plan.shapes import SHAPES
 from support.families import CONFIGS
 from support.tiny import tiny_config
@@ -47,7 +47,7 @@ def test_published_rates_follow_from_published_speeds(name, length, speed, teraf
 
 
 def test_operations_are_those_that_torch_counts():
-    shape = Shape("small", 2, 1024, 16, 4, 64, 3584, 5000)
+    shape = ModelShape("small", 2, 1024, 16, 4, 64, 3584, 5000)
     length = 2048
     with torch.device("meta"):
         x = torch.empty(length, shape.hidden, requires_grad=True)

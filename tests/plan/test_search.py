@@ -9,18 +9,18 @@ from hypothesis import strategies as st
 from rondo.base.errors import ConfigError
 from rondo.plan.classic import classic
 from rondo.plan.cluster import GPUS, Cluster
-from rondo.plan.layout import Batch, Layout, Policy, check
+from rondo.plan.layout import Layout, Policy, StepBatch, check
 from rondo.plan.memory import stage_parameters
 from rondo.plan.planning import plan
 from rondo.plan.reasons import reasons
-from rondo.plan.search import MOST_VIRTUAL, ROOM, TRAINER, Task, refusals, search
+from rondo.plan.search import MOST_VIRTUAL, ROOM, TRAINER, PlanningTask, refusals, search
 from rondo.plan.shapes import SHAPES
 
 
 def task(
     name: str, gpus: int, sequences: int = 512, length: int = 8192, gpu: str = "h100", **pins: object
-) -> Task:
-    return Task(SHAPES[name], Cluster(GPUS[gpu], gpus), Batch(sequences, length), pins=pins)
+) -> PlanningTask:
+    return PlanningTask(SHAPES[name], Cluster(GPUS[gpu], gpus), StepBatch(sequences, length), pins=pins)
 
 
 SOME = st.sampled_from(["qwen3-0.6b", "llama-3-8b", "llama-3-70b", "mixtral-8x7b"])
@@ -211,8 +211,12 @@ def test_both_answers_are_there_with_their_figures():
 
 
 def test_the_rules_agree_where_the_model_does():
-    few = Task(
-        SHAPES["qwen3-0.6b"], Cluster(GPUS["h200"], 8), Batch(64, 4096), Policy(loss="chunked"), {"zero": 1}
+    few = PlanningTask(
+        SHAPES["qwen3-0.6b"],
+        Cluster(GPUS["h200"], 8),
+        StepBatch(64, 4096),
+        Policy(loss="chunked"),
+        {"zero": 1},
     )
     assert plan(few).agrees
 

@@ -106,7 +106,7 @@ def test_a_job_is_the_same_and_may_change_its_learner(
     models.save_into(tiny_model(), tmp_path / "model")
     tiny_tokenizer().save(tmp_path / "model")
 
-    def job(learner: Literal["native", "megatron"], home: str, last: int = 3) -> jobs.Plan:
+    def job(learner: Literal["native", "megatron"], home: str, last: int = 3) -> jobs.TrainJobPlan:
         monkeypatch.setenv("RONDO_HOME", str(own_home(tmp_path / home)))
         config = TrainConfig(
             model=str(tmp_path / "model"),
@@ -142,5 +142,5 @@ def test_a_job_is_the_same_and_may_change_its_learner(
         assert mine["loss"] == pytest.approx(its["loss"], abs=10 * TOLERANCE)
 
 
-def lines(plan: jobs.Plan) -> list[dict[str, float]]:
+def lines(plan: jobs.TrainJobPlan) -> list[dict[str, float]]:
     return [json.loads(line) for line in (plan.job.path / "metrics.jsonl").read_text().splitlines()]

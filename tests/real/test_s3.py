@@ -18,8 +18,8 @@ from rondo.cli.main import main
 from rondo.data import remote
 from rondo.data.cache import Cache
 from rondo.data.places import find_files
-from rondo.data.prepare import Request, prepare
-from rondo.data.sampler import Piece
+from rondo.data.prepare import PrepareRequest, prepare
+from rondo.data.sampler import DocumentSpan
 from rondo.data.shards import Shards, check_shards, read_index
 from rondo.train import loop
 from rondo.train.checkpoint import existing
@@ -57,7 +57,9 @@ def ground(s3: S3, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             tiny_tokenizer().save(model)
         (folder / "text.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
         remote.store_of("s3://bucket")[0].put_file(str(folder / "text.jsonl"), "bucket/text.jsonl")
-        prepare(Request([str(folder / "text.jsonl")], folder / "model", str(folder / "shards"), **OPTIONS))
+        prepare(
+            PrepareRequest([str(folder / "text.jsonl")], folder / "model", str(folder / "shards"), **OPTIONS)
+        )
         yield folder
 
 
@@ -69,13 +71,15 @@ def rondo(*arguments: object, **environment: str) -> "subprocess.CompletedProces
 
 
 def test_shards_made_in_the_bucket_are_those_made_on_the_disk(ground: Path) -> None:
-    made = prepare(Request(["s3://bucket/text.jsonl"], ground / "model", "s3://bucket/made", **OPTIONS))
+    made = prepare(
+        PrepareRequest(["s3://bucket/text.jsonl"], ground / "model", "s3://bucket/made", **OPTIONS)
+    )
     here = read_index(str(ground / "shards"))
     assert [shard.sha256 for shard in made.shards] == [shard.sha256 for shard in here.shards]
     check_shards("s3://bucket/made", read_index("s3://bucket/made"))
     assert len(find_files("s3://bucket/made", (".tar",))) == len(made.shards)
     assert not find_files("s3://bucket/made", (".json",))[0].name.endswith("part-000000.json")
-    pieces = [Piece(0, number, 1, 7) for number in (0, 400, 799, 3)]
+    pieces = [DocumentSpan(0, number, 1, 7) for number in (0, 400, 799, 3)]
     near = Shards(str(ground / "shards"), here)
     for cache in (None, Cache(10**9, ground / "cache")):
         far = Shards("s3://bucket/made", made, cache)
@@ -85,8 +89,8 @@ def test_shards_made_in_the_bucket_are_those_made_on_the_disk(ground: Path) -> N
 SCRIPT = """
 import sys
 from pathlib import Path
-from rondo.data.prepare import Request, prepare
-prepare(Request([sys.argv[1]], Path(sys.argv[2]), sys.argv[3], part_bytes=8000, shard_bytes=60_000, workers=2),
+from rondo.data.prepare import PrepareRequest, prepare
+prepare(PrepareRequest([sys.argv[1]], Path(sys.argv[2]), sys.argv[3], part_bytes=8000, shard_bytes=60_000, workers=2),
         lambda now: print(now.documents, flush=True))
 """
 
@@ -102,7 +106,7 @@ def test_killed_and_resumed_in_the_bucket(ground: Path) -> None:
     process.wait()
     process.stdout.close()
     seen: list[int] = []
-    request = Request(["s3://bucket/text.jsonl"], ground / "model", out, **OPTIONS)
+    request = PrepareRequest(["s3://bucket/text.jsonl"], ground / "model", out, **OPTIONS)
     index = prepare(request, lambda now: seen.append(now.documents))
     assert index.digest == read_index(str(ground / "shards")).digest
     assert seen[0] >= 50, "what was done is not done again"

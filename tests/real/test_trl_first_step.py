@@ -14,7 +14,7 @@ from rondo.train.answers import pairs
 from rondo.train.config import OptimConfig
 from rondo.train.evaluator import Evaluator
 from rondo.train.learner import Learner
-from rondo.train.objective import Asked, next_tokens
+from rondo.train.objective import LossRequest, next_tokens
 from rondo.train.preference import Preference, pair_trees
 from rondo.train.preference_losses import Dpo
 from rondo.train.reference import Computed
@@ -77,7 +77,7 @@ def theirs(folders: dict[str, str]) -> dict[str, dict[str, float]]:
     return found
 
 
-def first_step(learner: Learner, asked: Asked) -> dict[str, float]:
+def first_step(learner: Learner, asked: LossRequest) -> dict[str, float]:
     metrics = learner.forward_backward(asked.rows, asked.loss)
     gradients = [p.grad for p in learner.model.parameters() if p.grad is not None]
     return metrics | {"grad_norm": float(torch.nn.utils.get_total_norm(gradients))}

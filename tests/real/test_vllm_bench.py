@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rondo.client.bench.figures import figures
-from rondo.client.bench.load import Outcome
+from rondo.client.bench.load import RequestOutcome
 from rondo.engine.config import EngineConfig
 from rondo.server.config import ServerConfig
 from server.running import start
@@ -36,7 +36,7 @@ main(parser.parse_args())
 GOODPUT = {"ttft": 300.0, "tpot": 40.0, "e2el": 2000.0}
 
 
-def random_outcomes(count: int) -> list[Outcome]:
+def random_outcomes(count: int) -> list[RequestOutcome]:
     rng = random.Random(0)
     made = []
     for _ in range(count):
@@ -44,7 +44,7 @@ def random_outcomes(count: int) -> list[Outcome]:
         first = rng.expovariate(5)
         tokens = 1 + len(gaps) + rng.randrange(5) * bool(gaps)
         made.append(
-            Outcome(rng.uniform(50, 60), first, gaps, first + sum(gaps), rng.randrange(1, 99), tokens)
+            RequestOutcome(rng.uniform(50, 60), first, gaps, first + sum(gaps), rng.randrange(1, 99), tokens)
         )
     return made
 
@@ -67,7 +67,7 @@ def test_figures_are_vllms() -> None:
     asked = {"outputs": outputs, "seconds": 12.5, "goodput": GOODPUT}
     said = run_peer("vllm", "-c", THEIRS, asked=json.dumps(asked))
     theirs = json.loads(said.splitlines()[-1])
-    ours = figures([*outcomes, Outcome(0.0, error="gone")], 12.5, (50, 90, 99.9), GOODPUT)
+    ours = figures([*outcomes, RequestOutcome(0.0, error="gone")], 12.5, (50, 90, 99.9), GOODPUT)
     same = (
         *("completed", "failed", "total_input", "total_output", "request_throughput", "request_goodput"),
         *(

@@ -16,7 +16,7 @@ from rondo.rl.config import RlConfig
 from rondo.rl.dialects import GENERATE
 from rondo.rl.far_config import FarConfig
 from rondo.rl.loop import Loop
-from rondo.rl.rollout import Step
+from rondo.rl.rollout import RlStep
 from rondo.text.tokenizer import Tokenizer
 from support.awake import cores_awake
 from support.far import Lengths, fleet_of
@@ -108,7 +108,7 @@ def test_two_steps(vllm: str, folders: Path, mode: str) -> None:
     model, tokenizer = models.load(folders / "0"), Tokenizer.load(folders / "0")
     config = CONFIG.model_copy(update={"mode": mode, "engine": FarConfig(url=(vllm,), wait=30)})
     loop = Loop(model, tokenizer, Lengths(), config)
-    told: list[Step] = []
+    told: list[RlStep] = []
     loop.observers.append(told.append)
     first, prompt = loop.version, list(range(20, 60))
     seen = []

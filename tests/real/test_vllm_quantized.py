@@ -11,7 +11,7 @@ from rondo import SamplingParams, models
 from rondo.engine.config import EngineConfig
 from rondo.engine.llm import LLM
 from rondo.models.quantized.folder import quantize_folder
-from rondo.models.quantized.making import Recipe
+from rondo.models.quantized.making import QuantizationRecipe
 from rondo.models.quantized.methods import Method
 from support.peers import run_peer
 from support.tiny import tiny_model, tiny_tokenizer
@@ -35,7 +35,7 @@ four_bits = pytest.mark.skipif(
 @pytest.mark.parametrize("method", ["int8", "fp8"])
 def test_nearly_the_same_log_probabilities(method: Method, tmp_path: Path) -> None:
     folder = write_folders(tmp_path) / "0"
-    quantize_folder(folder, tmp_path / method, Recipe(method))
+    quantize_folder(folder, tmp_path / method, QuantizationRecipe(method))
     tiles = method == "int8" and "amx_int8" in CPU  # whose products vLLM gives in bf16 alone
     assert apart(tmp_path / method, "bfloat16" if tiles else "float32") < APART[method]
 
@@ -46,7 +46,7 @@ def test_so_of_four_bits(method: Method, tmp_path: Path) -> None:
     """Rows and columns are multiples of 32, which its product asks for. Quantizing alone moves these by 0.5."""
     models.save(tiny_model(head_dim=32, hidden_size=64, intermediate_size=96), tmp_path / "model")
     tiny_tokenizer().save(tmp_path / "model")
-    quantize_folder(tmp_path / "model", tmp_path / method, Recipe(method, 32))
+    quantize_folder(tmp_path / "model", tmp_path / method, QuantizationRecipe(method, 32))
     assert apart(tmp_path / method, "bfloat16") < APART[method]
 
 

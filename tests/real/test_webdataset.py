@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rondo.data.prepare import Request, prepare
+from rondo.data.prepare import PrepareRequest, prepare
 from rondo.text.tokenizer import Tokenizer
 from support.peers import run_peer
 from support.tiny import tiny_tokenizer
@@ -19,7 +19,7 @@ def test_its_samples_are_our_documents(tmp_path: Path, monkeypatch: pytest.Monke
     tiny_tokenizer().save(tmp_path / "tokenizer")
     texts = [f"the user asks {n} " * (1 + n % 9) for n in range(500)]
     (tmp_path / "text.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    request = Request(
+    request = PrepareRequest(
         [str(tmp_path / "text.jsonl")],
         tmp_path / "tokenizer",
         str(tmp_path / "out"),

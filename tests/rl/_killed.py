@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from rondo.rl import jobs
-from rondo.rl.clock import PHASES, Clock
+from rondo.rl.clock import PHASES, LoopTimer
 from rondo.rl.config import RlConfig
 
 WITHIN = {
@@ -41,16 +41,16 @@ def run(config: str, phase: str = "", nth: int = 1) -> None:
 
 
 def _in_clock(phase: str, nth: int) -> None:
-    timed, begun = Clock.__call__, [0]
+    timed, begun = LoopTimer.__call__, [0]
 
     @contextmanager
-    def deadly(clock: Clock, name: str) -> Iterator[None]:
+    def deadly(clock: LoopTimer, name: str) -> Iterator[None]:
         with timed(clock, name):
             if name == phase:
                 _count(begun, nth)
             yield
 
-    Clock.__call__ = deadly  # type: ignore[method-assign]
+    LoopTimer.__call__ = deadly  # type: ignore[method-assign]
 
 
 def _in_function(place: str, nth: int) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rondo.graders import Score
-from rondo.rl.rollout import Group, Rollout
+from rondo.rl.rollout import Rollout, SampleGroup
 from rondo.rl.tasks import Problem
 
 
@@ -29,11 +29,11 @@ def said(text: str, score: Score | None = None, **changes: Any) -> Rollout:
     return Rollout(**(facts | changes))
 
 
-def asked(question: str, samples: Sequence[Rollout]) -> Group:
-    return Group(Problem(question, {"word": question}), [ord(c) for c in question], list(samples))
+def asked(question: str, samples: Sequence[Rollout]) -> SampleGroup:
+    return SampleGroup(Problem(question, {"word": question}), [ord(c) for c in question], list(samples))
 
 
-def equally(groups: Sequence[Group], advantage: float = 0.5) -> list[list[list[float]]]:
+def equally(groups: Sequence[SampleGroup], advantage: float = 0.5) -> list[list[list[float]]]:
     """That advantage for every token of every sample."""
     return [
         [[advantage] * sum(len(piece.token_ids) for piece in sample.pieces) for sample in group.samples]

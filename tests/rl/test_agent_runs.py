@@ -12,9 +12,9 @@ from rondo.rl.agents import AgentTask, Program
 from rondo.rl.config import RlConfig
 from rondo.rl.environment import Bounds
 from rondo.rl.loop import Loop
-from rondo.rl.rollout import Step
+from rondo.rl.rollout import RlStep
 from rondo.rl.tasks import Problem, Split
-from rondo.server.episodes import EpisodeDoor
+from rondo.server.episodes import EpisodeRoutes
 from support.tiny import tiny_model, tiny_tokenizer
 
 PROGRAM = Path(__file__).with_name("asking_agent.py")
@@ -53,9 +53,9 @@ class Varied:
         return Score("ok", zlib.crc32(sample.completion.encode()) % 5 / 4)
 
 
-def loop_of(agent: Any, **changes: Any) -> tuple[Loop, list[Step]]:
-    goal = AgentTask("agents", problems, agent, EpisodeDoor(), Varied(), Bounds(turns=4, tokens=64))
-    loop, told = Loop(tiny_model(), tiny_tokenizer(), goal, CONFIG.model_copy(update=changes)), list[Step]()
+def loop_of(agent: Any, **changes: Any) -> tuple[Loop, list[RlStep]]:
+    goal = AgentTask("agents", problems, agent, EpisodeRoutes(), Varied(), Bounds(turns=4, tokens=64))
+    loop, told = Loop(tiny_model(), tiny_tokenizer(), goal, CONFIG.model_copy(update=changes)), list[RlStep]()
     loop.observers.append(told.append)
     return loop, told
 

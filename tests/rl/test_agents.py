@@ -17,11 +17,11 @@ import pytest
 from rondo.base.errors import ConfigError
 from rondo.client.types import SamplingParams
 from rondo.graders import Sample, Score
-from rondo.rl.agents import Address, AgentTask, Program
+from rondo.rl.agents import AgentTask, EpisodeAddress, Program
 from rondo.rl.environment import Bounds
 from rondo.rl.rollout import Rollout
 from rondo.rl.tasks import Problem
-from rondo.server.episodes import EpisodeDoor
+from rondo.server.episodes import EpisodeRoutes
 from rondo.text.bpe import train_bpe
 from rondo.text.tokenizer import Tokenizer
 from server.families import HERMES
@@ -64,7 +64,7 @@ def play(
     **bounds: Any,
 ) -> list[Rollout]:
     async def main() -> list[Rollout]:
-        door = EpisodeDoor()
+        door = EpisodeRoutes()
         given = Bounds(**({"turns": 16, "tokens": 2000, "seconds": 60.0} | bounds))
         task = AgentTask("agents", lambda seed, n, split: [PROBLEM] * n, agent, door, grader, given)
         task.prepare(engine.tokenizer, 4096)
@@ -86,10 +86,10 @@ def turns(tokenizer: Tokenizer, rollout: Rollout) -> list[tuple[bool, str]]:
     return [(sampled, tokenizer.decode(ids, skip_special=False)) for sampled, ids in found]
 
 
-def asking(body: Callable[[openai.OpenAI, Address], Any]) -> Any:
+def asking(body: Callable[[openai.OpenAI, EpisodeAddress], Any]) -> Any:
     """A plain function as an agent, with a client of OpenAI's."""
 
-    def agent(address: Address, problem: Problem) -> str:
+    def agent(address: EpisodeAddress, problem: Problem) -> str:
         with openai.OpenAI(base_url=address.url, api_key=address.key, max_retries=0) as client:
             return str(body(client, address) or "")
 
@@ -143,7 +143,7 @@ def test_histories_that_do_not_go_on_are_branches_and_each_token_is_taught_once(
     answers = iter(["one", "two", "three", "four", "five"])
     engine = Speaking(tokenizer, lambda _: next(answers) + END)
 
-    def agent(client: openai.OpenAI, address: Address) -> None:
+    def agent(client: openai.OpenAI, address: EpisodeAddress) -> None:
         first = said(client, [user("a")])
         base = [user("a"), {"role": "assistant", "content": first}, user("b")]
         said(client, base)
@@ -174,7 +174,7 @@ def test_histories_that_do_not_go_on_are_branches_and_each_token_is_taught_once(
 def test_streams_samples_and_other_endpoints_are_recorded_too(tokenizer: Tokenizer) -> None:
     engine = Speaking(tokenizer, lambda _: f"hello there{END}")
 
-    def agent(client: openai.OpenAI, address: Address) -> str:
+    def agent(client: openai.OpenAI, address: EpisodeAddress) -> str:
         events = client.chat.completions.create(model="m", messages=[user("a")], stream=True)
         text = "".join(event.choices[0].delta.content or "" for event in events if event.choices)
         two = client.chat.completions.create(model="m", messages=[user("b")], n=2, logprobs=True)
@@ -196,7 +196,7 @@ def test_streams_samples_and_other_endpoints_are_recorded_too(tokenizer: Tokeniz
 def test_one_that_leaves_thoughts_out_gets_a_branch(tokenizer: Tokenizer) -> None:
     engine = Speaking(tokenizer, lambda _: f"<think>\nhm\n</think>\n\nyes{END}")
 
-    def agent(client: openai.OpenAI, address: Address) -> None:
+    def agent(client: openai.OpenAI, address: EpisodeAddress) -> None:
         made = client.chat.completions.create(model="m", messages=[user("a")]).choices[0].message
         assert made.content == "yes"
         said(client, [user("a"), {"role": "assistant", "content": made.content}, user("b")])
@@ -210,9 +210,9 @@ def test_one_that_leaves_thoughts_out_gets_a_branch(tokenizer: Tokenizer) -> Non
 
 
 def test_a_key_opens_its_own_episode_alone_and_none_after_its_end(tokenizer: Tokenizer) -> None:
-    seen: list[Address] = []
+    seen: list[EpisodeAddress] = []
 
-    def agent(client: openai.OpenAI, address: Address) -> str:
+    def agent(client: openai.OpenAI, address: EpisodeAddress) -> str:
         seen.append(address)
         for url, key in (
             (address.url, "wrong"),
@@ -239,7 +239,7 @@ def test_a_key_opens_its_own_episode_alone_and_none_after_its_end(tokenizer: Tok
     engine = Speaking(tokenizer, lambda _: f"2368{END}")
 
     async def main() -> list[Rollout]:
-        door = EpisodeDoor()
+        door = EpisodeRoutes()
         task = AgentTask("agents", lambda seed, n, split: [], asking(agent), door, Exact())
         task.prepare(tokenizer, 4096)
         rollouts = [await task.play(engine, PROBLEM, SAMPLING, 0, i) for i in range(2)]  # type: ignore[arg-type]
@@ -252,7 +252,7 @@ def test_a_key_opens_its_own_episode_alone_and_none_after_its_end(tokenizer: Tok
 
 
 def test_rewards_are_posted_once_and_are_numbers(tokenizer: Tokenizer) -> None:
-    def agent(client: openai.OpenAI, address: Address) -> None:
+    def agent(client: openai.OpenAI, address: EpisodeAddress) -> None:
         for body in ({"reward": "x"}, {}, {"reward": 1, "more": 2}):
             with pytest.raises(openai.BadRequestError):
                 client.post(address.reward_url, body=body, cast_to=object)
@@ -276,7 +276,7 @@ def test_an_agent_that_fails_is_not_judged_and_one_that_spends_its_bound_earns_n
 ) -> None:
     engine = Speaking(tokenizer, lambda _: f"ok{END}")
 
-    def asks_on(client: openai.OpenAI, address: Address) -> None:
+    def asks_on(client: openai.OpenAI, address: EpisodeAddress) -> None:
         messages: list[Any] = [user("a")]
         while True:
             messages += [{"role": "assistant", "content": said(client, messages)}, user("more")]
@@ -291,7 +291,7 @@ def test_an_agent_that_fails_is_not_judged_and_one_that_spends_its_bound_earns_n
     assert rollout.finish_reason == "length"
     assert sum(rollout.sampled) == 7
 
-    def breaks(client: openai.OpenAI, address: Address) -> None:
+    def breaks(client: openai.OpenAI, address: EpisodeAddress) -> None:
         said(client, [user("a")])
         raise KeyError("broken")
 
@@ -358,7 +358,7 @@ def test_the_question_and_the_endpoint_are_where_programs_look(tokenizer: Tokeni
 
 
 def environment_of(program: Program) -> dict[str, str]:
-    address = Address("http://127.0.0.1:9/v1", "the episode's key")
+    address = EpisodeAddress("http://127.0.0.1:9/v1", "the episode's key")
     found: dict[str, str] = json.loads(asyncio.run(program(address, PROBLEM)))
     return found
 

@@ -13,10 +13,10 @@ import torch
 
 from rondo.base.errors import Unavailable
 from rondo.graders import Sample, Score
-from rondo.rl.ahead import Ahead
+from rondo.rl.ahead import AsyncCollector
 from rondo.rl.config import RlConfig
 from rondo.rl.loop import Loop
-from rondo.rl.rollout import Group, Step
+from rondo.rl.rollout import RlStep, SampleGroup
 from rondo.rl.tasks import task
 from support.tiny import tiny_model, tiny_tokenizer
 from support.waiting import wait_until
@@ -32,14 +32,14 @@ CONFIG = RlConfig(
 )
 
 
-def loop_of(goal: object = None, **changes: object) -> tuple[Loop, list[Step]]:
+def loop_of(goal: object = None, **changes: object) -> tuple[Loop, list[RlStep]]:
     loop = Loop(tiny_model(), tiny_tokenizer(), goal or task("reverse"), CONFIG.model_copy(update=changes))  # type: ignore[arg-type]
-    told: list[Step] = []
+    told: list[RlStep] = []
     loop.observers.append(told.append)
     return loop, told
 
 
-def versions(step: Step) -> list[list[int]]:
+def versions(step: RlStep) -> list[list[int]]:
     return [sample.versions for group in step.groups for sample in group.samples]
 
 
@@ -62,7 +62,7 @@ def test_a_step_trains_on_no_token_older_than_it_may_be(mode: str) -> None:
 
 def test_the_engine_has_the_learners_weights_after_each_push_and_not_before() -> None:
     loop, _ = loop_of(mode="async")
-    assert isinstance(loop.collector, Ahead)
+    assert isinstance(loop.collector, AsyncCollector)
     loop.step()
     engine = loop.collector.engine
     for own, theirs in zip(loop.learner.model.parameters(), engine.core.model.parameters(), strict=True):  # type: ignore[attr-defined]
@@ -79,10 +79,10 @@ def test_without_staleness_the_groups_are_those_of_the_synchronous_loop() -> Non
     beside.step()
     beside.close()
 
-    def tokens(groups: list[Group]) -> list[list[int]]:
+    def tokens(groups: list[SampleGroup]) -> list[list[int]]:
         return [sample.token_ids for group in groups for sample in group.samples]
 
-    def logprobs(groups: list[Group]) -> list[list[float]]:
+    def logprobs(groups: list[SampleGroup]) -> list[list[float]]:
         return [sample.logprobs for group in groups for sample in group.samples]
 
     assert tokens(told[0].groups) == tokens(other[0].groups)
@@ -132,7 +132,7 @@ def test_a_sample_is_scored_while_its_siblings_are_generated() -> None:
 
         async def score(self, sample: Sample) -> Score:
             collector = self.loop.collector
-            assert isinstance(collector, Ahead)
+            assert isinstance(collector, AsyncCollector)
             self.running.append(collector.engine.load()[0])  # type: ignore[attr-defined]
             return Score("ok", float(len(sample.completion) % 2))
 
@@ -168,7 +168,7 @@ def test_what_was_made_ahead_is_not_made_again_by_who_goes_on(tmp_path: Path) ->
 
 def test_an_engine_that_ends_ends_the_run_with_its_reason() -> None:
     loop, _ = loop_of(mode="async")
-    assert isinstance(loop.collector, Ahead)
+    assert isinstance(loop.collector, AsyncCollector)
 
     def broken() -> None:
         raise Unavailable("the machine is gone")
@@ -198,7 +198,7 @@ def test_episodes_are_played_by_the_task() -> None:
             raise AssertionError("an episode has its score")
 
         async def play(
-            self, engine: Ahead, problem: Problem, sampling: SamplingParams, seed: int, index: int
+            self, engine: AsyncCollector, problem: Problem, sampling: SamplingParams, seed: int, index: int
         ) -> Rollout:
             prompt, tokens, own, logprobs, made = (
                 [1, 2, 3],

@@ -5,7 +5,7 @@ from itertools import count
 
 import pytest
 
-from rondo.rl.clock import PHASES, Clock
+from rondo.rl.clock import PHASES, LoopTimer
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def seconds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_phase_within_another_has_its_own_time(seconds: None) -> None:
-    clock = Clock(begin=-1.0)
+    clock = LoopTimer(begin=-1.0)
     with clock("push"), clock("train"):
         pass
     metrics = clock.metrics(tokens=12)
@@ -28,7 +28,7 @@ def test_a_phase_within_another_has_its_own_time(seconds: None) -> None:
 
 def test_what_graders_do_while_nobody_waits_for_them_is_hidden() -> None:
     worked = [3.0]
-    clock = Clock(lambda: worked[0])
+    clock = LoopTimer(lambda: worked[0])
     with clock("rollout"):
         worked[0] += 5.0
     with clock("score"):

@@ -16,7 +16,7 @@ from rondo.rl.config import RlConfig
 from rondo.rl.engines import shared_engine
 from rondo.rl.loop import Loop
 from rondo.rl.roles import Role, Roles, engine_role, parked
-from rondo.rl.rollout import Step
+from rondo.rl.rollout import RlStep
 from rondo.rl.tasks import Problem, Split, task
 from rondo.train.checkpoint import Keep
 from rondo.train.saving import Checkpoints
@@ -143,7 +143,7 @@ def test_a_group_is_drawn_anew_by_what_the_advantages_see(folder: Path, mode: st
         judge = {"model": str(folder / "judge"), "weight": weight}
         settings = SMALL | {"mode": mode, "dynamic_sampling": 1, "reward_model": judge}
         one = Loop(tiny_model(), tiny_tokenizer(), Equal(), RlConfig(**settings))  # type: ignore[arg-type]
-        told: list[Step] = []
+        told: list[RlStep] = []
         one.observers.append(told.append)
         found[weight] = one.step()
         one.close()

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from rondo import models
 from rondo.base.errors import ConfigError
 from rondo.base.files import atomic_dir
-from rondo.data.packing import Document, Row, Tree, pack
+from rondo.data.packing import Document, PackedRow, Tree, pack
 from rondo.models import Decoder
 from rondo.models.scorer import make_scorer
 from rondo.rl.advantages import gae
@@ -34,7 +34,9 @@ def expected_value(answer: Sequence[int], t: int) -> float:
     return float(GAMMA ** (LENGTH - 1 - t) * (so_far + 0.5 * (LENGTH - t)))
 
 
-def rows_of(columns: Sequence[dict[str, Sequence[float]]] | None = None, budget: int = 1000) -> list[Row]:
+def rows_of(
+    columns: Sequence[dict[str, Sequence[float]]] | None = None, budget: int = 1000
+) -> list[PackedRow]:
     branches = [
         Document(answer, [1.0] * LENGTH, columns[i] if columns else {}, {"sample": float(i)})
         for i, answer in enumerate(ANSWERS)
@@ -42,7 +44,7 @@ def rows_of(columns: Sequence[dict[str, Sequence[float]]] | None = None, budget:
     return pack([Tree(PROMPT, branches)], budget)
 
 
-def by_sample(rows: Sequence[Row], found: Sequence[np.ndarray]) -> list[np.ndarray]:
+def by_sample(rows: Sequence[PackedRow], found: Sequence[np.ndarray]) -> list[np.ndarray]:
     parts = {}
     for row, values in zip(rows, found, strict=True):
         for i, number in enumerate(row.facts["sample"]):

@@ -7,7 +7,7 @@ import torch
 from rondo import models
 from rondo.base.errors import ConfigError
 from rondo.client.types import SamplingParams
-from rondo.data.packing import Document, Row, Tree, pack
+from rondo.data.packing import Document, PackedRow, Tree, pack
 from rondo.engine.config import EngineConfig
 from rondo.engine.llm import LLM
 from rondo.models import Decoder, Packed
@@ -85,7 +85,7 @@ def document(number: int, tokens: list[int]) -> Document:
     return Document(tokens, [1.0] * len(tokens), facts={"sample": float(number)})
 
 
-def by_sample(rows: list[Row], found: list[np.ndarray]) -> dict[int, list[float]]:
+def by_sample(rows: list[PackedRow], found: list[np.ndarray]) -> dict[int, list[float]]:
     return {
         int(number): values[row.documents[i] : row.documents[i + 1]].tolist()
         for row, values in zip(rows, found, strict=True)

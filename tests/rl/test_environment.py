@@ -11,7 +11,7 @@ from rondo.rl.aside import Aside, Late
 from rondo.rl.environment import messages_of
 from rondo.rl.games import calculate
 from rondo.rl.tools import LONGEST_RESULT, answer_call, tool
-from rondo.text.answers import SaidCall
+from rondo.text.answers import ParsedCall
 
 
 def weigh(things: Sequence[str], precise: bool = False) -> dict[str, float]:
@@ -21,7 +21,7 @@ def weigh(things: Sequence[str], precise: bool = False) -> dict[str, float]:
 
 def told(function, arguments: str, name: str | None = None, seconds: float = 5.0) -> str:
     made = tool(function, seconds)
-    call = SaidCall(name or made.name, arguments, "call00001")
+    call = ParsedCall(name or made.name, arguments, "call00001")
     message = asyncio.run(answer_call([made], call, Aside()))
     assert message["role"] == "tool"
     assert message["tool_call_id"] == "call00001"

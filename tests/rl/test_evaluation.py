@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rondo.graders import Score
 from rondo.rl.evaluation import bootstrap, pass_at, pass_metrics, wilson
-from rondo.rl.rollout import Group, Rollout, reward_metrics
+from rondo.rl.rollout import Rollout, SampleGroup, reward_metrics
 from rondo.rl.tasks import Problem
 
 
@@ -37,8 +37,10 @@ def test_the_bootstrap_covers_the_mean_as_the_normal_interval_does() -> None:
     assert (low, high) == bootstrap(values)
 
 
-def group(*scores: Score) -> Group:
-    return Group(Problem("?", {}), [1], [Rollout([1], [True], [0.0], [0], "", "stop", one) for one in scores])
+def group(*scores: Score) -> SampleGroup:
+    return SampleGroup(
+        Problem("?", {}), [1], [Rollout([1], [True], [0.0], [0], "", "stop", one) for one in scores]
+    )
 
 
 RIGHT, WRONG, FAILED = (

@@ -15,10 +15,10 @@ from rondo.base.errors import ConfigError, Conflict, MissingExtra, Overloaded, R
 from rondo.client.types import GenerateRequest, TokenChunk
 from rondo.rl import jobs, on_ray
 from rondo.rl.config import RlConfig
-from rondo.rl.dialects import Door
+from rondo.rl.dialects import EngineClient
 from rondo.rl.far_config import FarConfig, RayConfig
 from rondo.rl.loop import Loop
-from rondo.rl.rollout import Group, Step
+from rondo.rl.rollout import RlStep, SampleGroup
 from rondo.rl.tasks import AnyTask, find, task
 from rondo.text.bpe import train_bpe
 from rondo.train import adapter
@@ -61,15 +61,15 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def loop_of(
     *urls: str, folder: str = "", wait: float = 240, goal: AnyTask | None = None, **changes: object
-) -> tuple[Loop, list[Step]]:
+) -> tuple[Loop, list[RlStep]]:
     config = CONFIG.model_copy(update={"engine": FarConfig(url=urls, folder=folder, wait=wait), **changes})
     loop = Loop(tiny_model(), tiny_tokenizer(), goal or Lengths(), config)
-    told: list[Step] = []
+    told: list[RlStep] = []
     loop.observers.append(told.append)
     return loop, told
 
 
-def said(groups: list[Group]) -> list[object]:
+def said(groups: list[SampleGroup]) -> list[object]:
     return [
         (sample.token_ids, sample.logprobs, sample.text, sample.finish_reason)
         for group in groups
@@ -170,16 +170,16 @@ def test_an_engine_killed_in_a_push_gets_that_version_when_it_is_back(
     mortal: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop, told = loop_of(mortal.url)
-    finish, killed = Door.finish_weight_update, []
+    finish, killed = EngineClient.finish_weight_update, []
 
-    async def deadly(door: Door, *given: object) -> dict[str, object]:
+    async def deadly(door: EngineClient, *given: object) -> dict[str, object]:
         if not killed:
             killed.append(loop.version)
             mortal.kill()
             mortal.start()
         return await finish(door, *given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Door, "finish_weight_update", deadly)
+    monkeypatch.setattr(EngineClient, "finish_weight_update", deadly)
     loop.step()
     assert killed == [told[0].version + 1]
     assert loop.step()["engine/lost"] == 1

@@ -28,7 +28,7 @@ from rondo.graders.sandbox.isolation import isolation
 from rondo.rl import jobs
 from rondo.rl.config import RlConfig
 from rondo.rl.loop import Loop
-from rondo.rl.rollout import Step
+from rondo.rl.rollout import RlStep
 from rondo.rl.store import steps_in
 from rondo.rl.tasks import AnyTask, task
 from rondo.train.job import Job
@@ -67,8 +67,8 @@ class Graded:
         return found
 
 
-def loop_of(task: AnyTask, **changes: object) -> tuple[Loop, list[Step]]:
-    steps: list[Step] = []
+def loop_of(task: AnyTask, **changes: object) -> tuple[Loop, list[RlStep]]:
+    steps: list[RlStep] = []
     loop = Loop(tiny_model(), tiny_tokenizer(), task, CONFIG.model_copy(update=changes))
     loop.observers.append(steps.append)
     return loop, steps
@@ -215,7 +215,7 @@ def killed_one_a_step(loop: Loop, workers: Callable[[], list[int]]) -> list[int]
     return killed
 
 
-def check_same(steps: list[Step], calm: list[Step]) -> None:
+def check_same(steps: list[RlStep], calm: list[RlStep]) -> None:
     for mine, theirs in zip(steps, calm, strict=True):
         assert mine.metrics["unjudged"] == 0
         for name in ("reward", "loss", "grad_norm"):
@@ -231,7 +231,7 @@ def test_a_killed_process_of_the_graders_changes_nothing(
     calm, steps_of_calm = loop_of(find(f"{named}:TASK"))
     calm.step(), calm.step()
     calm.close()
-    monkeypatch.setattr(pool, "_shared", pool.Pool(2))
+    monkeypatch.setattr(pool, "_shared", pool.GraderPool(2))
     told = tmp_path / "told"
     told.mkdir()
     monkeypatch.setenv("TOLD", str(told))
@@ -315,7 +315,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def plan_of(model: Path, **changes: object) -> jobs.Plan:
+def plan_of(model: Path, **changes: object) -> jobs.RlJobPlan:
     return jobs.plan(CONFIG.model_copy(update={"model": str(model), **changes}))
 
 

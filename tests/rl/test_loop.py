@@ -15,11 +15,11 @@ from rondo.base.hashing import sha256_file
 from rondo.engine.llm import LLM
 from rondo.graders import Sample, Score
 from rondo.rl import jobs
-from rondo.rl.collect import Direct
+from rondo.rl.collect import SyncCollector
 from rondo.rl.config import RlConfig
 from rondo.rl.learning import Learning
-from rondo.rl.loop import Idle, Loop
-from rondo.rl.rollout import Group, Rollout, Step
+from rondo.rl.loop import Loop, NothingToLearn
+from rondo.rl.rollout import RlStep, Rollout, SampleGroup
 from rondo.rl.tasks import Problem, Split, task
 from support.home import own_home
 from support.tiny import tiny_model, tiny_tokenizer
@@ -40,7 +40,7 @@ def grpo(**changes: object) -> Loop:
 
 
 def engine_of(loop: Loop) -> LLM:
-    assert isinstance(loop.collector, Direct)
+    assert isinstance(loop.collector, SyncCollector)
     return loop.collector.engine
 
 
@@ -64,7 +64,7 @@ def test_learner_and_sampler_agree_and_share_their_weights() -> None:
         assert 0 < metrics["mfu_causal"] <= metrics["mfu"]
     assert engine_of(loop).core.model is loop.learner.model
     assert any(not torch.equal(a, b) for a, b in zip(before, loop.learner.model.parameters(), strict=True))
-    assert isinstance(loop.collector, Direct)
+    assert isinstance(loop.collector, SyncCollector)
     (published,) = loop.collector.weights.directory.lookup("policy")
     assert published.version == 3
 
@@ -122,8 +122,8 @@ def test_answers_that_no_grader_judged_are_no_part_of_the_loss() -> None:
     for changes in ({}, {"kl": 0.1}, {"aggregate": "sequence"}, {"aggregate": "constant"}):
         config = RlConfig(model="", entropy=0.01, **changes)  # type: ignore[arg-type]
         learning = Learning(tiny_model(), tiny_tokenizer(), config, longest=8)
-        (without,), _ = learning.prepare([Group(PROBLEM, [3, 4], right)], 0)
-        (with_failed,), _ = learning.prepare([Group(PROBLEM, [3, 4], [*failed, *right])], 0)
+        (without,), _ = learning.prepare([SampleGroup(PROBLEM, [3, 4], right)], 0)
+        (with_failed,), _ = learning.prepare([SampleGroup(PROBLEM, [3, 4], [*failed, *right])], 0)
         assert without.tokens == with_failed.tokens == 7
         for ours, theirs in zip(without.rows, with_failed.rows, strict=True):
             assert ours.tokens.tolist() == theirs.tokens.tolist()
@@ -135,7 +135,7 @@ def test_a_group_in_which_all_earn_the_same_is_left_out_and_counts_in_the_mean()
     learning = grpo().learning
     pair = [answer([5, 6], score=Score("ok", 0.0)), answer([7], score=Score("ok", 1.0))]
     same = [replace(sample, score=Score("ok", 1.0)) for sample in pair]
-    groups = [Group(PROBLEM, [1, 2, 3], samples) for samples in (pair, same)]
+    groups = [SampleGroup(PROBLEM, [1, 2, 3], samples) for samples in (pair, same)]
     (batch,), advantages = learning.prepare(groups, 0)
     (row,) = batch.rows
     assert batch.tokens == 6
@@ -152,7 +152,7 @@ def test_tokens_that_the_policy_did_not_choose_are_seen_and_not_learned() -> Non
     first = answer([5, 6], sampled=[True, False], prompt_ids=[1, 2])
     whole = answer([7, 8, 9], sampled=[True, False, True], prompt_ids=[1, 2, 3], earlier=(first,))
     good, bad = replace(whole, score=Score("ok", 1.0)), replace(whole, score=Score("ok", 0.0))
-    (batch,), _ = learning.prepare([Group(PROBLEM, [1, 2, 3], [good, bad])], 0)
+    (batch,), _ = learning.prepare([SampleGroup(PROBLEM, [1, 2, 3], [good, bad])], 0)
     assert good.trained == 3
     assert batch.tokens == 6
     targets = sorted(int(x) for row in batch.rows for x in row.targets)
@@ -175,7 +175,7 @@ def test_a_step_without_anything_to_learn_changes_no_weight_and_many_end_the_run
         assert (metrics["updates"], metrics["reward"]) == (0, 0.5)
         assert loop.version == loop.steps_done == step
     assert all(map(torch.equal, before, loop.learner.model.parameters()))
-    with pytest.raises(Idle, match="earned the same for 2 steps"):
+    with pytest.raises(NothingToLearn, match="earned the same for 2 steps"):
         loop.step()
 
 
@@ -196,7 +196,7 @@ def test_several_optimizer_steps_from_one_rollout() -> None:
 
 def test_a_mini_batch_has_its_share_of_the_groups() -> None:
     learning = grpo(minibatches=3).learning
-    groups = [Group(PROBLEM, [1, 2, 3 + i], scored(0.0, 1.0)) for i in range(4)]
+    groups = [SampleGroup(PROBLEM, [1, 2, 3 + i], scored(0.0, 1.0)) for i in range(4)]
     batches, _ = learning.prepare(groups, 7)
     assert sorted(batch.tokens for batch in batches) == [2, 2, 4]
     again, _ = learning.prepare(groups, 7)
@@ -207,9 +207,9 @@ def test_a_mini_batch_has_its_share_of_the_groups() -> None:
 
 
 def test_observers_are_told_each_step_and_may_add_to_its_metrics() -> None:
-    loop, told = grpo(), list[Step]()
+    loop, told = grpo(), list[RlStep]()
 
-    def watch(step: Step) -> None:
+    def watch(step: RlStep) -> None:
         told.append(step)
         step.metrics["watched"] = 1.0
 
@@ -250,7 +250,7 @@ def test_a_grader_that_fails_is_counted_and_teaches_nothing() -> None:
 
     changes = {"grader_timeout": 0.2, "samples_per_prompt": 8}
     loop = Loop(tiny_model(), tiny_tokenizer(), Moody(), CONFIG.model_copy(update=changes))
-    told: list[Step] = []
+    told: list[RlStep] = []
     loop.observers.append(told.append)
     metrics = loop.step()
     outcomes = [sample.score.outcome for group in told[0].groups for sample in group.samples if sample.score]
@@ -294,10 +294,10 @@ def test_groups_that_teach_nothing_are_drawn_anew_up_to_a_bound() -> None:
             kind = zlib.crc32(sample.prompt.encode()) % 3
             return Score("ok", float(kind) if kind < 2 else float(zlib.crc32(sample.completion.encode()) % 2))
 
-    def one(redraws: int) -> tuple[dict[str, float], list[Group]]:
+    def one(redraws: int) -> tuple[dict[str, float], list[SampleGroup]]:
         changes = {"dynamic_sampling": redraws}
         loop = Loop(tiny_model(), tiny_tokenizer(), Picky(), CONFIG.model_copy(update=changes))
-        told: list[Step] = []
+        told: list[RlStep] = []
         loop.observers.append(told.append)
         return loop.step(), told[0].groups
 
@@ -311,7 +311,7 @@ def test_groups_that_teach_nothing_are_drawn_anew_up_to_a_bound() -> None:
 
 def test_what_overlong_answers_lose_tells_groups_that_teach() -> None:
     """All earn the same but for their lengths: as it is drawn anew, so it is learned from."""
-    steps: list[Step] = []
+    steps: list[RlStep] = []
     for overlong in (0.0, 1.0):
         changes = {"dynamic_sampling": 1, "overlong": overlong}
         loop = Loop(tiny_model(), tiny_tokenizer(), Equal(), CONFIG.model_copy(update=changes))
@@ -347,7 +347,7 @@ class Equal:
 def test_answers_near_the_limit_earn_less() -> None:
     config = CONFIG.model_copy(update={"overlong": 1.0, "overlong_penalty": 0.5, "normalise": "mean"})
     loop = Loop(tiny_model(), tiny_tokenizer(), Equal(), config)
-    steps: list[Step] = []
+    steps: list[RlStep] = []
     loop.observers.append(steps.append)
     loop.step()
     lengths = [[sample.trained for sample in group.samples] for group in steps[0].groups]

@@ -6,7 +6,7 @@ import torch
 
 from rondo.base.errors import ConfigError
 from rondo.rl.pairs import OnlinePreference, make_pairs
-from rondo.rl.rollout import Group, Rollout
+from rondo.rl.rollout import Rollout, SampleGroup
 from rondo.rl.sections import PairsConfig
 from rondo.rl.tasks import Problem
 from rondo.train.config import OptimConfig
@@ -31,8 +31,8 @@ def sample(tokens: list[int], **changes: object) -> Rollout:
     return Rollout(**told | changes)  # type: ignore[arg-type]
 
 
-def group(*answers: list[int], prompt: list[int] = PROMPT) -> Group:
-    return Group(PROBLEM, prompt, [sample(answer) for answer in answers])
+def group(*answers: list[int], prompt: list[int] = PROMPT) -> SampleGroup:
+    return SampleGroup(PROBLEM, prompt, [sample(answer) for answer in answers])
 
 
 def test_the_best_of_a_group_stands_against_its_worst() -> None:
@@ -47,9 +47,9 @@ def test_the_best_of_a_group_stands_against_its_worst() -> None:
 
 
 def test_answers_of_which_nothing_was_sampled_and_broken_episodes_give_no_pair() -> None:
-    empty = Group(PROBLEM, PROMPT, [sample([]), sample([2], sampled=[False]), sample([3])])
+    empty = SampleGroup(PROBLEM, PROMPT, [sample([]), sample([2], sampled=[False]), sample([3])])
     assert make_pairs([empty], np.array([[1.0, 0.5, 0.0]])) == []
-    pieces = Group(PROBLEM, PROMPT, [sample([1], earlier=(sample([9]),)), sample([2])])
+    pieces = SampleGroup(PROBLEM, PROMPT, [sample([1], earlier=(sample([9]),)), sample([2])])
     with pytest.raises(ConfigError, match="several pieces"):
         make_pairs([pieces], np.array([[1.0, 0.0]]))
 
@@ -96,7 +96,7 @@ def test_how_pairs_are_packed_changes_nothing(loss: str) -> None:
 def test_what_the_policy_did_not_choose_is_context() -> None:
     learner = Learner(tiny_model(), OptimConfig(lr=1e-3))
     told = sample([9, 10, 11], sampled=[True, False, True])
-    groups = [Group(PROBLEM, PROMPT, [told, sample([12])])]
+    groups = [SampleGroup(PROBLEM, PROMPT, [told, sample([12])])]
     preference = OnlinePreference(PairsConfig(loss="simpo"), None, 64)
     (row,) = preference.rows(make_pairs(groups, np.array([[1.0, 0.0]])))
     assert sorted(row.targets.tolist()) == [9, 11, 12]

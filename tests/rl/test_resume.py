@@ -13,7 +13,7 @@ import pytest
 from rondo import models
 from rondo.base.files import atomic_dir
 from rondo.base.hashing import sha256_file
-from rondo.parallel.crew import Crew, Paused
+from rondo.parallel.crew import Paused, RankSupervisor
 from rondo.rl import jobs
 from rondo.rl.config import RlConfig
 from rondo.rl.loop_config import EvalConfig
@@ -164,7 +164,7 @@ def test_asked_to_stop_it_saves_and_says_how_to_go_on(
     ground: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RONDO_HOME", str(own_home(tmp_path)))
-    plan, crew = jobs.plan(config(ground, save_every=0)), Crew()
+    plan, crew = jobs.plan(config(ground, save_every=0)), RankSupervisor()
 
     def stop(step: int, metrics: object) -> None:
         if step == 3:

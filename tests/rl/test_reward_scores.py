@@ -8,7 +8,7 @@ from rondo.base.errors import ConfigError
 from rondo.graders import Score
 from rondo.models.scorer import make_scorer
 from rondo.rl.reward_scores import RewardScorer, with_reward_model
-from rondo.rl.rollout import Group, Rollout
+from rondo.rl.rollout import Rollout, SampleGroup
 from rondo.rl.tasks import Problem
 from rondo.text.bpe import train_bpe
 from rondo.text.tokenizer import Tokenizer
@@ -40,9 +40,9 @@ def judge(tokenizer: Tokenizer | None = None, tokens: int = 32) -> RewardModel:
 
 def test_every_sample_is_scored_on_the_tokens_that_were_sampled() -> None:
     groups = [
-        Group(PROBLEM, [7, 8, 9], [sample([5, 6]), sample([5, 6, 11, 12]), sample([10])]),
-        Group(PROBLEM, [7, 8], [sample([20, 21], prompt_ids=[40, 41]), sample([20, 21])]),
-        Group(PROBLEM, [7], []),
+        SampleGroup(PROBLEM, [7, 8, 9], [sample([5, 6]), sample([5, 6, 11, 12]), sample([10])]),
+        SampleGroup(PROBLEM, [7, 8], [sample([20, 21], prompt_ids=[40, 41]), sample([20, 21])]),
+        SampleGroup(PROBLEM, [7], []),
     ]
     scorer = RewardScorer(judge(), tiny_tokenizer())
     found = scorer.scores(groups)
@@ -63,10 +63,10 @@ def test_a_reward_model_with_its_own_tokenizer_reads_the_text() -> None:
     scorer = RewardScorer(model, tiny_tokenizer())
     answer = sample(tiny_tokenizer().encode("the assistant answers"))
     chat = [*PROBLEM.messages, {"role": "assistant", "content": answer.text}]
-    assert scorer.scores([Group(PROBLEM, [7], [answer])])[0] == pytest.approx(model.score_chats([chat]))
+    assert scorer.scores([SampleGroup(PROBLEM, [7], [answer])])[0] == pytest.approx(model.score_chats([chat]))
     turns = sample([5, 6], sampled=[True, False])
     with pytest.raises(ConfigError, match="not for episodes of several turns"):
-        scorer.scores([Group(PROBLEM, [7], [turns])])
+        scorer.scores([SampleGroup(PROBLEM, [7], [turns])])
 
 
 def test_it_is_one_part_more_of_the_score() -> None:
@@ -76,7 +76,9 @@ def test_it_is_one_part_more_of_the_score() -> None:
         sample([7], Score("ok", 1.0, {"correct": 1.0})),
         sample([8]),
     ]
-    (group,) = with_reward_model([Group(PROBLEM, [1], samples)], [[2.0, 3.0, math.nan, 1.0]], weight=0.25)
+    (group,) = with_reward_model(
+        [SampleGroup(PROBLEM, [1], samples)], [[2.0, 3.0, math.nan, 1.0]], weight=0.25
+    )
     first, slow, broken, nobody = (each.score for each in group.samples)
     assert first == Score("ok", 1.0, {"correct": 0.5, "reward_model": 2.0})
     assert slow == Score("timeout", 0.0, {}, "too slow")
@@ -89,7 +91,7 @@ def test_it_is_read_from_a_folder(tmp_path: Path) -> None:
     models.save(judge().model, tmp_path / "judge")
     tiny_tokenizer().save(tmp_path / "judge")
     scorer = RewardScorer.load(str(tmp_path / "judge"), tiny_tokenizer(), "cpu", 64)
-    groups = [Group(PROBLEM, [7, 8], [sample([5, 6])])]
+    groups = [SampleGroup(PROBLEM, [7, 8], [sample([5, 6])])]
     assert scorer.scores(groups)[0] == pytest.approx(
         RewardScorer(judge(), tiny_tokenizer()).scores(groups)[0]
     )

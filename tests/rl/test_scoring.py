@@ -6,7 +6,7 @@ import pytest
 
 from rondo.graders import Sample, Score
 from rondo.rl import scoring
-from rondo.rl.scoring import Scorer
+from rondo.rl.scoring import RolloutScorer
 from support.waiting import scaled
 
 SAMPLE = Sample("?", "answer")
@@ -23,7 +23,7 @@ class Slow:
 
 
 def test_scores_come_in_order_and_are_waited_for_together() -> None:
-    scorer = Scorer(Slow(), 5.0)
+    scorer = RolloutScorer(Slow(), 5.0)
     begin = time.monotonic()
     futures = scorer.submit([Sample("?", str(seconds)) for seconds in (0.3, 0.0, 0.2)])
     assert [score.total for score in scorer.wait(futures)] == [0.3, 0.0, 0.2]
@@ -32,7 +32,7 @@ def test_scores_come_in_order_and_are_waited_for_together() -> None:
 
 
 def test_a_grader_that_is_late_has_not_judged() -> None:
-    scorer = Scorer(Slow(), 0.05)
+    scorer = RolloutScorer(Slow(), 0.05)
     (score,) = scorer.wait(scorer.submit([Sample("?", "30")]))
     assert score.outcome == "timeout"
     scorer.close()
@@ -40,7 +40,7 @@ def test_a_grader_that_is_late_has_not_judged() -> None:
 
 def test_it_knows_for_how_long_there_was_anything_to_score() -> None:
     """Of several at once no moment counts twice."""
-    scorer = Scorer(Slow(), 5.0)
+    scorer = RolloutScorer(Slow(), 5.0)
     assert scorer.at_work == 0
     begin = time.perf_counter()
     scorer.wait(scorer.submit([Sample("?", "0.05")] * 9))
@@ -69,7 +69,7 @@ class Stubborn:
 def test_one_that_holds_up_its_thread_is_left_behind(monkeypatch: pytest.MonkeyPatch, inside: bool) -> None:
     monkeypatch.setattr(scoring, "GRACE_SECONDS", 0.1)
     grader = Stubborn()
-    scorer = Scorer(grader, 0.2)
+    scorer = RolloutScorer(grader, 0.2)
     try:
         hang = Sample("?", "hang")
         found = [asyncio.run(scorer.score(hang))] if inside else scorer.wait(scorer.submit([hang, SAMPLE]))

@@ -14,9 +14,9 @@ from rondo.base import files
 from rondo.base.errors import InvalidRequest, NotFound, StorageError
 from rondo.graders import Score
 from rondo.rl import told
-from rondo.rl.rollout import Group
-from rondo.rl.store import COLUMNS, Store, encode, file_of, steps_in
-from rondo.rl.stored import Stored
+from rondo.rl.rollout import SampleGroup
+from rondo.rl.store import COLUMNS, RolloutStore, encode, file_of, steps_in
+from rondo.rl.stored import RolloutReader
 from rondo.rl.where import Condition
 
 GROUPS = [
@@ -29,18 +29,18 @@ GROUPS = [
 BIG = 1 << 40
 
 
-def store(folder: Path, keep: int = 100, max_bytes: int = BIG) -> Store:
-    return Store(folder, keep, max_bytes)
+def store(folder: Path, keep: int = 100, max_bytes: int = BIG) -> RolloutStore:
+    return RolloutStore(folder, keep, max_bytes)
 
 
-def filled(folder: Path, steps: range, groups: list[Group] | None = None) -> Stored:
+def filled(folder: Path, steps: range, groups: list[SampleGroup] | None = None) -> RolloutReader:
     own, groups = store(folder), groups or GROUPS
     for step in steps:
         own.put(step, groups, equally(groups))
-    return Stored(folder)
+    return RolloutReader(folder)
 
 
-def ids(stored: Stored, *where: str, **options: object) -> list[str]:
+def ids(stored: RolloutReader, *where: str, **options: object) -> list[str]:
     found = stored.find([Condition.of(text) for text in where], **{"limit": 1000, **options})  # type: ignore[arg-type]
     return [entry.id for entry in found.entries]
 
@@ -77,7 +77,7 @@ def test_an_episode_in_pieces_has_the_tokens_of_each(tmp_path: Path) -> None:
     last = said("tool", judged(1.0), sampled=[True, False, False, True], earlier=(first,))
     advantages = [[[1.0] * 4 + [2.0, 0.0, 0.0, 4.0]]]
     store(tmp_path).put(1, [asked("go", [last])], advantages)
-    whole = Stored(tmp_path).show("1-0-0")
+    whole = RolloutReader(tmp_path).show("1-0-0")
     assert [piece.prompt_ids for piece in whole.pieces] == [[1, 2], [ord("g"), ord("o")]]
     assert [len(piece.token_ids) for piece in whole.pieces] == [4, 4]
     assert whole.pieces[1].sampled == [True, False, False, True]
@@ -88,8 +88,8 @@ def test_an_episode_in_pieces_has_the_tokens_of_each(tmp_path: Path) -> None:
 
 def test_who_was_not_trained_on_has_no_advantage(tmp_path: Path) -> None:
     store(tmp_path).put(1, GROUPS[:1], [[[], [0.5]]])
-    assert Stored(tmp_path).show("1-0-0").pieces[0].advantages == []
-    assert ids(Stored(tmp_path), "advantage=none") == ["1-0-0"]
+    assert RolloutReader(tmp_path).show("1-0-0").pieces[0].advantages == []
+    assert ids(RolloutReader(tmp_path), "advantage=none") == ["1-0-0"]
 
 
 def test_anybody_can_open_it(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_pages_together_are_the_whole_list(tmp_path: Path, sort: str, order: str
 
 def test_the_best_come_first_and_what_has_no_reward_last(tmp_path: Path) -> None:
     assert ids(filled(tmp_path, range(1, 2)), sort="reward") == ["1-0-0", "1-0-1", "1-1-0", "1-1-1"]
-    assert ids(Stored(tmp_path), sort="reward", order="asc")[:2] == ["1-0-1", "1-0-0"]
+    assert ids(RolloutReader(tmp_path), sort="reward", order="asc")[:2] == ["1-0-1", "1-0-0"]
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def test_numbers_that_are_none_are_none_in_json(tmp_path: Path) -> None:
     """Of a policy that diverged."""
     group = asked("q", [said("ab", judged(1.0), logprobs=[float("nan"), float("-inf")])])
     store(tmp_path).put(1, [group], [[[float("nan")] * 2]])
-    stored = Stored(tmp_path)
+    stored = RolloutReader(tmp_path)
     assert told.whole(stored.show("1-0-0"))["pieces"][0]["logprobs"] == [None, None]
     page = stored.find(sort="advantage")
     assert told.page(page, {})["data"][0]["advantage"] is None

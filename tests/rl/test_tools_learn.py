@@ -8,7 +8,7 @@ from rondo.rl.config import RlConfig
 from rondo.rl.games import GAMES
 from rondo.rl.imitation import conversations
 from rondo.rl.loop import Loop
-from rondo.rl.rollout import Step
+from rondo.rl.rollout import RlStep
 from rondo.train import sft
 from rondo.train.config import TrainConfig
 from rondo.train.learner import Learner
@@ -26,7 +26,7 @@ def test_calls_that_were_imitated_are_answered_and_what_the_policy_said_of_them_
     imitation = TrainConfig(steps=40, lr=8e-3, tokens_per_step=1024, max_length=256)
     examples = sft.examples(tokenizer, played, imitation.max_length)
     train(Learner(model, imitation), sft.batches(examples, imitation), imitation)
-    steps: list[Step] = []
+    steps: list[RlStep] = []
     loop = Loop(model, tokenizer, GAME, RlConfig(prompts_per_step=2, samples_per_prompt=8, eval_prompts=4))
     loop.observers.append(steps.append)
     metrics = loop.step()

@@ -14,11 +14,11 @@ from rondo.base import files
 from rondo.base.files import atomic_dir
 from rondo.rl import jobs
 from rondo.rl.config import RlConfig
-from rondo.rl.events import Events
+from rondo.rl.events import EventLog
 from rondo.rl.metrics import group_metrics
-from rondo.rl.rollout import Group, Step
+from rondo.rl.rollout import RlStep, SampleGroup
 from rondo.rl.store import FOLDER, steps_in
-from rondo.rl.stored import Stored
+from rondo.rl.stored import RolloutReader
 from rondo.rl.tasks import TASKS, Task
 from rondo.rl.watch import Watch
 from rondo.rl.watch_config import AlarmsConfig, RolloutsConfig
@@ -37,13 +37,13 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     return Job.of({"kind": "rl", "config": {}})
 
 
-def step(number: int, failed: bool = False) -> Step:
+def step(number: int, failed: bool = False) -> RlStep:
     score = None if failed else judged(number / 10, correct=1.0)
-    groups: list[Group] = [asked("ab", [said("ba", score), said("b", score)])]
-    return Step(number, 3, groups, equally(groups), {"loss": 1.0, **group_metrics(groups, 3)})
+    groups: list[SampleGroup] = [asked("ab", [said("ba", score), said("b", score)])]
+    return RlStep(number, 3, groups, equally(groups), {"loss": 1.0, **group_metrics(groups, 3)})
 
 
-def seen(watch: Watch, job: Job, first: int, last: int, failed_from: int = 100) -> list[Step]:
+def seen(watch: Watch, job: Job, first: int, last: int, failed_from: int = 100) -> list[RlStep]:
     """As the loop and its job do."""
     found = [step(number, number >= failed_from) for number in range(first, last + 1)]
     for each in found:
@@ -55,7 +55,7 @@ def seen(watch: Watch, job: Job, first: int, last: int, failed_from: int = 100) 
 def test_it_stores_the_last_steps_and_raises_no_alarm(job: Job) -> None:
     found = seen(Watch(job, CONFIG), job, 1, 8)
     assert steps_in(job.path / FOLDER) == [8, 7, 6, 5, 4]
-    assert Stored(job.path / FOLDER).show("8-0-1").texts.text == "b"
+    assert RolloutReader(job.path / FOLDER).show("8-0-1").texts.text == "b"
     assert (found[-1].metrics["rollouts_lost"], found[-1].metrics["loss"]) == (0.0, 1.0)
 
 
@@ -67,7 +67,7 @@ def test_an_alarm_is_in_the_metrics_the_events_and_the_log(
         found = seen(Watch(job, config), job, 1, 8, failed_from=6)
     assert [each.metrics["alarms"] for each in found] == [0.0] * 5 + [1.0] * 3
     assert found[5].metrics["alarm/graders"] == 1.0
-    [event] = Events(job.path).all()
+    [event] = EventLog(job.path).all()
     assert (event["kind"], event["alarm"], event["step"], event["since"]) == ("alarm", "graders", 6, 6)
     assert f"rondo rl rollouts {job.short}" in event["advice"]
     [line] = caplog.messages
@@ -78,10 +78,10 @@ def test_it_is_over_when_nothing_more_is_seen_of_it(job: Job) -> None:
     config = CONFIG.model_copy(update={"alarms": AlarmsConfig(window=3, no_signal=0.0)})
     watch = Watch(job, config)
     seen(watch, job, 1, 4, failed_from=3)
-    assert [event["alarm"] for event in Events(job.path).standing()] == ["graders"]
+    assert [event["alarm"] for event in EventLog(job.path).standing()] == ["graders"]
     seen(watch, job, 5, 9)
-    assert Events(job.path).standing() == []
-    assert [event["kind"] for event in Events(job.path).all()] == ["alarm", "alarm_over"]
+    assert EventLog(job.path).standing() == []
+    assert [event["kind"] for event in EventLog(job.path).all()] == ["alarm", "alarm_over"]
 
 
 def test_who_goes_on_has_what_the_first_one_had(job: Job) -> None:
@@ -95,7 +95,7 @@ def test_who_goes_on_has_what_the_first_one_had(job: Job) -> None:
     job.forget_after(5)
     again.forget_after(5)
     assert steps_in(job.path / FOLDER) == [5, 4]
-    assert [event["step"] for event in Events(job.path).all()] == [4]
+    assert [event["step"] for event in EventLog(job.path).all()] == [4]
     second = seen(again, job, 6, 8, failed_from=4)
     assert [each.metrics for each in second] == [each.metrics for each in first[5:]]
     left = {path.name: path.read_bytes() for path in (job.path / FOLDER).iterdir()}
@@ -165,11 +165,11 @@ def test_a_reward_that_is_hacked_raises_its_alarm(tmp_path: Path, monkeypatch: p
     jobs.run(plan)
     rows = [row for row in plan.job.metrics() if row["step"]]
     assert rows[-1]["reward/steady"] > rows[0]["reward/steady"] + 0.3
-    [event] = [event for event in Events(plan.job.path).all() if event["alarm"] == "hacking"]
+    [event] = [event for event in EventLog(plan.job.path).all() if event["alarm"] == "hacking"]
     assert "reward/steady rose from" in event["saw"]
     assert "while reward/varied fell from" in event["saw"]
     assert any(row.get("alarm/hacking") for row in rows)
-    stored = Stored(plan.job.path / FOLDER)
+    stored = RolloutReader(plan.job.path / FOLDER)
     assert stored.steps() == list(range(30, 0, -1))
     best = stored.find([Condition.of("step=30"), Condition.of("steady>=0.7")], sort="steady", limit=1)
     text = stored.texts(best.entries)[best.entries[0].id].text

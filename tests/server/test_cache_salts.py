@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from rondo.base.account import Account
+from rondo.base.account import RequestStats
 from rondo.engine.config import EngineConfig
 from rondo.server.config import ServerConfig
 from rondo.server.salts import Salts
@@ -73,7 +73,7 @@ def test_vectors_are_salted(shared):
 
 def test_one_key_or_none_changes_nothing():
     for keys in ([], ["a"], ["a", "a"]):
-        with Account("r", api_key="a").open():
+        with RequestStats("r", api_key="a").open():
             assert Salts(keys).of(None) is None
 
 
@@ -81,9 +81,9 @@ def test_key_and_salt_are_kept_apart_and_hidden():
     salts = Salts(["a", "ab"])
     made = set()
     for key, salt in [("a", "bc"), ("ab", "c"), ("a", None), ("ab", None), ("a", "c")]:
-        with Account("r", api_key=key).open():
+        with RequestStats("r", api_key=key).open():
             made.add(salts.of(salt))
             assert salts.of(salt) == salts.of(salt)
     assert len(made) == 5
-    with Account("r", api_key="a").open():
+    with RequestStats("r", api_key="a").open():
         assert Salts(["a", "ab"]).of(None) not in made  # each process has a secret of its own

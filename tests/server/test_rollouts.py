@@ -9,7 +9,7 @@ import pytest
 from rl._rollouts import asked, equally, judged, said
 from rondo import Client
 from rondo.base.errors import InvalidRequest, NotFound
-from rondo.rl.store import FOLDER, Store
+from rondo.rl.store import FOLDER, RolloutStore
 from rondo.server.config import ServerConfig
 from rondo.train.job import Job
 from server.running import Running, start
@@ -24,7 +24,7 @@ def operated(model_folder: Path) -> Iterator[Running]:
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     monkeypatch.setenv("RONDO_HOME", str(tmp_path))
     job = Job.of({"kind": "rl"})
-    store = Store(job.path / FOLDER, 10, 1 << 30)
+    store = RolloutStore(job.path / FOLDER, 10, 1 << 30)
     for step in (1, 2):
         groups = [
             asked("abc", [said("c" * 500, judged(0.25, correct=0.0)), said("cba", judged(1.0, correct=1.0))])

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from rondo.server.thoughts import ThoughtCount
-from rondo.text.parsing import Dialect
+from rondo.text.parsing import ToolCallFormat
 
 THINK = "<think>\n\nSo 1 < 2, and </thin is no end, <| neither. \u20ac </think>\n\nYes, <think>."
 HARMONY = (
@@ -13,13 +13,13 @@ HARMONY = (
     "<|end|><|start|>assistant<|channel|>analysis<|message|>More.<|return|>"
 )
 ANSWERS = {
-    "a pair of markers": (Dialect(None, "qwen3"), "", THINK),
-    "opened by the prompt": (Dialect(None, "qwen3"), "<think>\n", THINK.removeprefix("<think>")),
-    "always": (Dialect(None, "deepseek_r1"), "", "Hm </think> Yes"),
-    "never": (Dialect(None, "qwen3"), "", "Yes, and <think> no more </think>"),
-    "bracketed": (Dialect(None, "mistral"), "", "[THINK]a[0] = [/THIS][/THINK]Yes"),
-    "harmony": (Dialect("openai"), "", HARMONY),
-    "calls alone": (Dialect("hermes"), "", "<think>Hm</think>"),
+    "a pair of markers": (ToolCallFormat(None, "qwen3"), "", THINK),
+    "opened by the prompt": (ToolCallFormat(None, "qwen3"), "<think>\n", THINK.removeprefix("<think>")),
+    "always": (ToolCallFormat(None, "deepseek_r1"), "", "Hm </think> Yes"),
+    "never": (ToolCallFormat(None, "qwen3"), "", "Yes, and <think> no more </think>"),
+    "bracketed": (ToolCallFormat(None, "mistral"), "", "[THINK]a[0] = [/THIS][/THINK]Yes"),
+    "harmony": (ToolCallFormat("openai"), "", HARMONY),
+    "calls alone": (ToolCallFormat("hermes"), "", "<think>Hm</think>"),
 }
 
 
@@ -55,7 +55,7 @@ def test_what_is_not_parsed_would_have_changed_nothing(name):
 
 
 def test_most_of_it_is_not_parsed(monkeypatch):
-    parser = Dialect(None, "qwen3").parser("")
+    parser = ToolCallFormat(None, "qwen3").parser("")
     fed, feed = [], parser.feed
     monkeypatch.setattr(parser, "feed", lambda text: (fed.append(text), feed(text))[1])
     pieces = ["<think>", *["so "] * 100, "</", "think>", "Yes"]

@@ -1,7 +1,7 @@
 """What the device and the host would hold, for tests of the scheduler: every slot says whose key it is."""
 
 from rondo.engine.blocks import GONE, BlockPool
-from rondo.engine.plan import Plan
+from rondo.engine.plan import StepPlan
 from rondo.engine.request import Request
 from rondo.engine.scheduler import Scheduler
 
@@ -24,7 +24,7 @@ class FakeDevice:
         self.versions: dict[Request, list[int]] = {}
         """For each position that a running or swapped request has come past, the version it was computed under."""
 
-    def run(self, plan: Plan) -> None:
+    def run(self, plan: StepPlan) -> None:
         self.version = self.scheduler.weight_version
         for blocks, copies in zip(self.groups, plan.copies, strict=True):
             sources = [list(blocks[source]) for _, source in copies]

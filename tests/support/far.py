@@ -1,8 +1,8 @@
 """RL with engines of other processes."""
 
 from rondo.graders import Sample, Score
-from rondo.rl.ahead import Ahead
-from rondo.rl.fleet import Fleet
+from rondo.rl.ahead import AsyncCollector
+from rondo.rl.fleet import EnginePool
 from rondo.rl.loop import Loop
 from rondo.rl.tasks import task
 
@@ -17,7 +17,7 @@ class Lengths:
         return Score("ok", float(len(sample.completion) % 3))
 
 
-def fleet_of(loop: Loop) -> Fleet:
-    assert isinstance(loop.collector, Ahead)
-    assert isinstance(loop.collector.engine, Fleet)
+def fleet_of(loop: Loop) -> EnginePool:
+    assert isinstance(loop.collector, AsyncCollector)
+    assert isinstance(loop.collector.engine, EnginePool)
     return loop.collector.engine

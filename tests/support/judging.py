@@ -12,13 +12,13 @@ from torch.distributed.tensor import DTensor
 
 from rondo.data.groups import Groups, row_of_groups
 from rondo.data.loader import rows_of_all
-from rondo.data.packing import Row, Tree
+from rondo.data.packing import PackedRow, Tree
 from rondo.models.scorer import make_scorer
 from rondo.parallel.config import LayoutConfig
 from rondo.parallel.mesh import Mesh, join
 from rondo.parallel.world import read_world
 from rondo.train import reward
-from rondo.train.answers import Judged, Pair
+from rondo.train.answers import Judged, PreferencePair
 from rondo.train.config import OptimConfig
 from rondo.train.evaluate import choose
 from rondo.train.evaluator import Evaluator
@@ -27,25 +27,25 @@ from rondo.train.objective import Objective
 from rondo.train.preference import Preference, judged_trees, mismatched, pair_trees
 from rondo.train.preference_losses import BradleyTerry, Dpo, Kto
 from rondo.train.reference import Computed
-from rondo.train.tasks import Choice
+from rondo.train.tasks import MultipleChoice
 from support.tiny import VOCAB, tiny_model
 
 Said = tuple[list[dict[str, float]], dict[str, Tensor]]
 """Metrics of two steps, and the weights after them with their averages."""
 
 
-def pairs() -> list[Pair]:
+def pairs() -> list[PreferencePair]:
     source = random.Random(5)
 
     def some() -> list[int]:
         return [source.randrange(VOCAB) for _ in range(source.randint(2, 9))]
 
-    return [Pair(some(), some(), some()) for _ in range(7)]
+    return [PreferencePair(some(), some(), some()) for _ in range(7)]
 
 
 def work_of(kind: str, mesh: Mesh | None) -> tuple[list[Tree], Objective]:
     if kind == "reward":
-        return reward.pair_trees(pairs()), reward.Reward(BradleyTerry(0.1))
+        return reward.pair_trees(pairs()), reward.RewardObjective(BradleyTerry(0.1))
     before = Computed(Evaluator(tiny_model(seed=4), mesh))
     if kind == "dpo":
         return pair_trees(pairs()), Preference(Dpo(), before)
@@ -53,7 +53,7 @@ def work_of(kind: str, mesh: Mesh | None) -> tuple[list[Tree], Objective]:
     return judged_trees(judged), Preference(Kto(), before, mismatched(judged, 20), 40)
 
 
-def rows_of(trees: Sequence[Tree], share: bool) -> list[Row]:
+def rows_of(trees: Sequence[Tree], share: bool) -> list[PackedRow]:
     return rows_of_all(Groups(trees, share=share), 40, make_row=row_of_groups)
 
 
@@ -74,7 +74,7 @@ def steps(kind: str, optimizer: str, mesh: Mesh | None = None) -> Said:
         metrics.append(said | {f"measured/{name}": value for name, value in measured.items()})
     if kind != "reward":
         choices = [
-            Choice("which", pair.prompt, [pair.chosen, pair.rejected], [3, 4], i % 2)
+            MultipleChoice("which", pair.prompt, [pair.chosen, pair.rejected], [3, 4], i % 2)
             for i, pair in enumerate(pairs())
         ]
         metrics[-1] |= choose(learner, choices, 40)

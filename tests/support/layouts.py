@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from rondo.data.packing import Document, Row, Tree, pack
+from rondo.data.packing import Document, PackedRow, Tree, pack
 from rondo.models import Decoder, decoder
 from rondo.models.adapters.attached import trainable
 from rondo.models.adapters.lora import attach_lora
@@ -46,7 +46,7 @@ class Outcome:
     """Bytes sent to other stages for the first step's gradients."""
 
 
-def rows_of(step: int, *, length: int = 64, count: int = 5, answers: bool = False) -> list[Row]:
+def rows_of(step: int, *, length: int = 64, count: int = 5, answers: bool = False) -> list[PackedRow]:
     """A number of rows that few layouts divide evenly, of several documents each; or of answers to a prompt."""
     draw = torch.Generator().manual_seed(step)
     documents = []
@@ -157,7 +157,9 @@ def _outcome(learner: Learner, mesh: Mesh | None, answers: bool, loss: Loss) -> 
     return Outcome(metrics, gradients, weights, logprobs, passed)
 
 
-def _gradients(learner: Learner, rows: list[Row], loss: Loss, valid: int, parts: int) -> dict[str, float]:
+def _gradients(
+    learner: Learner, rows: list[PackedRow], loss: Loss, valid: int, parts: int
+) -> dict[str, float]:
     """Of a step whose batch comes in parts: that of ranks that have few rows may be empty."""
     size = -(-len(rows) // parts)
     said = [

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rondo import models
-from rondo.data.packing import Document, Row, Tree, pack
+from rondo.data.packing import Document, PackedRow, Tree, pack
 from rondo.models import Decoder
 from rondo.parallel.config import LayoutConfig
 from rondo.parallel.mesh import Mesh, join
@@ -60,7 +60,7 @@ class Outcome:
     """Of the model that it leaves, by Hugging Face's names."""
 
 
-def rows_of(seed: int) -> list[Row]:
+def rows_of(seed: int) -> list[PackedRow]:
     """Documents of several lengths in one row, and prompts with several answers."""
     draw = torch.Generator().manual_seed(seed)
 
@@ -86,7 +86,7 @@ class Share:
     rank: int = 0
     ranks: int = 1
 
-    def rows(self, seed: int) -> list[Row]:
+    def rows(self, seed: int) -> list[PackedRow]:
         return rows_of(seed)[self.rank :: self.ranks]
 
     def step(self, seed: int, loss: Loss, temperature: float = 1.0) -> Metrics:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed
 from torch.distributed import ProcessGroup
 
-from rondo.parallel.group import Group, _gloo, connect
+from rondo.parallel.group import RankGroup, _gloo, connect
 from support.waiting import scaled
 
 dist: Any = torch.distributed
@@ -24,7 +24,7 @@ class ThreadRanks:
         self._folder = folder
         self._names = count()
 
-    def run(self, size: int, work: Callable[[Group], Any], seconds: float = 60) -> list[Any]:
+    def run(self, size: int, work: Callable[[RankGroup], Any], seconds: float = 60) -> list[Any]:
         meeting = self._meeting()
 
         def rank(index: int) -> Any:

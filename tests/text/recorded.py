@@ -7,14 +7,14 @@ A part is a content, "r:" and a reasoning, or (name, arguments: a text, if they 
 from dataclasses import replace
 from typing import Any
 
-from rondo.text.parsing import Arguments, Call, Part
+from rondo.text.parsing import ArgumentsDelta, Call, Part
 
 
 def joined(parts: list[Part]) -> list[Part]:
     """Neighbouring texts as one, and calls with their arguments."""
     whole: list[Part] = []
     for part in parts:
-        if isinstance(part, Arguments):
+        if isinstance(part, ArgumentsDelta):
             whole[-1] = replace(whole[-1], arguments=whole[-1].arguments + part.text)
         elif whole and not isinstance(part, Call) and type(whole[-1]) is type(part):
             whole[-1] = type(part)(whole[-1].text + part.text)

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from rondo.text import Tokenizer, train_bpe
-from rondo.text.answers import Said, SaidCall, read_answer
-from rondo.text.dialogue import Answer, Dialogue
+from rondo.text.answers import ParsedAnswer, ParsedCall, read_answer
+from rondo.text.dialogue import Dialogue, ParsedTurn
 from rondo.text.parsing import choose_dialect
 from rondo.text.templates import CHATML
 
@@ -83,7 +83,7 @@ def test_turns_that_are_written_as_the_template_does_have_the_tokens_of_the_whol
         messages = [*messages, assistant(f"Four, {turn} — 四."), AGAIN]
         whole = tokenizer.render(messages)
         written = whole[len(prompt.text) : whole.index(end, len(prompt.text)) + len(end)]
-        answer = Answer(tokenizer.encode(written, add_special=False), [f"Four, {turn} — 四."])
+        answer = ParsedTurn(tokenizer.encode(written, add_special=False), [f"Four, {turn} — 四."])
         following = dialogue.follow(prompt, answer, messages)
         assert following is not None
         assert following.text == whole
@@ -108,7 +108,7 @@ def test_in_sentencepiece_vocabularies_too(folders: dict[str, Path], kind: str) 
     # The answer's first word may have the blank that such vocabularies put before it, and it may not.
     ids = tokenizer.encode(prompt.text + "brown fox</s>", add_special=False)[len(prompt.ids) :]
     messages = [*prompt.messages, assistant("brown fox"), {"role": "user", "content": "and again"}]
-    following = dialogue.follow(prompt, Answer(ids, ["brown fox"]), messages)
+    following = dialogue.follow(prompt, ParsedTurn(ids, ["brown fox"]), messages)
     assert following is not None
     assert following.ids == tokenizer.encode(tokenizer.render(messages), add_special=False)
 
@@ -119,7 +119,7 @@ def test_tokens_stay_as_they_were_sampled(base: Tokenizer) -> None:
     prompt = dialogue.begin([USER])
     ids = [*one_by_one(tokenizer, "quick brown"), tokenizer.token_id("<|im_end|>")]
     messages = [USER, assistant("quick brown"), AGAIN]
-    following = dialogue.follow(prompt, Answer(ids, ["quick brown"]), messages)
+    following = dialogue.follow(prompt, ParsedTurn(ids, ["quick brown"]), messages)
     assert following is not None
     assert following.ids[len(prompt.ids) : len(prompt.ids) + len(ids)] == ids
     whole = tokenizer.encode(following.text, add_special=False)
@@ -137,7 +137,7 @@ def test_a_call_in_other_blanks_stays_as_it_was_written(base: Tokenizer) -> None
         text, choose_dialect(TEMPLATES["qwen2_5"]).parser("", [{"name": "search"}]), lambda: "call00001"
     )
     messages = [USER, said.message, {"role": "tool", "content": "found", "tool_call_id": "call00001"}]
-    following = dialogue.follow(prompt, Answer(ids, said.words), messages)
+    following = dialogue.follow(prompt, ParsedTurn(ids, said.words), messages)
     assert following is not None
     assert following.ids[: len(prompt.ids) + len(ids)] == prompt.ids + ids
     added = tokenizer.decode(following.ids[len(prompt.ids) + len(ids) :], skip_special=False)
@@ -148,7 +148,7 @@ def test_a_call_in_other_blanks_stays_as_it_was_written(base: Tokenizer) -> None
     # The next turn goes on from there, though the template would write the one before it otherwise.
     more = [*messages, assistant("done"), AGAIN]
     last = dialogue.follow(
-        following, Answer(tokenizer.encode("done<|im_end|>", add_special=False), ["done"]), more
+        following, ParsedTurn(tokenizer.encode("done<|im_end|>", add_special=False), ["done"]), more
     )
     assert last is not None
     assert last.ids[: len(following.ids)] == following.ids
@@ -159,7 +159,7 @@ def test_blanks_that_a_template_trims_stay(base: Tokenizer) -> None:
     dialogue = Dialogue(tokenizer)
     prompt = dialogue.begin([USER])
     ids = tokenizer.encode("  four \n<end_of_turn>", add_special=False)
-    following = dialogue.follow(prompt, Answer(ids, ["  four \n"]), [USER, assistant("  four \n"), AGAIN])
+    following = dialogue.follow(prompt, ParsedTurn(ids, ["  four \n"]), [USER, assistant("  four \n"), AGAIN])
     assert following is not None
     assert following.ids[: len(prompt.ids) + len(ids)] == prompt.ids + ids
 
@@ -169,7 +169,7 @@ def test_a_turn_that_was_cut_off_is_closed_by_the_template(base: Tokenizer) -> N
     dialogue = Dialogue(tokenizer)
     prompt = dialogue.begin([USER])
     messages = [USER, assistant("quick bro"), AGAIN]
-    following = dialogue.follow(prompt, Answer(tokenizer.encode("quick bro"), ["quick bro"]), messages)
+    following = dialogue.follow(prompt, ParsedTurn(tokenizer.encode("quick bro"), ["quick bro"]), messages)
     assert following is not None
     assert following.ids == tokenizer.encode(tokenizer.render(messages), add_special=False)
 
@@ -178,20 +178,20 @@ def test_a_template_that_forgets_thoughts_has_no_difference(base: Tokenizer) -> 
     tokenizer = base.with_chat_template(FORGETS)
     dialogue = Dialogue(tokenizer)
     prompt = dialogue.begin([USER])
-    said = Said("four", "two and two")
+    said = ParsedAnswer("four", "two and two")
     thought = tokenizer.encode("<think>\ntwo and two\n</think>\nfour<|im_end|>", add_special=False)
-    assert dialogue.follow(prompt, Answer(thought, said.words), [USER, said.message, AGAIN]) is None
+    assert dialogue.follow(prompt, ParsedTurn(thought, said.words), [USER, said.message, AGAIN]) is None
     plain = tokenizer.encode("four<|im_end|>", add_special=False)
-    assert dialogue.follow(prompt, Answer(plain, ["four"]), [USER, assistant("four"), AGAIN]) is not None
+    assert dialogue.follow(prompt, ParsedTurn(plain, ["four"]), [USER, assistant("four"), AGAIN]) is not None
 
 
 def test_one_that_never_writes_thoughts_has_none_either(base: Tokenizer) -> None:
     tokenizer = base.with_chat_template(CHATML)
     dialogue = Dialogue(tokenizer)
     prompt = dialogue.begin([USER])
-    said = Said("four", "two and two")
+    said = ParsedAnswer("four", "two and two")
     ids = tokenizer.encode("<think>two and two</think>four<|im_end|>", add_special=False)
-    assert dialogue.follow(prompt, Answer(ids, said.words), [USER, said.message, AGAIN]) is None
+    assert dialogue.follow(prompt, ParsedTurn(ids, said.words), [USER, said.message, AGAIN]) is None
 
 
 def test_an_end_that_the_template_does_not_write_has_no_difference(base: Tokenizer) -> None:
@@ -200,11 +200,11 @@ def test_an_end_that_the_template_does_not_write_has_no_difference(base: Tokeniz
     dialogue = Dialogue(tokenizer)
     prompt = dialogue.begin([USER])
     ids = tokenizer.encode("<|channel|>final<|message|>four</s>", add_special=False)
-    assert dialogue.follow(prompt, Answer(ids, ["four"]), [USER, assistant("four"), AGAIN]) is None
+    assert dialogue.follow(prompt, ParsedTurn(ids, ["four"]), [USER, assistant("four"), AGAIN]) is None
 
 
 def test_arguments_that_are_no_object_become_an_empty_one() -> None:
-    call = SaidCall("search", "[1, 2", "call00001")
+    call = ParsedCall("search", "[1, 2", "call00001")
     assert call.object is None
-    assert Said(calls=[call]).message["tool_calls"][0]["function"]["arguments"] == "{}"
-    assert SaidCall("search", '{"a": 1}').object == {"a": 1}
+    assert ParsedAnswer(calls=[call]).message["tool_calls"][0]["function"]["arguments"] == "{}"
+    assert ParsedCall("search", '{"a": 1}').object == {"a": 1}

@@ -6,7 +6,7 @@ import random
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from rondo.text.parsing import Call, Content, Dialect, Reasoning
+from rondo.text.parsing import Call, Content, Reasoning, ToolCallFormat
 from text.recorded import joined
 
 SPECIAL = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]", "<|python_tag|>")
@@ -44,27 +44,27 @@ FORM = {
 }
 
 DIALECTS = {
-    "hermes": (Dialect("hermes"), "", ""),
-    "hermes-thinking": (Dialect("hermes", "qwen3"), "", ""),
-    "hermes-opened": (Dialect("hermes", "qwen3"), "", "<think>\n"),
-    "r1": (Dialect("hermes", "deepseek_r1"), "", ""),
-    "qwen3_coder": (Dialect("qwen3_coder"), "", ""),
-    "llama3_json": (Dialect("llama3_json"), "", ""),
-    "mistral": (Dialect("mistral", "mistral"), "", ""),
-    "mistral-named": (Dialect("mistral"), "[ARGS]", ""),
-    "deepseek_v3": (Dialect("deepseek_v3"), "```json", ""),
-    "deepseek_v31": (Dialect("deepseek_v31", "qwen3"), "", "<think>"),
-    "deepseek_v32": (Dialect("deepseek_v32"), "", ""),
-    "glm45": (Dialect("glm45"), "", ""),
-    "kimi_k2": (Dialect("kimi_k2"), "", ""),
-    "minimax_m2": (Dialect("minimax_m2"), "", ""),
-    "seed_oss": (Dialect("seed_oss"), "", ""),
-    "pythonic": (Dialect("pythonic"), "", ""),
-    "olmo3": (Dialect("olmo3"), "", ""),
-    "granite": (Dialect("granite"), "", ""),
-    "phi4_mini_json": (Dialect("phi4_mini_json"), "", ""),
-    "jamba": (Dialect("jamba"), "", ""),
-    "openai": (Dialect("openai", "openai_gptoss"), "", ""),
+    "hermes": (ToolCallFormat("hermes"), "", ""),
+    "hermes-thinking": (ToolCallFormat("hermes", "qwen3"), "", ""),
+    "hermes-opened": (ToolCallFormat("hermes", "qwen3"), "", "<think>\n"),
+    "r1": (ToolCallFormat("hermes", "deepseek_r1"), "", ""),
+    "qwen3_coder": (ToolCallFormat("qwen3_coder"), "", ""),
+    "llama3_json": (ToolCallFormat("llama3_json"), "", ""),
+    "mistral": (ToolCallFormat("mistral", "mistral"), "", ""),
+    "mistral-named": (ToolCallFormat("mistral"), "[ARGS]", ""),
+    "deepseek_v3": (ToolCallFormat("deepseek_v3"), "```json", ""),
+    "deepseek_v31": (ToolCallFormat("deepseek_v31", "qwen3"), "", "<think>"),
+    "deepseek_v32": (ToolCallFormat("deepseek_v32"), "", ""),
+    "glm45": (ToolCallFormat("glm45"), "", ""),
+    "kimi_k2": (ToolCallFormat("kimi_k2"), "", ""),
+    "minimax_m2": (ToolCallFormat("minimax_m2"), "", ""),
+    "seed_oss": (ToolCallFormat("seed_oss"), "", ""),
+    "pythonic": (ToolCallFormat("pythonic"), "", ""),
+    "olmo3": (ToolCallFormat("olmo3"), "", ""),
+    "granite": (ToolCallFormat("granite"), "", ""),
+    "phi4_mini_json": (ToolCallFormat("phi4_mini_json"), "", ""),
+    "jamba": (ToolCallFormat("jamba"), "", ""),
+    "openai": (ToolCallFormat("openai", "openai_gptoss"), "", ""),
 }
 
 

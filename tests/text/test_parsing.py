@@ -7,33 +7,33 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rondo.base.errors import ConfigError
-from rondo.text.parsing import Arguments, Call, Content, Dialect, Part, Reasoning, choose_dialect
+from rondo.text.parsing import ArgumentsDelta, Call, Content, Part, Reasoning, ToolCallFormat, choose_dialect
 from rondo.text.parsing.scan import held_back
 from text import recorded, recorded_tagged
 from text.recorded import TOOLS, joined
 
 KINDS = {
-    "hermes": (Dialect("hermes"), "", recorded.HERMES),
-    "qwen3_coder": (Dialect("qwen3_coder"), "", recorded_tagged.QWEN_CODER),
-    "llama3_json": (Dialect("llama3_json"), "", recorded.LLAMA3),
-    "mistral": (Dialect("mistral"), "", recorded.MISTRAL),
-    "deepseek_v3": (Dialect("deepseek_v3"), "", recorded.DEEPSEEK),
-    "deepseek_v32": (Dialect("deepseek_v32"), "", recorded_tagged.DSML),
-    "minimax_m2": (Dialect("minimax_m2"), "", recorded_tagged.MINIMAX),
-    "seed_oss": (Dialect("seed_oss"), "", recorded_tagged.SEED_OSS),
-    "glm45": (Dialect("glm45"), "", recorded_tagged.GLM),
-    "kimi_k2": (Dialect("kimi_k2"), "", recorded.KIMI),
-    "pythonic": (Dialect("pythonic"), "", recorded.PYTHONIC),
-    "olmo3": (Dialect("olmo3"), "", recorded.OLMO3),
-    "granite": (Dialect("granite"), "", recorded.GRANITE),
-    "phi4_mini_json": (Dialect("phi4_mini_json"), "", recorded.PHI4),
-    "jamba": (Dialect("jamba"), "", recorded.JAMBA),
-    "llama4_json": (Dialect("llama4_json"), "", recorded.LLAMA4),
-    "openai": (Dialect("openai", "openai_gptoss"), "", recorded.HARMONY),
-    "qwen3": (Dialect("hermes", "qwen3"), "<|im_start|>assistant\n", recorded.THINK),
-    "qwen3-opened": (Dialect("hermes", "qwen3"), "<|im_start|>assistant\n<think>\n", recorded.OPENED),
-    "deepseek_r1": (Dialect("hermes", "deepseek_r1"), "<｜Assistant｜>", recorded.OPENED),
-    "magistral": (Dialect("mistral", "mistral"), "[/INST]", recorded.MISTRAL_THINK),
+    "hermes": (ToolCallFormat("hermes"), "", recorded.HERMES),
+    "qwen3_coder": (ToolCallFormat("qwen3_coder"), "", recorded_tagged.QWEN_CODER),
+    "llama3_json": (ToolCallFormat("llama3_json"), "", recorded.LLAMA3),
+    "mistral": (ToolCallFormat("mistral"), "", recorded.MISTRAL),
+    "deepseek_v3": (ToolCallFormat("deepseek_v3"), "", recorded.DEEPSEEK),
+    "deepseek_v32": (ToolCallFormat("deepseek_v32"), "", recorded_tagged.DSML),
+    "minimax_m2": (ToolCallFormat("minimax_m2"), "", recorded_tagged.MINIMAX),
+    "seed_oss": (ToolCallFormat("seed_oss"), "", recorded_tagged.SEED_OSS),
+    "glm45": (ToolCallFormat("glm45"), "", recorded_tagged.GLM),
+    "kimi_k2": (ToolCallFormat("kimi_k2"), "", recorded.KIMI),
+    "pythonic": (ToolCallFormat("pythonic"), "", recorded.PYTHONIC),
+    "olmo3": (ToolCallFormat("olmo3"), "", recorded.OLMO3),
+    "granite": (ToolCallFormat("granite"), "", recorded.GRANITE),
+    "phi4_mini_json": (ToolCallFormat("phi4_mini_json"), "", recorded.PHI4),
+    "jamba": (ToolCallFormat("jamba"), "", recorded.JAMBA),
+    "llama4_json": (ToolCallFormat("llama4_json"), "", recorded.LLAMA4),
+    "openai": (ToolCallFormat("openai", "openai_gptoss"), "", recorded.HARMONY),
+    "qwen3": (ToolCallFormat("hermes", "qwen3"), "<|im_start|>assistant\n", recorded.THINK),
+    "qwen3-opened": (ToolCallFormat("hermes", "qwen3"), "<|im_start|>assistant\n<think>\n", recorded.OPENED),
+    "deepseek_r1": (ToolCallFormat("hermes", "deepseek_r1"), "<｜Assistant｜>", recorded.OPENED),
+    "magistral": (ToolCallFormat("mistral", "mistral"), "[/INST]", recorded.MISTRAL_THINK),
 }
 ALL = [(name, text) for name, (_, _, texts) in KINDS.items() for text, _ in texts]
 
@@ -141,8 +141,8 @@ def test_anything_at_all(kind, pieces):
 
 @pytest.mark.parametrize("text", [text for text, _ in recorded.HERMES])
 def test_without_tools_nothing_is_a_call(text):
-    assert Dialect("hermes").without_calls().parser("") is None
-    parser = Dialect("hermes", "qwen3").without_calls().parser("")
+    assert ToolCallFormat("hermes").without_calls().parser("") is None
+    parser = ToolCallFormat("hermes", "qwen3").without_calls().parser("")
     assert shown(parser.feed(text) + parser.finish()) == [text]
 
 
@@ -176,8 +176,8 @@ def test_a_long_call_takes_no_longer_a_letter_than_a_short_one():
     ],
 )
 def test_the_template_tells_the_dialect(template, calls, reasoning):
-    assert choose_dialect(template) == Dialect(calls, reasoning)
-    assert choose_dialect(template, "hermes", "none") == Dialect("hermes", None)
+    assert choose_dialect(template) == ToolCallFormat(calls, reasoning)
+    assert choose_dialect(template, "hermes", "none") == ToolCallFormat("hermes", None)
 
 
 def test_a_name_that_is_none():
@@ -214,7 +214,7 @@ def test_arguments_are_given_as_they_are_written(kind):
     assert [parts[:1] for parts in said[: start + 2] if parts] == [
         [Call("get_weather", "", "functions.get_weather:0" if kind == "kimi_k2" else None)]
     ]
-    assert said[start + 1][1:] == [Arguments(WEATHER[:2])]
-    assert said[start + 2 : start + len(WEATHER)] == [[Arguments(letter)] for letter in WEATHER[2:]]
+    assert said[start + 1][1:] == [ArgumentsDelta(WEATHER[:2])]
+    assert said[start + 2 : start + len(WEATHER)] == [[ArgumentsDelta(letter)] for letter in WEATHER[2:]]
     assert not any(said[start + len(WEATHER) :])
     assert parser.finish() == []

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from rondo.text.parsing import Call, Content, Dialect
+from rondo.text.parsing import Call, Content, ToolCallFormat
 from rondo.text.parsing.dialect import CALLS, REASONING
 from rondo.text.parsing.marked import CallFormat
 from rondo.text.parsing.scan import LONGEST_HEAD
@@ -30,7 +30,7 @@ MORE = ("  ", "\n ", "ab")
 
 
 def parser_of(kind: str):
-    dialect, prompt, _ = KINDS.get(kind, (Dialect(kind), "", ()))
+    dialect, prompt, _ = KINDS.get(kind, (ToolCallFormat(kind), "", ()))
     return dialect.parser(prompt, TOOLS)
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from rondo.base.errors import ConfigError
-from rondo.data.packing import Row
-from rondo.models.parts import Router
+from rondo.data.packing import PackedRow
+from rondo.models.parts import ExpertRouter
 from rondo.parallel.config import Checkpointing
 from rondo.train.auxiliary import coefficient_of
 from rondo.train.config import OptimConfig
@@ -32,17 +32,17 @@ def learner_of(coefficient: float | None, *, multiple: int = 1, **settings: Any)
     return learner
 
 
-def gradients(learner: Learner, rows: list[Row]) -> tuple[dict[str, float], dict[str, Tensor]]:
+def gradients(learner: Learner, rows: list[PackedRow]) -> tuple[dict[str, float], dict[str, Tensor]]:
     found = learner.forward_backward(rows, cross_entropy)
     return found, {name: p.grad.clone() for name, p in learner.model.named_parameters() if p.grad is not None}
 
 
-def theirs(rows: list[Row], coefficient: float) -> tuple[float, dict[str, Tensor]]:
+def theirs(rows: list[PackedRow], coefficient: float) -> tuple[float, dict[str, Tensor]]:
     """The mean over rows, weighted by what the loss counts, and its gradients through autograd."""
     learner = learner_of(0.0)
     logits: list[Tensor] = []
     for router in learner.model.modules():
-        if isinstance(router, Router):
+        if isinstance(router, ExpertRouter):
             router.watch = lambda given: logits.append(given) or given  # type: ignore[func-returns-value]
     valid, mean = sum(row.valid for row in rows), 0.0
     assert isinstance(learner.passes, Passes)
@@ -125,7 +125,7 @@ def test_stages_balance_their_own_layers() -> None:
     valid = sum(row.valid for row in rows)
     assert isinstance(learner.passes, Passes)
     for module in learner.model.modules():
-        if isinstance(module, Router):
+        if isinstance(module, ExpertRouter):
             module.watch = lambda given: layers.append(float(balance_of(given))) or given  # type: ignore[func-returns-value]
     mean = 0.0
     for row in rows:

@@ -13,7 +13,7 @@ from rondo import models
 from rondo.base.errors import ConfigError, InvalidRequest, ModelError, NotFound
 from rondo.base.files import atomic_dir
 from rondo.data.mixture import Weighted, weighted
-from rondo.data.prepare import Request, prepare
+from rondo.data.prepare import PrepareRequest, prepare
 from rondo.data.sampler import Position
 from rondo.text.bpe import train_bpe
 from rondo.text.tokenizer import Tokenizer
@@ -41,7 +41,9 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RONDO_HOME", str(folder / "home"))
         prepare(
-            Request([str(folder / "data.jsonl")], folder / "model", str(folder / "shards"), part_bytes=1000)
+            PrepareRequest(
+                [str(folder / "data.jsonl")], folder / "model", str(folder / "shards"), part_bytes=1000
+            )
         )
     return folder
 
@@ -135,7 +137,7 @@ def test_what_does_not_fit_together_is_an_error(ground: Path, tmp_path: Path) ->
     with pytest.raises(InvalidRequest, match="sft the records"):
         data.open_sources("sft", config(ground, "shards"))
     train_bpe(TEXTS, 280).save(tmp_path)
-    other = Request([str(ground / "data.jsonl")], tmp_path, str(tmp_path / "shards"))
+    other = PrepareRequest([str(ground / "data.jsonl")], tmp_path, str(tmp_path / "shards"))
     prepare(other)
     with pytest.raises(ModelError, match="another tokenizer"):
         batches(config(tmp_path, "shards").model_copy(update={"model": str(ground / "model")}))

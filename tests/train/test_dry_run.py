@@ -6,7 +6,7 @@ from rondo.models import parse
 from rondo.plan.cluster import Cluster, gpu_of
 from rondo.plan.estimate import Estimate
 from rondo.plan.hf import hf_of, shape_of
-from rondo.plan.layout import Batch, Layout, Policy
+from rondo.plan.layout import Layout, Policy, StepBatch
 from rondo.plan.shapes import SHAPES
 from rondo.train.dry_run import dry_run
 from support.tiny import TINY_MLA, TINY_MOE, tiny_config
@@ -16,7 +16,7 @@ def planned(layout: Layout, zero: int = 3, **changes: object) -> Estimate:
     shape = shape_of(tiny_config(num_hidden_layers=6, **changes), "tiny")
     cluster = Cluster(gpu_of("h100"), layout.ranks)
     policy = Policy(zero=zero)  # type: ignore[arg-type]
-    return Estimate(shape, cluster, layout, policy, Batch(layout.dp * 2 * layout.pp, 64))
+    return Estimate(shape, cluster, layout, policy, StepBatch(layout.dp * 2 * layout.pp, 64))
 
 
 @pytest.mark.parametrize("name", [name for name, shape in SHAPES.items() if shape.gated])

@@ -19,7 +19,7 @@ from rondo.train.config import EvaluateConfig, TrainConfig
 from rondo.train.evaluate import Evaluation, choose, log_likelihoods
 from rondo.train.evaluate_model import evaluate_model
 from rondo.train.evaluator import Evaluator
-from rondo.train.tasks import Choice, Question, read_tasks
+from rondo.train.tasks import MultipleChoice, Question, read_tasks
 from support.home import own_home
 from support.tiny import tiny_model, tiny_tokenizer
 
@@ -63,7 +63,7 @@ def test_log_likelihoods_of_choices_are_transformers(ground: Path) -> None:
     choices = [
         task
         for task in read_tasks(str(ground / "choose.jsonl"), tiny_tokenizer())
-        if isinstance(task, Choice)
+        if isinstance(task, MultipleChoice)
     ]
     evaluator = Evaluator(models.load(ground / "model"))
     found = log_likelihoods(evaluator, choices, budget=64)
@@ -130,7 +130,7 @@ def test_what_is_written_is_what_the_trained_weights_say(ground: Path) -> None:
 def test_training_is_not_changed_by_being_watched(
     ground: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run(home: Path, evaluate: EvaluateConfig) -> jobs.Plan:
+    def run(home: Path, evaluate: EvaluateConfig) -> jobs.TrainJobPlan:
         monkeypatch.setenv("RONDO_HOME", str(own_home(home)))
         config = TrainConfig(
             model=str(ground / "model"),

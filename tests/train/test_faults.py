@@ -11,7 +11,7 @@ import pytest
 from rondo import models
 from rondo.base.files import atomic_dir
 from rondo.cli.main import main
-from rondo.data.packing import Row
+from rondo.data.packing import PackedRow
 from rondo.train import jobs
 from rondo.train.config import TrainConfig
 from rondo.train.faults import Diverged, Faults
@@ -45,7 +45,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     passes, found = iter(range(1, 1000)), set[int]()
     real = Learner.forward_backward
 
-    def maybe(learner: Learner, batch: Sequence[Row], loss: Loss, **more: object) -> Metrics:
+    def maybe(learner: Learner, batch: Sequence[PackedRow], loss: Loss, **more: object) -> Metrics:
         metrics = real(learner, batch, loss, **more)  # type: ignore[arg-type]
         return metrics | {"loss": float("nan")} if next(passes) in found else metrics
 

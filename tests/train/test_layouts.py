@@ -8,7 +8,7 @@ from rondo.data.packing import padded
 from rondo.parallel.config import LayoutConfig
 from rondo.parallel.cut import microbatches
 from rondo.plan.layout import Layout
-from rondo.plan.model import Shape
+from rondo.plan.model import ModelShape
 from rondo.plan.traffic import pipeline_a_microbatch
 from support.launch import fork, launch
 from support.layouts import alone, on_ranks, rows_of, same, together
@@ -88,7 +88,7 @@ EIGHT: list[tuple[dict[str, Any], dict[str, Any]]] = [
 """Three ways to divide at once: dp, tp and pp."""
 HEAVY = ("torch.distributed.fsdp", "rondo.parallel.apply", "rondo.train.pipelined")
 """What ranks would import by themselves when they come to it."""
-SHAPE = Shape("tiny", layers=4, hidden=32, heads=4, kv_heads=2, head_dim=8, intermediate=48, vocab=VOCAB)
+SHAPE = ModelShape("tiny", layers=4, hidden=32, heads=4, kv_heads=2, head_dim=8, intermediate=48, vocab=VOCAB)
 
 
 PARTS = 8

@@ -10,7 +10,7 @@ import torch
 
 from rondo import models
 from rondo.base.errors import ModelError
-from rondo.data.packing import Document, Row, Tree, pack
+from rondo.data.packing import Document, PackedRow, Tree, pack
 from rondo.models import Decoder, Packed
 from rondo.train.config import OptimConfig
 from rondo.train.learner import Learner
@@ -53,7 +53,9 @@ def separate(trees: Sequence[Tree]) -> list[Document]:
     ]
 
 
-def gradients(model: Decoder, rows: list[Row], loss: object) -> tuple[dict[str, float], list[torch.Tensor]]:
+def gradients(
+    model: Decoder, rows: list[PackedRow], loss: object
+) -> tuple[dict[str, float], list[torch.Tensor]]:
     learner = Learner(model, CONFIG)
     metrics = learner.forward_backward(rows, loss, temperature=0.7)  # type: ignore[arg-type]
     found = [p.grad.clone() for p in model.parameters() if p.grad is not None]
@@ -121,7 +123,7 @@ def test_cross_entropy_is_pytorchs_mean_over_valid_tokens() -> None:
         torch.testing.assert_close(parameter.grad, grad, rtol=1e-4, atol=1e-6)
 
 
-def gradients_at_one(model: Decoder, rows: list[Row]) -> tuple[dict[str, float], list[torch.Tensor]]:
+def gradients_at_one(model: Decoder, rows: list[PackedRow]) -> tuple[dict[str, float], list[torch.Tensor]]:
     learner = Learner(model, CONFIG)
     metrics = learner.forward_backward(rows, cross_entropy)
     found = [p.grad.clone() for p in model.parameters() if p.grad is not None]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rondo.data.packing import Document, Row, pack
+from rondo.data.packing import Document, PackedRow, pack
 from rondo.models import decoder
 from rondo.parallel.config import Checkpointing
 from rondo.train.config import OptimConfig
@@ -14,7 +14,7 @@ from support.alive import most_bytes_in
 from support.tiny import VOCAB, tiny_model
 
 
-def rows(count: int = 3, length: int = 64) -> list[Row]:
+def rows(count: int = 3, length: int = 64) -> list[PackedRow]:
     draw = torch.Generator().manual_seed(1)
     documents = []
     for _ in range(3 * count):

@@ -16,7 +16,7 @@ from rondo.train import offload
 from rondo.train.config import OptimConfig
 from rondo.train.learner import Learner
 from rondo.train.losses import cross_entropy
-from rondo.train.shelf import PAGE, Shelf
+from rondo.train.shelf import PAGE, DiskTensorPool
 from support.layouts import rows_of
 from support.tiny import tiny_model
 from support.waiting import scaled
@@ -62,13 +62,13 @@ class Begun:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._more, self._seen = threading.Semaphore(0), 0
-        bring = Shelf.bring
+        bring = DiskTensorPool.bring
 
-        def counted(shelf: Shelf, tensors: Iterable[Tensor]) -> None:
+        def counted(shelf: DiskTensorPool, tensors: Iterable[Tensor]) -> None:
             self._more.release()
             bring(shelf, tensors)
 
-        monkeypatch.setattr(Shelf, "bring", counted)
+        monkeypatch.setattr(DiskTensorPool, "bring", counted)
 
     def wait(self, count: int) -> None:
         while self._seen < count:
@@ -137,7 +137,7 @@ def test_a_full_disk_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_shelf_gives_memory_back_and_has_what_was_written(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path)
+    shelf = DiskTensorPool(tmp_path)
     x = shelf.place(torch.arange(100_000.0))
     x += 1
     shelf.let_go([x])
@@ -211,6 +211,6 @@ def test_what_cannot_go_away_says_why(tmp_path: Path) -> None:
 
 
 def test_an_empty_part_takes_no_room(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path)
+    shelf = DiskTensorPool(tmp_path)
     assert shelf.place(torch.zeros(0, 8)).shape == (0, 8)
     assert shelf.nbytes == 0

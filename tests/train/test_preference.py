@@ -13,8 +13,8 @@ from rondo import models
 from rondo.base.errors import InvalidRequest, NotFound
 from rondo.base.files import atomic_dir
 from rondo.data.groups import Groups, row_of_groups
-from rondo.data.packing import Document, Row, Tree, pack, plan_rows
-from rondo.data.sampler import Piece
+from rondo.data.packing import Document, PackedRow, Tree, pack, plan_rows
+from rondo.data.sampler import DocumentSpan
 from rondo.models.adapters import LoraSpec, attach_lora, load_adapter
 from rondo.models.store import resolve
 from rondo.parallel.config import Precision
@@ -24,7 +24,7 @@ from rondo.train.config import AdapterConfig, OptimConfig, PreferenceConfig, Tra
 from rondo.train.learner import Learner
 from rondo.train.preference import check_sizes, loss_of, mismatched, pair_trees
 from rondo.train.preference_losses import Dpo, Kto
-from rondo.train.recipes import Work
+from rondo.train.recipes import RecipeInputs
 from rondo.train.reference import Computed
 from support.home import own_home
 from support.tiny import tiny_model, tiny_tokenizer
@@ -71,10 +71,10 @@ def test_kto_sets_answers_beside_prompts_that_are_not_theirs() -> None:
     assert [one.facts["document"] for one in found] == [3, 4, 5]
 
 
-def rows_of(trees: list[Tree], budget: int, share: bool) -> list[Row]:
+def rows_of(trees: list[Tree], budget: int, share: bool) -> list[PackedRow]:
     groups = Groups(trees, share=share)
     plan = plan_rows([int(n) - 1 for n in groups.lengths], budget)
-    return [row_of_groups(groups.read([Piece(0, i, 0, 0) for i in row])) for row in plan]
+    return [row_of_groups(groups.read([DocumentSpan(0, i, 0, 0) for i in row])) for row in plan]
 
 
 @pytest.mark.parametrize("kind", ["dpo", "ipo", "kto", "simpo"])
@@ -149,7 +149,7 @@ def config(ground: Path, **changes: object) -> TrainConfig:
     ).model_copy(update=changes)
 
 
-def metrics_of(plan: jobs.Plan) -> list[dict[str, float]]:
+def metrics_of(plan: jobs.TrainJobPlan) -> list[dict[str, float]]:
     return [json.loads(line) for line in (plan.job.path / "metrics.jsonl").read_text().splitlines()]
 
 
@@ -210,7 +210,7 @@ def test_a_reference_in_fewer_bits_has_no_masters(precision: Precision, ground: 
     told = config(ground, precision=precision)
     model = models.load(ground / "model")
     learner = Learner(model, told)
-    work = Work(told, ground / "model", tiny_tokenizer(), learner, tmp_path)
+    work = RecipeInputs(told, ground / "model", tiny_tokenizer(), learner, tmp_path)
     own = work.reference.own
     assert own is not None
     assert own.working is None

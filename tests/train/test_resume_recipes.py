@@ -78,7 +78,7 @@ def config(ground: Path, kind: Kind, changes: dict[str, Any]) -> TrainConfig:
     return TrainConfig(**settings | changes)
 
 
-def run(plan: jobs.Plan, last: int = STEPS) -> None:
+def run(plan: jobs.TrainJobPlan, last: int = STEPS) -> None:
     """Interrupted after the step `last`."""
 
     def stop(step: int, metrics: object) -> None:
@@ -92,7 +92,7 @@ def run(plan: jobs.Plan, last: int = STEPS) -> None:
             jobs.run(plan, stop)
 
 
-def left(plan: jobs.Plan) -> dict[str, str]:
+def left(plan: jobs.TrainJobPlan) -> dict[str, str]:
     """The hashes of all that the job has left, and its losses."""
     folders = [folder for folder in (plan.job.export, plan.job.adapter) if folder.is_dir()]
     files = {

@@ -4,7 +4,7 @@ in memory."""
 from typing import Any
 
 from rondo.plan.hf import shape_of
-from rondo.plan.layout import Batch, Layout, Policy
+from rondo.plan.layout import Layout, Policy, StepBatch
 from rondo.plan.traffic import traffic
 from support.launch import launch
 from support.layouts import alone, same
@@ -33,7 +33,7 @@ def test_divided_layers() -> None:
     (_, first, spared), (_, second, _) = for_ranks
     for how in _divided.CHECKPOINTING:
         policy = Policy(zero=3, checkpointing=how)
-        wanted = traffic(shape, Layout(tp=RANKS), policy, Batch(1, _divided.LENGTH)).tensor
+        wanted = traffic(shape, Layout(tp=RANKS), policy, StepBatch(1, _divided.LENGTH)).tensor
         for sent, largest, _ in (first[how], second[how]):
             assert sent == wanted
             assert largest < _divided.LENGTH * VOCAB

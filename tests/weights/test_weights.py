@@ -4,7 +4,7 @@ from torch import Tensor
 
 from rondo.base.errors import ConfigError, Conflict, NotFound
 from rondo.weights.checksum import checksum
-from rondo.weights.directory import Directory, Shard
+from rondo.weights.directory import Directory, WeightShard
 from rondo.weights.in_place import InPlace, Receiver
 
 
@@ -93,7 +93,7 @@ def test_a_checksum_sees_every_bit_name_shape_and_type() -> None:
 def test_a_dead_owners_shards_vanish() -> None:
     now = 0.0
     directory = Directory(lease_s=10, clock=lambda: now)
-    shard = Shard("a", (1,), "float32", "here")
+    shard = WeightShard("a", (1,), "float32", "here")
     directory.publish("m", 1, "one", [shard], "sum")
     directory.publish("m", 1, "two", [shard], "sum")
     now = 8.0

@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-_current: ContextVar[Account | None] = ContextVar("rondo_account", default=None)
+_current: ContextVar[RequestStats | None] = ContextVar("rondo_account", default=None)
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class SampleStats:
     """One answer to one prompt. Times are those of `time.monotonic`; 0 is what did not come to be."""
 
     id: str
@@ -50,9 +50,9 @@ class Sample:
 
 
 @dataclass
-class Account:
+class RequestStats:
     request_id: str
-    samples: list[Sample] = field(default_factory=list)
+    samples: list[SampleStats] = field(default_factory=list)
     api_key: str | None = field(default=None, repr=False)
     """The key that the request was sent with, where the server checks keys."""
     ignored: list[str] = field(default_factory=list)
@@ -74,5 +74,5 @@ class Account:
         return self.opened_at + moment - self.opened
 
 
-def current() -> Account | None:
+def current() -> RequestStats | None:
     return _current.get()

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
 from rondo.base.config_errors import not_a_section, unknown_key
-from rondo.base.config_keys import Key, env_names, holds_bool, is_secret, keys_of, takes_bool
+from rondo.base.config_keys import SettingKey, env_names, holds_bool, is_secret, keys_of, takes_bool
 from rondo.base.config_text import from_text, is_bool_word, toml_lines
 from rondo.base.errors import ConfigError
 
@@ -50,7 +50,7 @@ class Section(BaseModel):
 
 
 @dataclass(frozen=True)
-class Source:
+class SettingSource:
     kind: Literal["default", "file", "env", "flag"]
     where: str = ""
 
@@ -64,10 +64,10 @@ Tree = TypeVar("Tree", bound=Section)
 @dataclass(frozen=True)
 class Loaded(Generic[Tree]):
     tree: Tree
-    sources: dict[str, Source]
+    sources: dict[str, SettingSource]
     """One entry a leaf of the tree, by its dotted path."""
 
-    def rows(self) -> Iterator[tuple[str, object, Source]]:
+    def rows(self) -> Iterator[tuple[str, object, SettingSource]]:
         for path, value in leaves(self.tree):
             yield path, value, self.sources[path]
 
@@ -75,7 +75,7 @@ class Loaded(Generic[Tree]):
 @dataclass(frozen=True)
 class _Setting:
     value: object
-    source: Source
+    source: SettingSource
 
 
 def load(
@@ -104,10 +104,10 @@ def load(
     return Loaded(made, sources)
 
 
-def _default_of(tree: Section, path: str) -> Source:
+def _default_of(tree: Section, path: str) -> SettingSource:
     *sections, name = path.split(".")
     section = reduce(getattr, sections, tree)
-    return Source("default", section.default_of(name))
+    return SettingSource("default", section.default_of(name))
 
 
 def leaves(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, object]]:
@@ -120,7 +120,7 @@ def leaves(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, object]]
             yield prefix + name, value
 
 
-def _from_file(keys: dict[str, Key], file: Path) -> dict[str, _Setting]:
+def _from_file(keys: dict[str, SettingKey], file: Path) -> dict[str, _Setting]:
     try:
         text = file.read_text("utf-8")
         data = tomllib.loads(text)
@@ -132,11 +132,11 @@ def _from_file(keys: dict[str, Key], file: Path) -> dict[str, _Setting]:
         raise ConfigError(f"Cannot read the config file {file}: {error.strerror}.") from None
     lines = toml_lines(text)
 
-    def source(path: str) -> Source:
+    def source(path: str) -> SettingSource:
         known = path
         while known and known not in lines:
             known = known.rpartition(".")[0]
-        return Source("file", f"{file}:{lines[known]}" if known else str(file))
+        return SettingSource("file", f"{file}:{lines[known]}" if known else str(file))
 
     settings: dict[str, _Setting] = {}
 
@@ -158,7 +158,7 @@ def _from_file(keys: dict[str, Key], file: Path) -> dict[str, _Setting]:
     return settings
 
 
-def _from_env(keys: dict[str, Key], env: Mapping[str, str]) -> dict[str, _Setting]:
+def _from_env(keys: dict[str, SettingKey], env: Mapping[str, str]) -> dict[str, _Setting]:
     names = env_names(keys, ENV_PREFIX)
     tops = {path for path, key in keys.items() if key.sections and "." not in path}
     settings: dict[str, _Setting] = {}
@@ -172,7 +172,7 @@ def _from_env(keys: dict[str, Key], env: Mapping[str, str]) -> dict[str, _Settin
             choices = " or ".join(ENV_PREFIX + path.upper().replace(".", "__") for path in paths)
             raise ConfigError(f"{name} could mean {' or '.join(paths)}. Write {choices}.")
         if paths:
-            settings.update(_text_settings(keys, paths[0], env[name], Source("env", name)))
+            settings.update(_text_settings(keys, paths[0], env[name], SettingSource("env", name)))
         elif any(rest.startswith(top + "_") or rest == top for top in tops):
             raise unknown_key(dotted, f"the environment variable {name}", keys, flat=rest)
         else:
@@ -180,7 +180,7 @@ def _from_env(keys: dict[str, Key], env: Mapping[str, str]) -> dict[str, _Settin
     return settings
 
 
-def _from_flags(keys: dict[str, Key], flags: Sequence[str]) -> dict[str, _Setting]:
+def _from_flags(keys: dict[str, SettingKey], flags: Sequence[str]) -> dict[str, _Setting]:
     settings: dict[str, _Setting] = {}
     rest = list(flags)
     while rest:
@@ -193,7 +193,7 @@ def _from_flags(keys: dict[str, Key], flags: Sequence[str]) -> dict[str, _Settin
             raise unknown_key(path, f"the flag --{name}", keys)
         if not equals:
             text = _flag_value(keys[path], name, rest)
-        settings.update(_text_settings(keys, path, text, Source("flag", f"--{name}")))
+        settings.update(_text_settings(keys, path, text, SettingSource("flag", f"--{name}")))
     return settings
 
 
@@ -219,7 +219,7 @@ def split_flags(tree: type[Section], argv: Sequence[str]) -> tuple[list[str], li
     return flags, rest
 
 
-def _flag_value(key: Key, name: str, rest: list[str]) -> str:
+def _flag_value(key: SettingKey, name: str, rest: list[str]) -> str:
     """The value written after the flag; a lone boolean flag means true."""
     if key.is_bool and not (rest and is_bool_word(rest[0])):
         return "true"
@@ -228,7 +228,9 @@ def _flag_value(key: Key, name: str, rest: list[str]) -> str:
     return rest.pop(0)
 
 
-def _text_settings(keys: dict[str, Key], path: str, text: str, source: Source) -> dict[str, _Setting]:
+def _text_settings(
+    keys: dict[str, SettingKey], path: str, text: str, source: SettingSource
+) -> dict[str, _Setting]:
     value = from_text(keys[path].annotation, text, path, str(source))
     if not keys[path].sections or value is None:
         return {path: _Setting(value, source)}
@@ -248,7 +250,7 @@ def _put(settings: dict[str, _Setting], path: str, setting: _Setting) -> None:
     settings[path] = setting
 
 
-def _refuse_bools(keys: dict[str, Key], path: str, value: object, source: Source) -> None:
+def _refuse_bools(keys: dict[str, SettingKey], path: str, value: object, source: SettingSource) -> None:
     """Pydantic takes true for 1, so `port = true` would be port 1."""
     if path in keys and keys[path].sections:
         for name, inner in value.items() if isinstance(value, dict) else ():
@@ -270,7 +272,7 @@ def _nest(settings: dict[str, _Setting]) -> dict[str, Any]:
     return root
 
 
-def _source_of(path: str, settings: dict[str, _Setting]) -> Source | None:
+def _source_of(path: str, settings: dict[str, _Setting]) -> SettingSource | None:
     while path:
         if path in settings:
             return settings[path].source
@@ -278,7 +280,9 @@ def _source_of(path: str, settings: dict[str, _Setting]) -> Source | None:
     return None
 
 
-def _explain(error: ValidationError, keys: dict[str, Key], settings: dict[str, _Setting]) -> ConfigError:
+def _explain(
+    error: ValidationError, keys: dict[str, SettingKey], settings: dict[str, _Setting]
+) -> ConfigError:
     details = error.errors()
     lines = [_explain_one(detail, keys, settings) for detail in details]
     path = _path_of(details[0], keys)
@@ -298,7 +302,7 @@ def _settings_in(message: str, section: str, settings: dict[str, _Setting]) -> l
     return sorted(found, key=lambda path: found[path])
 
 
-def _path_of(detail: ErrorDetails, keys: dict[str, Key]) -> str:
+def _path_of(detail: ErrorDetails, keys: dict[str, SettingKey]) -> str:
     """The config path of an error's location, without union tags and indices inside a value."""
     path = ""
     for part in detail["loc"]:
@@ -308,7 +312,7 @@ def _path_of(detail: ErrorDetails, keys: dict[str, Key]) -> str:
     return path
 
 
-def _explain_one(detail: ErrorDetails, keys: dict[str, Key], settings: dict[str, _Setting]) -> str:
+def _explain_one(detail: ErrorDetails, keys: dict[str, SettingKey], settings: dict[str, _Setting]) -> str:
     path = _path_of(detail, keys)
     source = _source_of(path, settings)
     message = detail["msg"].removeprefix("Value error, ").rstrip(".")

@@ -3,11 +3,13 @@
 from collections.abc import Mapping
 from typing import get_origin
 
-from rondo.base.config_keys import Key, nearest
+from rondo.base.config_keys import SettingKey, nearest
 from rondo.base.errors import ConfigError
 
 
-def unknown_key(path: str, where: str, keys: Mapping[str, Key], flat: str | None = None) -> ConfigError:
+def unknown_key(
+    path: str, where: str, keys: Mapping[str, SettingKey], flat: str | None = None
+) -> ConfigError:
     if path in keys:
         said = f"{path!r} in quotes is one name, which no key has ({where}). Write {path} without quotes."
         return ConfigError(said, param=path, code="unknown_key")
@@ -20,6 +22,6 @@ def unknown_key(path: str, where: str, keys: Mapping[str, Key], flat: str | None
     return ConfigError(f"Unknown config key {path} ({where}).{hint}", param=path, code="unknown_key")
 
 
-def not_a_section(path: str, where: str, keys: Mapping[str, Key]) -> ConfigError:
+def not_a_section(path: str, where: str, keys: Mapping[str, SettingKey]) -> ConfigError:
     inner = next(name for name in keys if name.startswith(path + "."))
     return ConfigError(f"{path} ({where}) is a section, not a value. Set one of its keys, such as {inner}.")

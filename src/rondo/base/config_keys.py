@@ -12,7 +12,7 @@ SECRETS = ("_key", "_token", "_secret", "_password")
 
 
 @dataclass(frozen=True)
-class Key:
+class SettingKey:
     annotation: Any
     description: str
     sections: tuple[type[BaseModel], ...]
@@ -58,19 +58,19 @@ def is_secret(path: str) -> bool:
     return path.endswith(SECRETS)
 
 
-def keys_of(tree: type[BaseModel], prefix: str = "") -> dict[str, Key]:
+def keys_of(tree: type[BaseModel], prefix: str = "") -> dict[str, SettingKey]:
     """Every key of the tree by dotted path, sections included, in the order of declaration."""
-    keys: dict[str, Key] = {}
+    keys: dict[str, SettingKey] = {}
     for name, field in tree.model_fields.items():
         sections = sections_of(field.annotation)
-        keys[prefix + name] = Key(field.annotation, field.description or "", sections)
+        keys[prefix + name] = SettingKey(field.annotation, field.description or "", sections)
         for section in sections:
             for path, key in keys_of(section, f"{prefix}{name}.").items():
                 keys.setdefault(path, key)
     return keys
 
 
-def env_names(keys: Mapping[str, Key], prefix: str) -> dict[str, list[str]]:
+def env_names(keys: Mapping[str, SettingKey], prefix: str) -> dict[str, list[str]]:
     """`RONDO_TRAIN_LR` -> the paths it can mean; more than one when underscores in names collide."""
     names: dict[str, list[str]] = {}
     for path in keys:
@@ -78,7 +78,7 @@ def env_names(keys: Mapping[str, Key], prefix: str) -> dict[str, list[str]]:
     return names
 
 
-def nearest(path: str, keys: Mapping[str, Key], flat: str | None = None) -> str | None:
+def nearest(path: str, keys: Mapping[str, SettingKey], flat: str | None = None) -> str | None:
     """The key most likely meant: a sibling with a like name, the same name elsewhere, or the closest path.
 
     `flat` is the key as an environment variable spells it, where dots and underscores look alike.

@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rondo.base.account import Account, Sample
+from rondo.base.account import RequestStats, SampleStats
 from rondo.base.errors import ConfigError, MissingExtra
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Tracer:
         self._propagator = TraceContextTextMapPropagator()
 
     def record(
-        self, account: Account, headers: Mapping[str, str], ended: float, attributes: Mapping[str, Any]
+        self, account: RequestStats, headers: Mapping[str, str], ended: float, attributes: Mapping[str, Any]
     ) -> None:
         """`headers` may have the caller's `traceparent` and `tracestate`; `ended` is of `time.monotonic`."""
         from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
@@ -76,7 +76,7 @@ class Tracer:
         span.end(_nano(account.wall(ended)))
 
 
-def _phases(sample: Sample) -> list[tuple[str, float, float]]:
+def _phases(sample: SampleStats) -> list[tuple[str, float, float]]:
     phases = []
     if sample.started:
         phases.append(("queue", sample.added, sample.started))
@@ -85,7 +85,7 @@ def _phases(sample: Sample) -> list[tuple[str, float, float]]:
     return phases
 
 
-def _of_request(account: Account, ended: float) -> dict[str, Any]:
+def _of_request(account: RequestStats, ended: float) -> dict[str, Any]:
     """OpenTelemetry's names for generative AI; the latencies under those that vLLM gave them."""
     found: dict[str, Any] = {
         "gen_ai.provider.name": "rondo",
@@ -121,7 +121,7 @@ def _of_request(account: Account, ended: float) -> dict[str, Any]:
     return found
 
 
-def usage(samples: Sequence[Sample]) -> tuple[int, int]:
+def usage(samples: Sequence[SampleStats]) -> tuple[int, int]:
     """Tokens in, each prompt once, and tokens out."""
     prompts = {sample.id: sample.prompt_tokens for sample in samples}
     return sum(prompts.values()), sum(sample.output_tokens for sample in samples)

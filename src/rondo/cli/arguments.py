@@ -8,7 +8,7 @@ from typing import NoReturn
 from rondo.base.errors import ConfigError
 
 
-class Parser(argparse.ArgumentParser):
+class VerbParser(argparse.ArgumentParser):
     """No abbreviated flags, and a mistake is a `ConfigError` that says where the help is."""
 
     def __init__(self, prog: str, description: str, section: str = "", settings: Iterable[str] = ()) -> None:

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from rondo.base.errors import ConfigError, RondoError
 from rondo.cli import bench_types as types
-from rondo.cli.arguments import Parser
+from rondo.cli.arguments import VerbParser
 from rondo.cli.verbs import run_verb
 
 if TYPE_CHECKING:
     from rondo.client.bench.arrivals import Ramp
-    from rondo.client.bench.load import Server
-    from rondo.client.bench.prompts import Dataset
-    from rondo.client.bench.report import Run
+    from rondo.client.bench.load import TargetServer
+    from rondo.client.bench.prompts import PromptDataset
+    from rondo.client.bench.report import LoadRun
 
 USAGE = """usage: rondo bench VERB [options]
 
@@ -56,7 +56,7 @@ def serve(argv: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser("rondo bench serve", "Load an OpenAI server and print vLLM's figures of it.")
+    parser = VerbParser("rondo bench serve", "Load an OpenAI server and print vLLM's figures of it.")
     add = parser.add_argument_group("server").add_argument
     add("--base-url", default=None, help="where it is (RONDO_BASE_URL, else http://127.0.0.1:8000)")
     add("--model", help="the model to ask for (the first that the server names)")
@@ -144,12 +144,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-async def _load(given: argparse.Namespace) -> tuple[list[Run], dict[str, Any]]:
+async def _load(given: argparse.Namespace) -> tuple[list[LoadRun], dict[str, Any]]:
     from rondo.client.bench.arrivals import arrival_times, ramped_times
     from rondo.client.bench.figures import figures
     from rondo.client.bench.load import run_load
     from rondo.client.bench.prompts import make_prompts
-    from rondo.client.bench.report import Run, failures, lines
+    from rondo.client.bench.report import LoadRun, failures, lines
 
     ramp = _ramp(given)
     chat, dataset = given.endpoint == "chat", _dataset(given)
@@ -167,7 +167,7 @@ async def _load(given: argparse.Namespace) -> tuple[list[Run], dict[str, Any]]:
             times = ramped_times(len(asks), ramp, given.burstiness, given.seed)
         outcomes, seconds = await run_load(server, asks, times, given.max_concurrency, _progress(len(asks)))
         found = figures(outcomes, seconds, given.metric_percentiles, dict(given.goodput))
-        runs.append(Run(rate, given.max_concurrency, outcomes, found))
+        runs.append(LoadRun(rate, given.max_concurrency, outcomes, found))
         print("\n".join(lines(runs[-1], given.percentile_metrics)), flush=True)
         for failure in failures(runs[-1]):
             print(failure, file=sys.stderr)
@@ -186,30 +186,30 @@ async def _load(given: argparse.Namespace) -> tuple[list[Run], dict[str, Any]]:
     return runs, about
 
 
-async def _server(given: argparse.Namespace) -> Server:
+async def _server(given: argparse.Namespace) -> TargetServer:
     from dataclasses import replace
 
-    from rondo.client.bench.load import Server, first_model, wait_until_ready
+    from rondo.client.bench.load import TargetServer, first_model, wait_until_ready
     from rondo.client.bench.prompts import Ask
-    from rondo.client.bench.wire import Address
+    from rondo.client.bench.wire import ServerAddress
 
     url = given.base_url or os.environ.get("RONDO_BASE_URL") or "http://127.0.0.1:8000"
     key = given.api_key or os.environ.get("RONDO_API_KEY") or os.environ.get("OPENAI_API_KEY")
-    address = Address.of(url)
-    server = Server(address, given.endpoint, given.model or "", key, given.ignore_eos, given.extra_body)
+    address = ServerAddress.of(url)
+    server = TargetServer(address, given.endpoint, given.model or "", key, given.ignore_eos, given.extra_body)
     if given.ready_check_timeout_sec > 0:
         words = Ask("a" if given.endpoint == "chat" else [10], 1)
         return await wait_until_ready(server, words, given.ready_check_timeout_sec)
     return server if given.model else replace(server, model=await first_model(server))
 
 
-def _dataset(given: argparse.Namespace) -> Dataset:
-    from rondo.client.bench.prompts import Dataset, Lengths, Lines, Repeated
+def _dataset(given: argparse.Namespace) -> PromptDataset:
+    from rondo.client.bench.prompts import LengthDistribution, LinePrompts, PromptDataset, Repeated
 
     size, output = given.input_len, given.output_len
     if size is not None and given.dataset not in ("random", "sonnet"):
         raise ConfigError(f"--input-len does not apply to the dataset {given.dataset}.", param="input_len")
-    lengths = Lengths(
+    lengths = LengthDistribution(
         size or given.random_input_len,
         output or given.random_output_len,
         given.random_range_ratio,
@@ -221,8 +221,10 @@ def _dataset(given: argparse.Namespace) -> Dataset:
         given.prefix_repetition_num_prefixes,
         output or given.prefix_repetition_output_len,
     )
-    text = Lines(size or given.sonnet_input_len, output or given.sonnet_output_len, given.sonnet_prefix_len)
-    return Dataset(given.dataset, given.dataset_path, lengths, repeated, text, output)
+    text = LinePrompts(
+        size or given.sonnet_input_len, output or given.sonnet_output_len, given.sonnet_prefix_len
+    )
+    return PromptDataset(given.dataset, given.dataset_path, lengths, repeated, text, output)
 
 
 def _ramp(given: argparse.Namespace) -> Ramp | None:
@@ -252,7 +254,7 @@ def _progress(count: int) -> Any:
     return show
 
 
-def _keep(given: argparse.Namespace, runs: Sequence[Run], about: dict[str, Any]) -> None:
+def _keep(given: argparse.Namespace, runs: Sequence[LoadRun], about: dict[str, Any]) -> None:
     if given.save_result is not None:
         from rondo.base.files import write_json
         from rondo.client.bench.report import as_json

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from rondo.cli import bench_types as types
-from rondo.cli.arguments import Parser
+from rondo.cli.arguments import VerbParser
 from rondo.cli.flags import FLAGS
 from rondo.cli.short import read_short
 from rondo.client.bench.figures import percentile
@@ -84,8 +84,8 @@ def latency(argv: list[str]) -> int:
     return 0
 
 
-def _parser(verb: str, text: str, input_len: int, output_len: int) -> Parser:
-    parser = Parser(f"rondo bench {verb}", text)
+def _parser(verb: str, text: str, input_len: int, output_len: int) -> VerbParser:
+    parser = VerbParser(f"rondo bench {verb}", text)
     parser.usage = f"rondo bench {verb} MODEL [flags]"
     parser.add_argument("model", help="a model's name, a folder in Hugging Face layout, or a job's hash")
     parser.add_argument(
@@ -100,7 +100,7 @@ def _parser(verb: str, text: str, input_len: int, output_len: int) -> Parser:
     return parser
 
 
-def _load(parser: Parser, argv: list[str]) -> tuple[argparse.Namespace, LLM] | None:
+def _load(parser: VerbParser, argv: list[str]) -> tuple[argparse.Namespace, LLM] | None:
     """None where help was asked for, and given."""
     command = read_short(parser, [flag for flag in FLAGS if flag in ENGINE_FLAGS], argv)
     if command is None:

@@ -5,7 +5,7 @@ import json
 
 from rondo.base.config_keys import is_secret
 from rondo.base.errors import ConfigError
-from rondo.cli.arguments import Parser
+from rondo.cli.arguments import VerbParser
 from rondo.cli.tree import CommandLine, read_command_line
 
 EPILOG = """Settings: --section.key=value, RONDO_SECTION_KEY=value, or a TOML file with [section] tables.
@@ -13,7 +13,7 @@ A later source wins: default, file, environment, flag."""
 
 
 def run(argv: list[str]) -> int:
-    parser = Parser("rondo config", f"Show every setting and where its value comes from. {EPILOG}")
+    parser = VerbParser("rondo config", f"Show every setting and where its value comes from. {EPILOG}")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--config", metavar="FILE", help="a TOML file of settings")
     parser.add_argument("section", nargs="*", help="only these sections or keys, such as train or train.lr")

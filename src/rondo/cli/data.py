@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from rondo.base.paths import path_of
 from rondo.base.units import human_bytes, human_count
-from rondo.cli.arguments import Parser
+from rondo.cli.arguments import VerbParser
 from rondo.cli.progress import token_progress
 from rondo.cli.verbs import Verb, run_verb
 
@@ -37,9 +37,9 @@ def _prepare(argv: list[str]) -> int:
     arguments = _prepare_parser().parse_args(argv)
 
     from rondo.data.formats import Form
-    from rondo.data.prepare import Request, prepare
+    from rondo.data.prepare import PrepareRequest, prepare
 
-    request = Request(
+    request = PrepareRequest(
         sources=arguments.sources,
         tokenizer=_tokenizer(arguments.tokenizer),
         out=arguments.out,
@@ -72,8 +72,8 @@ def _tokenizer(name: str) -> Path:
     return resolve(name)
 
 
-def _prepare_parser() -> Parser:
-    parser = Parser(
+def _prepare_parser() -> VerbParser:
+    parser = VerbParser(
         "rondo data prepare", "Tokenize text into shards. The same command again goes on where it stopped."
     )
     parser.add_argument(
@@ -138,7 +138,7 @@ def _prepare_parser() -> Parser:
 
 
 def _inspect(argv: list[str]) -> int:
-    parser = Parser("rondo data inspect", "What prepared shards hold, as their index says.")
+    parser = VerbParser("rondo data inspect", "What prepared shards hold, as their index says.")
     parser.add_argument(
         "source", metavar="FOLDER", help="a folder or s3://bucket/path that `rondo data prepare` wrote"
     )

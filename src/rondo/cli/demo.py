@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rondo.cli.arguments import Parser
+from rondo.cli.arguments import VerbParser
 from rondo.cli.short import read_short
 from rondo.cli.tree import RondoConfig
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def run(argv: list[str]) -> int:
-    parser = Parser(
+    parser = VerbParser(
         "rondo demo", "From nothing to a served model tuned with reinforcement learning, in minutes."
     )
     parser.add_argument(

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from rondo.cli.arguments import Parser
+from rondo.cli.arguments import VerbParser
 
 if TYPE_CHECKING:
-    from rondo.ops.limits import Limits
+    from rondo.ops.limits import HardwareLimits
     from rondo.ops.probe import Case
 
 ROWS = (1, 16, 256)
@@ -19,7 +19,7 @@ SECONDS = 0.1
 
 
 def run(argv: list[str]) -> int:
-    parser = Parser(
+    parser = VerbParser(
         "rondo doctor",
         "Say what computes on this machine: which CPU instructions, with how many threads, and what is missing. "
         "--kernels measures each operation (half a minute).",
@@ -71,7 +71,7 @@ def _kernels() -> dict[str, Any]:
     }
 
 
-def _row(case: Case, limits: Limits) -> dict[str, Any]:
+def _row(case: Case, limits: HardwareLimits) -> dict[str, Any]:
     """Rates are of what the operation has most of, beside the limit: bytes read, or operations."""
     version, why = case.version()
     seconds, limit = case.seconds(SECONDS), case.limit(limits)

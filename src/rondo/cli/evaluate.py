@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from rondo.cli.arguments import Parser
+from rondo.cli.arguments import VerbParser
 from rondo.cli.tree import read_command_line
 
 
 def run(argv: list[str]) -> int:
-    parser = Parser("rondo evaluate", "Measure a model on held-out records and on tasks.")
+    parser = VerbParser("rondo evaluate", "Measure a model on held-out records and on tasks.")
     parser.add_argument(
         "model", metavar="MODEL", help="a name from `rondo model list`, a folder, or a job's hash"
     )

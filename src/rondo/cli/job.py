@@ -9,9 +9,9 @@ from typing import Any
 from rondo.base.errors import RondoError, StorageError
 from rondo.base.home import jobs_dir
 from rondo.cli import job_metrics
-from rondo.cli.arguments import Parser
+from rondo.cli.arguments import VerbParser
 from rondo.cli.verbs import run_verb
-from rondo.rl.events import Events
+from rondo.rl.events import EventLog
 from rondo.train.checkpoint import existing
 from rondo.train.job import Job
 
@@ -31,7 +31,7 @@ def run(argv: list[str]) -> int:
 
 
 def _list(argv: list[str]) -> int:
-    parser = Parser("rondo job list", "The jobs of this machine, the last one first, in RONDO_HOME/jobs.")
+    parser = VerbParser("rondo job list", "The jobs of this machine, the last one first, in RONDO_HOME/jobs.")
     parser.add_argument("--json", action="store_true", help="print one JSON array")
     arguments = parser.parse_args(argv)
     rows = [_row(job) for job in Job.all()]
@@ -45,7 +45,7 @@ def _list(argv: list[str]) -> int:
 
 
 def _show(argv: list[str]) -> int:
-    parser = Parser("rondo job show", "What a job is, how far it came and what it left.")
+    parser = VerbParser("rondo job show", "What a job is, how far it came and what it left.")
     parser.add_argument("job", metavar="HASH", help="the first 6 or more characters of its hash")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args(argv)
@@ -59,7 +59,7 @@ def _show(argv: list[str]) -> int:
         "reason": job.status().get("reason"),
         "result": str(job.result) if job.done else None,
         "alarms": [
-            {"alarm": e["alarm"], "since": e["since"], "saw": e["saw"]} for e in Events(job.path).standing()
+            {"alarm": e["alarm"], "since": e["since"], "saw": e["saw"]} for e in EventLog(job.path).standing()
         ],
         "checkpoints": [checkpoint.step for checkpoint in existing(job.checkpoints)],
         "metrics": job.last_metrics(),

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rondo.base.errors import InvalidRequest
-from rondo.cli.arguments import Parser
+from rondo.cli.arguments import VerbParser
 from rondo.cli.sparkline import sparkline
 from rondo.cli.table import aligned
 from rondo.train.job import Job
@@ -19,7 +19,7 @@ ROWS = 20
 
 
 def run(argv: list[str]) -> int:
-    parser = Parser(
+    parser = VerbParser(
         "rondo job metrics",
         "The curve of each metric of a job; of those that are named, the figures of some steps.",
     )

@@ -26,7 +26,7 @@ RECENT = 20
 LABEL = 10
 
 
-class Block:
+class LiveView:
     """Of one job. It is drawn again at its own pace, however quick the steps are."""
 
     def __init__(self, label: str, steps: int) -> None:
@@ -97,9 +97,9 @@ class Block:
 
 
 @contextmanager
-def live(label: str, steps: int) -> Iterator[Block]:
+def live(label: str, steps: int) -> Iterator[LiveView]:
     """What is written to the terminal meanwhile appears above the block; its last state stays."""
-    block = Block(label, steps)
+    block = LiveView(label, steps)
     with Live(block, console=Console(stderr=True, highlight=False), refresh_per_second=REFRESH):
         yield block
 

@@ -6,7 +6,7 @@ from rondo.base.errors import RondoError
 from rondo.base.home import models_dir
 from rondo.base.paths import path_of
 from rondo.base.units import human_bytes, human_count
-from rondo.cli.arguments import Parser
+from rondo.cli.arguments import VerbParser
 from rondo.cli.progress import byte_progress
 from rondo.cli.verbs import Verb, run_verb
 
@@ -27,7 +27,7 @@ def run(argv: list[str]) -> int:
 
 
 def _import(argv: list[str]) -> int:
-    parser = Parser("rondo model import", "Take in a Hugging Face folder, checked as a whole.")
+    parser = VerbParser("rondo model import", "Take in a Hugging Face folder, checked as a whole.")
     parser.add_argument("source", metavar="FOLDER", help="config.json, safetensors and the tokenizer's files")
     parser.add_argument(
         "name", metavar="NAME", nargs="?", help="what to call it; the folder's own name by default"
@@ -45,7 +45,7 @@ def _import(argv: list[str]) -> int:
 
 
 def _export(argv: list[str]) -> int:
-    parser = Parser("rondo model export", "Write a model where transformers loads it from.")
+    parser = VerbParser("rondo model export", "Write a model where transformers loads it from.")
     parser.add_argument(
         "model", metavar="MODEL", help="a name from `rondo model list`, a folder, or a job's hash"
     )
@@ -63,7 +63,7 @@ def _export(argv: list[str]) -> int:
 
 
 def _inspect(argv: list[str]) -> int:
-    parser = Parser(
+    parser = VerbParser(
         "rondo model inspect", "What a model is, read from its config and the headers of its weights."
     )
     parser.add_argument(
@@ -111,7 +111,7 @@ def _inspect(argv: list[str]) -> int:
 
 
 def _list(argv: list[str]) -> int:
-    parser = Parser("rondo model list", "The models of this machine, in RONDO_HOME/models.")
+    parser = VerbParser("rondo model list", "The models of this machine, in RONDO_HOME/models.")
     parser.add_argument("--json", action="store_true", help="print one JSON array")
     arguments = parser.parse_args(argv)
     from rondo.models.store import list_models, summary

@@ -9,7 +9,7 @@ from typing import Any
 from rondo.base.errors import ConfigError
 from rondo.base.paths import path_of
 from rondo.base.units import human_bytes, human_count
-from rondo.cli.arguments import Parser
+from rondo.cli.arguments import VerbParser
 from rondo.cli.progress import byte_progress
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -148,8 +148,8 @@ LARGEST = 2**31 - 1
 DTYPES = ("float32", "bfloat16", "float16")
 
 
-def _parser() -> Parser:
-    parser = Parser("rondo model new", "Make a model with random weights, in RONDO_HOME/models/NAME.")
+def _parser() -> VerbParser:
+    parser = VerbParser("rondo model new", "Make a model with random weights, in RONDO_HOME/models/NAME.")
     parser.add_argument("name", metavar="NAME")
     parser.add_argument(
         "--preset", choices=sorted(PRESETS), help="a whole shape; other flags change parts of it"

@@ -7,7 +7,7 @@ from pathlib import Path
 from rondo.base.errors import InvalidRequest, NotFound
 from rondo.base.paths import path_of
 from rondo.base.units import human_bytes
-from rondo.cli.arguments import Parser
+from rondo.cli.arguments import VerbParser
 from rondo.cli.progress import byte_progress
 from rondo.models.quantized.methods import METHODS
 
@@ -16,10 +16,10 @@ def run(argv: list[str]) -> int:
     arguments = _parser().parse_args(argv)
 
     from rondo.models.quantized.folder import quantize_folder
-    from rondo.models.quantized.making import Recipe
+    from rondo.models.quantized.making import QuantizationRecipe
     from rondo.models.store import name_of, resolve
 
-    recipe = Recipe(arguments.method, arguments.group_size)
+    recipe = QuantizationRecipe(arguments.method, arguments.group_size)
     source = resolve(arguments.model)
     target = _target(arguments.out or f"{name_of(source)}-{arguments.method}")
     texts = None if arguments.data is None else _texts(path_of(arguments.data, "--data"))
@@ -43,8 +43,8 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def _parser() -> Parser:
-    parser = Parser(
+def _parser() -> VerbParser:
+    parser = VerbParser(
         "rondo model quantize", "Write a model with weights of 4 or 8 bits, for Rondo, vLLM, transformers."
     )
     parser.add_argument(

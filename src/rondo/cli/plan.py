@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 from rondo.base.errors import ConfigError
 from rondo.base.home import models_dir
 from rondo.base.paths import path_of
-from rondo.cli.arguments import Parser
+from rondo.cli.arguments import VerbParser
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from rondo.models import ModelConfig
     from rondo.plan.cluster import Cluster
-    from rondo.plan.model import Shape
+    from rondo.plan.model import ModelShape
 
 SIZES = {
     "hidden_size": "--hidden-size",
@@ -46,12 +46,12 @@ def run(argv: list[str]) -> int:
     return _serve(given, shape, cluster) if given.serve else _train(given, shape, cluster)
 
 
-def _train(given: argparse.Namespace, shape: Shape, cluster: Cluster) -> int:
+def _train(given: argparse.Namespace, shape: ModelShape, cluster: Cluster) -> int:
     from rondo.plan.job import command, config, toml
-    from rondo.plan.layout import Batch
+    from rondo.plan.layout import StepBatch
     from rondo.plan.planning import plan
     from rondo.plan.report import as_object, lines
-    from rondo.plan.search import PINS, TRAINER, Task
+    from rondo.plan.search import PINS, TRAINER, PlanningTask
 
     if given.tokens_per_step % given.seq:
         raise ConfigError(
@@ -71,8 +71,8 @@ def _train(given: argparse.Namespace, shape: Shape, cluster: Cluster) -> int:
         optimizer_bytes=OPTIMIZERS[given.optimizer],
     )
     pins = {name: value for name in PINS if (value := getattr(given, name)) is not None}
-    batch = Batch(given.tokens_per_step // given.seq, given.seq)
-    found = plan(Task(shape, cluster, batch, policy, pins), given.profile)
+    batch = StepBatch(given.tokens_per_step // given.seq, given.seq)
+    found = plan(PlanningTask(shape, cluster, batch, policy, pins), given.profile)
     said, fits = as_object(found), found.chosen is not None and found.chosen.fits
     words = lines(found)
     chosen = found.chosen
@@ -105,7 +105,7 @@ def _job_lines(config: str, command: list[str], file: str, write: str | None) ->
     return ["", *shown, "train it with:", f"  {shlex.join(command)}"]
 
 
-def _model(given: argparse.Namespace, shape: Shape) -> ModelConfig:
+def _model(given: argparse.Namespace, shape: ModelShape) -> ModelConfig:
     """The model itself, where there is one; else one of these sizes."""
     from rondo.models import parse
     from rondo.plan.hf import hf_of, read_config
@@ -115,7 +115,7 @@ def _model(given: argparse.Namespace, shape: Shape) -> ModelConfig:
     return parse(read_config(path) | sizes if path is not None else hf_of(shape))
 
 
-def _serve(given: argparse.Namespace, shape: Shape, cluster: Cluster) -> int:
+def _serve(given: argparse.Namespace, shape: ModelShape, cluster: Cluster) -> int:
     from rondo.base.units import human_count
     from rondo.plan.report import serving_lines, serving_object
     from rondo.plan.serving import Load, plan_serving
@@ -131,7 +131,7 @@ def _serve(given: argparse.Namespace, shape: Shape, cluster: Cluster) -> int:
     return 0 if served.best is not None else 1
 
 
-def _shape(given: argparse.Namespace) -> Shape:
+def _shape(given: argparse.Namespace) -> ModelShape:
     """A known name, a name from `rondo model list`, a folder or a config.json; single sizes by flags."""
     from rondo.plan.hf import read_config, shape_of
     from rondo.plan.shapes import SHAPES
@@ -189,8 +189,8 @@ def _cluster(given: argparse.Namespace) -> Cluster:
     return Cluster(gpu_of(given.gpu, **{name: getattr(given, name) for name in figures}), given.gpus)
 
 
-def _parser() -> Parser:
-    parser = Parser(
+def _parser() -> VerbParser:
+    parser = VerbParser(
         "rondo plan",
         "Say how to lay a model out over a cluster, and what that comes to: memory, traffic, time. With --serve, how "
         "many replicas a load needs. The exit code is 1 where nothing fits.",

@@ -8,7 +8,7 @@ import sys
 from functools import partial
 
 from rondo.base.errors import ConfigError
-from rondo.cli.arguments import Parser
+from rondo.cli.arguments import VerbParser
 from rondo.cli.tree import read_command_line
 from rondo.rl.config import RlConfig
 
@@ -21,7 +21,7 @@ def run(argv: list[str]) -> int:
         code: int = importlib.import_module(VERBS[argv[0]]).run(argv[1:])
         return code
     about = "Tune a model with reinforcement learning; the same command again resumes."
-    parser = Parser("rondo rl", about, "rl", RlConfig.model_fields)
+    parser = VerbParser("rondo rl", about, "rl", RlConfig.model_fields)
     parser.add_argument(
         "file", nargs="?", metavar="CONFIG.toml", help="settings under [rl]; flags go over it"
     )

@@ -5,20 +5,20 @@ from __future__ import annotations
 import json
 
 from rondo.base.jobs import find_job
-from rondo.cli.arguments import Parser
+from rondo.cli.arguments import VerbParser
 
 
 def run(argv: list[str]) -> int:
-    parser = Parser(
+    parser = VerbParser(
         "rondo rl alarms", "What was seen of a job that should not be: since when, and what to do."
     )
     parser.add_argument("job", metavar="JOB", help="the first 6 or more characters of its hash")
     parser.add_argument("--json", action="store_true", help="print one JSON array")
     given = parser.parse_args(argv)
 
-    from rondo.rl.events import Events
+    from rondo.rl.events import EventLog
 
-    events = Events(find_job(given.job))
+    events = EventLog(find_job(given.job))
     found = [event for event in events.all() if event["kind"] == "alarm"]
     standing = {event["alarm"]: event["step"] for event in events.standing()}
     if given.json:

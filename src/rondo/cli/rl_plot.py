@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rondo.cli.arguments import Parser
+from rondo.cli.arguments import VerbParser
 
 
 def run(argv: list[str]) -> int:
-    parser = Parser(
+    parser = VerbParser(
         "rondo rl plot",
         "Draw reward by part, mismatch, phases and lengths of a job; of several, the same figures side by side.",
     )

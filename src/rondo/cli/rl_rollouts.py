@@ -10,12 +10,12 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from rondo.base.jobs import find_job
-from rondo.cli.arguments import Parser
+from rondo.cli.arguments import VerbParser
 from rondo.cli.table import aligned
 
 if TYPE_CHECKING:
-    from rondo.rl.stored import Page, Piece, Whole
-    from rondo.rl.where import Entry, Texts
+    from rondo.rl.stored import Page, StoredSegment, Whole
+    from rondo.rl.where import RolloutSummary, Texts
 
 LIMIT = 20
 NARROWEST = 20
@@ -26,7 +26,9 @@ prompt, text and detail, and the parts of the reward; signs > >= < <= = != and ~
 
 
 def run(argv: list[str]) -> int:
-    parser = Parser("rondo rl rollouts", "The rollouts that a job has stored, those of the last step first.")
+    parser = VerbParser(
+        "rondo rl rollouts", "The rollouts that a job has stored, those of the last step first."
+    )
     parser.add_argument("job", metavar="JOB", help="the first 6 or more characters of its hash")
     parser.add_argument("--step", type=int, metavar="N", help="of this step alone")
     parser.add_argument("--sort", default="step", metavar="NAME", help="by reward, a part of it, tokens, ...")
@@ -45,10 +47,10 @@ def run(argv: list[str]) -> int:
 
     from rondo.rl import told
     from rondo.rl.store import FOLDER
-    from rondo.rl.stored import Stored
+    from rondo.rl.stored import RolloutReader
     from rondo.rl.where import Condition
 
-    stored = Stored(folder / FOLDER)
+    stored = RolloutReader(folder / FOLDER)
     if given.show is not None:
         whole = stored.show(given.show)
         print(json.dumps(told.whole(whole)) if given.json else _sheet(whole, given.tokens))
@@ -89,7 +91,7 @@ def _list(page: Page, texts: dict[str, Texts], width: int) -> str:
     return "\n".join(shown)
 
 
-def _row(entry: Entry, parts: Sequence[str]) -> list[str]:
+def _row(entry: RolloutSummary, parts: Sequence[str]) -> list[str]:
     return [
         entry.id,
         entry.problem,
@@ -126,7 +128,7 @@ def _sheet(whole: Whole, tokens: bool) -> str:
     return "\n".join(lines)
 
 
-def _tokens(piece: Piece) -> list[list[str]]:
+def _tokens(piece: StoredSegment) -> list[list[str]]:
     """Those of a tool or of an environment have neither log-probability nor advantage."""
     rows = [["token", "version", "logprob", "advantage"]]
     for i, token in enumerate(piece.token_ids):

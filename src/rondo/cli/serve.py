@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rondo.base.log import get_logger
-from rondo.cli.arguments import Parser
+from rondo.cli.arguments import VerbParser
 from rondo.cli.flags import FLAGS
 from rondo.cli.short import read_short
 from rondo.cli.tree import RondoConfig
@@ -21,7 +21,7 @@ log = get_logger("rondo.cli.serve")
 
 
 def run(argv: list[str]) -> int:
-    parser = Parser("rondo serve", "Serve a model over the OpenAI API.")
+    parser = VerbParser("rondo serve", "Serve a model over the OpenAI API.")
     parser.add_argument("model", help="a model's name, a folder in Hugging Face layout, or a job's hash")
     parser.usage = "rondo serve MODEL [flags]"
     parser.epilog = (

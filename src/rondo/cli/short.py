@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from rondo.base.config import Source
+from rondo.base.config import SettingSource
 from rondo.base.errors import ConfigError
 from rondo.cli.flags import ALIASES, AS_IT_IS, FLAGS, REFUSED, Flag, check_vllm, refuse
 from rondo.cli.tree import CommandLine, read_command_line
@@ -32,8 +32,8 @@ def read_short(parser: argparse.ArgumentParser, flags: Sequence[str], argv: list
         check_vllm(argv)
     sources = dict(command.config.sources)
     for path, flag in spelled.written.items():
-        if sources[path] == Source("flag", f"--{path}"):
-            sources[path] = Source("flag", flag)
+        if sources[path] == SettingSource("flag", f"--{path}"):
+            sources[path] = SettingSource("flag", flag)
     return replace(command, config=replace(command.config, sources=sources))
 
 

@@ -6,7 +6,7 @@ import sys
 from functools import partial
 from typing import get_args
 
-from rondo.cli.arguments import Parser
+from rondo.cli.arguments import VerbParser
 from rondo.cli.tree import read_command_line
 from rondo.cli.verbs import unknown_verb
 from rondo.train.config import Kind, TrainConfig
@@ -35,7 +35,7 @@ def run(argv: list[str]) -> int:
         raise unknown_verb("rondo train", KINDS, argv[0])
     kind = KINDS[argv[0]]
     about = "Train a model; the same command again resumes."
-    parser = Parser(f"rondo train {kind}", about, "train", TrainConfig.model_fields)
+    parser = VerbParser(f"rondo train {kind}", about, "train", TrainConfig.model_fields)
     parser.add_argument("--model", help="a name from `rondo model list`, a folder, or a job's hash")
     parser.add_argument(
         "--data",

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rondo.cli.arguments import Parser
+from rondo.cli.arguments import VerbParser
 from rondo.cli.serve import serve
 from rondo.cli.short import read_short
 
@@ -21,7 +21,9 @@ FLAGS = ("--host", "--port", "--api-key", "--allowed-hosts", "--allow-public-wit
 
 
 def run(argv: list[str]) -> int:
-    parser = Parser("rondo up", "Serve the demo model; make it first if there is none (a few minutes, once).")
+    parser = VerbParser(
+        "rondo up", "Serve the demo model; make it first if there is none (a few minutes, once)."
+    )
     command = read_short(parser, FLAGS, argv)
     if command is None:
         return 0

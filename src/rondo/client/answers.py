@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 
 from rondo.base.errors import Conflict, InvalidRequest, NotFound, Overloaded, RondoError, Unavailable
-from rondo.client.lines import Lines
+from rondo.client.lines import LineSplitter
 
 BY_STATUS: dict[int, type[RondoError]] = {
     400: InvalidRequest,
@@ -29,11 +29,11 @@ STATUS_BY_TYPE = {
 STATUS_BY_CODE = {"model_not_found": 404}
 
 
-class Events:
+class SseParser:
     """The JSON of server-sent events, from bytes as they come."""
 
     def __init__(self) -> None:
-        self._lines = Lines()
+        self._lines = LineSplitter()
 
     def push(self, data: bytes) -> Iterator[dict[str, Any]]:
         for line in self._lines.push(data):

@@ -8,23 +8,23 @@ from pydantic import Field
 
 from rondo.base.errors import InvalidRequest
 from rondo.client.structured import StructuredOutputsParams
-from rondo.client.wire import Many, Wire
+from rondo.client.wire import Many, WireModel
 
 
-class JsonSchema(Wire):
+class JsonSchema(WireModel):
     name: str = Field(max_length=64)
     description: str | None = None
     schema_: dict[str, Any] = Field(alias="schema")
     strict: bool | None = None
 
 
-class Structure(Wire):
+class Structure(WireModel):
     begin: str
     schema_: dict[str, Any] = Field(alias="schema")
     end: str
 
 
-class ResponseFormat(Wire):
+class ResponseFormat(WireModel):
     """OpenAI's types, vLLM's `structural_tag`, and those of Hugging Face's servers, which carry a `value`."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag", "json", "regex"]
@@ -85,7 +85,7 @@ FORMATS_FIELDS = ("json_schema", "structures", "triggers", "value")
 OF_A_SCHEMA = frozenset(["name", "description", "schema", "strict"])
 
 
-class StructuredBody(Wire):
+class StructuredBody(WireModel):
     """vLLM's `structured_outputs`."""
 
     # A field called `json` would hide a method of pydantic's.
@@ -111,7 +111,7 @@ class StructuredBody(Wire):
         )
 
 
-class FormBody(Wire):
+class FormBody(WireModel):
     """The fields of a request that say what form its answers have; at most one of them may be given."""
 
     response_format: ResponseFormat | None = None

@@ -15,7 +15,7 @@ import httpx
 
 from rondo.base.errors import ConfigError, NotFound, RondoError, Unavailable
 from rondo.client.admin import AdminVerbs
-from rondo.client.answers import Events, checked, checked_verb
+from rondo.client.answers import SseParser, checked, checked_verb
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 TIMEOUT = httpx.Timeout(600.0, connect=10.0)
@@ -146,7 +146,7 @@ class Client(_Base, AdminVerbs[dict[str, Any]]):
                 if not answer.is_success:
                     answer.read()
                     checked(answer)
-                events = Events()
+                events = SseParser()
                 for data in answer.iter_bytes():
                     yield from events.push(data)
         except httpx.HTTPError as error:
@@ -247,7 +247,7 @@ class AsyncClient(_Base, AdminVerbs[Awaitable[dict[str, Any]]]):
                 if not answer.is_success:
                     await answer.aread()
                     checked(answer)
-                events = Events()
+                events = SseParser()
                 async for data in answer.aiter_bytes():
                     for event in events.push(data):
                         yield event

@@ -15,7 +15,7 @@ MOST_TOKENS = 2**63 - 1
 """Far more than fit; but a number of hundreds of digits could not be counted, which is done in floats."""
 
 
-class Rule(NamedTuple):
+class FieldRule(NamedTuple):
     """What must hold of a field, unless it is at its default, as nearly all are of nearly every request."""
 
     field: str
@@ -32,12 +32,12 @@ def fits(holds: Callable[[Any], bool], value: Any) -> bool:
         return False
 
 
-def _within(field: str, default: object, low: float, high: float) -> Rule:
-    return Rule(field, default, lambda value: low <= value <= high, f"must be between {low} and {high}")
+def _within(field: str, default: object, low: float, high: float) -> FieldRule:
+    return FieldRule(field, default, lambda value: low <= value <= high, f"must be between {low} and {high}")
 
 
-def _at_most(field: str, most: int, things: str, size: Callable[[Any], int] = len) -> Rule:
-    return Rule(field, (), lambda value: size(value) <= most, f"takes at most {most} {things}")
+def _at_most(field: str, most: int, things: str, size: Callable[[Any], int] = len) -> FieldRule:
+    return FieldRule(field, (), lambda value: size(value) <= most, f"takes at most {most} {things}")
 
 
 def _characters(words: Sequence[str]) -> int:
@@ -46,31 +46,31 @@ def _characters(words: Sequence[str]) -> int:
 
 RULES = (
     _within("max_tokens", None, 1, MOST_TOKENS),
-    Rule("min_tokens", 0, lambda count: count >= 0, "must not be negative"),
+    FieldRule("min_tokens", 0, lambda count: count >= 0, "must not be negative"),
     _within("temperature", 1.0, 0, 100),
-    Rule("top_p", 1.0, lambda share: 0 < share <= 1, "must be in (0, 1]"),
-    Rule("top_k", 0, lambda count: count >= -1, "must be at least 1; 0 and -1 mean all"),
-    Rule("min_p", 0.0, lambda share: 0 <= share <= 1, "must be in [0, 1]"),
+    FieldRule("top_p", 1.0, lambda share: 0 < share <= 1, "must be in (0, 1]"),
+    FieldRule("top_k", 0, lambda count: count >= -1, "must be at least 1; 0 and -1 mean all"),
+    FieldRule("min_p", 0.0, lambda share: 0 <= share <= 1, "must be in [0, 1]"),
     _within("n", 1, 1, MAX_SAMPLES),
     _at_most("stop", MAX_STOP, "strings"),
-    Rule("stop", (), all, "must not hold an empty string"),
+    FieldRule("stop", (), all, "must not hold an empty string"),
     _within("logprobs", None, 0, MAX_LOGPROBS),
     _within("prompt_logprobs", None, 0, MAX_LOGPROBS),
-    Rule("logprobs_mode", "scaled", lambda mode: mode == "raw", "must be 'scaled' or 'raw'"),
+    FieldRule("logprobs_mode", "scaled", lambda mode: mode == "raw", "must be 'scaled' or 'raw'"),
     _within("presence_penalty", 0.0, -2, 2),
     _within("frequency_penalty", 0.0, -2, 2),
     _within("repetition_penalty", 1.0, 0.01, 10),
-    Rule(
+    FieldRule(
         "logit_bias",
         {},
         lambda biases: all(-100 <= bias <= 100 for bias in biases.values()),
         "must hold numbers between -100 and 100",
     ),
     _at_most("bad_words", MAX_BAD_WORDS, "words"),
-    Rule("bad_words", (), lambda words: all(map(str.strip, words)), "must not hold an empty word"),
+    FieldRule("bad_words", (), lambda words: all(map(str.strip, words)), "must not hold an empty word"),
     _at_most("bad_words", MAX_BAD_CHARACTERS, "characters in all", _characters),
-    Rule("allowed_token_ids", None, bool, "must not be empty"),
-    Rule(
+    FieldRule("allowed_token_ids", None, bool, "must not be empty"),
+    FieldRule(
         "truncate_prompt_tokens",
         None,
         lambda count: count >= 1 or count == -1,

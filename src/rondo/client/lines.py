@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Lines:
+class LineSplitter:
     """They end at newlines alone: other separators of Unicode's may stand inside a server-sent event."""
 
     def __init__(self) -> None:

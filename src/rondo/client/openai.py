@@ -12,9 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from rondo.base.errors import InvalidRequest
 from rondo.client.forms import FormBody
-from rondo.client.tools import Tool, ToolChoice, chosen, demanded
+from rondo.client.tools import ToolChoice, ToolDefinition, chosen, demanded
 from rondo.client.types import LogprobsMode, SamplingParams
-from rondo.client.wire import CacheSalt, Many, Wire
+from rondo.client.wire import CacheSalt, Many, WireModel
 
 TokenIds = Many[Annotated[int, Field(ge=0)]]
 
@@ -24,7 +24,7 @@ BOTH_ENDS = (
 )
 
 
-class StreamOptions(Wire):
+class StreamOptions(WireModel):
     include_usage: bool = False
     include_obfuscation: Literal[False] = False
     continuous_usage_stats: bool = False
@@ -122,12 +122,12 @@ class SamplingBody(FormBody):
         )
 
 
-class TextPart(Wire):
+class TextPart(WireModel):
     type: Literal["text"]
     text: str
 
 
-class Message(BaseModel):
+class ChatMessage(BaseModel):
     """A chat message. Other keys (`name`, `tool_call_id`, ...) are the chat template's business."""
 
     model_config = ConfigDict(extra="allow")
@@ -148,12 +148,12 @@ class Message(BaseModel):
 Verbosity = Literal["low", "medium", "high"]
 
 
-class PromptCacheOptions(Wire):
+class PromptCacheOptions(WireModel):
     mode: Literal["implicit"] | None = None
     ttl: Literal["30m"] | None = None
 
 
-class Hints(Wire):
+class Hints(WireModel):
     """OpenAI's fields that describe the caller or its wishes and change no answer here. Values that would change it,
     such as `store: true`, are refused."""
 
@@ -174,13 +174,13 @@ class Hints(Wire):
 
 
 class ChatRequest(Hints, SamplingBody):
-    messages: Many[Message] = Field(min_length=1)
+    messages: Many[ChatMessage] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     modalities: Many[Literal["text"]] | None = None
     verbosity: Verbosity | None = None
-    tools: Many[Tool] | None = None
+    tools: Many[ToolDefinition] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool = True
@@ -202,11 +202,11 @@ class ChatRequest(Hints, SamplingBody):
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
         return self.sampling(logprobs, self.max_completion_tokens or self.max_tokens)
 
-    def callable_tools(self) -> list[Tool]:
+    def callable_tools(self) -> list[ToolDefinition]:
         """Those that the model may call."""
         return chosen(self.tools or [], self.tool_choice)
 
-    def required_tools(self) -> list[Tool]:
+    def required_tools(self) -> list[ToolDefinition]:
         """Those of which one must be called, if any must."""
         return demanded(self.tools or [], self.tool_choice)
 
@@ -239,7 +239,7 @@ class CompletionRequest(SamplingBody):
         return cast(list[str | list[int]], prompt)
 
 
-class ModelCard(Wire):
+class ModelCard(WireModel):
     id: str
     object: Literal["model"] = "model"
     created: int = 0
@@ -249,6 +249,6 @@ class ModelCard(Wire):
     """The base model of an adapter."""
 
 
-class ModelList(Wire):
+class ModelList(WireModel):
     object: Literal["list"] = "list"
     data: list[ModelCard]

@@ -10,9 +10,9 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from rondo.base.errors import InvalidRequest
-from rondo.client.wire import Wire, shown
+from rondo.client.wire import WireModel, shown
 
-Body = TypeVar("Body", bound=Wire)
+Body = TypeVar("Body", bound=WireModel)
 
 KNOWN_UNSUPPORTED = frozenset(
     [
@@ -69,7 +69,7 @@ def checked(kind: type[Body], given: Mapping[str, Any]) -> Body:
         raise _explain(kind, error) from None
 
 
-def _explain(kind: type[Wire], error: ValidationError) -> InvalidRequest:
+def _explain(kind: type[WireModel], error: ValidationError) -> InvalidRequest:
     if error.error_count() > MOST_ERRORS:
         return InvalidRequest(
             f"{error.error_count()} fields are unknown or wrong: /openapi.json has those that there are.",
@@ -89,7 +89,7 @@ def _explain(kind: type[Wire], error: ValidationError) -> InvalidRequest:
     return InvalidRequest(f"{name} {message}; got {shown(first['input'])}.", param=name, code="invalid_value")
 
 
-def _unknown(kind: type[Wire], location: list[str]) -> InvalidRequest:
+def _unknown(kind: type[WireModel], location: list[str]) -> InvalidRequest:
     where = ".".join(location)
     if len(location) == 1 and where in KNOWN_UNSUPPORTED:
         return InvalidRequest(f"{where} is not supported.", param=where, code="unsupported_parameter")

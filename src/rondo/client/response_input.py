@@ -7,17 +7,17 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from rondo.base.errors import InvalidRequest
-from rondo.client.wire import Many, Wire, shown
+from rondo.client.wire import Many, WireModel, shown
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
 
-class _Item(Wire):
+class _Item(WireModel):
     id: str | None = None
     status: Status | None = None
 
 
-class TextPart(Wire):
+class ResponseTextPart(WireModel):
     """What the user says or the assistant said; annotations and log-probabilities come back with the latter."""
 
     type: Literal["input_text", "output_text", "text"]
@@ -26,7 +26,7 @@ class TextPart(Wire):
     logprobs: list[Any] | None = None
 
 
-class ReasoningPart(Wire):
+class ReasoningPart(WireModel):
     type: Literal["reasoning_text", "summary_text"]
     text: str
 
@@ -34,7 +34,7 @@ class ReasoningPart(Wire):
 class MessageItem(_Item):
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | Many[TextPart]
+    content: str | Many[ResponseTextPart]
     phase: str | None = None
 
 
@@ -48,7 +48,7 @@ class CallItem(_Item):
 class OutputItem(_Item):
     type: Literal["function_call_output"]
     call_id: str
-    output: str | Many[TextPart]
+    output: str | Many[ResponseTextPart]
 
 
 class ReasoningItem(_Item):
@@ -144,5 +144,5 @@ def _read(index: int, raw: dict[str, Any]) -> MessageItem | CallItem | OutputIte
         raise InvalidRequest(message, param="input") from None
 
 
-def _text(content: str | list[TextPart]) -> str:
+def _text(content: str | list[ResponseTextPart]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)

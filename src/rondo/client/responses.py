@@ -18,14 +18,14 @@ from rondo.client.openai import ChatRequest, Hints, Verbosity
 from rondo.client.refusals import checked
 from rondo.client.response_input import messages_of
 from rondo.client.tools import FunctionName
-from rondo.client.wire import CacheSalt, Many, Wire
+from rondo.client.wire import CacheSalt, Many, WireModel
 
 NOT_STORED = "This server keeps no responses. Send the whole conversation as input."
 ENCRYPTED = "reasoning.encrypted_content"
 LOGPROBS = "message.output_text.logprobs"
 
 
-class FunctionTool(Wire):
+class FunctionTool(WireModel):
     type: Literal["function"]
     name: str = Field(min_length=1)
     description: str | None = None
@@ -43,7 +43,7 @@ class NamedFunction(FunctionName):
         return {"type": "function", "function": {"name": self.name}}
 
 
-class AllowedFunctions(Wire):
+class AllowedFunctions(WireModel):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
     tools: Many[NamedFunction] = Field(min_length=1)
@@ -53,7 +53,7 @@ class AllowedFunctions(Wire):
         return {"type": self.type, "allowed_tools": {"mode": self.mode, "tools": tools}}
 
 
-class TextFormat(Wire):
+class TextFormat(WireModel):
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = Field(None, max_length=64)
     description: str | None = None
@@ -73,18 +73,18 @@ class TextFormat(Wire):
         return {"type": self.type} | ({"json_schema": given} if given else {})
 
 
-class TextOptions(Wire):
+class TextOptions(WireModel):
     format: TextFormat | None = None
     verbosity: Verbosity | None = None
 
 
-class ReasoningOptions(Wire):
+class ReasoningOptions(WireModel):
     effort: str | None = None
     summary: Literal["auto"] | None = None
     generate_summary: Literal["auto"] | None = None
 
 
-class ResponseStreamOptions(Wire):
+class ResponseStreamOptions(WireModel):
     include_obfuscation: Literal[False] = False
 
 
@@ -171,7 +171,7 @@ class ResponsesRequest(Hints):
             raise InvalidRequest("stream_options needs stream: true.", param="stream_options")
 
 
-class InputTokensRequest(Wire):
+class InputTokensRequest(WireModel):
     """The fields of a response's request that are a part of the prompt, or change it."""
 
     shapes = ResponsesRequest.shapes

@@ -7,39 +7,39 @@ from typing import Any, Literal
 from pydantic import Field
 
 from rondo.base.errors import InvalidRequest
-from rondo.client.wire import Many, Wire
+from rondo.client.wire import Many, WireModel
 
 
-class Function(Wire):
+class FunctionDefinition(WireModel):
     name: str = Field(min_length=1)
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
 
-class Tool(Wire):
+class ToolDefinition(WireModel):
     type: Literal["function"]
-    function: Function
+    function: FunctionDefinition
 
     def for_template(self) -> dict[str, Any]:
         return self.model_dump(exclude_unset=True)
 
 
-class FunctionName(Wire):
+class FunctionName(WireModel):
     name: str
 
 
-class NamedTool(Wire):
+class NamedTool(WireModel):
     type: Literal["function"]
     function: FunctionName
 
 
-class AllowedTools(Wire):
+class AllowedTools(WireModel):
     mode: Literal["auto", "required"]
     tools: Many[NamedTool] = Field(min_length=1)
 
 
-class AllowedChoice(Wire):
+class AllowedChoice(WireModel):
     """Of the tools that are given only some may be called this time."""
 
     type: Literal["allowed_tools"]
@@ -49,7 +49,7 @@ class AllowedChoice(Wire):
 ToolChoice = Literal["none", "auto", "required"] | NamedTool | AllowedChoice
 
 
-def chosen(tools: list[Tool], choice: ToolChoice | None) -> list[Tool]:
+def chosen(tools: list[ToolDefinition], choice: ToolChoice | None) -> list[ToolDefinition]:
     """Those that may be called."""
     if choice == "none":
         return []
@@ -66,7 +66,7 @@ def chosen(tools: list[Tool], choice: ToolChoice | None) -> list[Tool]:
     return [tool for tool in tools if tool.function.name in named] if allowed else tools
 
 
-def demanded(tools: list[Tool], choice: ToolChoice | None) -> list[Tool]:
+def demanded(tools: list[ToolDefinition], choice: ToolChoice | None) -> list[ToolDefinition]:
     """Those of which one must be called, if any must."""
     if isinstance(choice, AllowedChoice):
         return chosen(tools, choice) if choice.allowed_tools.mode == "required" else []

@@ -50,7 +50,7 @@ def _or_default(schema: Any) -> Callable[[Any], Any]:
     return lambda value: make() if value is None else value
 
 
-class Wire(BaseModel):
+class WireModel(BaseModel):
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
     shapes: ClassVar[Mapping[str, str]] = {}

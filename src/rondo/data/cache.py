@@ -13,7 +13,7 @@ from rondo.base.files import storage_error
 from rondo.base.home import cache_dir
 from rondo.base.lock import FOREVER, lock, locked
 from rondo.base.units import human_bytes
-from rondo.data.places import File, open_file
+from rondo.data.places import SourceFile, open_file
 
 WAIT_SECONDS = 900.0
 """How long to wait for another process that fetches the same object."""
@@ -28,7 +28,7 @@ class Cache:
         self.limit = limit
         self.folder = folder or cache_dir() / "objects"
 
-    def fetch(self, file: File, sha256: str | None = None) -> Path:
+    def fetch(self, file: SourceFile, sha256: str | None = None) -> Path:
         """The object's content as a local file. Two processes that want it fetch it once."""
         if file.size > self.limit:
             raise InvalidRequest(
@@ -49,7 +49,7 @@ class Cache:
             raise storage_error(path, error, file.size) from error
         return path
 
-    def _download(self, file: File, path: Path, sha256: str | None) -> None:
+    def _download(self, file: SourceFile, path: Path, sha256: str | None) -> None:
         part = path.with_name(path.name + PARTIAL)
         with part.open("wb") as out:
             lock(out.fileno(), FOREVER)  # held until the file is closed: marks it as owned by a live process
@@ -86,7 +86,7 @@ class Cache:
                     yield stat.st_mtime, stat.st_size, path
 
 
-def _key(file: File) -> str:
+def _key(file: SourceFile) -> str:
     name = hashlib.sha256(f"{file.name}\n{file.size}\n{file.stamp}".encode()).hexdigest()[:32]
     return f"{name}-{file.name.rpartition('/')[2][-80:]}"
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rondo.data.packing import Document
-from rondo.data.sampler import Piece
+from rondo.data.sampler import DocumentSpan
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -23,10 +23,10 @@ class Dataset(Protocol):
     def lengths(self) -> NDArray[Any]:
         """Of every document, in tokens."""
 
-    def read(self, pieces: Sequence[Piece]) -> list[Any]:
+    def read(self, pieces: Sequence[DocumentSpan]) -> list[Any]:
         """What the loader makes rows of: `Learned`, unless it was told how to make them of something else."""
 
-    def valid(self, piece: Piece) -> int:
+    def valid(self, piece: DocumentSpan) -> int:
         """How much of a piece counts in the loss, in predictions or whatever the loss averages over, known without
         reading it."""
 
@@ -42,14 +42,14 @@ class InMemory:
         self._weights = _joined((document.weights for document in kept), np.float32)
         self._valid = np.concatenate([[0], np.cumsum(self._weights != 0)])
 
-    def read(self, pieces: Sequence[Piece]) -> list[Learned]:
+    def read(self, pieces: Sequence[DocumentSpan]) -> list[Learned]:
         return [(self._tokens[at], self._weights[at]) for at in map(self._slice, pieces)]
 
-    def valid(self, piece: Piece) -> int:
+    def valid(self, piece: DocumentSpan) -> int:
         at = self._slice(piece)
         return int(self._valid[at.stop] - self._valid[at.start + 1])
 
-    def _slice(self, piece: Piece) -> slice:
+    def _slice(self, piece: DocumentSpan) -> slice:
         start = int(self._starts[piece.document])
         return slice(start + piece.begin, start + piece.end)
 

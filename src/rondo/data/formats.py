@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Literal, cast
 
 from rondo.base.errors import InvalidRequest, MissingExtra
-from rondo.data.places import File, open_file
+from rondo.data.places import SourceFile, open_file
 from rondo.data.records import FIELDS, Record, check_record, shapes
 
 Kind = Literal["jsonl", "text", "parquet"]
@@ -39,11 +39,11 @@ class Form:
 
 
 @dataclass(frozen=True)
-class Part:
+class FilePart:
     """What of a file is read at once: bytes `begin` to `end` of one that has lines, row groups of Parquet. A line is in
     the part that its first byte is in."""
 
-    file: File
+    file: SourceFile
     begin: int
     end: int
     size: int
@@ -51,7 +51,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Found:
+class ParsedRecord:
     number: int
     """Of the line or row, from 1 at the part's own beginning."""
     record: Record | None
@@ -70,27 +70,29 @@ def kind_of(name: str) -> Kind:
     )
 
 
-def parts_of(file: File, form: Form, size: int) -> list[Part]:
+def parts_of(file: SourceFile, form: Form, size: int) -> list[FilePart]:
     """About `size` bytes each, where a file can be read from its middle."""
     kind = kind_of(file.name)
     if kind == "parquet":
         return _row_groups(file, size)
     if file.name.endswith((".gz", ".zst")) or (kind == "text" and form.text == "file"):
-        return [Part(file, 0, file.size, file.size)]
+        return [FilePart(file, 0, file.size, file.size)]
     begins = range(0, file.size, size)
-    return [Part(file, begin, end, end - begin) for begin in begins for end in [min(begin + size, file.size)]]
+    return [
+        FilePart(file, begin, end, end - begin) for begin in begins for end in [min(begin + size, file.size)]
+    ]
 
 
-def whole(file: File) -> Part:
+def whole(file: SourceFile) -> FilePart:
     end = _row_group_count(file) if kind_of(file.name) == "parquet" else file.size
-    return Part(file, 0, end, file.size)
+    return FilePart(file, 0, end, file.size)
 
 
-def unit_of(file: File) -> str:
+def unit_of(file: SourceFile) -> str:
     return "row" if kind_of(file.name) == "parquet" else "line"
 
 
-def read_part(part: Part, form: Form, check: Check = check_record) -> Iterator[Found]:
+def read_part(part: FilePart, form: Form, check: Check = check_record) -> Iterator[ParsedRecord]:
     """Every record of a part, and every line that is none. Empty lines are nothing. `check` is for who reads JSON Lines
     of another kind."""
     match kind_of(part.file.name):
@@ -101,13 +103,13 @@ def read_part(part: Part, form: Form, check: Check = check_record) -> Iterator[F
         case kind:
             for number, line, done in _lines(part):
                 if line is None:
-                    yield Found(number, None, f"a line of more than {LONGEST} bytes", done)
+                    yield ParsedRecord(number, None, f"a line of more than {LONGEST} bytes", done)
                 elif line.strip():
                     record, problem = _json(line, form, check) if kind == "jsonl" else _text(line)
-                    yield Found(number, record, problem, done)
+                    yield ParsedRecord(number, record, problem, done)
 
 
-def lines_before(part: Part) -> int:
+def lines_before(part: FilePart) -> int:
     """How many lines or rows of the file come before a part."""
     if kind_of(part.file.name) == "parquet":
         with open_file(part.file.name) as file:
@@ -122,7 +124,7 @@ def lines_before(part: Part) -> int:
         return count + (not last.endswith(b"\n"))
 
 
-def _lines(part: Part) -> Iterator[tuple[int, bytes | None, int]]:
+def _lines(part: FilePart) -> Iterator[tuple[int, bytes | None, int]]:
     """(number, line, bytes done); None for a line that is too long."""
     with open_file(part.file.name) as raw:
         packed = part.file.name.endswith((".gz", ".zst"))
@@ -168,7 +170,7 @@ def _unpacked(raw: BinaryIO, name: str) -> BinaryIO:
     return cast(BinaryIO, io.BufferedReader(pyarrow.CompressedInputStream(raw, "zstd"), 1 << 20))
 
 
-def _file(part: Part) -> Found:
+def _file(part: FilePart) -> ParsedRecord:
     with open_file(part.file.name) as raw:
         packed = part.file.name.endswith((".gz", ".zst"))
         try:
@@ -176,11 +178,11 @@ def _file(part: Part) -> Found:
         except (EOFError, OSError, zlib.error) as error:
             raise InvalidRequest(f"{part.file.name} is damaged: {error}", param="data") from error
     if len(data) > LONGEST:
-        return Found(
+        return ParsedRecord(
             1, None, f"one document of more than {LONGEST} bytes: take its lines as documents", part.size
         )
     record, problem = _text(data, strip=False)
-    return Found(1, record, problem, part.size)
+    return ParsedRecord(1, record, problem, part.size)
 
 
 def _text(data: bytes, strip: bool = True) -> tuple[Record | None, str]:
@@ -212,7 +214,7 @@ def _checked(record: Record, form: Form, check: Check = check_record) -> tuple[R
     return (None, problem) if problem else (record, "")
 
 
-def _parquet(part: Part, form: Form) -> Iterator[Found]:
+def _parquet(part: FilePart, form: Form) -> Iterator[ParsedRecord]:
     with open_file(part.file.name) as raw:
         file = _parquet_file(raw, part.file.name)
         wanted = {form.fields.get(name, name) for name in FIELDS}
@@ -231,7 +233,7 @@ def _parquet(part: Part, form: Form) -> Iterator[Found]:
                 for row in batch.to_pylist():
                     number += 1
                     record, problem = _checked(_present(row), form)
-                    yield Found(number, record, problem, part.size * number // total)
+                    yield ParsedRecord(number, record, problem, part.size * number // total)
         except (OSError, ValueError) as error:
             raise InvalidRequest(
                 f"{part.file.name} is damaged after row {number}: {error}", param="data"
@@ -247,7 +249,7 @@ def _present(value: Any) -> Any:
     return value
 
 
-def _row_groups(file: File, size: int) -> list[Part]:
+def _row_groups(file: SourceFile, size: int) -> list[FilePart]:
     with open_file(file.name) as raw:
         metadata = _parquet_file(raw, file.name).metadata
         sizes = [metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups)]
@@ -255,12 +257,12 @@ def _row_groups(file: File, size: int) -> list[Part]:
     for i, own in enumerate(sizes):
         held += own
         if held >= size or i == len(sizes) - 1:
-            parts.append(Part(file, begin, i + 1, held))
+            parts.append(FilePart(file, begin, i + 1, held))
             begin, held = i + 1, 0
     return parts
 
 
-def _row_group_count(file: File) -> int:
+def _row_group_count(file: SourceFile) -> int:
     with open_file(file.name) as raw:
         return int(_parquet_file(raw, file.name).metadata.num_row_groups)
 

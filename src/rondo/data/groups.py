@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from rondo.data.packing import Document, Row, Tree, pack
-from rondo.data.sampler import Piece
+from rondo.data.packing import Document, PackedRow, Tree, pack
+from rondo.data.sampler import DocumentSpan
 
 Items = Sequence[Document | Tree]
 
@@ -27,15 +27,15 @@ class Groups:
         self.lengths = np.asarray([group_size(group) + 1 for group in kept], np.int64)
         self._items: list[Items] = [[group] if share else group.apart() for group in kept]
 
-    def read(self, pieces: Sequence[Piece]) -> list[Items]:
+    def read(self, pieces: Sequence[DocumentSpan]) -> list[Items]:
         return [self._items[piece.document] for piece in pieces]
 
-    def valid(self, piece: Piece) -> int:
+    def valid(self, piece: DocumentSpan) -> int:
         """A group counts once."""
         return 1
 
 
-def row_of_groups(groups: Sequence[Items]) -> Row:
+def row_of_groups(groups: Sequence[Items]) -> PackedRow:
     items = [item for group in groups for item in group]
     room = sum(group_size(item) if isinstance(item, Tree) else len(item.tokens) - 1 for item in items)
     (row,) = pack(items, room)

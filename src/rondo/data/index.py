@@ -22,7 +22,7 @@ class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Shard(_Part):
+class DataShard(_Part):
     name: str
     size: int
     documents: int
@@ -30,12 +30,12 @@ class Shard(_Part):
     sha256: str
 
 
-class Broken(_Part):
+class BrokenRecord(_Part):
     where: str
     problem: str
 
 
-class Source(_Part):
+class IndexedSource(_Part):
     name: str
     size: int
     documents: int
@@ -59,10 +59,10 @@ class Index(_Part):
     tokens: int
     longest: int
     lengths_sha256: str
-    sources: list[Source]
-    broken: list[Broken]
+    sources: list[IndexedSource]
+    broken: list[BrokenRecord]
     """The first of each part of the data; all are counted in `sources`."""
-    shards: list[Shard]
+    shards: list[DataShard]
 
     @property
     def size(self) -> int:

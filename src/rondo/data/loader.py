@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 
 from rondo.data.datasets import Dataset, Learned
-from rondo.data.packing import Row, flat_row, plan_rows
-from rondo.data.sampler import Piece, Pieces, Position, Sampler
+from rondo.data.packing import PackedRow, flat_row, plan_rows
+from rondo.data.sampler import DocumentSampler, DocumentSpan, DocumentSpans, Position
 
-MakeRow = Callable[[list[Any]], Row]
+MakeRow = Callable[[list[Any]], PackedRow]
 """Of what a dataset reads."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    rows: list[Row]
+    rows: list[PackedRow]
     """Those of this rank."""
     valid: int
     """How many predictions, or whatever else the loss averages over, count in it, on all ranks together."""
@@ -30,7 +30,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Rank:
+class DataRank:
     """Which part of every batch is whose: rows are dealt round."""
 
     number: int = 0
@@ -49,17 +49,17 @@ class Loader:
         tokens_per_microbatch: int,
         longest: int | None,
         weights: Sequence[float] | None = None,
-        rank: Rank | None = None,
+        rank: DataRank | None = None,
         make_row: MakeRow | None = None,
     ) -> None:
         """Documents with more than `longest` tokens to predict are cut; without it they stay whole."""
         self._datasets = list(datasets)
-        pieces = [Pieces(dataset.lengths, longest) for dataset in datasets]
+        pieces = [DocumentSpans(dataset.lengths, longest) for dataset in datasets]
         shares = [1.0] * len(pieces) if weights is None else weights
-        self._sampler = Sampler(pieces, shares, seed, tokens_per_step)
+        self._sampler = DocumentSampler(pieces, shares, seed, tokens_per_step)
         self._tokens_per_step = tokens_per_step
         self._tokens_per_microbatch = tokens_per_microbatch
-        self._rank = rank or Rank()
+        self._rank = rank or DataRank()
         self._make_row = make_row or _flat
 
     def __call__(self, position: Position) -> Batch:
@@ -74,7 +74,7 @@ class Loader:
             epochs=self._sampler.epochs(after),
         )
 
-    def _rows(self, pieces: Sequence[Piece], plan: Sequence[Sequence[int]]) -> list[Row]:
+    def _rows(self, pieces: Sequence[DocumentSpan], plan: Sequence[Sequence[int]]) -> list[PackedRow]:
         learned = self._read([pieces[i] for row in plan for i in row])
         rows = []
         for row in plan:
@@ -82,9 +82,9 @@ class Loader:
             rows.append(self._make_row(own))
         return rows
 
-    def _read(self, pieces: Sequence[Piece]) -> list[Any]:
+    def _read(self, pieces: Sequence[DocumentSpan]) -> list[Any]:
         """All of one source together: a store far away is asked once."""
-        found: dict[Piece, Any] = {}
+        found: dict[DocumentSpan, Any] = {}
         for source, dataset in enumerate(self._datasets):
             own = [piece for piece in pieces if piece.source == source]
             found |= zip(own, dataset.read(own), strict=True)
@@ -97,14 +97,14 @@ def rows_of_all(
     *,
     longest: int | None = None,
     make_row: MakeRow | None = None,
-) -> list[Row]:
+) -> list[PackedRow]:
     """Every piece of a dataset once, in rows."""
-    pieces = Pieces(dataset.lengths, longest)
+    pieces = DocumentSpans(dataset.lengths, longest)
     all_pieces = pieces.at(np.arange(len(pieces)))
     read = dataset.read(all_pieces)
     plan = plan_rows([piece.size for piece in all_pieces], tokens_per_microbatch)
     return [(make_row or _flat)([read[i] for i in row]) for row in plan]
 
 
-def _flat(own: list[Learned]) -> Row:
+def _flat(own: list[Learned]) -> PackedRow:
     return flat_row([tokens for tokens, _ in own], [weights for _, weights in own])

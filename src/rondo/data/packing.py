@@ -53,7 +53,7 @@ class Tree:
 
 
 @dataclass(frozen=True)
-class Row:
+class PackedRow:
     tokens: Ints
     positions: Ints
     cu_seqlens: list[int]
@@ -97,14 +97,14 @@ def plan_rows(lengths: Sequence[int], budget: int) -> list[list[int]]:
     return [sorted(row) for row in rows]
 
 
-def flat_row(tokens: Sequence[Ints], weights: Sequence[Floats]) -> Row:
+def flat_row(tokens: Sequence[Ints], weights: Sequence[Floats]) -> PackedRow:
     """One row of documents that share nothing, without a look at their numbers one by one."""
     sizes = [len(ids) - 1 for ids in tokens]
     starts = np.cumsum([0, *sizes])
     positions = np.arange(starts[-1]) - np.repeat(starts[:-1], sizes)
     learned = np.concatenate([each[1:] for each in weights]).astype(np.float32)
     where = np.flatnonzero(learned)
-    return Row(
+    return PackedRow(
         tokens=np.concatenate([ids[:-1] for ids in tokens]).astype(np.int64),
         positions=positions,
         cu_seqlens=starts.tolist(),
@@ -117,7 +117,7 @@ def flat_row(tokens: Sequence[Ints], weights: Sequence[Floats]) -> Row:
     )
 
 
-def padded(row: Row, multiple: int) -> Row:
+def padded(row: PackedRow, multiple: int) -> PackedRow:
     """The same row with one more document, from which nothing is predicted, where its length is no multiple."""
     missing = -len(row.tokens) % multiple
     if not missing:
@@ -131,7 +131,7 @@ def padded(row: Row, multiple: int) -> Row:
     )
 
 
-def pack(items: Iterable[Document | Tree], budget: int) -> list[Row]:
+def pack(items: Iterable[Document | Tree], budget: int) -> list[PackedRow]:
     """Rows of at most `budget` tokens that hold every prediction of `items` with a weight, each exactly once."""
     trees = [part for item in items for part in _fit(_as_tree(item), budget)]
     grown = [_grow(tree) for tree in trees]
@@ -233,7 +233,7 @@ class _Builder:
         self.documents.append(len(self.where))
 
 
-def _row(trees: Sequence[_Grown]) -> Row:
+def _row(trees: Sequence[_Grown]) -> PackedRow:
     out = _Builder()
     prompts = _Path(out)
     for tree in sorted(trees, key=lambda tree: list(tree.prefix)):
@@ -246,7 +246,7 @@ def _row(trees: Sequence[_Grown]) -> Row:
                 if inputs:
                     out.segment(inputs, -1, 0)
                     out.predict(range(begin, begin + len(inputs)), branch, 1)
-    return Row(
+    return PackedRow(
         tokens=np.asarray(out.tokens, np.int64),
         positions=np.asarray(out.positions, np.int64),
         cu_seqlens=out.cu_seqlens,

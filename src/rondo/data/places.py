@@ -20,7 +20,7 @@ AHEAD, BUFFER = 8 << 20, 1 << 16
 
 
 @dataclass(frozen=True)
-class File:
+class SourceFile:
     name: str
     """A path, or a URL."""
     size: int
@@ -28,7 +28,7 @@ class File:
     """Another one when the content is another: the store's ETag, or the time of the last change."""
 
 
-def find_files(source: str, suffixes: Sequence[str]) -> list[File]:
+def find_files(source: str, suffixes: Sequence[str]) -> list[SourceFile]:
     """A file, or those of a folder that end in one of `suffixes`, in name order."""
     found = _remote_files(source, suffixes) if is_remote(source) else _local_files(source, suffixes)
     if not found:
@@ -51,16 +51,16 @@ def open_file(name: str) -> BinaryIO:
         raise StorageError(f"Cannot read {name}: {error.strerror}.") from error
 
 
-def _local_files(source: str, suffixes: Sequence[str]) -> list[File]:
+def _local_files(source: str, suffixes: Sequence[str]) -> list[SourceFile]:
     path = path_of(source, "data")
     paths = sorted(p for p in path.iterdir() if p.name.endswith(tuple(suffixes))) if path.is_dir() else [path]
     if not all(p.is_file() for p in paths):
         return []
     stats = [(p, p.stat()) for p in paths]
-    return [File(str(p), stat.st_size, str(stat.st_mtime_ns)) for p, stat in stats]
+    return [SourceFile(str(p), stat.st_size, str(stat.st_mtime_ns)) for p, stat in stats]
 
 
-def _remote_files(source: str, suffixes: Sequence[str]) -> list[File]:
+def _remote_files(source: str, suffixes: Sequence[str]) -> list[SourceFile]:
     store, path = store_of(source)
     scheme = source.partition("://")[0]
     with translated(source):
@@ -73,7 +73,7 @@ def _remote_files(source: str, suffixes: Sequence[str]) -> list[File]:
         else:
             infos = [info]
     return sorted(
-        (File(f"{scheme}://{each['name']}", int(each["size"]), _stamp(each)) for each in infos),
+        (SourceFile(f"{scheme}://{each['name']}", int(each["size"]), _stamp(each)) for each in infos),
         key=lambda file: file.name,
     )
 
@@ -82,7 +82,7 @@ def _stamp(info: dict[str, Any]) -> str:
     return next((str(info[name]) for name in ("ETag", "etag", "mtime", "created") if info.get(name)), "")
 
 
-class Folder(Protocol):
+class OutputFolder(Protocol):
     """Where a command writes. A file appears whole or not at all."""
 
     name: str
@@ -103,7 +103,7 @@ class Folder(Protocol):
     def remove(self, folder: str = "") -> None: ...
 
 
-def folder_of(name: str) -> Folder:
+def folder_of(name: str) -> OutputFolder:
     return RemoteFolder(name.rstrip("/")) if is_remote(name) else LocalFolder(path_of(name, "--out"))
 
 

@@ -33,19 +33,19 @@ STDERR_SHOWN = 500
 
 
 @dataclass(frozen=True)
-class Task:
+class PoolTask:
     number: int
     name: str
     """What errors call it."""
     told: Mapping[str, Any]
 
 
-OnEvent = Callable[[Task, str, Any], None]
+OnEvent = Callable[[PoolTask, str, Any], None]
 """Told what a worker says of its task: `now` and `done`."""
 
 
 def run_tasks(
-    module: str, setup: Mapping[str, Any], tasks: Sequence[Task], workers: int, on_event: OnEvent
+    module: str, setup: Mapping[str, Any], tasks: Sequence[PoolTask], workers: int, on_event: OnEvent
 ) -> None:
     """Does every task in processes of `python -m module`; returns when all are done."""
     waiting, lost = deque(tasks), dict[int, int]()
@@ -88,7 +88,7 @@ def _count(lost: dict[int, int], worker: _Worker) -> None:
 
 class _Worker:
     def __init__(self, module: str, setup: Mapping[str, Any]) -> None:
-        self.task: Task | None = None
+        self.task: PoolTask | None = None
         self._buffer = b""
         self._silent = False
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
@@ -118,7 +118,7 @@ class _Worker:
     def pid(self) -> int:
         return self._process.pid
 
-    def give(self, task: Task) -> None:
+    def give(self, task: PoolTask) -> None:
         self.task = task
         self._tell(task.told)
 

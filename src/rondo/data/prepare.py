@@ -25,12 +25,22 @@ from rondo.base.files import storage_error
 from rondo.base.hashing import sha256_json
 from rondo.base.home import cache_dir
 from rondo.base.lock import lock, open_lock
-from rondo.data.formats import SUFFIXES, Form, Part, lines_before, parts_of, unit_of
-from rondo.data.index import INDEX, LENGTHS, VERSION, Broken, Index, Shard, Source, parse_index, to_npy
-from rondo.data.places import Folder, LocalFolder, find_files, folder_of
-from rondo.data.pool import Task, run_tasks
+from rondo.data.formats import SUFFIXES, FilePart, Form, lines_before, parts_of, unit_of
+from rondo.data.index import (
+    INDEX,
+    LENGTHS,
+    VERSION,
+    BrokenRecord,
+    DataShard,
+    Index,
+    IndexedSource,
+    parse_index,
+    to_npy,
+)
+from rondo.data.places import LocalFolder, OutputFolder, find_files, folder_of
+from rondo.data.pool import PoolTask, run_tasks
 from rondo.data.sources import too_many
-from rondo.data.worker import LENGTHS_NOTE, NOTE, Setup, part_name
+from rondo.data.worker import LENGTHS_NOTE, NOTE, WorkerSetup, part_name
 from rondo.text.tokenizer import Tokenizer
 
 RECORDS = ".preparing"
@@ -40,7 +50,7 @@ WORKER = "rondo.data.worker"
 
 
 @dataclass(frozen=True)
-class Request:
+class PrepareRequest:
     sources: Sequence[str]
     tokenizer: Path
     out: str
@@ -68,7 +78,7 @@ class Progress:
 Report = Callable[[Progress], None]
 
 
-def prepare(request: Request, report: Report = lambda progress: None) -> Index:
+def prepare(request: PrepareRequest, report: Report = lambda progress: None) -> Index:
     """Writes the shards, and their index last. What is there of the same preparation is not done again."""
     tokenizer = Tokenizer.load(request.tokenizer)
     plan = _plan(request, tokenizer)
@@ -86,14 +96,14 @@ def prepare(request: Request, report: Report = lambda progress: None) -> Index:
 
 @dataclass(frozen=True)
 class _Plan:
-    parts: list[Part]
+    parts: list[FilePart]
     source_of: list[int]
     """For each part the number of its source."""
     digest: str
 
 
-def _plan(request: Request, tokenizer: Tokenizer) -> _Plan:
-    parts: list[Part] = []
+def _plan(request: PrepareRequest, tokenizer: Tokenizer) -> _Plan:
+    parts: list[FilePart] = []
     source_of: list[int] = []
     for number, source in enumerate(request.sources):
         for file in find_files(source, SUFFIXES):
@@ -115,7 +125,7 @@ def _plan(request: Request, tokenizer: Tokenizer) -> _Plan:
 
 
 @contextlib.contextmanager
-def _alone(out: Folder) -> Iterator[Path]:
+def _alone(out: OutputFolder) -> Iterator[Path]:
     """One process at a time prepares into one place. Yields a folder for its unfinished files."""
     place = str(out.path) if isinstance(out, LocalFolder) else out.name
     own = cache_dir() / "preparing" / hashlib.sha256(place.encode()).hexdigest()[:16]
@@ -137,7 +147,7 @@ def _alone(out: Folder) -> Iterator[Path]:
         os.close(handle)
 
 
-def _begin(request: Request, plan: _Plan, out: Folder) -> Index | None:
+def _begin(request: PrepareRequest, plan: _Plan, out: OutputFolder) -> Index | None:
     """The index, if all is done already; else the folder is this preparation's from here on."""
     index = out.read(INDEX)
     if index is not None and not request.replace:
@@ -162,12 +172,12 @@ def _begin(request: Request, plan: _Plan, out: Folder) -> Index | None:
     return None
 
 
-def _setup(request: Request, tokenizer: Tokenizer, stage: Path) -> dict[str, Any]:
+def _setup(request: PrepareRequest, tokenizer: Tokenizer, stage: Path) -> dict[str, Any]:
     try:
         stage.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise storage_error(stage, error) from error
-    setup = Setup(
+    setup = WorkerSetup(
         tokenizer=str(request.tokenizer),
         out=request.out,
         records=RECORDS,
@@ -188,7 +198,7 @@ def _dtype(tokenizer: Tokenizer) -> Literal["uint16", "uint32"]:
 class _Work:
     """The parts that are left, and the account of all."""
 
-    def __init__(self, request: Request, plan: _Plan, out: Folder, report: Report) -> None:
+    def __init__(self, request: PrepareRequest, plan: _Plan, out: OutputFolder, report: Report) -> None:
         self._request, self._plan, self._report = request, plan, report
         self.notes = _notes(out)
         self._now: dict[int, Sequence[int]] = {
@@ -200,7 +210,7 @@ class _Work:
 
     def run(self, setup: dict[str, Any]) -> None:
         tasks = [
-            Task(
+            PoolTask(
                 number,
                 f"{part.file.name} (bytes {part.begin} to {part.end})",
                 {"number": number, **asdict(part)},
@@ -211,7 +221,7 @@ class _Work:
         self._check()
         run_tasks(WORKER, setup, tasks, self._request.workers, self._heard)
 
-    def _heard(self, task: Task, what: str, fact: Any) -> None:
+    def _heard(self, task: PoolTask, what: str, fact: Any) -> None:
         if what == "done":
             self._listed[task.number] = fact["listed"]
             fact = _counts(fact)
@@ -251,7 +261,7 @@ def _counts(tally: dict[str, Any]) -> list[int]:
     return [tally[name] for name in ("bytes", "documents", "tokens", "broken")]
 
 
-def _notes(out: Folder) -> dict[int, dict[str, Any]]:
+def _notes(out: OutputFolder) -> dict[int, dict[str, Any]]:
     """What the parts that are done have left, by their numbers."""
     return {
         int(name[len("part-") : -len(NOTE)]): json.loads(data)
@@ -260,22 +270,22 @@ def _notes(out: Folder) -> dict[int, dict[str, Any]]:
     }
 
 
-def located(part: Part, listed: Sequence[Sequence[Any]]) -> list[Broken]:
+def located(part: FilePart, listed: Sequence[Sequence[Any]]) -> list[BrokenRecord]:
     """Numbers in a part as numbers in its file."""
     before = lines_before(part) if listed else 0
     unit = unit_of(part.file)
     return [
-        Broken(where=f"{part.file.name}, {unit} {before + int(number)}", problem=str(problem))
+        BrokenRecord(where=f"{part.file.name}, {unit} {before + int(number)}", problem=str(problem))
         for number, problem in listed
     ]
 
 
-def _index(request: Request, plan: _Plan, out: Folder, tokenizer: Tokenizer) -> Index:
+def _index(request: PrepareRequest, plan: _Plan, out: OutputFolder, tokenizer: Tokenizer) -> Index:
     written = out.read_all(RECORDS)
     parts = [part_name(number) for number in range(len(plan.parts))]
     notes = [json.loads(written[part + NOTE]) for part in parts]
     lengths = np.frombuffer(b"".join(written[part + LENGTHS_NOTE] for part in parts), np.uint32)
-    shards = [Shard(**shard) for note in notes for shard in note["shards"]]
+    shards = [DataShard(**shard) for note in notes for shard in note["shards"]]
     if not len(lengths):
         raise InvalidRequest(
             f"{', '.join(request.sources)}: the data set is empty: no document has a token", param="data"
@@ -302,10 +312,12 @@ def _index(request: Request, plan: _Plan, out: Folder, tokenizer: Tokenizer) -> 
     )
 
 
-def _source(request: Request, plan: _Plan, notes: Sequence[dict[str, Any]], source: int) -> Source:
+def _source(
+    request: PrepareRequest, plan: _Plan, notes: Sequence[dict[str, Any]], source: int
+) -> IndexedSource:
     own = [number for number, of in enumerate(plan.source_of) if of == source]
     tallies = [notes[number]["tally"] for number in own]
-    return Source(
+    return IndexedSource(
         name=request.sources[source],
         size=sum(plan.parts[number].size for number in own),
         documents=sum(tally["documents"] for tally in tallies),

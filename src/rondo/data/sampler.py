@@ -51,7 +51,7 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class DocumentSpan:
     """Tokens `begin` to `end` of a document. The last is only predicted: it begins the document's next piece."""
 
     source: int
@@ -99,7 +99,7 @@ def _scramble(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return x ^ (x >> np.uint64(31))
 
 
-class Pieces:
+class DocumentSpans:
     """The pieces of a set of documents, in the documents' order. One of fewer than two tokens has nothing to learn
     from, and gives none. Without `longest` every document stays whole."""
 
@@ -112,13 +112,13 @@ class Pieces:
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
 
-    def at(self, indices: Ints, source: int = 0) -> list[Piece]:
+    def at(self, indices: Ints, source: int = 0) -> list[DocumentSpan]:
         documents = np.searchsorted(self._ends, indices, side="right")
         firsts = np.where(documents > 0, self._ends[documents - 1], 0)
         begins = (indices - firsts) * self._longest
         ends = np.minimum(begins + self._longest + 1, self._lengths[documents])
         return [
-            Piece(source, document, begin, end)
+            DocumentSpan(source, document, begin, end)
             for document, begin, end in zip(documents.tolist(), begins.tolist(), ends.tolist(), strict=True)
         ]
 
@@ -126,12 +126,12 @@ class Pieces:
 class _Source:
     """The endless order of one source: epoch after epoch."""
 
-    def __init__(self, pieces: Pieces, number: int, seed: int) -> None:
+    def __init__(self, pieces: DocumentSpans, number: int, seed: int) -> None:
         self.pieces, self._number, self._seed = pieces, number, seed
         self._at: tuple[int, int] | None = None
-        self._block: list[Piece] = []
+        self._block: list[DocumentSpan] = []
 
-    def piece(self, n: int) -> Piece:
+    def piece(self, n: int) -> DocumentSpan:
         epoch, index = divmod(n, len(self.pieces))
         at = epoch, index // BLOCK
         if at != self._at:
@@ -142,10 +142,12 @@ class _Source:
         return self._block[index % BLOCK]
 
 
-class Sampler:
+class DocumentSampler:
     """`take(position)` gives the pieces of one step, at most `budget` tokens unless one alone has more."""
 
-    def __init__(self, sources: Sequence[Pieces], weights: Sequence[float], seed: int, budget: int) -> None:
+    def __init__(
+        self, sources: Sequence[DocumentSpans], weights: Sequence[float], seed: int, budget: int
+    ) -> None:
         if not all(map(len, sources)):
             raise InvalidRequest(
                 "the data set is empty: no document has enough tokens to learn from", param="data"
@@ -155,12 +157,12 @@ class Sampler:
         self._budget = budget
         self._lookahead = min(LOOKAHEAD, sum(map(len, sources)))
         self._next = Position()
-        self._ahead: deque[Piece] = deque()
+        self._ahead: deque[DocumentSpan] = deque()
         """The pieces from the next position on, as far as anybody has looked: up to `_drawn` and `_tokens`."""
         self._drawn = [0] * len(sources)
         self._tokens = [0] * len(sources)
 
-    def take(self, position: Position) -> tuple[list[Piece], Position]:
+    def take(self, position: Position) -> tuple[list[DocumentSpan], Position]:
         if position != self._next:
             self._seek(position)
         done = set(position.ahead)
@@ -207,7 +209,7 @@ class Sampler:
         ahead = sorted(i - dropped for i in done if i > dropped)
         return Position(tuple(drawn), tuple(tokens), tuple(ahead))
 
-    def _peek(self, index: int) -> Piece:
+    def _peek(self, index: int) -> DocumentSpan:
         while len(self._ahead) <= index:
             behind = [tokens / weight for tokens, weight in zip(self._tokens, self._weights, strict=True)]
             source = behind.index(min(behind))

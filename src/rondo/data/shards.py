@@ -17,10 +17,10 @@ from rondo.base.hashing import sha256_file
 from rondo.base.paths import path_of
 from rondo.data.cache import Cache
 from rondo.data.datasets import Learned
-from rondo.data.index import INDEX, LENGTHS, Index, Shard, parse_index
-from rondo.data.places import File, folder_of, open_file
+from rondo.data.index import INDEX, LENGTHS, DataShard, Index, parse_index
+from rondo.data.places import SourceFile, folder_of, open_file
 from rondo.data.remote import is_remote, store_of, translated
-from rondo.data.sampler import Piece
+from rondo.data.sampler import DocumentSpan
 from rondo.data.tar import offsets
 
 MAPPED_SHARDS = 4096
@@ -63,10 +63,10 @@ class Shards:
             for shard in index.shards:
                 _check_size(Path(self._source).expanduser() / shard.name, shard)
 
-    def valid(self, piece: Piece) -> int:
+    def valid(self, piece: DocumentSpan) -> int:
         return piece.size
 
-    def read(self, pieces: Sequence[Piece]) -> list[Learned]:
+    def read(self, pieces: Sequence[DocumentSpan]) -> list[Learned]:
         places = [self._place(piece) for piece in pieces]
         if is_remote(self._source) and self._cache is None:
             data = self._ranges(places)
@@ -76,10 +76,10 @@ class Shards:
         return [(ids, np.ones(len(ids), np.float32)) for ids in tokens]
 
     def document(self, number: int) -> NDArray[Any]:
-        ((tokens, _),) = self.read([Piece(0, number, 0, int(self.lengths[number]))])
+        ((tokens, _),) = self.read([DocumentSpan(0, number, 0, int(self.lengths[number]))])
         return tokens
 
-    def _place(self, piece: Piece) -> tuple[int, int, int]:
+    def _place(self, piece: DocumentSpan) -> tuple[int, int, int]:
         """(shard, first byte, last byte)"""
         shard = int(np.searchsorted(self._ends, piece.document, side="right"))
         first = int(self._offsets(shard)[piece.document - self._first(shard)])
@@ -98,7 +98,7 @@ class Shards:
             path = Path(self._source).expanduser() / told.name
         else:
             assert self._cache is not None
-            path = self._cache.fetch(File(self._url(shard), told.size, told.sha256), told.sha256)
+            path = self._cache.fetch(SourceFile(self._url(shard), told.size, told.sha256), told.sha256)
         try:
             return np.memmap(path, np.uint8, "r")
         except FileNotFoundError:  # another process made room for something else
@@ -148,7 +148,7 @@ def _lengths(source: str, index: Index) -> NDArray[Any]:
     return lengths
 
 
-def _check_size(path: Path, shard: Shard) -> None:
+def _check_size(path: Path, shard: DataShard) -> None:
     try:
         size = path.stat().st_size
     except OSError:

@@ -20,9 +20,9 @@ import numpy as np
 
 from rondo.base.errors import InvalidRequest, RondoError
 from rondo.base.files import storage_error
-from rondo.data.formats import Form, Found, Part, read_part
-from rondo.data.index import Shard
-from rondo.data.places import File, Folder, folder_of
+from rondo.data.formats import FilePart, Form, ParsedRecord, read_part
+from rondo.data.index import DataShard
+from rondo.data.places import OutputFolder, SourceFile, folder_of
 from rondo.data.tar import ShardWriter
 from rondo.data.texts import closed, text_of
 from rondo.text.tokenizer import Tokenizer
@@ -35,7 +35,7 @@ LISTED = 100
 
 
 @dataclass(frozen=True)
-class Setup:
+class WorkerSetup:
     tokenizer: str
     out: str
     records: str
@@ -50,7 +50,7 @@ class Setup:
 
 
 @dataclass
-class Tally:
+class PartProgress:
     """What has come of a part so far."""
 
     bytes: int = 0
@@ -72,15 +72,15 @@ def part_name(number: int) -> str:
 
 
 class Tokenizing:
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: WorkerSetup) -> None:
         self._setup = setup
         self._tokenizer = Tokenizer.load(setup.tokenizer)
         self._form = Form(**setup.form)
-        self._out: Folder = folder_of(setup.out)
+        self._out: OutputFolder = folder_of(setup.out)
 
-    def run(self, number: int, part: Part, tally: Tally) -> None:
+    def run(self, number: int, part: FilePart, tally: PartProgress) -> None:
         """Writes the part's shards, and at last the note that they are there; no note if too much is broken."""
-        shards: list[Shard] = []
+        shards: list[DataShard] = []
         lengths: list[int] = []
         writer: ShardWriter | None = None
         for ids in self._documents(part, tally):
@@ -103,11 +103,11 @@ class Tokenizing:
         stem = f"{number:06d}-{nth:03d}"
         return ShardWriter(Path(self._setup.stage) / f"shard-{stem}.tar", stem, self._setup.dtype)
 
-    def _finish(self, writer: ShardWriter, lengths: list[int]) -> Shard:
+    def _finish(self, writer: ShardWriter, lengths: list[int]) -> DataShard:
         sha256 = writer.close()
         self._out.put(writer.path.name, writer.path)
         lengths += writer.lengths
-        return Shard(
+        return DataShard(
             name=writer.path.name,
             size=writer.bytes,
             documents=len(writer.lengths),
@@ -115,7 +115,7 @@ class Tokenizing:
             sha256=sha256,
         )
 
-    def _documents(self, part: Part, tally: Tally) -> Iterator[list[int]]:
+    def _documents(self, part: FilePart, tally: PartProgress) -> Iterator[list[int]]:
         for batch in _batches(self._texts(part, tally)):
             for ids in self._encode(batch, tally):
                 tally.documents += 1
@@ -124,7 +124,7 @@ class Tokenizing:
             if tally.broken > self._setup.max_broken:
                 return
 
-    def _texts(self, part: Part, tally: Tally) -> Iterator[tuple[int, str]]:
+    def _texts(self, part: FilePart, tally: PartProgress) -> Iterator[tuple[int, str]]:
         for found in read_part(part, self._form):
             tally.bytes, tally.lines = found.done, found.number
             text = self._text(found, tally)
@@ -133,7 +133,7 @@ class Tokenizing:
             elif text is not None:
                 tally.empty += 1
 
-    def _text(self, found: Found, tally: Tally) -> str | None:
+    def _text(self, found: ParsedRecord, tally: PartProgress) -> str | None:
         problem = found.problem
         if found.record is not None:
             try:
@@ -143,7 +143,7 @@ class Tokenizing:
         tally.break_(found.number, problem)
         return None
 
-    def _encode(self, batch: list[tuple[int, str]], tally: Tally) -> Iterator[list[int]]:
+    def _encode(self, batch: list[tuple[int, str]], tally: PartProgress) -> Iterator[list[int]]:
         try:
             encoded = self._tokenizer.encode_batch([text for _, text in batch])
         except InvalidRequest:
@@ -178,7 +178,7 @@ class _Voice:
         self._out = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)  # what libraries print is no part of what is said here
         self._lock = threading.Lock()
-        self.tally = Tally()
+        self.tally = PartProgress()
         threading.Thread(target=self._beat, daemon=True).start()
 
     def say(self, what: str, fact: object) -> None:
@@ -199,11 +199,11 @@ class _Voice:
 def main() -> None:
     voice = _Voice()
     try:
-        work = Tokenizing(Setup(**json.loads(sys.stdin.readline())))
+        work = Tokenizing(WorkerSetup(**json.loads(sys.stdin.readline())))
         for line in sys.stdin:
             task = json.loads(line)
-            part = Part(File(**task["file"]), task["begin"], task["end"], task["size"])
-            voice.tally = Tally()
+            part = FilePart(SourceFile(**task["file"]), task["begin"], task["end"], task["size"])
+            voice.tally = PartProgress()
             work.run(task["number"], part, voice.tally)
             voice.say("done", asdict(voice.tally))
     except RondoError as error:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rondo.base.account import Account, Sample
+from rondo.base.account import RequestStats, SampleStats
 from rondo.client.types import GenerateRequest
 from rondo.engine.request import Request
 
 
-def tell(account: Account, request: GenerateRequest, samples: Sequence[Request], model: str) -> None:
+def tell(account: RequestStats, request: GenerateRequest, samples: Sequence[Request], model: str) -> None:
     params = request.sampling
     for sample in samples:
         account.samples.append(
-            Sample(
+            SampleStats(
                 id=request.id,
                 model=request.adapter or model,
                 prompt_tokens=sample.prompt_length,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from rondo.base.errors import ConfigError, ModelError, NotFound
 from rondo.models import Decoder
 from rondo.models.adapters import read_adapter
-from rondo.models.adapters.mixed import Served, Sites
+from rondo.models.adapters.mixed import AdapterWeights, Sites
 from rondo.models.adapters.tokenformer import Tokenformer
 
 
@@ -25,7 +25,7 @@ class AdapterReader:
         self._config = model.config
         self._max_rank = max_rank
 
-    def read(self, folder: Path) -> tuple[Served, str]:
+    def read(self, folder: Path) -> tuple[AdapterWeights, str]:
         """(the weights, the checksum of what is in effect of them)."""
         if not folder.is_dir():
             raise NotFound(f"there is no adapter's folder {folder}.", param="lora_path")
@@ -35,7 +35,7 @@ class AdapterReader:
             raise ModelError(f"cannot read {folder}: {error.strerror}.") from error
         if self.sites.as_learner:
             _check_rows(folder, parts.values())
-        served = Served(self.sites, parts.items())
+        served = AdapterWeights(self.sites, parts.items())
         tensors = served.tensors()
         if not all(bool(tensor.isfinite().all()) for _, tensor in tensors):
             raise ModelError(f"{folder}: its weights are not all finite (NaN or infinity): train it again.")

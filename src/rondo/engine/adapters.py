@@ -19,9 +19,9 @@ from rondo.base.log import get_logger
 from rondo.base.paths import path_of
 from rondo.engine.adapter_reader import AdapterReader
 from rondo.engine.config import EngineConfig
-from rondo.engine.streams import settle
+from rondo.engine.streams import resolve_all
 from rondo.models.adapters import CONFIG
-from rondo.models.adapters.mixed import Served
+from rondo.models.adapters.mixed import AdapterWeights
 
 log = get_logger("rondo.engine")
 
@@ -34,7 +34,7 @@ class LoadedAdapter:
     name: str
     version: int
     key: int
-    served: Served
+    served: AdapterWeights
     nbytes: int
     holders: int = 0
     old: bool = False
@@ -139,7 +139,7 @@ class Adapters:
     def wake(self) -> None:
         """All who wait for room look again."""
         with self._lock:
-            settle(self._waiters, None)
+            resolve_all(self._waiters, None)
 
     def share(self, adapter: LoadedAdapter) -> None:
         """One more holder of what somebody holds."""
@@ -225,7 +225,7 @@ class Adapters:
                 param="lora_name",
             )
 
-    def _enter(self, name: str, known: _Name, served: Served, content: str) -> LoadedAdapter:
+    def _enter(self, name: str, known: _Name, served: AdapterWeights, content: str) -> LoadedAdapter:
         self._check_room()
         if len(self._loaded) >= self._max_loaded:
             self._evict()

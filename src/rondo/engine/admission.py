@@ -9,7 +9,7 @@ from rondo.engine.prefixes import Prefixes
 from rondo.engine.queue import WaitingQueue
 from rondo.engine.request import Request
 from rondo.engine.running import Running
-from rondo.engine.seats import Seats
+from rondo.engine.seats import BatchingPolicy
 from rondo.engine.swap import Swap
 
 
@@ -20,7 +20,7 @@ class Admission:
         prefixes: Prefixes,
         running: Running,
         waiting: WaitingQueue,
-        seats: Seats,
+        seats: BatchingPolicy,
         swap: Swap | None,
         counters: Counters,
     ) -> None:
@@ -120,7 +120,7 @@ class Admission:
                 and self._waiting.take(sibling)
             ):
                 self.drop_copies(sibling)
-                self._running.mount(leader, sibling)
+                self._running.attach(leader, sibling)
                 self._seats.take(sibling, leader.cached)
                 gathered.append(sibling)
         return gathered

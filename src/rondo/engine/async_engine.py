@@ -30,8 +30,8 @@ from rondo.engine.metrics import EngineMetrics
 from rondo.engine.output import SampleReader, TextSource
 from rondo.engine.request import Request
 from rondo.engine.sleep import check_level
-from rondo.engine.step import Step
-from rondo.engine.streams import Stream, Streams, settle
+from rondo.engine.step import StepOutput
+from rondo.engine.streams import RequestStream, Streams, resolve_all
 from rondo.engine.words import with_bad_words
 
 log = get_logger("rondo.engine")
@@ -97,7 +97,7 @@ class AsyncEngine:
         sampling = with_bad_words(request.sampling, self.tokenizer)
         if sampling is not request.sampling:
             request = replace(request, sampling=sampling)
-        stream, account = Stream(asyncio.get_running_loop(), request.read_at_end), current()
+        stream, account = RequestStream(asyncio.get_running_loop(), request.read_at_end), current()
         await self.core.grammars.ready(request.sampling.structured_outputs)
         try:
             async with self._loader.holding(request.adapter) as adapter:
@@ -272,7 +272,7 @@ class AsyncEngine:
     def _step(self) -> None:
         self._tell(self.core.step())
 
-    def _tell(self, step: Step) -> None:
+    def _tell(self, step: StepOutput) -> None:
         self.metrics.observe(step, time.monotonic())
         self._streams.wake(
             {request.id for request in step.advanced}, {request.id for request in step.finished}
@@ -288,7 +288,7 @@ class AsyncEngine:
         if self._lifecycle.hold_is_due:
             self._lifecycle.settle_holds()
         if self._waiters_are_due():
-            settle(self._idle_waiters, None)
+            resolve_all(self._idle_waiters, None)
 
     def _is_due(self) -> bool:
         """Whether there is anything to do but commands."""
@@ -298,7 +298,7 @@ class AsyncEngine:
     def _waiters_are_due(self) -> bool:
         return self._lifecycle.hold_is_due or (bool(self._idle_waiters) and not self.core.has_work)
 
-    def _open(self, request: GenerateRequest, stream: Stream, adapter: LoadedAdapter | None) -> None:
+    def _open(self, request: GenerateRequest, stream: RequestStream, adapter: LoadedAdapter | None) -> None:
         try:
             if self._failure is not None:
                 raise self._failure
@@ -309,7 +309,7 @@ class AsyncEngine:
         else:
             self._streams[request.id] = stream
 
-    def _leave(self, request_id: str, stream: Stream) -> None:
+    def _leave(self, request_id: str, stream: RequestStream) -> None:
         """The reader is gone; whatever the engine still holds for it ends."""
         if self._streams.get(request_id) is stream:
             self._close(request_id)
@@ -343,7 +343,7 @@ class AsyncEngine:
     def _wait_until_idle(self, waiter: Future[None]) -> None:
         self._idle_waiters.append(waiter)
         if self._failure is not None:
-            settle(self._idle_waiters, None)
+            resolve_all(self._idle_waiters, None)
 
     def _fail(self, error: RondoError) -> None:
         """First everybody learns of it: after a bug, the rest of the state may be in any condition."""
@@ -351,7 +351,7 @@ class AsyncEngine:
         self._loader.close()
         self._streams.fail(error)
         self._lifecycle.end_holds(error)
-        settle(self._idle_waiters, None)
+        resolve_all(self._idle_waiters, None)
         try:
             self.core.abort_all()
         except Exception:

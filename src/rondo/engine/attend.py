@@ -27,7 +27,7 @@ MAX_GATHERED = 1 << 14
 
 
 @dataclass(frozen=True)
-class Piece:
+class AttentionSegment:
     """A chunk of a prompt: `count` tokens from row `start` on, after `past` tokens that are in `blocks` already."""
 
     start: int
@@ -45,10 +45,10 @@ def piece_shape(past: int, count: int) -> tuple[int, int]:
     return (count - 1).bit_length(), (past + count - 1).bit_length()
 
 
-class Pieces:
+class AttentionSegments:
     """Pieces that are neighbours in the row and attend together, padded to one length."""
 
-    def __init__(self, pieces: Sequence[Piece], block_size: int, device: torch.device) -> None:
+    def __init__(self, pieces: Sequence[AttentionSegment], block_size: int, device: torch.device) -> None:
         starts, counts, pasts = (
             np.array([getattr(piece, name) for piece in pieces]) for name in ("start", "count", "past")
         )
@@ -86,13 +86,17 @@ class Pieces:
         return self._masks[window]
 
 
-def together(pieces: Sequence[Piece], block_size: int, device: torch.device) -> list[Pieces]:
+def together(
+    pieces: Sequence[AttentionSegment], block_size: int, device: torch.device
+) -> list[AttentionSegments]:
     """Groups neighbours of one shape."""
     groups = []
     for (_, reach), alike in groupby(pieces, key=lambda piece: piece.shape):
         most = max(1, MAX_GATHERED >> reach)
         members = list(alike)
-        groups += [Pieces(members[i : i + most], block_size, device) for i in range(0, len(members), most)]
+        groups += [
+            AttentionSegments(members[i : i + most], block_size, device) for i in range(0, len(members), most)
+        ]
     return groups
 
 
@@ -105,7 +109,7 @@ class StepLayout:
     decodes: DecodeStep | None
     slots: Tensor
     fresh: Sequence[int] = ()
-    pieces: Sequence[Pieces] = ()
+    pieces: Sequence[AttentionSegments] = ()
     related: bool = False
     """Whether some decodes are tokens of one request, and see each other."""
     pasts: Pasts | None = None

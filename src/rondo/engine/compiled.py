@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from rondo.engine.cache import KVCache
 from rondo.engine.watched import Watched
 from rondo.models import Decoder
-from rondo.models.adapters.mixed import Served, Sites
+from rondo.models.adapters.mixed import AdapterWeights, Sites
 from rondo.models.decoder import DecoderLayer, Embed, Head
 from rondo.models.parts import DenseMlp, GqaAttention, Linear, Norm
 from rondo.models.quantized.parts import QuantizedLinear
@@ -27,7 +27,7 @@ class CompiledStep:
     """A step whose tokens are alike; `served` are the adapters whose memory it reads."""
 
     rows: TokenRows
-    served: Sequence[Served | None] = ()
+    served: Sequence[AdapterWeights | None] = ()
 
 
 class CompiledDecoder:
@@ -48,7 +48,7 @@ class CompiledDecoder:
         compiled = cls(model, cache, sites)
         return compiled if compiled._follow() else None
 
-    def can(self, served: Sequence[Served | None]) -> bool:
+    def can(self, served: Sequence[AdapterWeights | None]) -> bool:
         """Whether it can run a step in which requests have these adapters."""
         if references_only() or any(one is not None and not one.low_rank for one in served):
             return False

@@ -22,9 +22,9 @@ from rondo.engine.config import EngineConfig
 from rondo.engine.deterministic import hold_bits
 from rondo.engine.groups import GroupedPool
 from rondo.engine.host import host_caches, swap_of
-from rondo.engine.intake import Intake, max_model_len, not_finite, nothing_left
+from rondo.engine.intake import InputProcessor, max_model_len, not_finite, nothing_left
 from rondo.engine.native import check_native
-from rondo.engine.plan import Plan
+from rondo.engine.plan import StepPlan
 from rondo.engine.pooling import is_usable
 from rondo.engine.renew import check_version, read_version
 from rondo.engine.request import Request
@@ -34,7 +34,7 @@ from rondo.engine.scheduler import Scheduler
 from rondo.engine.sleep import Reload, Sleeper, check_level, put
 from rondo.engine.speculate.make import load_draft, make_speculation
 from rondo.engine.speculate.speculation import accepted_rows
-from rondo.engine.step import NOTHING, Step
+from rondo.engine.step import NOTHING, StepOutput
 from rondo.engine.structured.grammars import Grammars
 from rondo.engine.weight_update import WeightUpdate
 from rondo.engine.window import group_layers
@@ -97,7 +97,7 @@ class EngineCore:
         self.speculation = make_speculation(config, self.scheduler, self.runner, draft)
         self.update = WeightUpdate()
         self._clock = clock
-        self._intake = Intake(config, self.max_model_len, vocab, self.eos_ids)
+        self._intake = InputProcessor(config, self.max_model_len, vocab, self.eos_ids)
         self._requests: dict[str, list[Request]] = {}
         if config.threads is not None:
             torch.set_num_threads(config.threads)
@@ -186,7 +186,7 @@ class EngineCore:
         if self.update.torn:
             raise Conflict("weights are being updated: finish the update before the next step.")
 
-    def step(self) -> Step:
+    def step(self) -> StepOutput:
         self._check_awake()
         if self.speculation is None:
             return self._run(self.scheduler.schedule())
@@ -311,7 +311,7 @@ class EngineCore:
     def _adapter_reader(self) -> AdapterReader:
         return AdapterReader(self.model, self.config.max_adapter_rank, self.config.deterministic)
 
-    def _compute(self, plan: Plan) -> StepResult:
+    def _compute(self, plan: StepPlan) -> StepResult:
         return self.runner.run(plan)
 
     def _hold(self, name: str | None, held: LoadedAdapter | None) -> LoadedAdapter | None:
@@ -322,7 +322,7 @@ class EngineCore:
         self.adapters.share(held)
         return held
 
-    def _run(self, plan: Plan) -> Step:
+    def _run(self, plan: StepPlan) -> StepOutput:
         if plan.empty:
             return NOTHING
         self._begin(plan)
@@ -330,24 +330,24 @@ class EngineCore:
         self.scheduler.commit(plan)
         return self._advance(plan, result)
 
-    def _begin(self, plan: Plan) -> None:
+    def _begin(self, plan: StepPlan) -> None:
         """Before the step is computed: what it takes is no longer waiting."""
         if plan.admitted:
             at = self._clock()
             for request in plan.admitted:
                 request.started_at = request.started_at or at
 
-    def _advance(self, plan: Plan, result: StepResult) -> Step:
+    def _advance(self, plan: StepPlan, result: StepResult) -> StepOutput:
         self._end_pooled(result.pooled)
         sampled = result.sampled
         if sampled is None:
-            return Step([], result.pooled, plan.admitted)
+            return StepOutput([], result.pooled, plan.admitted)
         rows = accepted_rows(result.requests, sampled.tokens) if plan.ahead else range(len(result.requests))
         finished, broken = self._take_tokens(result.requests, sampled, rows)
         moved, extra = result.requests, 0
         if self.speculation is not None and plan.ahead:
             moved = list(dict.fromkeys(result.requests[i] for i in rows if sampled.tokens[i] != NO_TOKEN))
-            extra = self.speculation.settle(plan, result, broken)
+            extra = self.speculation.commit_drafts(plan, result, broken)
         if finished:
             self.scheduler.finish_all(finished)
             for request in finished:
@@ -355,13 +355,13 @@ class EngineCore:
         if broken:
             self._break(broken)
         for request in moved:
-            if request.riders:
-                self.scheduler.part(request)
+            if request.followers:
+                self.scheduler.fork(request)
         ended = finished + result.pooled
         if not broken:
-            return Step(moved, ended, plan.admitted, extra)
+            return StepOutput(moved, ended, plan.admitted, extra)
         advanced = [request for request in moved if request.error is None]
-        return Step(advanced, ended + broken, plan.admitted, extra)
+        return StepOutput(advanced, ended + broken, plan.admitted, extra)
 
     def _end_pooled(self, requests: Sequence[Request]) -> None:
         whole = [request for request in requests if is_usable(request)]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from rondo.engine.channel import Channel
 
 if TYPE_CHECKING:
-    from rondo.engine.ranks import Setup
+    from rondo.engine.ranks import RankSetup
 
 LOOK_SECONDS = 1.0
 
@@ -63,8 +63,8 @@ def _report(channel: Channel, error: BaseException) -> None:
         channel.send(Report(said, traceback.format_exc()), 5.0)
 
 
-def _serve(channel: Channel, setup: Setup) -> None:
-    from rondo.engine.following import Follower
+def _serve(channel: Channel, setup: RankSetup) -> None:
+    from rondo.engine.following import FollowerRank
     from rondo.engine.rank_core import load_shard
     from rondo.engine.ranks import Report
 
@@ -73,6 +73,6 @@ def _serve(channel: Channel, setup: Setup) -> None:
     channel.send(Report())
     # All are there: from here on none may be much later than another.
     channel.receive()
-    core = Follower(model, group, setup, channel.send)
+    core = FollowerRank(model, group, setup, channel.send)
     while True:
         core.follow(channel.receive())

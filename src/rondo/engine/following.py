@@ -12,16 +12,16 @@ from rondo.base.errors import RondoError
 from rondo.client.structured import StructuredOutputsParams
 from rondo.client.types import GenerateRequest
 from rondo.engine.adapters import LoadedAdapter
-from rondo.engine.outbox import Message
-from rondo.engine.plan import Plan
+from rondo.engine.outbox import RankMessage
+from rondo.engine.plan import StepPlan
 from rondo.engine.rank_core import RankCore, digest_of_plan, digest_of_tokens
-from rondo.engine.ranks import AdapterRead, Setup
+from rondo.engine.ranks import AdapterRead, RankSetup
 from rondo.engine.runner import StepResult
 from rondo.engine.speculate.controller import Controller
 from rondo.engine.structured.vocabulary import Vocabulary
-from rondo.models.adapters.mixed import Served
-from rondo.parallel.group import Group
-from rondo.parallel.shard import Shard
+from rondo.models.adapters.mixed import AdapterWeights
+from rondo.parallel.group import RankGroup
+from rondo.parallel.shard import ShardedDecoder
 
 
 class Told(Controller):
@@ -36,21 +36,21 @@ class Told(Controller):
         """Its own time does not count."""
 
 
-class Follower(RankCore):
+class FollowerRank(RankCore):
     """Any other rank."""
 
     def __init__(
-        self, model: Shard, group: Group, setup: Setup, answer: Callable[[AdapterRead], None]
+        self, model: ShardedDecoder, group: RankGroup, setup: RankSetup, answer: Callable[[AdapterRead], None]
     ) -> None:
         super().__init__(model, group, setup)
         self._answer = answer
         self._expected: int | None = None
         self._controller = Told()
-        self._served: dict[int, Served] = {}
+        self._served: dict[int, AdapterWeights] = {}
         if self.speculation is not None:
             self.speculation.controller = self._controller
 
-    def follow(self, message: Message) -> None:
+    def follow(self, message: RankMessage) -> None:
         together = message.together
         if together is not None:
             if together.sampled != self.sampled:
@@ -96,7 +96,7 @@ class Follower(RankCore):
         super().wake(tags)
         self.group.least(0)
 
-    def _compute(self, plan: Plan) -> StepResult:
+    def _compute(self, plan: StepPlan) -> StepResult:
         if digest_of_plan(plan) != self._expected:
             raise RuntimeError("it planned another step than rank 0")
         self._expected = None

@@ -55,7 +55,7 @@ def fitting(sizes: Sequence[int], wanted: int) -> int:
 
 
 @dataclass(frozen=True)
-class Inputs:
+class GraphInputs:
     """What a graph reads."""
 
     tokens: Tensor
@@ -63,7 +63,7 @@ class Inputs:
     layouts: Sequence[StepLayout]
 
     @classmethod
-    def of(cls, rows: int, reach: int, groups: int, block_size: int, device: torch.device) -> Inputs:
+    def of(cls, rows: int, reach: int, groups: int, block_size: int, device: torch.device) -> GraphInputs:
         def numbers(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.int64, device=device)
 
@@ -99,7 +99,7 @@ class DecodeGraphs:
         self._record = record
         self._watched = Watched(model)
         self._layers = cache.layers
-        self._recorded: dict[tuple[int, int], tuple[Inputs, Compute]] = {}
+        self._recorded: dict[tuple[int, int], tuple[GraphInputs, Compute]] = {}
 
     def can(self, layouts: Sequence[StepLayout]) -> bool:
         """Whether the step is one token each of requests that know nothing of each other."""
@@ -130,10 +130,12 @@ class DecodeGraphs:
         self._recorded.clear()
         self._layers = self.cache.layers
 
-    def _inputs(self, rows: int, reach: int) -> Inputs:
-        return Inputs.of(rows, reach, len(self.cache.num_blocks), self.cache.block_size, self.cache.device)
+    def _inputs(self, rows: int, reach: int) -> GraphInputs:
+        return GraphInputs.of(
+            rows, reach, len(self.cache.num_blocks), self.cache.block_size, self.cache.device
+        )
 
-    def _compute(self, inputs: Inputs) -> Tensor:
+    def _compute(self, inputs: GraphInputs) -> Tensor:
         return self.model.trunk(inputs.tokens, inputs.positions, Paged(self.cache, inputs.layouts))
 
 

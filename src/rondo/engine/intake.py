@@ -16,7 +16,7 @@ from rondo.engine.scoring import PromptScores
 DEFAULT_MAX_MODEL_LEN = 8192
 
 
-class Intake:
+class InputProcessor:
     def __init__(
         self, config: EngineConfig, max_model_len: int, vocab: int, eos_ids: tuple[int, ...]
     ) -> None:

@@ -11,12 +11,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rondo.engine.attend import Piece, StepLayout, piece_shape, together
+from rondo.engine.attend import AttentionSegment, StepLayout, piece_shape, together
 from rondo.engine.blocks import Table
 from rondo.engine.compiled import CompiledStep
-from rondo.engine.plan import Plan
+from rondo.engine.plan import StepPlan
 from rondo.engine.request import Request
-from rondo.models.adapters.mixed import Served
+from rondo.models.adapters.mixed import AdapterWeights
 from rondo.ops import Chunks, DecodeStep
 from rondo.ops.dispatch import references_only
 from rondo.ops.native.attend import Pasts
@@ -120,7 +120,7 @@ class Flat:
         return own
 
 
-def flatten(plan: Plan, chunks: Sequence[Request], groups: Sequence[BlockTables]) -> Flat:
+def flatten(plan: StepPlan, chunks: Sequence[Request], groups: Sequence[BlockTables]) -> Flat:
     """`chunks` in the order in which they lie."""
     requests = [*plan.decodes, *chunks]
     tokens = [request.tokens[request.computed] for request in plan.decodes]
@@ -163,7 +163,7 @@ def _past(
 
 
 def compiled_step(
-    flat: Flat, tokens: Tensor, positions: Tensor, served: Sequence[Served | None], by_length: bool
+    flat: Flat, tokens: Tensor, positions: Tensor, served: Sequence[AdapterWeights | None], by_length: bool
 ) -> CompiledStep:
     """All tokens alike: each with its request's tables, and its adapter's. What a token sees is counted from where the
     tables of the first group begin, which sees the most. `tokens` is read when the step runs."""
@@ -193,7 +193,7 @@ def _stack(groups: Sequence[Ints]) -> Tensor:
     return torch.from_numpy(groups[0][None] if len(groups) == 1 else np.stack(groups))
 
 
-def _addresses(served: Sequence[Served | None]) -> Tensor | None:
+def _addresses(served: Sequence[AdapterWeights | None]) -> Tensor | None:
     if not any(served):
         return None
     return torch.tensor(
@@ -228,7 +228,9 @@ def _step_layout(flat: Flat, past: Past, lengths: Tensor, device: torch.device) 
         start, stop = int(flat.starts[i]), int(flat.starts[i + 1])
         seen, end = int(past.seen[start]), int(past.seen[stop - 1]) + 1
         if flat.requests[i].computed:
-            pieces.append(Piece(start, stop - start, seen, tables.read(flat.rows[i : i + 1], end)[0]))
+            pieces.append(
+                AttentionSegment(start, stop - start, seen, tables.read(flat.rows[i : i + 1], end)[0])
+            )
         else:
             fresh.append(stop)
     return StepLayout(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rondo.base.errors import Conflict, RondoError
 from rondo.engine.core import EngineCore
-from rondo.engine.streams import answer, settle
+from rondo.engine.streams import answer, resolve_all
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +82,7 @@ class Lifecycle:
 
     def end_holds(self, error: RondoError) -> None:
         self.core.release()
-        settle([hold.waiter for hold in self._holds], error)
+        resolve_all([hold.waiter for hold in self._holds], error)
         self._holds = []
 
     def _stop(self, abort: bool, why: str) -> None:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from rondo.base.errors import ConfigError, InvalidRequest
 from rondo.base.ids import new_id
 from rondo.base.paths import path_of
-from rondo.client.openai import Message
+from rondo.client.openai import ChatMessage
 from rondo.client.ranking import best, spread
 from rondo.client.types import CompletionOutput, GenerateRequest, RequestOutput, SamplingParams
 from rondo.engine.config import EngineConfig
@@ -328,7 +328,7 @@ def for_template(conversation: Conversation) -> list[dict[str, Any]]:
     messages = []
     for message in conversation:
         try:
-            messages.append(Message.model_validate(message, strict=True).for_template())
+            messages.append(ChatMessage.model_validate(message, strict=True).for_template())
         except ValidationError:
             raise _not_messages(message) from None
     return messages

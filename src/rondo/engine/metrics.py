@@ -28,7 +28,7 @@ from rondo.engine.distribution import (
 )
 from rondo.engine.exposition import PREFIX, Families, state_of
 from rondo.engine.request import Request
-from rondo.engine.step import Step
+from rondo.engine.step import StepOutput
 
 SLEEPING = ("sleep", "wake_up")
 UPDATING = ("start_weight_update", "update_weights", "finish_weight_update")
@@ -68,7 +68,7 @@ class RequestMetrics(Collector):
         self._ended: dict[str, list[int]] = {}
         """Of requests that are not at their end: how long those samples got that are."""
 
-    def observe(self, step: Step, now: float) -> None:
+    def observe(self, step: StepOutput, now: float) -> None:
         for request in step.admitted:
             if request.preemptions == 0:
                 self._observe_begin(request)
@@ -203,7 +203,7 @@ class EngineMetrics(RequestMetrics):
         self.serving = serving
         self._moved = core.scheduler.counters.moved
 
-    def observe(self, step: Step, now: float) -> None:
+    def observe(self, step: StepOutput, now: float) -> None:
         super().observe(step, now)
         moved = self.core.scheduler.counters.moved
         if moved > self._moved:

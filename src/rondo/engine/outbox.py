@@ -21,7 +21,7 @@ Command = tuple[str, tuple[Any, ...]]
 
 
 @dataclass(frozen=True)
-class Together:
+class SharedStep:
     """A step that all ranks compute: a hash of its plan, whether it speculates, which is a matter of time, and a hash
     of what the step before sampled."""
 
@@ -31,11 +31,11 @@ class Together:
 
 
 @dataclass(frozen=True)
-class Message:
+class RankMessage:
     """What was done to the engine, in order; with `together` the last of it is that step."""
 
     commands: list[Command]
-    together: Together | None = None
+    together: SharedStep | None = None
 
 
 class Outbox:
@@ -55,12 +55,12 @@ class Outbox:
         if full:
             self.send()
 
-    def send(self, *last: Command, together: Together | None = None) -> None:
+    def send(self, *last: Command, together: SharedStep | None = None) -> None:
         """All that was told, and then `last`."""
         try:
             with self._lock:
                 told, self._told = self._told, []
-                self.ranks.send(Message([*told, *self._forgotten(), *last], together))
+                self.ranks.send(RankMessage([*told, *self._forgotten(), *last], together))
         except OSError as error:
             raise self.ranks.give_up(error) from error
 

@@ -7,11 +7,7 @@ from typing import Protocol
 
 from rondo.client.types import FinishReason, SamplingParams, TokenChunk
 from rondo.engine.request import Request
-
-
-class Detokenizer(Protocol):
-    def push(self, ids: list[int]) -> str: ...
-    def flush(self) -> str: ...
+from rondo.text.detokenize import Detokenizer
 
 
 class TextSource(Protocol):

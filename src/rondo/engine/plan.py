@@ -9,7 +9,7 @@ from rondo.engine.request import Request
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class StepPlan:
     """`decodes` move by one token, `chunks` by `request.planned`; both start at `request.computed`. Of the decodes,
     those in `ahead` may carry proposed tokens (see request.py), and are settled after the step.
 

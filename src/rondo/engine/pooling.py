@@ -23,7 +23,7 @@ Outputs = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PooledPart:
     """What a step adds to one request's vector: the outputs at these `rows` of the flat row."""
 
     request: Request
@@ -45,7 +45,7 @@ class Pools:
     """The vectors of a step, and the scores of prompts. The model gives all rows that are read in rising order;
     `places` says where among them those of its logits are, and after them those of the parts."""
 
-    parts: Sequence[Part | ScorePart]
+    parts: Sequence[PooledPart | ScorePart]
     places: Tensor
 
     @property
@@ -62,9 +62,9 @@ class Pools:
         return x[:rest]
 
 
-def parts_of(requests: Sequence[Request], starts: Ints, vocab: int) -> list[Part | ScorePart]:
+def parts_of(requests: Sequence[Request], starts: Ints, vocab: int) -> list[PooledPart | ScorePart]:
     """`starts` are each request's first row in the step, and last the number of all."""
-    parts: list[Part | ScorePart] = []
+    parts: list[PooledPart | ScorePart] = []
     for i, request in enumerate(requests):
         if request.pooling is None:
             if request.scores is not None:
@@ -75,14 +75,14 @@ def parts_of(requests: Sequence[Request], starts: Ints, vocab: int) -> list[Part
         rows = range(int(starts[i]), int(starts[i + 1]))
         ends = request.computed + len(rows) == len(request.tokens)
         if request.pooling == "mean":
-            parts.append(Part(request, rows, request.computed == 0, ends))
+            parts.append(PooledPart(request, rows, request.computed == 0, ends))
         elif ends:
-            parts.append(Part(request, rows[-1:], True, True))
+            parts.append(PooledPart(request, rows[-1:], True, True))
     return parts
 
 
 def pools_of(
-    parts: Sequence[Part | ScorePart], leaders: list[Request], rows: list[int]
+    parts: Sequence[PooledPart | ScorePart], leaders: list[Request], rows: list[int]
 ) -> tuple[list[Request], list[int], Pools | None]:
     """All rows that are read, those `rows` of the `leaders` among them, whose each is, and what becomes of them."""
     if not parts:

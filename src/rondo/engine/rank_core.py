@@ -13,17 +13,17 @@ from rondo.base.errors import ConfigError, ModelError, RondoError
 from rondo.engine.adapter_reader import AdapterReader
 from rondo.engine.core import EngineCore
 from rondo.engine.load import torch_dtype
-from rondo.engine.plan import Plan
-from rondo.engine.ranks import Setup
+from rondo.engine.plan import StepPlan
+from rondo.engine.ranks import RankSetup
 from rondo.engine.runner import StepResult
 from rondo.engine.shared_adapters import OwnColumns
 from rondo.engine.sleep import Reload
-from rondo.parallel.group import Group, connect
+from rondo.parallel.group import RankGroup, connect
 from rondo.parallel.load import load
-from rondo.parallel.shard import Shard
+from rondo.parallel.shard import ShardedDecoder
 
 
-def load_shard(setup: Setup) -> tuple[Shard, Group]:
+def load_shard(setup: RankSetup) -> tuple[ShardedDecoder, RankGroup]:
     device = torch.device(setup.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -33,7 +33,7 @@ def load_shard(setup: Setup) -> tuple[Shard, Group]:
 
 
 class RankCore(EngineCore):
-    def __init__(self, model: Shard, group: Group, setup: Setup) -> None:
+    def __init__(self, model: ShardedDecoder, group: RankGroup, setup: RankSetup) -> None:
         self.group = group
         self.shard = model
         self.sampled = 0
@@ -74,7 +74,7 @@ class RankCore(EngineCore):
         return OwnColumns(self.shard, self.config.max_adapter_rank)
 
 
-def digest_of_plan(plan: Plan) -> int:
+def digest_of_plan(plan: StepPlan) -> int:
     """Hashes of numbers are the same in every process."""
     moves = tuple(
         (r.arrival, r.row, r.computed, r.planned, *(table.blocks[-1] for table in r.tables))

@@ -36,7 +36,7 @@ READ_SECONDS = 300.0
 
 
 @dataclass(frozen=True)
-class Setup:
+class RankSetup:
     """What a rank needs to know to begin; the ranks find each other in the file `meeting`."""
 
     rank: int
@@ -67,7 +67,7 @@ class AdapterRead:
     refused: str = ""
 
 
-class Rank:
+class RankProcess:
     """One of the other processes."""
 
     def __init__(self, rank: int, lifeline: int, meeting: Path) -> None:
@@ -96,14 +96,14 @@ class Ranks:
         self.lost: RondoError | None = None
         self.on_lost: list[Callable[[RondoError], None]] = []
         self.meeting = Path(tempfile.mkdtemp(prefix="rondo-ranks-")) / "meeting"
-        self.others: list[Rank] = []
+        self.others: list[RankProcess] = []
         self._answers: dict[int, list[AdapterRead]] = defaultdict(list)
         self._changed = threading.Condition()
         self._closing = threading.Lock()
         self._closed = False
         theirs, self._lifeline = os.pipe()
         try:
-            self.others += (Rank(rank, theirs, self.meeting) for rank in range(1, size))
+            self.others += (RankProcess(rank, theirs, self.meeting) for rank in range(1, size))
         except BaseException:
             self.close()
             raise
@@ -191,7 +191,7 @@ class Ranks:
                         self._lose(failure)
                         return
 
-    def _read(self, other: Rank) -> str:
+    def _read(self, other: RankProcess) -> str:
         """Takes one report; if it is the rank's last, why."""
         try:
             report = other.channel.receive()
@@ -210,7 +210,7 @@ class Ranks:
             self._changed.notify_all()
         return ""
 
-    def _reason(self, other: Rank, said: str) -> str:
+    def _reason(self, other: RankProcess, said: str) -> str:
         # A rank that was killed makes others fail; the one to name is that one. It takes a moment to be dead.
         time.sleep(0.2)
         ends = {each: each.end() for each in self.others}

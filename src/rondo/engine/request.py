@@ -4,7 +4,7 @@
 tokens behind, and a step lets it catch up by some of them. When it has caught up it gets its next token.
 
 Samples of one prompt are computed once for as long as their tokens are the same: one leads, the others are its
-`riders`, which have a row (of sampling parameters) but no blocks. Each draws a token of its own from the leader's
+`followers`, which have a row (of sampling parameters) but no blocks. Each draws a token of its own from the leader's
 logits; those that draw another one fork off.
 
 In a step a request that is one token behind may carry `proposed` tokens, for which it has room in its blocks: `ahead`
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rondo.engine.adapters import LoadedAdapter
     from rondo.engine.blocks import Table
     from rondo.engine.scoring import PromptScores
-    from rondo.engine.structured.matcher import Matcher
+    from rondo.engine.structured.matcher import GrammarMatcher
 
 State = Literal["waiting", "running", "finished"]
 UNLIMITED = 1 << 30
@@ -54,7 +54,7 @@ class Request:
     """What it wants instead of tokens, where it says `pooling`: see pooling.py."""
     scores: PromptScores | None = None
     """Of its prompt, shared with its siblings, where it asks for them: see scoring.py."""
-    matcher: Matcher | None = None
+    matcher: GrammarMatcher | None = None
     """Where it is in the grammar that its answer obeys."""
 
     prompt_length: int = 0
@@ -71,7 +71,7 @@ class Request:
     siblings: list[Request] = field(default_factory=list)
     """All samples of the same prompt, this one included; empty where it is the only one."""
     leader: Request | None = None
-    riders: list[Request] = field(default_factory=list)
+    followers: list[Request] = field(default_factory=list)
 
     tables: list[Table] = field(default_factory=list)
     """While it runs: its blocks, in each group of layers."""
@@ -128,7 +128,7 @@ class Request:
             assert self.leader.leader is None
             assert self.leader.tokens == self.tokens
             assert not self.tables
-            assert not self.riders
+            assert not self.followers
         assert 0 <= self.cached <= self.computed <= len(self.tokens), (
             self.cached,
             self.computed,

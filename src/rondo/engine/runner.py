@@ -27,12 +27,12 @@ from rondo.engine.layout import (
     step_layouts,
     to_device,
 )
-from rondo.engine.plan import Plan
+from rondo.engine.plan import StepPlan
 from rondo.engine.pooling import Pools, parts_of, pools_of
 from rondo.engine.request import Request
-from rondo.engine.sampler import Batch, Drawn, Sampled, Sampler
+from rondo.engine.sampler import Drawn, Sampled, Sampler, SamplingBatch
 from rondo.models import Decoder
-from rondo.models.adapters.mixed import Mixer, Mixture, Served, Span
+from rondo.models.adapters.mixed import AdapterWeights, Mixer, Mixture, Span
 from rondo.models.additions import adding
 from rondo.models.parts import take
 
@@ -41,8 +41,8 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """`requests` got one token each, in the order of `sampled`, riders included; the others are still catching up. One
-    that carried proposals is there once more for each of them. `pooled` have their vector."""
+    """`requests` got one token each, in the order of `sampled`, followers included; the others are still catching up.
+    One that carried proposals is there once more for each of them. `pooled` have their vector."""
 
     requests: list[Request]
     sampled: Sampled | None
@@ -50,21 +50,21 @@ class StepResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedStep:
     """A step laid out. What it needs of its requests is copied, so that they may move on while it runs.
 
     `read` are the rows of the flat row that give logits, or go into a vector (`pools`); `counts` how many requests (a
-    leader and its riders) sample from each of the first; `batch` is None where nobody has caught up.
+    leader and its followers) sample from each of the first; `batch` is None where nobody has caught up.
     """
 
-    plan: Plan
+    plan: StepPlan
     tokens: Tensor
     positions: Tensor
     layout: Sequence[StepLayout] | CompiledStep
     mixture: Mixture | None
     read: Tensor | None
     counts: Tensor | None
-    batch: Batch | None
+    batch: SamplingBatch | None
     pools: Pools | None
 
     @property
@@ -104,12 +104,12 @@ class Runner:
         self.compiled = CompiledDecoder.of(model, cache, None if mixer is None else mixer.sites)
         self.graphs = graphs_of(model, cache, max_num_seqs, max_model_len) if cuda_graphs else None
 
-    def run(self, plan: Plan) -> StepResult:
+    def run(self, plan: StepPlan) -> StepResult:
         step = self.prepare(plan)
         drawn = self.execute(step)
         return StepResult(step.requests, None if drawn is None else drawn.read(), step.pooled)
 
-    def prepare(self, plan: Plan) -> Prepared:
+    def prepare(self, plan: StepPlan) -> PreparedStep:
         for request in plan.admitted:
             for tables in self.tables:
                 tables.clear(request.row)
@@ -123,21 +123,21 @@ class Runner:
         every = len(rows) == len(flat.tokens)
         read = None if every else to_device(np.array(rows, dtype=np.int64), self.device)
         requests = leaders
-        if any(leader.riders for leader in leaders):
-            requests = [each for leader in leaders for each in (leader, *leader.riders)]
+        if any(leader.followers for leader in leaders):
+            requests = [each for leader in leaders for each in (leader, *leader.followers)]
         ahead = offsets(rows_of(dict.fromkeys(leaders))) if plan.ahead and leaders else None
         counts = None
         if len(requests) > len(leaders):
-            samples = np.array([1 + len(leader.riders) for leader in leaders], dtype=np.int64)
+            samples = np.array([1 + len(leader.followers) for leader in leaders], dtype=np.int64)
             counts = to_device(samples, self.device)
             ahead = None if ahead is None else ahead.repeat(samples)
         batch = self.sampler.batch(requests, ahead) if requests else None
         tokens, positions = (to_device(array, self.device) for array in (flat.tokens, flat.positions))
         layout, mixture = self._layout(flat, tokens, positions, readers)
-        return Prepared(plan, tokens, positions, layout, mixture, read, counts, batch, pools)
+        return PreparedStep(plan, tokens, positions, layout, mixture, read, counts, batch, pools)
 
     @torch.inference_mode()
-    def execute(self, step: Prepared) -> Drawn | None:
+    def execute(self, step: PreparedStep) -> Drawn | None:
         logits = self.forward(step)
         if logits is None or step.batch is None:
             return None
@@ -146,7 +146,7 @@ class Runner:
         return self.sampler.sample(logits, step.batch)
 
     @torch.inference_mode()
-    def forward(self, step: Prepared) -> Tensor | None:
+    def forward(self, step: PreparedStep) -> Tensor | None:
         """The logits for the next token of those that caught up, one row each, and one more for each proposal. On the
         way, vectors get what is theirs."""
         self._move_blocks(step.plan)
@@ -164,7 +164,7 @@ class Runner:
             x = step.pools.take(x, self.model.head.norm, head)
         return None if step.batch is None else head(x)
 
-    def _trunk(self, step: Prepared, layouts: Sequence[StepLayout]) -> Tensor:
+    def _trunk(self, step: PreparedStep, layouts: Sequence[StepLayout]) -> Tensor:
         if self.graphs is not None and step.mixture is None and self.graphs.can(layouts):
             return take(self.graphs.trunk(step.tokens, step.positions, layouts), step.read)
         with adding(step.mixture):
@@ -175,7 +175,7 @@ class Runner:
         if self.graphs is not None:
             self.graphs.forget()
 
-    def _move_blocks(self, plan: Plan) -> None:
+    def _move_blocks(self, plan: StepPlan) -> None:
         """In this order, and all before the step writes. Copies complete what a request that is swapped out holds,
         and come from blocks that may be another's by now. What is swapped out is then whole, and still there: only
         blocks that come in, and the step, write to blocks that are given anew. On a GPU the order is the stream's."""
@@ -197,7 +197,9 @@ class Runner:
         layouts = step_layouts(flat, self.device, self.model.dtype, self.cache.dtype)
         return layouts, self._mixture(flat, served, readers)
 
-    def _mixture(self, flat: Flat, served: list[Served | None], readers: list[Request]) -> Mixture | None:
+    def _mixture(
+        self, flat: Flat, served: list[AdapterWeights | None], readers: list[Request]
+    ) -> Mixture | None:
         """What the adapters of this step's requests add, in the order of the flat row; `readers` have the rows read."""
         if self.mixer is None or not served:
             self._forget()
@@ -212,13 +214,13 @@ class Runner:
             self.mixer.forget()
 
 
-def _served_of(requests: Sequence[Request]) -> list[Served | None]:
+def _served_of(requests: Sequence[Request]) -> list[AdapterWeights | None]:
     """The adapter of each; nothing where nobody has one."""
     adapters = [request.adapter for request in requests]
     return [None if each is None else each.served for each in adapters] if any(adapters) else []
 
 
-def _caught_up(plan: Plan, chunks: list[Request]) -> tuple[list[Request], list[int]]:
+def _caught_up(plan: StepPlan, chunks: list[Request]) -> tuple[list[Request], list[int]]:
     """The requests whose last token is computed in this step, so that one follows, and the row it is in; then those of
     its proposals."""
     decodes = plan.decodes

@@ -55,42 +55,42 @@ class Running:
         request.row = -1
 
     def end(self, requests: Sequence[Request]) -> None:
-        """They have finished; where one had riders, those go on."""
+        """They have finished; where one had followers, those go on."""
         leaders = [request for request in requests if request.leader is None]
         for request in requests:
             request.state = "finished"
             if request.leader is not None:
-                request.leader.riders.remove(request)
-                self.dismount(request)
+                request.leader.followers.remove(request)
+                self.detach(request)
         for leader in leaders:
             self._hand_over(leader)
             self.vacate(leader)
         self.leaders = [request for request in self.leaders if request.state == "running"]
 
-    def mount(self, leader: Request, rider: Request) -> None:
+    def attach(self, leader: Request, rider: Request) -> None:
         """`rider` has the tokens of `leader`, and runs with it."""
         rider.state = "running"
         rider.row = self._rows.pop()
         rider.leader = leader
-        leader.riders.append(rider)
+        leader.followers.append(rider)
 
-    def dismount(self, rider: Request) -> None:
+    def detach(self, rider: Request) -> None:
         rider.leader = None
         self._rows.append(rider.row)
         rider.row = -1
 
-    def part(self, leader: Request) -> list[Request]:
-        """Leader and riders have drawn their next tokens: those that drew another than the leader fork off, one for
+    def fork(self, leader: Request) -> list[Request]:
+        """Leader and followers have drawn their next tokens: those that drew another than the leader fork off, one for
         each different token; the others of that token ride on it. Returns those for whom no block was left."""
         branches: dict[int, list[Request]] = {}
-        for rider in leader.riders:
+        for rider in leader.followers:
             branches.setdefault(rider.tokens[-1], []).append(rider)
-        leader.riders = branches.pop(leader.tokens[-1], [])
+        leader.followers = branches.pop(leader.tokens[-1], [])
         out: list[Request] = []
         for branch in branches.values():
             if not self._fork(leader, branch):
                 for rider in branch:
-                    self.dismount(rider)
+                    self.detach(rider)
                 out += branch
         return out
 
@@ -102,30 +102,30 @@ class Running:
         return copies
 
     def _fork(self, leader: Request, branch: list[Request]) -> bool:
-        request, *riders = branch
+        request, *followers = branch
         moves = self._pool.fork(leader, request)
         if moves is None:
             return False
         for copies, pairs in zip(self._copies, moves, strict=True):
             copies.update(pairs)
         request.follow(leader)
-        self._lead(request, riders)
+        self._lead(request, followers)
         return True
 
     def _hand_over(self, leader: Request) -> None:
-        """The leader goes: the first of its riders takes its place, blocks and all."""
-        if not leader.riders:
+        """The leader goes: the first of its followers takes its place, blocks and all."""
+        if not leader.followers:
             return
-        heir, *others = leader.riders
-        leader.riders = []
+        heir, *others = leader.followers
+        leader.followers = []
         heir.follow(leader)
         heir.tables, leader.tables = leader.tables, []
         heir.claim, leader.claim = leader.claim, None
         self._lead(heir, others)
 
-    def _lead(self, request: Request, riders: list[Request]) -> None:
+    def _lead(self, request: Request, followers: list[Request]) -> None:
         request.leader = None
-        request.riders = riders
-        for rider in riders:
+        request.followers = followers
+        for rider in followers:
             rider.leader = request
         insort(self.leaders, request, key=_order)

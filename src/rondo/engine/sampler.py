@@ -46,7 +46,7 @@ class Sampled:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class SamplingBatch:
     """What sampling must know of the requests, one entry a row of the logits: they may change while a step runs."""
 
     requests: list[Request]
@@ -137,14 +137,14 @@ class Sampler:
             + MASKED * (params.structured_outputs is not None)
         )
 
-    def batch(self, requests: list[Request], ahead: Ints | None = None) -> Batch:
+    def batch(self, requests: list[Request], ahead: Ints | None = None) -> SamplingBatch:
         """A request may be there several times, each after so many of its proposals as `ahead` says."""
         rows = np.array([request.row for request in requests], dtype=np.int64)
         positions = np.array([len(request.tokens) for request in requests], dtype=np.int64)
         needs = self._needs[rows]
         wanted = int(np.bitwise_or.reduce(needs))
         limits = (self._top_k[rows], self._top_p[rows], self._min_p[rows]) if wanted & FILTERS else ()
-        return Batch(
+        return SamplingBatch(
             requests,
             ahead,
             needs,
@@ -156,7 +156,7 @@ class Sampler:
             self._masker.start(requests, needs & MASKED) if wanted & MASKED else None,
         )
 
-    def sample(self, logits: Tensor, batch: Batch) -> Drawn:
+    def sample(self, logits: Tensor, batch: SamplingBatch) -> Drawn:
         """logits [R, V], one row a request."""
         masks = _found(batch, logits)
         if not batch.wanted & (EDITS | FILTERS):
@@ -169,7 +169,7 @@ class Sampler:
         logprobs = token_logprobs(logits, tokens.clamp(min=0), _on(logits, batch.scored_at))
         return Drawn(tokens, logprobs, _top(logits, tokens, logprobs, batch), source)
 
-    def _sample_plain(self, logits: Tensor, batch: Batch, masks: Tensor | None) -> Drawn:
+    def _sample_plain(self, logits: Tensor, batch: SamplingBatch, masks: Tensor | None) -> Drawn:
         """In one pass, where all tokens come from the very distributions that log-probabilities are of, or from what
         masks leave of them."""
         scales = None
@@ -181,11 +181,11 @@ class Sampler:
         return Drawn(tokens, logprobs, top, None if masks is None else logits, masks)
 
     @torch.inference_mode()
-    def choose(self, logits: Tensor, batch: Batch) -> Tensor:
+    def choose(self, logits: Tensor, batch: SamplingBatch) -> Tensor:
         """The tokens alone."""
         return _choose(self._edit(logits, batch, _found(batch, logits)), batch)
 
-    def _edit(self, logits: Tensor, batch: Batch, masks: Tensor | None) -> Tensor:
+    def _edit(self, logits: Tensor, batch: SamplingBatch, masks: Tensor | None) -> Tensor:
         """With the grammars, biases and penalties of the requests that have some; a copy, where log-probabilities are
         those of the logits as they were."""
         given, logits = logits, logits.float()
@@ -201,11 +201,11 @@ class Sampler:
         return logits
 
 
-def _found(batch: Batch, logits: Tensor) -> Tensor | None:
+def _found(batch: SamplingBatch, logits: Tensor) -> Tensor | None:
     return None if batch.masks is None else batch.masks.on(logits.device)
 
 
-def _choose(logits: Tensor, batch: Batch) -> Tensor:
+def _choose(logits: Tensor, batch: SamplingBatch) -> Tensor:
     temperatures, draws = _fate(logits, batch)
     tokens, _ = choose_tokens(logits, temperatures, draws)
     if batch.wanted & FILTERS:
@@ -217,7 +217,7 @@ def _choose(logits: Tensor, batch: Batch) -> Tensor:
     return tokens
 
 
-def _fate(logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+def _fate(logits: Tensor, batch: SamplingBatch) -> tuple[Tensor, Tensor]:
     """The temperature of each row, and its random number."""
     if not batch.temperature.any():
         return (_on(logits, batch.temperature),) * 2
@@ -285,7 +285,7 @@ def _ends_with(tokens: list[int], end: tuple[int, ...]) -> bool:
     return not end or tuple(tokens[-len(end) :]) == end
 
 
-def _top(logits: Tensor, tokens: Tensor, logprobs: Tensor, batch: Batch) -> Top | None:
+def _top(logits: Tensor, tokens: Tensor, logprobs: Tensor, batch: SamplingBatch) -> Top | None:
     which = np.flatnonzero(batch.needs & TOP).tolist() if batch.wanted & TOP else []
     if not which:
         return None

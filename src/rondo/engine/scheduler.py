@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from rondo.base.errors import Overloaded
 from rondo.engine.admission import Admission
 from rondo.engine.groups import GroupedPool
-from rondo.engine.plan import Counters, Plan
+from rondo.engine.plan import Counters, StepPlan
 from rondo.engine.prefixes import Prefixes
 from rondo.engine.queue import WaitingQueue
 from rondo.engine.request import Request
 from rondo.engine.running import Running
-from rondo.engine.seats import Batching, Seats
+from rondo.engine.seats import Batching, BatchingPolicy
 from rondo.engine.speculate.room import make_room
 from rondo.engine.swap import Swap
 
@@ -44,7 +44,7 @@ class Scheduler:
         self._prefixes = Prefixes(pool, weight_version)
         self._running = Running(pool, self._prefixes, max_num_seqs)
         self._waiting = WaitingQueue()
-        self._seats = Seats(max_num_seqs, batching)
+        self._seats = BatchingPolicy(max_num_seqs, batching)
         self._admission = Admission(
             pool, self._prefixes, self._running, self._waiting, self._seats, swap, self.counters
         )
@@ -112,12 +112,12 @@ class Scheduler:
         """As `finish` for several running requests, in one pass."""
         self._running.end(requests)
 
-    def part(self, leader: Request) -> None:
-        """Leader and riders have drawn their next tokens: they go on together where those are the same."""
-        for request in self._running.part(leader):
+    def fork(self, leader: Request) -> None:
+        """Leader and followers have drawn their next tokens: they go on together where those are the same."""
+        for request in self._running.fork(leader):
             self._wait_again(request)
 
-    def schedule(self) -> Plan:
+    def schedule(self) -> StepPlan:
         preempted: list[Request] = []
         budget, behind = self._plan_decodes(self.max_step_tokens, preempted)
         budget = self._plan_chunks(behind, budget, preempted)
@@ -128,7 +128,7 @@ class Scheduler:
             beginning = {id(request) for request in admitted}
             ahead = make_room(self.running, beginning, self.lookahead, self.max_step_tokens, self.pool)
         swap_out, swap_in = ([], []) if self.swap is None else self.swap.flush()
-        return Plan(
+        return StepPlan(
             decodes=[request for request in self.running if request.planned == 1],
             chunks=[request for request in self.running if request.planned > 1],
             admitted=admitted,
@@ -139,7 +139,7 @@ class Scheduler:
             swap_in=swap_in,
         )
 
-    def commit(self, plan: Plan) -> None:
+    def commit(self, plan: StepPlan) -> None:
         """Account for a computed plan: advance its requests and publish the blocks that became full."""
         size, moved = self.pool.block_size, 0
         for request in (*plan.decodes, *plan.chunks):
@@ -153,7 +153,7 @@ class Scheduler:
         for request in plan.chunks:
             self._leave_behind(request)
 
-    def settle(self, requests: Sequence[Request]) -> None:
+    def commit_drafts(self, requests: Sequence[Request]) -> None:
         """What `requests` carried, if anything, has become tokens or not: what has is computed, and the blocks of the
         rest go back."""
         size = self.pool.block_size
@@ -230,15 +230,15 @@ class Scheduler:
         return returned
 
     def _preempt(self, victim: Request, preempted: list[Request], swaps: bool = True) -> None:
-        riders, victim.riders = victim.riders, []
+        followers, victim.followers = victim.followers, []
         self.pool.let_pass(victim)
         swapped = self.swap if swaps and self.swap is not None and self.swap.keep(victim) else None
         self._running.vacate(victim)
-        for rider in riders:
-            self._running.dismount(rider)
+        for rider in followers:
+            self._running.detach(rider)
             if swapped is not None:
                 swapped.ride(rider, victim)
-        for request in (victim, *riders):
+        for request in (victim, *followers):
             self._wait_again(request)
             preempted.append(request)
 

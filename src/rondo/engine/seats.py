@@ -9,7 +9,7 @@ from rondo.engine.request import Request
 Batching = Literal["continuous", "dynamic", "static"]
 
 
-class Seats:
+class BatchingPolicy:
     def __init__(self, count: int, batching: Batching) -> None:
         self._count = count
         self._batching = batching

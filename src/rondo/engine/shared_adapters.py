@@ -14,18 +14,18 @@ from rondo.base.errors import ModelError
 from rondo.engine.adapter_reader import AdapterReader
 from rondo.engine.outbox import Outbox
 from rondo.engine.ranks import AdapterRead
-from rondo.models.adapters.mixed import Served
-from rondo.parallel.shard import Shard
+from rondo.models.adapters.mixed import AdapterWeights
+from rondo.parallel.shard import ShardedDecoder
 
 
 class OwnColumns(AdapterReader):
     """Any rank's."""
 
-    def __init__(self, model: Shard, max_rank: int) -> None:
+    def __init__(self, model: ShardedDecoder, max_rank: int) -> None:
         super().__init__(model, max_rank)
         self._columns = model.split.columns()
 
-    def read(self, folder: Path) -> tuple[Served, str]:
+    def read(self, folder: Path) -> tuple[AdapterWeights, str]:
         served, content = super().read(folder)
         served.narrow(self.sites, self._columns)
         return served, content
@@ -34,16 +34,16 @@ class OwnColumns(AdapterReader):
 class SharedReader(OwnColumns):
     """Rank 0's."""
 
-    def __init__(self, model: Shard, max_rank: int, outbox: Outbox) -> None:
+    def __init__(self, model: ShardedDecoder, max_rank: int, outbox: Outbox) -> None:
         super().__init__(model, max_rank)
         self._outbox = outbox
-        self._numbers: weakref.WeakKeyDictionary[Served, int] = weakref.WeakKeyDictionary()
+        self._numbers: weakref.WeakKeyDictionary[AdapterWeights, int] = weakref.WeakKeyDictionary()
 
-    def number(self, served: Served) -> int:
+    def number(self, served: AdapterWeights) -> int:
         """What the other ranks know it by."""
         return self._numbers[served]
 
-    def read(self, folder: Path) -> tuple[Served, str]:
+    def read(self, folder: Path) -> tuple[AdapterWeights, str]:
         number = self._outbox.read_adapter(folder)
         try:
             try:

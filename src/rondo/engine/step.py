@@ -8,7 +8,7 @@ from rondo.engine.request import Request
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepOutput:
     """`advanced` got a token each, and `extra` more came from accepted proposals; `finished` are done, with their last
     token or an error; `admitted` began to run."""
 
@@ -18,4 +18,4 @@ class Step:
     extra: int = 0
 
 
-NOTHING = Step([], [], [])
+NOTHING = StepOutput([], [], [])

@@ -16,7 +16,7 @@ log = get_logger("rondo.engine")
 T = TypeVar("T")
 
 
-class Stream:
+class RequestStream:
     """Wakes the one coroutine that reads a request."""
 
     __slots__ = ("error", "event", "loop", "samples", "whole")
@@ -41,7 +41,7 @@ class Stream:
         _wake([self])
 
 
-class Streams(dict[str, Stream]):
+class Streams(dict[str, RequestStream]):
     """By the request's id."""
 
     def wake(self, advanced: Set[str], ended: Set[str]) -> None:
@@ -57,7 +57,7 @@ class Streams(dict[str, Stream]):
         self.clear()
 
 
-def _wake(streams: Iterable[Stream]) -> None:
+def _wake(streams: Iterable[RequestStream]) -> None:
     """One call into each event loop, whatever the number of requests."""
     events: dict[asyncio.AbstractEventLoop, list[asyncio.Event]] = defaultdict(list)
     for stream in streams:
@@ -84,7 +84,7 @@ def answer(future: Future[T], work: Callable[[], T]) -> None:
         future.set_exception(error)
 
 
-def settle(waiters: list[Future[None]], error: RondoError | None) -> None:
+def resolve_all(waiters: list[Future[None]], error: RondoError | None) -> None:
     """Answers all who wait, with nothing or with an error; there are none any more."""
     for waiter in waiters:
         if not waiter.set_running_or_notify_cancel():

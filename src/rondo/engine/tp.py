@@ -22,20 +22,20 @@ from rondo.engine.adapters import LoadedAdapter, folder_of_adapters
 from rondo.engine.config import EngineConfig
 from rondo.engine.core import EngineCore
 from rondo.engine.deterministic import check_settings
-from rondo.engine.outbox import Outbox, Together
-from rondo.engine.plan import Plan
+from rondo.engine.outbox import Outbox, SharedStep
+from rondo.engine.plan import StepPlan
 from rondo.engine.rank_core import RankCore, digest_of_plan, digest_of_tokens, load_shard
-from rondo.engine.ranks import Ranks, Setup
+from rondo.engine.ranks import Ranks, RankSetup
 from rondo.engine.request import Request
 from rondo.engine.runner import StepResult
 from rondo.engine.shared_adapters import SharedReader
 from rondo.engine.sleep import check_tags
-from rondo.engine.step import NOTHING, Step
+from rondo.engine.step import NOTHING, StepOutput
 from rondo.models import parse, read_config
 from rondo.models.checkpoint import check
 from rondo.models.devices import device_named
-from rondo.parallel.group import Group
-from rondo.parallel.shard import Shard
+from rondo.parallel.group import RankGroup
+from rondo.parallel.shard import ShardedDecoder
 from rondo.parallel.split import split
 
 STEP_SECONDS = 60.0
@@ -67,7 +67,7 @@ def lead(
     if devices[0] == "cpu" and config.threads is None:
         config = config.model_copy(update={"threads": max(1, torch.get_num_threads() // size)})
     ranks = Ranks(size, STEP_SECONDS)
-    setup = Setup(0, folder, config, devices[0], eos_ids, weight_version, ranks.meeting, ranks.seconds)
+    setup = RankSetup(0, folder, config, devices[0], eos_ids, weight_version, ranks.meeting, ranks.seconds)
     try:
         for other in ranks.others:
             own = replace(setup, rank=other.rank, device=devices[other.rank])
@@ -106,7 +106,7 @@ def _devices(name: str, size: int) -> list[str]:
 class Leader(RankCore):
     """Rank 0. What is done to it is done to the others before the next step."""
 
-    def __init__(self, model: Shard, group: Group, setup: Setup, ranks: Ranks) -> None:
+    def __init__(self, model: ShardedDecoder, group: RankGroup, setup: RankSetup, ranks: Ranks) -> None:
         self.ranks = ranks
         self.outbox = Outbox(ranks)
         super().__init__(model, group, setup)
@@ -179,7 +179,7 @@ class Leader(RankCore):
             raise self.ranks.give_up(error) from error
         self._meet()
 
-    def step(self) -> Step:
+    def step(self) -> StepOutput:
         self._check_awake()
         self.ranks.check()
         step = super().step()
@@ -197,9 +197,9 @@ class Leader(RankCore):
         super().close()
         self._close()
 
-    def _compute(self, plan: Plan) -> StepResult:
+    def _compute(self, plan: StepPlan) -> StepResult:
         try:
-            together = Together(digest_of_plan(plan), self.scheduler.lookahead > 0, self.sampled)
+            together = SharedStep(digest_of_plan(plan), self.scheduler.lookahead > 0, self.sampled)
             self.outbox.send(("step", ()), together=together)
             result = super()._compute(plan)
         except Exception as error:

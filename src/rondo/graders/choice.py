@@ -35,7 +35,7 @@ def chosen(text: str, letters: str = "ABCD") -> str | None:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChoiceGrader:
     """Parts: `found` (there was a letter) and `correct`, which is the total."""
 
     letters: str = "ABCD"

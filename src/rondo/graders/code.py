@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from rondo.base.errors import ConfigError, InvalidRequest
 from rondo.graders.fences import Block, blocks
-from rondo.graders.sandbox import Exam, Limits, Run, Sandbox, Verdict, WorkerLost, WorkerSilent
+from rondo.graders.sandbox import Exam, Sandbox, SandboxLimits, SandboxRun, Verdict, WorkerLost, WorkerSilent
 from rondo.graders.sandbox.isolation import require
 from rondo.graders.score import Outcome, Sample, Score
 from rondo.graders.turns import in_turn
@@ -47,7 +47,7 @@ class CodeGrader:
     """
 
     sandbox: Sandbox = field(default_factory=Sandbox)
-    limits: Limits = field(default_factory=Limits)
+    limits: SandboxLimits = field(default_factory=SandboxLimits)
     total: Total = "all"
     """`all`: 1 where everything passed, else 0; `share`: what share did."""
     tolerance: float = 0.0
@@ -165,7 +165,7 @@ def _share(verdict: Verdict, exam: Exam) -> float:
     return sum(passed for passed, _ in verdict.results) / asked
 
 
-def _wrong(run: Run, expected: str, tolerance: float) -> str:
+def _wrong(run: SandboxRun, expected: str, tolerance: float) -> str:
     """Why a run does not count; empty if it does."""
     if run.why != "exit":
         return {

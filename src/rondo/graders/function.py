@@ -16,7 +16,7 @@ from rondo.graders.templates import item_of
 
 
 @dataclass(frozen=True)
-class Function:
+class FunctionGrader:
     """`module:name` or `file.py:name`: called with the record and the answer, it returns a number, or parts by name."""
 
     function: str

@@ -32,7 +32,7 @@ for line in sys.stdin:
 """
 
 
-class Matcher:
+class PatternMatcher:
     """Safe to call from several threads; one match runs at a time."""
 
     def __init__(self) -> None:
@@ -61,14 +61,14 @@ class Matcher:
 def _forget() -> None:
     """In a forked child: the process and its pipes are the parent's."""
     global _shared
-    _shared = Matcher()
+    _shared = PatternMatcher()
 
 
-_shared = Matcher()
+_shared = PatternMatcher()
 os.register_at_fork(after_in_child=_forget)
 atexit.register(lambda: _shared.close())
 
 
 def fullmatch(pattern: str, text: str) -> bool:
-    """`Matcher.fullmatch` of the one process that all graders share."""
+    """`PatternMatcher.fullmatch` of the one process that all graders share."""
     return _shared.fullmatch(pattern, text)

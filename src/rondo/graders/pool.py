@@ -51,7 +51,7 @@ class Killed(Unavailable):
     """The process got a SIGKILL that was not ours."""
 
 
-class Pool:
+class GraderPool:
     """At most `workers` processes, started when they are needed. Safe from any thread and event loop."""
 
     def __init__(self, workers: int | None = None, memory_bytes: int = MEMORY_BYTES) -> None:
@@ -249,23 +249,23 @@ def _error(function: str, kind: str, message: str, param: str | None) -> Excepti
     return GraderFailed(f"{function} raised {kind}: {message}")
 
 
-_shared: Pool | None = None
+_shared: GraderPool | None = None
 _making = threading.Lock()
 
 
-def shared() -> Pool:
+def shared() -> GraderPool:
     """The one pool of this process."""
     global _shared
     with _making:
         if _shared is None:
-            _shared = Pool()
+            _shared = GraderPool()
         return _shared
 
 
 async def call(
     function: str, *arguments: Any, seconds: float = SECONDS, env: Mapping[str, str] | None = None
 ) -> Any:
-    """`Pool.call` of the pool that all graders share."""
+    """`GraderPool.call` of the pool that all graders share."""
     return await shared().call(function, *arguments, seconds=seconds, env=env)
 
 

@@ -13,12 +13,12 @@ from typing import Any
 
 from rondo.base.errors import ConfigError
 from rondo.graders.code import extract
-from rondo.graders.sandbox import Limits, Run, WorkerSilent
+from rondo.graders.sandbox import SandboxLimits, SandboxRun, WorkerSilent
 from rondo.graders.sandbox.inside.program import ProgramResult, request, result
 from rondo.graders.sandbox.isolation import require
 from rondo.graders.sandbox.shared import shared
 
-RunScript = Callable[[str, bytes, Limits, bytes | None], Run]
+RunScript = Callable[[str, bytes, SandboxLimits, bytes | None], SandboxRun]
 
 
 def run_program(
@@ -42,7 +42,7 @@ def serve(message: bytes, run: RunScript) -> dict[str, Any]:
     try:
         asked = json.loads(message)
         code, given, call = str(asked["code"]), str(asked["stdin"]).encode(errors="replace"), asked["call"]
-        limits = replace(Limits(), seconds=float(asked["seconds"]))
+        limits = replace(SandboxLimits(), seconds=float(asked["seconds"]))
     except ConfigError as error:
         return {"refused": f"run_program: {error.message}"}
     except (ValueError, TypeError, KeyError, RecursionError):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from rondo.base.errors import ConfigError
 from rondo.graders.programs import serve
-from rondo.graders.sandbox import Limits, Run, WorkerLost
+from rondo.graders.sandbox import SandboxLimits, SandboxRun, WorkerLost
 from rondo.graders.sandbox.isolation import require
 from rondo.graders.sandbox.shared import shared, threads
 from rondo.graders.score import Sample, Score
@@ -70,7 +70,7 @@ class PythonGrader:
         }
         given = json.dumps(asked).encode()
 
-        def run(begin: Callable[[], None]) -> Run:
+        def run(begin: Callable[[], None]) -> SandboxRun:
             begin()
             return shared(self.packages).grade(_PROGRAM, given, self._limits(), serve)
 
@@ -79,11 +79,11 @@ class PythonGrader:
         except WorkerLost as error:
             return Score("error", 0.0, detail=str(error)[:500])
 
-    def _limits(self) -> Limits:
-        return replace(Limits(), seconds=self.seconds, cpu_seconds=max(1, math.ceil(self.seconds)))
+    def _limits(self) -> SandboxLimits:
+        return replace(SandboxLimits(), seconds=self.seconds, cpu_seconds=max(1, math.ceil(self.seconds)))
 
 
-def _score(run: Run, mark: str) -> Score:
+def _score(run: SandboxRun, mark: str) -> Score:
     if run.why in ("wall", "cpu", "busy"):
         return Score("timeout", 0.0, detail="grade took too long")
     output = run.output.decode(errors="replace")

@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from rondo.base.errors import ConfigError
-from rondo.graders.choice import Choice
+from rondo.graders.choice import ChoiceGrader
 from rondo.graders.code import CodeGrader
 from rondo.graders.combine import Multi, combine
 from rondo.graders.format import FormatChecker
-from rondo.graders.function import Function
+from rondo.graders.function import FunctionGrader
 from rondo.graders.guarded import guarded
 from rondo.graders.judge import LabelModel, ScoreModel
 from rondo.graders.match import AnswerMatcher
@@ -90,10 +90,10 @@ GRADERS: dict[str, Maker] = {
     "weighted": _weighted,
     "match": _made(AnswerMatcher),
     "math": _made(MathAnswer),
-    "choice": _made(Choice),
+    "choice": _made(ChoiceGrader),
     "format": _made(FormatChecker),
     "code": _code,
-    "function": _made(Function),
+    "function": _made(FunctionGrader),
 }
 
 

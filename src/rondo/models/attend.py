@@ -9,14 +9,14 @@ from torch import Tensor
 from rondo.ops import AttentionSpec, packed_attention
 
 
-class Lengths(Protocol):
+class SequenceLengths(Protocol):
     @property
     def lengths(self) -> Tensor:
         """[T] the length so far of the sequence each token belongs to; read only by length-dependent RoPE."""
         ...
 
 
-class Attend(Lengths, Protocol):
+class Attend(SequenceLengths, Protocol):
     def __call__(
         self, spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None
     ) -> Tensor:

@@ -21,7 +21,7 @@ from rondo.models.headers import read_config
 from rondo.models.mapping import Slot, outgoing, slots
 from rondo.models.quantized.reading import check as check_quantized
 from rondo.models.quantized.reading import divide, put
-from rondo.models.safetensors import Stored
+from rondo.models.safetensors import StoredTensor
 from rondo.models.safetensors_write import write
 
 Progress = Callable[[int], None]
@@ -76,7 +76,7 @@ def fill(
         put(model, weights, stored, target, count)
 
 
-def check(folder: Path) -> dict[str, Stored]:
+def check(folder: Path) -> dict[str, StoredTensor]:
     """Whether the folder is a whole model, from its config and headers alone. Returns what it holds."""
     model = build(parse(read_config(folder)))
     stored = safetensors.open_checkpoint(folder)
@@ -96,7 +96,7 @@ def one_type(folder: Path) -> torch.dtype | None:
     return found.pop() if len(found) == 1 else None
 
 
-def _own_dtype(config: ModelConfig, plain: list[Slot], stored: dict[str, Stored]) -> torch.dtype:
+def _own_dtype(config: ModelConfig, plain: list[Slot], stored: dict[str, StoredTensor]) -> torch.dtype:
     """A step cannot mix dtypes, so tensors stored in another one are converted. Where weights are quantized few are
     left to tell, and config.json does if it names one."""
     hf = config.hf or {}
@@ -110,7 +110,7 @@ def _own_dtype(config: ModelConfig, plain: list[Slot], stored: dict[str, Stored]
     return sizes.most_common(1)[0][0]
 
 
-def _check(model: Decoder, table: list[Slot], stored: dict[str, Stored], folder: Path) -> None:
+def _check(model: Decoder, table: list[Slot], stored: dict[str, StoredTensor], folder: Path) -> None:
     """Names and shapes must match exactly; what does not is listed."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     expected = {slot.name: slot.shape_for(parameters) for slot in table}
@@ -129,7 +129,7 @@ def _check(model: Decoder, table: list[Slot], stored: dict[str, Stored], folder:
         )
 
 
-def _check_tied(stored: dict[str, Stored], folder: Path) -> None:
+def _check_tied(stored: dict[str, StoredTensor], folder: Path) -> None:
     head, embed = stored["lm_head.weight"], stored.get("model.embed_tokens.weight")
     if embed is None or head.shape != embed.shape or not torch.equal(head.mapped(), embed.mapped()):
         raise ModelError(
@@ -141,7 +141,7 @@ def _check_tied(stored: dict[str, Stored], folder: Path) -> None:
 def _fill(
     model: Decoder,
     table: list[Slot],
-    stored: dict[str, Stored],
+    stored: dict[str, StoredTensor],
     dtype: torch.dtype,
     device: torch.device,
     progress: Progress,
@@ -166,7 +166,7 @@ def _fill(
 
 def _mappable(
     table: list[Slot],
-    stored: dict[str, Stored],
+    stored: dict[str, StoredTensor],
     parameters: dict[str, nn.Parameter],
     dtype: torch.dtype,
 ) -> dict[str, Tensor]:
@@ -185,11 +185,11 @@ def _mappable(
     return mapped
 
 
-def _stored_dtype(name: str, table: list[Slot], stored: dict[str, Stored]) -> torch.dtype:
+def _stored_dtype(name: str, table: list[Slot], stored: dict[str, StoredTensor]) -> torch.dtype:
     return next(stored[slot.name].dtype for slot in table for piece in slot.pieces if piece.param == name)
 
 
-def _copy(slot: Slot, source: Stored, parameters: dict[str, Tensor]) -> None:
+def _copy(slot: Slot, source: StoredTensor, parameters: dict[str, Tensor]) -> None:
     if len(slot.pieces) == 1 and slot.pieces[0].into is None:
         source.read_into(slot.pieces[0].ours(parameters))
         return

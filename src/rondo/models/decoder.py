@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from rondo.base.errors import ModelError
 from rondo.models.additions import added
 from rondo.models.architecture import Gqa, Layer, ModelConfig, Moe
-from rondo.models.attend import Attend, Lengths
+from rondo.models.attend import Attend, SequenceLengths
 from rondo.models.parts import (
     DenseMlp,
     GqaAttention,
@@ -124,7 +124,7 @@ class ScoreHead(Head):
         return scores[:, 0].float()
 
 
-class Elsewhere(nn.Module):
+class MissingLayer(nn.Module):
     """Stands where a part would be that another rank has."""
 
 
@@ -167,7 +167,7 @@ class Decoder(nn.Module):
         x = last(x, ropes, attend, read)
         return x
 
-    def rope_tables(self, positions: Tensor, of: Lengths, dtype: torch.dtype) -> RopeTables:
+    def rope_tables(self, positions: Tensor, of: SequenceLengths, dtype: torch.dtype) -> RopeTables:
         return {
             spec: rope_tables(spec, positions, of.lengths if spec.by_length else None, dtype)
             for spec in self.ropes
@@ -175,7 +175,7 @@ class Decoder(nn.Module):
 
     def own_layers(self) -> list[nn.Module]:
         """Those that are on this rank: all, but in a pipeline."""
-        return [layer for layer in self.layers if not isinstance(layer, Elsewhere)]
+        return [layer for layer in self.layers if not isinstance(layer, MissingLayer)]
 
     def attention_specs(self) -> list[AttentionSpec]:
         return [layer.attention.spec for layer in self.own_layers()]  # type: ignore[union-attr, misc]

@@ -30,7 +30,7 @@ SINGLE = "model.safetensors"
 
 
 @dataclass(frozen=True)
-class Entry:
+class TensorHeader:
     """One tensor of a file; `start` and `stop` count from the file's first byte."""
 
     dtype: str
@@ -45,7 +45,7 @@ class Header:
 
     path: Path
     size: int
-    tensors: Mapping[str, Entry]
+    tensors: Mapping[str, TensorHeader]
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def read_header(path: Path) -> Header:
     return Header(path, size, tensors)
 
 
-def _entry(path: Path, size: int, data_start: int, name: str, entry: Mapping[str, Any]) -> Entry:
+def _entry(path: Path, size: int, data_start: int, name: str, entry: Mapping[str, Any]) -> TensorHeader:
     try:
         known = DTYPES.get(entry["dtype"])
         shape, (start, stop) = tuple(entry["shape"]), entry["data_offsets"]
@@ -113,7 +113,7 @@ def _entry(path: Path, size: int, data_start: int, name: str, entry: Mapping[str
         )
     if stop - start != math.prod(shape) * known[1]:
         raise ModelError(f"{path}: {name} has {stop - start} bytes, which is not its shape {list(shape)}")
-    return Entry(known[0], shape, data_start + start, data_start + stop)
+    return TensorHeader(known[0], shape, data_start + start, data_start + stop)
 
 
 def _read_sharded(folder: Path, index: Path) -> list[Header]:

@@ -1,7 +1,7 @@
 """The one mapping between our parameters and Hugging Face's names, as data that reads in both directions.
 
-A `Slot` is one tensor of a Hugging Face checkpoint; its `Piece`s say which parameter, or part of one, each region of it
-holds. Loading, saving, pushing weights to engines and adapters all go through it.
+A `Slot` is one tensor of a Hugging Face checkpoint; its `TensorMapping`s say which parameter, or part of one, each
+region of it holds. Loading, saving, pushing weights to engines and adapters all go through it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,7 +20,7 @@ Region = tuple[slice | EllipsisType, ...]
 
 
 @dataclass(frozen=True)
-class Piece:
+class TensorMapping:
     """Part of a Hugging Face tensor: `into` is where it lies there, `param[at]` what it is here."""
 
     param: str
@@ -44,7 +44,7 @@ class Slot:
     """One Hugging Face tensor. `shape` is given where several pieces make it up."""
 
     name: str
-    pieces: tuple[Piece, ...]
+    pieces: tuple[TensorMapping, ...]
     shape: tuple[int, ...] | None = None
 
     def shape_for(self, parameters: Mapping[str, Tensor]) -> tuple[int, ...]:
@@ -53,14 +53,14 @@ class Slot:
 
 def one(name: str, param: str, at: int | None = None, *, transposed: bool = False) -> Slot:
     """A Hugging Face tensor that is a whole parameter, or one expert of a stacked one."""
-    return Slot(name, (Piece(param, at, None, transposed),))
+    return Slot(name, (TensorMapping(param, at, None, transposed),))
 
 
 def stacked_rows(name: str, params: Iterable[tuple[str, int]], columns: int | None) -> Slot:
     """A Hugging Face tensor that is several of our parameters one below another: (parameter, rows)."""
     pieces, start = [], 0
     for param, rows in params:
-        pieces.append(Piece(param, None, (slice(start, start + rows),)))
+        pieces.append(TensorMapping(param, None, (slice(start, start + rows),)))
         start += rows
     return Slot(name, tuple(pieces), (start,) if columns is None else (start, columns))
 

@@ -157,7 +157,7 @@ class DenseMlp(nn.Module):
         return out
 
 
-class Router(nn.Module):
+class ExpertRouter(nn.Module):
     """Scores every expert for every token; the correction is balanced by the learner, not by gradients."""
 
     def __init__(self, config: ModelConfig, part: Moe) -> None:
@@ -204,7 +204,7 @@ class Experts(nn.Module):
 class MoeMlp(nn.Module):
     def __init__(self, config: ModelConfig, part: Moe) -> None:
         super().__init__()
-        self.router = Router(config, part)
+        self.router = ExpertRouter(config, part)
         self.experts = Experts(config, part)
         self.shared = DenseMlp(config, part.shared) if part.shared is not None else None
 

@@ -24,10 +24,10 @@ STAGING_BYTES = 32 << 20
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredTensor:
     """One tensor in a file."""
 
-    file: "File"
+    file: "SafetensorsFile"
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -68,7 +68,7 @@ class Stored:
         return buffer.view(self.dtype)
 
 
-class File:
+class SafetensorsFile:
     """An open safetensors file, its header checked against its size."""
 
     def __init__(self, source: Path | Header) -> None:
@@ -76,7 +76,7 @@ class File:
         self.path = header.path
         self.size = header.size
         self.tensors = {
-            name: Stored(self, name, getattr(torch, entry.dtype), entry.shape, entry.start, entry.stop)
+            name: StoredTensor(self, name, getattr(torch, entry.dtype), entry.shape, entry.start, entry.stop)
             for name, entry in header.tensors.items()
         }
 
@@ -100,13 +100,13 @@ def _bytes_of(tensor: Tensor) -> Tensor:
     return tensor.detach().view(-1).view(torch.uint8)
 
 
-def open_checkpoint(folder: Path) -> dict[str, Stored]:
+def open_checkpoint(folder: Path) -> dict[str, StoredTensor]:
     """Every tensor of a checkpoint folder, one file or several with an index."""
-    files = [File(header) for header in headers.read_headers(folder)]
+    files = [SafetensorsFile(header) for header in headers.read_headers(folder)]
     return {name: stored for file in files for name, stored in file.tensors.items()}
 
 
-def differences(expected: Mapping[str, tuple[int, ...]], stored: Mapping[str, Stored]) -> str:
+def differences(expected: Mapping[str, tuple[int, ...]], stored: Mapping[str, StoredTensor]) -> str:
     """What does not match, listed; empty where names, shapes and kinds of number all do."""
     both = [name for name in expected if name in stored]
     problems = {

@@ -2,7 +2,8 @@
 
 A product or an attention asks `kept` for its result: the first time it is computed, and the keeper may hold it; when
 the block runs again what is held is given back instead. This is below autograd, so that the operation saves for its
-backward pass what it always does. Operations of torch are seen by the dispatcher (`Keeper` is a mode of it).
+backward pass what it always does. Operations of torch are seen by the dispatcher (`SelectiveCheckpoint` is a mode of
+it).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ OF_TORCH: dict[Any, Kind] = {
     _aten._scaled_dot_product_cudnn_attention.default: "attention",
 }
 
-_keeper: ContextVar[Keeper | None] = ContextVar("rondo_keeper", default=None)
+_keeper: ContextVar[SelectiveCheckpoint | None] = ContextVar("rondo_keeper", default=None)
 
 
 def kept(kind: Kind, compute: Callable[[], T]) -> T:
@@ -50,7 +51,7 @@ def beside() -> Iterator[None]:
         yield
 
 
-class Keeper(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class SelectiveCheckpoint(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Of one block: attention's results, and those products of which `wanted` says so by their number in the block."""
 
     def __init__(self, wanted: Callable[[int], bool]) -> None:

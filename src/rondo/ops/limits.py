@@ -20,7 +20,7 @@ TURNS = 100_000
 
 
 @dataclass(frozen=True)
-class Limits:
+class HardwareLimits:
     """Bytes a second read, and operations a second by what is multiplied: numbers in fp32 or bf16, of 16 bits, or of 8.
 
     A multiplication and an addition are two operations."""
@@ -37,12 +37,12 @@ class Limits:
         return max(read / self.read, flops / self.rate(arithmetic))
 
 
-def measure_limits(budget: float) -> Limits:
+def measure_limits(budget: float) -> HardwareLimits:
     """Within about `budget` seconds: sums over what no cache holds, and products of numbers in registers."""
     numbers = torch.ones(1 << 26)
     read = numbers.numel() * 4 / _fastest(numbers.sum, budget / 3)
     kinds = [kind for kind in KINDS if kind in BY_TORCH or library("registers") is not None]
-    return Limits(read, {kind: measure_flops(kind, budget * 2 / 3 / len(kinds)) for kind in kinds})
+    return HardwareLimits(read, {kind: measure_flops(kind, budget * 2 / 3 / len(kinds)) for kind in kinds})
 
 
 def measure_flops(kind: str, budget: float) -> float:

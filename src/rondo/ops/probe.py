@@ -18,7 +18,7 @@ from rondo.ops.activation import gated
 from rondo.ops.attention import AttentionSpec, packed_attention
 from rondo.ops.dispatch import Op, references_only
 from rondo.ops.draw import choose_tokens
-from rondo.ops.limits import Limits
+from rondo.ops.limits import HardwareLimits
 from rondo.ops.linear import linear
 from rondo.ops.logprobs import row_logprobs
 from rondo.ops.native.ahead import lost, runs
@@ -50,8 +50,9 @@ QUANTIZED: dict[str, tuple[Kind, str]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """An operation on tensors of a kind; each call takes the next of `given`. `read` bytes come from memory in a call,
-    and `flops` are computed, on numbers as `Limits` names them. `plain` is how torch alone does it, where it can."""
+    """An operation on tensors of a kind; each call takes the next of `given`. `read` bytes come from memory in a
+    call, and `flops` are computed, on numbers as `HardwareLimits` names them. `plain` is how torch alone does it,
+    where it can."""
 
     operation: str
     dtype: str
@@ -63,7 +64,7 @@ class Case:
     arithmetic: str = "fp32"
     plain: Callable[..., Any] | None = None
 
-    def limit(self, limits: Limits) -> float:
+    def limit(self, limits: HardwareLimits) -> float:
         """Seconds that a call takes at least."""
         return limits.seconds(self.read, self.flops, self.arithmetic)
 

@@ -19,7 +19,7 @@ PATIENCE = timedelta(seconds=10)
 
 
 @dataclass(frozen=True)
-class Beat:
+class Heartbeat:
     """What a rank is at: `steps` counts what it has begun, and is larger on a rank that is further."""
 
     rank: int
@@ -45,25 +45,25 @@ class Failure:
     """Then no rank comes to its end by itself."""
 
 
-class Gone(Exception):
+class StoreLost(Exception):
     """The store is, and with it the process that kept it."""
 
 
-class Board:
+class RankStore:
     def __init__(self, world: World) -> None:
         self.world = world
         self.host = socket.gethostname()
         self._store = store_of(world, PATIENCE)
 
-    def beat(self, beat: Beat) -> None:
+    def beat(self, beat: Heartbeat) -> None:
         with _kept():
             self._store.set(f"beat/{beat.rank}", json.dumps(asdict(beat)))
 
-    def beats(self) -> list[Beat]:
+    def beats(self) -> list[Heartbeat]:
         """Of all ranks, which have each made one."""
         with _kept():
             said = self._store.multi_get([f"beat/{rank}" for rank in range(self.world.size)])
-        return [Beat(**json.loads(text)) for text in said]
+        return [Heartbeat(**json.loads(text)) for text in said]
 
     def fail(self, failure: Failure) -> Failure:
         """The first one said, which may be another's."""
@@ -85,7 +85,7 @@ class Board:
     def wait_heard(self, seconds: float) -> bool:
         """Whether the first rank tells its user."""
         deadline = time.monotonic() + seconds
-        with contextlib.suppress(Gone):
+        with contextlib.suppress(StoreLost):
             while time.monotonic() < deadline:
                 if self._heard():
                     return True
@@ -102,10 +102,10 @@ def _kept() -> Iterator[None]:
     try:
         yield
     except (dist.DistError, RuntimeError, ValueError) as error:
-        raise Gone(str(error)) from error
+        raise StoreLost(str(error)) from error
 
 
-def late(beats: Sequence[Beat]) -> list[Beat]:
+def late(beats: Sequence[Heartbeat]) -> list[Heartbeat]:
     """Those that all others wait for: who has begun the least."""
     least = min(beat.steps for beat in beats)
     return [beat for beat in beats if beat.steps == least]

@@ -26,7 +26,7 @@ import torch
 
 from rondo.base.errors import RondoError, Unavailable
 from rondo.base.log import get_logger
-from rondo.parallel.board import Beat, Board, Failure, Gone, late
+from rondo.parallel.board import Failure, Heartbeat, RankStore, StoreLost, late
 from rondo.parallel.config import LayoutConfig
 from rondo.parallel.mesh import dist, leave, meet, said
 from rondo.parallel.world import World
@@ -53,11 +53,11 @@ class RankFailed(RondoError):
         self.exit_code = failure.exit_code
 
 
-class Crew:
-    """One process needs none of it, and `Crew()` does nothing."""
+class RankSupervisor:
+    """One process needs none of it, and `RankSupervisor()` does nothing."""
 
     def __init__(
-        self, world: World | None = None, board: Board | None = None, config: LayoutConfig | None = None
+        self, world: World | None = None, board: RankStore | None = None, config: LayoutConfig | None = None
     ) -> None:
         self.world = world or World()
         self.asked_to_stop = False
@@ -128,13 +128,13 @@ class Crew:
 
 
 @contextlib.contextmanager
-def together(world: World, config: LayoutConfig, device: torch.device) -> Iterator[Crew]:
+def together(world: World, config: LayoutConfig, device: torch.device) -> Iterator[RankSupervisor]:
     """Meets the other ranks, and parts from them."""
     if world.size == 1:
-        yield Crew()
+        yield RankSupervisor()
         return
     meet(world, config.timeout, device)
-    crew = Crew(world, Board(world), config)
+    crew = RankSupervisor(world, RankStore(world), config)
     try:
         with _handling(_terminate, among=True):
             yield crew
@@ -190,7 +190,7 @@ LEFT = "left"
 
 @dataclass
 class _Seen:
-    beat: Beat
+    beat: Heartbeat
     moved: float
     heard: float
 
@@ -203,7 +203,7 @@ def _kind(what: str) -> str:
 class _Watch:
     """A thread beside the work, which says that this rank lives and looks whether all go on."""
 
-    def __init__(self, board: Board, config: LayoutConfig) -> None:
+    def __init__(self, board: RankStore, config: LayoutConfig) -> None:
         self.folder: Path | None = None
         self.tell: Callable[[str], None] = lambda reason: None
         self._steps, self._what, self._since = 0, "start", time.monotonic()
@@ -231,7 +231,7 @@ class _Watch:
             failure = self._board.fail(self._failure_of(error))
             if self._world.first:
                 self._board.hear()  # who has failed too need not say so: what the first rank raises is shown
-        except Gone:
+        except StoreLost:
             return _first_is_gone(error)
         self.failed = failure
         if failure.rank != self._world.rank:
@@ -246,7 +246,7 @@ class _Watch:
     def close(self) -> None:
         self._closed.set()
         self._thread.join(PARTING_SECONDS)
-        with contextlib.suppress(Gone):
+        with contextlib.suppress(StoreLost):
             self._what = LEFT
             self._beat()
 
@@ -291,7 +291,7 @@ class _Watch:
                     failure = self._look()
                 if failure:
                     self._end(failure)
-        except Gone:
+        except StoreLost:
             if not self._closed.wait(PARTING_SECONDS):
                 self._exit("error: the first rank is gone, and with it what the ranks know of each other.", 1)
 
@@ -365,7 +365,7 @@ class _Watch:
 
     def _beat(self) -> None:
         self._count += 1
-        self._board.beat(Beat(self._world.rank, self._board.host, self._steps, self._what, self._count))
+        self._board.beat(Heartbeat(self._world.rank, self._board.host, self._steps, self._what, self._count))
 
 
 def _may_take(setting: str) -> str:

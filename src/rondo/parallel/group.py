@@ -16,7 +16,7 @@ MOST_SAID = 1024
 """Bytes of a text that goes to all ranks."""
 
 
-class Group:
+class RankGroup:
     """A process group of its own: it is not torch's default one, which belongs to whoever trains in this process."""
 
     def __init__(self, backend: Any, rank: int, size: int, device: torch.device) -> None:
@@ -65,13 +65,13 @@ class Group:
             self._backend.abort()
 
 
-def connect(meeting: Path, rank: int, size: int, device: torch.device, seconds: float) -> Group:
+def connect(meeting: Path, rank: int, size: int, device: torch.device, seconds: float) -> RankGroup:
     """Joins the group that meets in a file; the ranks are processes of one machine. No rank waits longer than `seconds`
     for another, here or later."""
     store = dist.FileStore(str(meeting), size)
     store.set_timeout(timedelta(seconds=seconds))
     make = _nccl if device.type == "cuda" else _gloo
-    return Group(make(store, rank, size, timedelta(seconds=seconds)), rank, size, device)
+    return RankGroup(make(store, rank, size, timedelta(seconds=seconds)), rank, size, device)
 
 
 def _gloo(store: Any, rank: int, size: int, timeout: timedelta) -> Any:

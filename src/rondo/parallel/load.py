@@ -10,22 +10,22 @@ import torch
 from rondo.base.errors import ModelError
 from rondo.models import parse, read_config
 from rondo.models.checkpoint import Progress, fill
-from rondo.parallel.group import Group
-from rondo.parallel.shard import Shard
+from rondo.parallel.group import RankGroup
+from rondo.parallel.shard import ShardedDecoder
 
 
 def load(
     folder: str | Path,
-    group: Group,
+    group: RankGroup,
     dtype: torch.dtype | None = None,
     device: str | torch.device = "cpu",
     progress: Progress | None = None,
-) -> Shard:
+) -> ShardedDecoder:
     """As `rondo.models.load`, for one rank of a group."""
     folder = Path(folder)
     if not folder.is_dir():
         raise ModelError(f"{folder} is not a folder")
     with torch.device("meta"):
-        model = Shard(parse(read_config(folder)), group)
+        model = ShardedDecoder(parse(read_config(folder)), group)
     fill(model, model.slots(), folder, dtype, device, progress)
     return model

@@ -9,7 +9,7 @@ from typing import TypeVar
 from torch import nn
 
 from rondo.base.errors import ConfigError
-from rondo.models.decoder import Decoder, Elsewhere
+from rondo.models.decoder import Decoder, MissingLayer
 from rondo.parallel.cut import costs, cut, pieces_of, stage_of
 from rondo.parallel.mesh import Mesh
 from rondo.parallel.stage import Stage
@@ -61,12 +61,12 @@ def _keep(decoder: Decoder, own: Mapping[int, range], pieces: int) -> None:
     layers = {layer for run in own.values() for layer in run}
     first, last = 0 in own, pieces - 1 in own
     decoder.layers = nn.ModuleList(
-        layer if i in layers else Elsewhere() for i, layer in enumerate(decoder.layers)
+        layer if i in layers else MissingLayer() for i, layer in enumerate(decoder.layers)
     )
     if not first and not (last and decoder.config.tied):
-        decoder._modules["embed"] = Elsewhere()
+        decoder._modules["embed"] = MissingLayer()
     if not last:
-        decoder._modules["head"] = Elsewhere()
+        decoder._modules["head"] = MissingLayer()
 
 
 def shallow(module: M) -> M:

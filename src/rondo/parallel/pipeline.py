@@ -12,8 +12,8 @@ from torch.distributed.pipelining import PipelineStage, schedules
 
 from rondo.models.decoder import Decoder
 from rondo.parallel.mesh import Mesh
-from rondo.parallel.stage import Inputs, Stage
-from rondo.parallel.tie import Tie
+from rondo.parallel.stage import Stage, StageInputs
+from rondo.parallel.tie import TiedEmbeddingSync
 
 SCHEDULES = {
     "gpipe": "GPipe",
@@ -31,20 +31,20 @@ class Pipeline:
         self._pieces = pieces
         self._mesh = mesh
         self._hidden, self._dtype = model.config.hidden_size, computing
-        self._tie = Tie.of(model, mesh, pieces)
+        self._tie = TiedEmbeddingSync.of(model, mesh, pieces)
 
     @property
     def counted_elsewhere(self) -> list[Tensor]:
         """Weights of this rank that another stage counts in the gradient's norm."""
         return self._tie.counted_elsewhere if self._tie else []
 
-    def train(self, rows: Sequence[tuple[Tensor, Inputs]], finish: Finish) -> None:
+    def train(self, rows: Sequence[tuple[Tensor, StageInputs]], finish: Finish) -> None:
         """Adds the gradient of the losses' sum. Rows are of one length, and as many as the schedule takes."""
         with self._gradients_kept(), self._tie.passes() if self._tie else nullcontext():
             self._schedule(rows, finish).step(target=self._numbers(rows))
 
     @torch.no_grad()
-    def score(self, rows: Sequence[tuple[Tensor, Inputs]], finish: Finish) -> None:
+    def score(self, rows: Sequence[tuple[Tensor, StageInputs]], finish: Finish) -> None:
         """Forward alone."""
         with self._gradients_kept():
             self._schedule(rows, finish).eval(target=self._numbers(rows))
@@ -63,7 +63,7 @@ class Pipeline:
     def _numbers(self, rows: Sequence[Any]) -> Tensor | None:
         return torch.arange(len(rows)) if self._pieces[-1].last else None
 
-    def _schedule(self, rows: Sequence[tuple[Tensor, Inputs]], finish: Finish) -> Any:
+    def _schedule(self, rows: Sequence[tuple[Tensor, StageInputs]], finish: Finish) -> Any:
         kind = schedules.get_schedule_class(SCHEDULES[self._mesh.degrees.config.schedule])
         shape = (len(rows[0][0]) // self._mesh.degrees.tp, self._hidden)
         between = torch.empty(shape, dtype=self._dtype, device="meta", requires_grad=True)
@@ -81,7 +81,7 @@ class _Piece(PipelineStage):
     """A row's inputs are known on each rank, and only hidden states travel."""
 
     def __init__(
-        self, piece: Stage, rows: Sequence[tuple[Tensor, Inputs]], between: Tensor, mesh: Mesh
+        self, piece: Stage, rows: Sequence[tuple[Tensor, StageInputs]], between: Tensor, mesh: Mesh
     ) -> None:
         self._rows, self._row = rows, 0
         super().__init__(

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint, noop_context_fn
 from rondo.models.architecture import Mla
 from rondo.models.decoder import Decoder, DecoderLayer
 from rondo.models.parts import MoeMlp
-from rondo.ops.kept import Keeper
+from rondo.ops.kept import SelectiveCheckpoint
 from rondo.parallel.config import Checkpointing, MemoryConfig
 
 Contexts = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
@@ -46,14 +46,14 @@ def _checkpointed(forward: Callable[..., Any], contexts: Contexts, *args: Any) -
 def _keeping(
     wanted: Callable[[int], bool],
 ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    keeper = Keeper(wanted)
+    keeper = SelectiveCheckpoint(wanted)
     return keeper.run(again=False), _Again(keeper)
 
 
 class _Again:
     """A schedule that computes gradients of inputs first, and those of weights later, enters it twice."""
 
-    def __init__(self, keeper: Keeper) -> None:
+    def __init__(self, keeper: SelectiveCheckpoint) -> None:
         self._keeper = keeper
 
     def __enter__(self) -> None:

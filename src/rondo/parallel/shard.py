@@ -14,18 +14,18 @@ from rondo.models.architecture import Gqa
 from rondo.models.decoder import DecoderLayer, Embed
 from rondo.models.mapping import Slot
 from rondo.models.parts import GqaAttention, Linear, Norm
-from rondo.parallel.group import Group
+from rondo.parallel.group import RankGroup
 from rondo.parallel.split import Split, heads_of, split
 from rondo.parallel.table import narrowed
 
 
-class Shard(Decoder):
+class ShardedDecoder(Decoder):
     """Every rank gives the whole logits for the same tokens. It serves: gradients do not cross the ranks.
 
     `config` is that of the whole model. Hooks take the sums, one for each half layer, so the parts stay as they are.
     """
 
-    def __init__(self, config: ModelConfig, group: Group) -> None:
+    def __init__(self, config: ModelConfig, group: RankGroup) -> None:
         own = split(config, group.rank, group.size)
         super().__init__(own.config)
         self.config = config
@@ -81,7 +81,7 @@ class SplitEmbed(Embed):
 class SplitHead(Linear):
     """Each rank's part of the vocabulary, gathered to the whole on all of them."""
 
-    def __init__(self, config: ModelConfig, split: Split, group: Group) -> None:
+    def __init__(self, config: ModelConfig, split: Split, group: RankGroup) -> None:
         super().__init__(config.hidden_size, len(split.vocabulary), bias=False)
         self.whole = config.vocab_size
         self.part = -(-config.vocab_size // split.size)
@@ -115,7 +115,7 @@ def split_norms(attention: GqaAttention, whole: Gqa, rank: int, size: int, add: 
     attention.k_norm = SplitNorm(attention.k_norm, whole.num_kv_heads * whole.head_dim, heads.sharers, add)
 
 
-def _adds(group: Group) -> Any:
+def _adds(group: RankGroup) -> Any:
     def add(module: nn.Module, inputs: Sequence[Any], output: Tensor) -> Tensor:
         return group.add(output)
 

@@ -17,7 +17,7 @@ from rondo.models.architecture import Dense, Gqa, Layer, Mla, ModelConfig, Moe
 
 
 @dataclass(frozen=True)
-class Cut:
+class TensorSlice:
     """A parameter is the whole model's parameter from `start` to `stop` along one of its axes."""
 
     dim: int
@@ -27,11 +27,11 @@ class Cut:
     def __len__(self) -> int:
         return self.stop - self.start
 
-    def times(self, size: int) -> Cut:
+    def times(self, size: int) -> TensorSlice:
         """For rows that stand for `size` rows each, as a head does."""
-        return Cut(self.dim, self.start * size, self.stop * size)
+        return TensorSlice(self.dim, self.start * size, self.stop * size)
 
-    def along(self, dim: int) -> Cut:
+    def along(self, dim: int) -> TensorSlice:
         return replace(self, dim=dim)
 
 
@@ -43,11 +43,11 @@ class Split:
     rank: int
     size: int
     config: ModelConfig
-    cuts: Mapping[str, Cut]
+    cuts: Mapping[str, TensorSlice]
     absent: frozenset[str]
 
     @property
-    def vocabulary(self) -> Cut:
+    def vocabulary(self) -> TensorSlice:
         return self.cuts["embed.weight"]
 
     def columns(self) -> dict[str, tuple[slice, slice]]:
@@ -83,8 +83,8 @@ class Heads:
     """A rank's query heads and the key heads they look at. Where there are fewer key heads than ranks, `sharers` ranks
     have the same one, each with a part of its query heads."""
 
-    queries: Cut
-    keys: Cut
+    queries: TensorSlice
+    keys: TensorSlice
     sharers: int
 
 
@@ -98,10 +98,12 @@ def heads_of(num_heads: int, num_kv_heads: int, rank: int, size: int) -> Heads:
     sharing = [each for each in range(size) if each * num_kv_heads // size == key]
     part = _even(group, rank - sharing[0], len(sharing))
     first = key * group
-    return Heads(Cut(0, first + part.start, first + part.stop), Cut(0, key, key + 1), len(sharing))
+    return Heads(
+        TensorSlice(0, first + part.start, first + part.stop), TensorSlice(0, key, key + 1), len(sharing)
+    )
 
 
-def _layer(layer: Layer, rank: int, size: int) -> tuple[Layer, dict[str, Cut]]:
+def _layer(layer: Layer, rank: int, size: int) -> tuple[Layer, dict[str, TensorSlice]]:
     attention: Gqa | Mla
     mlp: Dense | Moe
     if isinstance(layer.attention, Gqa):
@@ -117,7 +119,7 @@ def _layer(layer: Layer, rank: int, size: int) -> tuple[Layer, dict[str, Cut]]:
     return replace(layer, attention=attention, mlp=mlp), cuts
 
 
-def _gqa(part: Gqa, rank: int, size: int) -> tuple[Gqa, dict[str, Cut]]:
+def _gqa(part: Gqa, rank: int, size: int) -> tuple[Gqa, dict[str, TensorSlice]]:
     heads = heads_of(part.num_heads, part.num_kv_heads, rank, size)
     queries, keys = heads.queries.times(part.head_dim), heads.keys.times(part.head_dim)
     cuts = _rows("q", queries) | _rows("k", keys) | _rows("v", keys) | {"o.weight": queries.along(1)}
@@ -127,7 +129,7 @@ def _gqa(part: Gqa, rank: int, size: int) -> tuple[Gqa, dict[str, Cut]]:
     return replace(part, num_heads=len(heads.queries), num_kv_heads=len(heads.keys)), cuts
 
 
-def _mla(part: Mla, rank: int, size: int) -> tuple[Mla, dict[str, Cut]]:
+def _mla(part: Mla, rank: int, size: int) -> tuple[Mla, dict[str, TensorSlice]]:
     _check_divisible(part.num_heads, size, "attention heads")
     heads = _even(part.num_heads, rank, size)
     queries = heads.times(part.head_dim)
@@ -137,14 +139,14 @@ def _mla(part: Mla, rank: int, size: int) -> tuple[Mla, dict[str, Cut]]:
     return replace(part, num_heads=len(heads)), cuts
 
 
-def _dense(part: Dense, rank: int, size: int) -> tuple[Dense, dict[str, Cut]]:
+def _dense(part: Dense, rank: int, size: int) -> tuple[Dense, dict[str, TensorSlice]]:
     _check_divisible(part.intermediate, size, "feed-forward neurons")
     inner = _even(part.intermediate, rank, size)
     cuts = _rows("gate", inner) | _rows("up", inner) | {"down.weight": inner.along(1)}
     return replace(part, intermediate=len(inner)), cuts
 
 
-def _moe(part: Moe, rank: int, size: int) -> tuple[Moe, dict[str, Cut]]:
+def _moe(part: Moe, rank: int, size: int) -> tuple[Moe, dict[str, TensorSlice]]:
     """Every rank has a part of every expert, so that which of them are chosen does not matter to the balance."""
     _check_divisible(part.intermediate, size, "neurons in an expert")
     inner = _even(part.intermediate, rank, size).along(1)
@@ -166,20 +168,20 @@ def _summed_biases(layer: Layer) -> Iterator[str]:
         yield "mlp.down.bias"
 
 
-def _rows(name: str, cut: Cut) -> dict[str, Cut]:
+def _rows(name: str, cut: TensorSlice) -> dict[str, TensorSlice]:
     return {f"{name}.weight": cut, f"{name}.bias": cut}
 
 
-def _even(count: int, rank: int, size: int) -> Cut:
-    return Cut(0, count * rank // size, count * (rank + 1) // size)
+def _even(count: int, rank: int, size: int) -> TensorSlice:
+    return TensorSlice(0, count * rank // size, count * (rank + 1) // size)
 
 
-def _vocabulary(count: int, rank: int, size: int) -> Cut:
+def _vocabulary(count: int, rank: int, size: int) -> TensorSlice:
     """Equal parts but for the last: then gathered logits need no reordering."""
     part = -(-count // size)
     if part * (size - 1) >= count:
         raise _too_many(count, size, "tokens in its vocabulary")
-    return Cut(0, rank * part, min((rank + 1) * part, count))
+    return TensorSlice(0, rank * part, min((rank + 1) * part, count))
 
 
 def _check_divisible(count: int, size: int, what: str) -> None:

@@ -17,7 +17,7 @@ from rondo.models.parts import take
 
 
 @dataclass(frozen=True)
-class Inputs:
+class StageInputs:
     """Beside the tokens of a row, or of a rank's part of it. `real` says of each whether it is the row's own, and does
     not only fill it up. Predictions are made from the hidden states `rows`; the
     i-th one from `rows[where[i]]`, of the token `targets[i]`. `gather` puts those of all ranks together. Several of a
@@ -40,10 +40,10 @@ class Inputs:
     """Where a learner adds up the router decisions of the row."""
 
 
-_passing: ContextVar[Inputs | None] = ContextVar("rondo_row_in_passing", default=None)
+_passing: ContextVar[StageInputs | None] = ContextVar("rondo_row_in_passing", default=None)
 
 
-def row_in_passing() -> Inputs | None:
+def row_in_passing() -> StageInputs | None:
     """Of the row that goes through a piece in this thread; None where the model is called by itself, or computes again
     for a backward pass."""
     return _passing.get()
@@ -66,7 +66,7 @@ class Stage(nn.Module):
     def last(self) -> bool:
         return self.index == self.count - 1
 
-    def forward(self, x: Tensor, inputs: Inputs) -> Tensor:
+    def forward(self, x: Tensor, inputs: StageInputs) -> Tensor:
         """Tokens [T], or what the piece before made of them [T, H] -> [T, H], or on the last piece [N], with
         entropies or values [N, 2], with both [N, 3]."""
         if self.first:
@@ -79,7 +79,7 @@ class Stage(nn.Module):
             _passing.reset(token)
         return self.score(x, inputs) if self.last else x
 
-    def score(self, hidden: Tensor, inputs: Inputs) -> Tensor:
+    def score(self, hidden: Tensor, inputs: StageInputs) -> Tensor:
         head, states = self.decoder.head, take(hidden, inputs.where)
         scored = head.logprobs(states, inputs.targets, inputs.temperature, inputs.entropy)
         if inputs.values:

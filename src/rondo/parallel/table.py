@@ -8,8 +8,8 @@ from types import EllipsisType
 
 from torch import Tensor
 
-from rondo.models.mapping import Piece, Region, Slot
-from rondo.parallel.split import Cut, Split
+from rondo.models.mapping import Region, Slot, TensorMapping
+from rondo.parallel.split import Split, TensorSlice
 
 
 def narrowed(table: list[Slot], whole: Mapping[str, Tensor], split: Split) -> list[Slot]:
@@ -26,7 +26,7 @@ def _narrow_slot(slot: Slot, shape: tuple[int, ...], split: Split) -> Slot:
     return Slot(slot.name, tuple(own), shape)
 
 
-def _narrow(piece: Piece, shape: tuple[int, ...], cut: Cut) -> Piece:
+def _narrow(piece: TensorMapping, shape: tuple[int, ...], cut: TensorSlice) -> TensorMapping:
     """`cut` is along an axis of our parameter; the region lies in their tensor: transposed, perhaps, or one expert."""
     dim = cut.dim if piece.at is None else cut.dim - 1
     if piece.transposed:

@@ -21,7 +21,7 @@ from rondo.base.errors import ConfigError
 from rondo.models.adapters.attached import CHILD
 from rondo.models.architecture import Gqa
 from rondo.models.attend import Attend
-from rondo.models.decoder import Decoder, DecoderLayer, Elsewhere, ScoreHead
+from rondo.models.decoder import Decoder, DecoderLayer, MissingLayer, ScoreHead
 from rondo.models.parts import Experts, GqaAttention, MoeMlp, RopeTables
 from rondo.ops.split_logprobs import split_logprobs
 from rondo.parallel.collectives import copy_to, gather_equal, read_rows, scatter_rows, sum_over
@@ -29,7 +29,7 @@ from rondo.parallel.local import Read, become, nothing, read_locally, rows_of, s
 from rondo.parallel.mesh import Mesh
 from rondo.parallel.rows import divide_rows
 from rondo.parallel.shard import SplitEmbed, split_norms
-from rondo.parallel.split import Cut, Split, split
+from rondo.parallel.split import Split, TensorSlice, split
 
 
 def divide(model: Decoder, mesh: Mesh, *, again: bool = False) -> None:
@@ -50,7 +50,7 @@ def divide(model: Decoder, mesh: Mesh, *, again: bool = False) -> None:
 
 
 def _divide_ends(model: Decoder, own: Split, group: ProcessGroup) -> None:
-    if not isinstance(model.embed, Elsewhere):
+    if not isinstance(model.embed, MissingLayer):
         with torch.device("meta"):
             embed = SplitEmbed(own, partial(scatter_rows, group=group))
         embed.weight = model.embed.weight
@@ -142,7 +142,7 @@ def _store(model: Decoder, own: Split, over: DeviceMesh, *, whole_experts: bool)
             read_locally(module, over, reads)
 
 
-def _cut_of(name: str, own: Split) -> Cut | None:
+def _cut_of(name: str, own: Split) -> TensorSlice | None:
     path, _, leaf = name.rpartition(".")
     base, _, child = path.rpartition(".")
     if child != CHILD:
@@ -152,12 +152,12 @@ def _cut_of(name: str, own: Split) -> Cut | None:
     return cut if cut is not None and (leaf, cut.dim) in (("a", 1), ("b", 0)) else None
 
 
-def _is_divided(parameter: Tensor, cut: Cut, size: int) -> bool:
+def _is_divided(parameter: Tensor, cut: TensorSlice, size: int) -> bool:
     """Or several ranks have the same part: key heads that are fewer than they."""
     return len(cut) <= -(-parameter.shape[cut.dim] // size)
 
 
-def _read_of(name: str, cut: Cut | None, own: Split) -> Read | None:
+def _read_of(name: str, cut: TensorSlice | None, own: Split) -> Read | None:
     if cut is not None:
         return rows_of(cut.start, len(cut), cut.dim)
     return nothing if name in own.absent else None

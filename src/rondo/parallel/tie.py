@@ -14,7 +14,7 @@ import torch
 import torch.distributed
 from torch import Tensor, nn
 
-from rondo.models.decoder import Decoder, Elsewhere
+from rondo.models.decoder import Decoder, MissingLayer
 from rondo.parallel.cut import pieces_of, stage_of
 from rondo.parallel.mesh import Mesh
 from rondo.parallel.own_part import local_of
@@ -35,10 +35,10 @@ def part_ends(pieces: Sequence[Stage]) -> None:
         out._parameters["weight"] = nn.Parameter(weight.detach().clone(), weight.requires_grad)
         head._modules["out"] = out
         last.decoder._modules["head"] = head
-        last.decoder._modules["embed"] = Elsewhere()
+        last.decoder._modules["embed"] = MissingLayer()
 
 
-class Tie:
+class TiedEmbeddingSync:
     """Of a rank that has an end, or both."""
 
     def __init__(self, model: Decoder, mesh: Mesh, pieces: Sequence[Stage], ends: tuple[int, int]) -> None:
@@ -51,7 +51,7 @@ class Tie:
         self._second = mesh.pp_rank != first
 
     @classmethod
-    def of(cls, model: Decoder, mesh: Mesh, pieces: Sequence[Stage]) -> Tie | None:
+    def of(cls, model: Decoder, mesh: Mesh, pieces: Sequence[Stage]) -> TiedEmbeddingSync | None:
         layout = mesh.degrees.config
         ends = (stage_of(layout, 0), stage_of(layout, pieces_of(layout) - 1))
         if not model.config.tied or mesh.pp_rank not in ends:

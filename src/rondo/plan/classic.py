@@ -22,11 +22,11 @@ from rondo.base.errors import ConfigError
 from rondo.plan.estimate import Estimate
 from rondo.plan.layout import Layout, problems
 from rondo.plan.memory import memory
-from rondo.plan.search import Task, powers, refusals
+from rondo.plan.search import PlanningTask, powers, refusals
 
 
 @dataclass(frozen=True)
-class Rule:
+class ClassicRule:
     """Up to `most` parameters on `gpus`: what divides the model."""
 
     words: str
@@ -37,11 +37,11 @@ class Rule:
 
 
 MATRIX = (
-    Rule("under 7B: DP", 7e9, (1, 8), 1, (1,)),
-    Rule("7-30B: TP 8 and DP", 30e9, (8, 64), 8, (1,)),
-    Rule("30-100B: TP 8, PP 2-4 and DP", 100e9, (64, 512), 8, (2, 4)),
-    Rule("100-500B: TP 8, PP 8-16 and DP", 500e9, (512, 4096), 8, (8, 16)),
-    Rule("over 500B: as 100-500B, TP 8, PP 8-16 and DP", float("inf"), (512, 1 << 30), 8, (8, 16)),
+    ClassicRule("under 7B: DP", 7e9, (1, 8), 1, (1,)),
+    ClassicRule("7-30B: TP 8 and DP", 30e9, (8, 64), 8, (1,)),
+    ClassicRule("30-100B: TP 8, PP 2-4 and DP", 100e9, (64, 512), 8, (2, 4)),
+    ClassicRule("100-500B: TP 8, PP 8-16 and DP", 500e9, (512, 4096), 8, (8, 16)),
+    ClassicRule("over 500B: as 100-500B, TP 8, PP 8-16 and DP", float("inf"), (512, 1 << 30), 8, (8, 16)),
 )
 
 
@@ -73,7 +73,7 @@ class Classic:
     notes: tuple[str, ...]
 
 
-def classic(task: Task) -> Classic:
+def classic(task: PlanningTask) -> Classic:
     notes: list[str] = []
     if task.shape.experts is not None:
         layout, rule = _of_experts(task, notes), "with experts: EP and DP"
@@ -97,7 +97,7 @@ def classic(task: Task) -> Classic:
     return Classic(plan, rule, branch.words, over, tuple(notes))
 
 
-def _of_matrix(task: Task, rule: Rule, notes: list[str]) -> Layout:
+def _of_matrix(task: PlanningTask, rule: ClassicRule, notes: list[str]) -> Layout:
     """The rule's degrees as far as they divide the model and the cluster; of several stages the fewest that fit."""
     gpus = task.cluster.gpus
     tp = _largest_power(rule.tp, lambda n: n <= task.cluster.node and gpus % n == 0 and not _cuts(task, n))
@@ -118,13 +118,13 @@ def _of_matrix(task: Task, rule: Rule, notes: list[str]) -> Layout:
     return layouts[-1]
 
 
-def _cuts(task: Task, tp: int) -> bool:
+def _cuts(task: PlanningTask, tp: int) -> bool:
     """Whether the model does not divide by it."""
     shape = task.shape
     return bool(shape.heads % tp or shape.intermediate % tp or (shape.kv_heads % tp and tp % shape.kv_heads))
 
 
-def _of_experts(task: Task, notes: list[str]) -> Layout:
+def _of_experts(task: PlanningTask, notes: list[str]) -> Layout:
     """Experts over the ranks of a node, or of more where their states need them; stages only where the batch has fewer
     sequences than there are GPUs."""
     experts, cluster = task.shape.experts, task.cluster
@@ -140,7 +140,7 @@ def _of_experts(task: Task, notes: list[str]) -> Layout:
     return Layout(cluster.gpus // pp, pp=pp, ep=ep, schedule="1f1b" if pp > 1 else "none")
 
 
-def _shares(task: Task, pp: int) -> bool:
+def _shares(task: PlanningTask, pp: int) -> bool:
     gpus = task.cluster.gpus
     return gpus % pp == 0 and task.batch.sequences % (gpus // pp) == 0
 

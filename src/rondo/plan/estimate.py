@@ -6,20 +6,20 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from rondo.plan.cluster import Cluster
-from rondo.plan.layout import Batch, Layout, Policy, microbatches
+from rondo.plan.layout import Layout, Policy, StepBatch, microbatches
 from rondo.plan.memory import Memory, memory
-from rondo.plan.model import Shape
-from rondo.plan.time import Step, bubble_share, step
+from rondo.plan.model import ModelShape
+from rondo.plan.time import StepTime, bubble_share, step
 from rondo.plan.traffic import Traffic, traffic
 
 
 @dataclass(frozen=True)
 class Estimate:
-    shape: Shape
+    shape: ModelShape
     cluster: Cluster
     layout: Layout
     policy: Policy
-    batch: Batch
+    batch: StepBatch
 
     @cached_property
     def memory(self) -> Memory:
@@ -30,7 +30,7 @@ class Estimate:
         return traffic(self.shape, self.layout, self.policy, self.batch)
 
     @cached_property
-    def step(self) -> Step:
+    def step(self) -> StepTime:
         return step(self.shape, self.cluster, self.layout, self.policy, self.batch)
 
     @property

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rondo.base.errors import ConfigError
-from rondo.plan.model import Experts, Latent, Shape
+from rondo.plan.model import ExpertShape, Latent, ModelShape
 
 OTHER_NAMES = {
     "hidden_size": ("n_embd", "d_model"),
@@ -35,7 +35,7 @@ def read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def shape_of(config: Mapping[str, Any], name: str) -> Shape:
+def shape_of(config: Mapping[str, Any], name: str) -> ModelShape:
     """Raises where a size is missing or makes no sense; the error names its key."""
     inner = config.get("text_config")
     config = inner if isinstance(inner, dict) else config
@@ -54,7 +54,7 @@ def shape_of(config: Mapping[str, Any], name: str) -> Shape:
         wide = experts.intermediate if experts else 4 * hidden if kind in UNGATED else None
     if wide is None:
         wide = _size(config, "intermediate_size", name)
-    return Shape(
+    return ModelShape(
         name,
         layers,
         hidden,
@@ -74,7 +74,7 @@ def shape_of(config: Mapping[str, Any], name: str) -> Shape:
     )
 
 
-def hf_of(shape: Shape) -> dict[str, Any]:
+def hf_of(shape: ModelShape) -> dict[str, Any]:
     """A config.json of these sizes, of a family that has such layers. What the sizes do not say is as most have it."""
     if not shape.gated:
         raise ConfigError(
@@ -121,7 +121,7 @@ def _hf_of_latent(latent: Latent) -> dict[str, Any]:
     }
 
 
-def _hf_of_experts(shape: Shape, experts: Experts) -> dict[str, Any]:
+def _hf_of_experts(shape: ModelShape, experts: ExpertShape) -> dict[str, Any]:
     config: dict[str, Any] = {
         "num_experts_per_tok": experts.chosen,
         "moe_intermediate_size": experts.intermediate,
@@ -170,7 +170,7 @@ def _latent(config: Mapping[str, Any], name: str) -> Latent | None:
     )
 
 
-def _experts(config: Mapping[str, Any], name: str, layers: int) -> tuple[Experts | None, int]:
+def _experts(config: Mapping[str, Any], name: str, layers: int) -> tuple[ExpertShape | None, int]:
     """And how many layers have none."""
     names = ("num_local_experts", "num_experts", "n_routed_experts")
     key = next((key for key in names if config.get(key)), None)
@@ -182,7 +182,7 @@ def _experts(config: Mapping[str, Any], name: str, layers: int) -> tuple[Experts
     only = config.get("mlp_only_layers")
     dense = _optional(config, "first_k_dense_replace", name) or (len(only) if isinstance(only, list) else 0)
     chosen = _size(config, "num_experts_per_tok", name)
-    return Experts(_size(config, key, name), chosen, width, shared), min(dense, layers)
+    return ExpertShape(_size(config, key, name), chosen, width, shared), min(dense, layers)
 
 
 def _windows(config: Mapping[str, Any], layers: int, kind: str, name: str) -> tuple[int | None, ...]:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from rondo.base.errors import ConfigError
 from rondo.plan.cluster import Cluster
-from rondo.plan.model import Shape
+from rondo.plan.model import ModelShape
 
 Schedule = Literal["none", "gpipe", "1f1b", "interleaved", "zero-bubble"]
 Checkpointing = Literal["none", "selective", "full"]
@@ -93,7 +93,7 @@ class Policy:
 
 
 @dataclass(frozen=True)
-class Batch:
+class StepBatch:
     """Of one step: `sequences` over all ranks, each of `length` tokens."""
 
     sequences: int
@@ -104,18 +104,18 @@ class Batch:
         return self.sequences * self.length
 
 
-def microbatches(layout: Layout, policy: Policy, batch: Batch) -> int:
+def microbatches(layout: Layout, policy: Policy, batch: StepBatch) -> int:
     return batch.sequences // (layout.dp * policy.microbatch)
 
 
-def check(shape: Shape, cluster: Cluster, layout: Layout, policy: Policy, batch: Batch) -> None:
+def check(shape: ModelShape, cluster: Cluster, layout: Layout, policy: Policy, batch: StepBatch) -> None:
     """Raises what does not divide, or does not go together; the error names the field."""
     for field, reason in problems(shape, cluster, layout, policy, batch):
         raise ConfigError(f"{field}: {reason}.", param=field)
 
 
 def problems(
-    shape: Shape, cluster: Cluster, layout: Layout, policy: Policy, batch: Batch
+    shape: ModelShape, cluster: Cluster, layout: Layout, policy: Policy, batch: StepBatch
 ) -> Iterator[tuple[str, str]]:
     """Fields at fault, each with the reason."""
     for field in ("dp", "tp", "pp", "cp", "ep", "virtual"):
@@ -138,7 +138,7 @@ def _division_of_ranks(cluster: Cluster, layout: Layout) -> Iterator[tuple[str, 
         yield "ep", f"{layout.ep} does not divide dp x cp x tp ({layout.dp * layout.cp * layout.tp})"
 
 
-def _division_of_model(shape: Shape, layout: Layout) -> Iterator[tuple[str, str]]:
+def _division_of_model(shape: ModelShape, layout: Layout) -> Iterator[tuple[str, str]]:
     tp = layout.tp
     if shape.heads % tp:
         yield "tp", f"{tp} does not divide {shape.heads} heads of {shape.name}"
@@ -168,7 +168,7 @@ def _division_of_model(shape: Shape, layout: Layout) -> Iterator[tuple[str, str]
             yield "ep", f"{layout.ep} does not divide {shape.experts.count} experts of {shape.name}"
 
 
-def _division_of_batch(layout: Layout, policy: Policy, batch: Batch) -> Iterator[tuple[str, str]]:
+def _division_of_batch(layout: Layout, policy: Policy, batch: StepBatch) -> Iterator[tuple[str, str]]:
     each = layout.dp * policy.microbatch
     if batch.sequences % each:
         yield (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from rondo.plan.calibration import CHUNK_TOKENS, FIXED_BYTES, FRAGMENTATION, LOGITS_BYTES
-from rondo.plan.layout import Batch, Layout, Policy, microbatches
-from rondo.plan.model import Shape
+from rondo.plan.layout import Layout, Policy, StepBatch, microbatches
+from rondo.plan.model import ModelShape
 
 WEIGHT_BYTES = 2
 """Of what computes: bf16, fp16, or values cast to 8 bits for each product."""
@@ -55,13 +55,13 @@ class Memory:
         )
 
 
-def memory(shape: Shape, layout: Layout, policy: Policy, batch: Batch) -> Memory:
+def memory(shape: ModelShape, layout: Layout, policy: Policy, batch: StepBatch) -> Memory:
     """Of the rank that needs the most."""
     stages = {0, min(1, layout.pp - 1), layout.pp - 1}
     return max((of_stage(shape, layout, policy, batch, stage) for stage in stages), key=lambda m: m.total)
 
 
-def of_stage(shape: Shape, layout: Layout, policy: Policy, batch: Batch, stage: int) -> Memory:
+def of_stage(shape: ModelShape, layout: Layout, policy: Policy, batch: StepBatch, stage: int) -> Memory:
     held = stage_parameters(shape, layout, stage)
     parameters, gradients, optimizer = states(held, layout, policy)
     gathered = _gathered(shape, held, layout, policy)
@@ -97,7 +97,7 @@ def layers_of_stage(layers: int, stages: int, stage: int) -> int:
 
 
 @dataclass(frozen=True)
-class Held:
+class RankParameters:
     """Parameters of one rank before they are divided further: by how many ranks have the same ones."""
 
     dense: float
@@ -108,7 +108,7 @@ class Held:
         return self.dense + self.experts
 
 
-def stage_parameters(shape: Shape, layout: Layout, stage: int) -> Held:
+def stage_parameters(shape: ModelShape, layout: Layout, stage: int) -> RankParameters:
     layers = layers_of_stage(shape.layers, layout.pp, stage)
     share = layers / shape.layers
     dense = share * shape.undivided / layout.tp
@@ -116,10 +116,10 @@ def stage_parameters(shape: Shape, layout: Layout, stage: int) -> Held:
         dense += shape.vocabulary_parameters / layout.tp
     if stage == layout.last and not (shape.tied and layout.last == 0):
         dense += shape.vocabulary_parameters / layout.tp
-    return Held(dense, share * shape.sparse_layers * shape.expert_parameters / layout.ep)
+    return RankParameters(dense, share * shape.sparse_layers * shape.expert_parameters / layout.ep)
 
 
-def states(held: Held, layout: Layout, policy: Policy) -> tuple[float, float, float]:
+def states(held: RankParameters, layout: Layout, policy: Policy) -> tuple[float, float, float]:
     """Bytes of parameters, gradients and the optimizer."""
     parts = [0.0, 0.0, 0.0]
     for count, shards in ((held.dense, layout.shards), (held.experts, layout.expert_shards)):
@@ -144,14 +144,14 @@ def states(held: Held, layout: Layout, policy: Policy) -> tuple[float, float, fl
     return parts[0], parts[1], parts[2]
 
 
-def _in_host(held: Held, layout: Layout, policy: Policy) -> float:
+def _in_host(held: RankParameters, layout: Layout, policy: Policy) -> float:
     if policy.offload == "none":
         return 0.0
     everything_here = sum(states(held, layout, replace(policy, offload="none")))
     return everything_here - sum(states(held, layout, policy))
 
 
-def _gathered(shape: Shape, held: Held, layout: Layout, policy: Policy) -> float:
+def _gathered(shape: ModelShape, held: RankParameters, layout: Layout, policy: Policy) -> float:
     """Of parameters that are divided: the whole ones that compute. In a pipeline they stay whole, as do the gradients
     that add up; otherwise two layers and the head are whole at a time, with the gradients of one."""
     if policy.zero < 3:
@@ -186,7 +186,7 @@ def _sequence(layout: Layout, policy: Policy) -> int:
     return layout.tp if policy.sequence_parallel else 1
 
 
-def saved_a_layer(shape: Shape, layout: Layout, policy: Policy, sequence: int) -> float:
+def saved_a_layer(shape: ModelShape, layout: Layout, policy: Policy, sequence: int) -> float:
     """Bytes a token that a layer keeps for its backward pass."""
     whole = everything(shape, layout, policy, sequence)
     match policy.checkpointing:
@@ -199,7 +199,7 @@ def saved_a_layer(shape: Shape, layout: Layout, policy: Policy, sequence: int) -
             return policy.layers_full * kept + (1 - policy.layers_full) * whole
 
 
-def everything(shape: Shape, layout: Layout, policy: Policy, sequence: int) -> float:
+def everything(shape: ModelShape, layout: Layout, policy: Policy, sequence: int) -> float:
     """What backward needs of a layer and a token if nothing is computed again: sums of tensors in bf16, and the
     logarithms of attention in fp32."""
     hidden, wide = shape.hidden, shape.query_width + shape.value_width
@@ -219,7 +219,7 @@ def everything(shape: Shape, layout: Layout, policy: Policy, sequence: int) -> f
     return between / _sequence(layout, policy) + inside / layout.tp
 
 
-def _experts(shape: Shape, factor: int) -> float:
+def _experts(shape: ModelShape, factor: int) -> float:
     """Of a token's chosen experts, their inputs and outputs in the order of experts, and the shared ones."""
     experts = shape.experts
     assert experts is not None
@@ -228,13 +228,13 @@ def _experts(shape: Shape, factor: int) -> float:
     )
 
 
-def _selective(shape: Shape, policy: Policy) -> float:
+def _selective(shape: ModelShape, policy: Policy) -> float:
     """Attention's result, with its logarithms, and every second product stay."""
     kept = shape.query_width + shape.kv_width + shape.value_width + shape.intermediate
     return 4 * shape.hidden + 2 * kept + 4 * shape.heads
 
 
-def _selective_sparse(shape: Shape, policy: Policy) -> float:
+def _selective_sparse(shape: ModelShape, policy: Policy) -> float:
     """What is sent to experts stays, so that it is sent once; norms, activation functions and what comes out of experts
     are computed again, and of latent attention what the latents unfold into."""
     experts, latent = shape.experts, shape.latent
@@ -257,14 +257,14 @@ def expert_input_bytes(policy: Policy) -> int:
     return input_bytes(policy) if policy.low_experts else 2
 
 
-def _working(shape: Shape, layout: Layout, policy: Policy, sequence: int) -> float:
+def _working(shape: ModelShape, layout: Layout, policy: Policy, sequence: int) -> float:
     """Bytes a token while one layer goes backward: what it computes again, and what tensor parallelism gathers."""
     again = 0.0 if policy.checkpointing == "none" else everything(shape, layout, policy, sequence)
     gathers = 0 if layout.tp == 1 or not policy.sequence_parallel else 2 if policy.overlap else 4
     return again + gathers * WEIGHT_BYTES * shape.hidden
 
 
-def _logits(shape: Shape, layout: Layout, policy: Policy, tokens: float) -> float:
+def _logits(shape: ModelShape, layout: Layout, policy: Policy, tokens: float) -> float:
     if policy.loss == "chunked":
         tokens = min(tokens, CHUNK_TOKENS)
     return LOGITS_BYTES[policy.loss] * shape.vocab * tokens / layout.tp

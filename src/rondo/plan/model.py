@@ -22,7 +22,7 @@ class Latent:
 
 
 @dataclass(frozen=True)
-class Experts:
+class ExpertShape:
     """The feed-forward part of a sparse layer. `shared` is the width of the dense one that every token takes."""
 
     count: int
@@ -32,7 +32,7 @@ class Experts:
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelShape:
     """A decoder's sizes. Of `layers` the first `dense_layers` are dense where the others have experts;
     `predict_layers` further ones predict more than one token (MTP)."""
 
@@ -46,7 +46,7 @@ class Shape:
     vocab: int
     gated: bool = True
     tied: bool = False
-    experts: Experts | None = None
+    experts: ExpertShape | None = None
     dense_layers: int = 0
     latent: Latent | None = None
     predict_layers: int = 0

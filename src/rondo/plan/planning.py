@@ -9,20 +9,20 @@ from rondo.base.errors import ConfigError
 from rondo.plan.classic import Classic, agrees, classic
 from rondo.plan.estimate import Estimate
 from rondo.plan.reasons import GIB, reasons
-from rondo.plan.search import ROOM, Found, Task, search
+from rondo.plan.search import ROOM, PlanningTask, SearchResult, search
 
 Profile = Literal["cost", "classic"]
 MOST_GPUS = 1 << 20
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """`chosen` is what to run; `cost` and `rules` are what it was chosen from. Without `cost`, nothing fits and
     `reasons` say what would."""
 
     profile: Profile
-    task: Task
-    found: Found
+    task: PlanningTask
+    found: SearchResult
     cost: Estimate | None
     rules: Classic | None
     no_rules: str
@@ -39,7 +39,7 @@ class Plan:
         return self.cost is not None and self.rules is not None and agrees(self.cost, self.rules)
 
 
-def plan(task: Task, profile: Profile = "cost") -> Plan:
+def plan(task: PlanningTask, profile: Profile = "cost") -> TrainingPlan:
     found = search(task)
     rules, no_rules = None, ""
     try:
@@ -55,7 +55,7 @@ def plan(task: Task, profile: Profile = "cost") -> Plan:
         words = reasons(best, found)
     else:
         words = _what_would_fit(task, found)
-    return Plan(profile, task, found, best, rules, no_rules, words)
+    return TrainingPlan(profile, task, found, best, rules, no_rules, words)
 
 
 def _of_rules(rules: Classic) -> list[str]:
@@ -70,7 +70,7 @@ def _of_rules(rules: Classic) -> list[str]:
     return words
 
 
-def _what_would_fit(task: Task, found: Found) -> list[str]:
+def _what_would_fit(task: PlanningTask, found: SearchResult) -> list[str]:
     nearest = found.nearest
     assert nearest is not None
     need, there = nearest.memory.total / GIB, ROOM * task.cluster.gpu.memory / GIB

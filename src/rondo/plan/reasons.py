@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rondo.plan.estimate import Estimate
-from rondo.plan.search import Found
+from rondo.plan.search import SearchResult
 
 GIB = 2**30
 
 
-def reasons(best: Estimate, found: Found) -> list[str]:
+def reasons(best: Estimate, found: SearchResult) -> list[str]:
     layout, policy = best.layout, best.policy
     words = [_of_memory(best)]
     if layout.tp > 1:
@@ -68,7 +68,9 @@ def _of_memory(best: Estimate) -> str:
     )
 
 
-def _without(found: Found, best: Estimate, what: str, instead: str, fine: Callable[[Estimate], bool]) -> str:
+def _without(
+    found: SearchResult, best: Estimate, what: str, instead: str, fine: Callable[[Estimate], bool]
+) -> str:
     other = next((plan for plan in found.plans if fine(plan)), None)
     if other is None:
         return f"{what}: with {instead} nothing fits"
@@ -104,7 +106,7 @@ NAMES = {
 }
 
 
-def _of_method(best: Estimate, found: Found) -> list[str]:
+def _of_method(best: Estimate, found: SearchResult) -> list[str]:
     method = best.layout.cp_method
     if all(plan.layout.cp_method == method for plan in found.plans if plan.layout.cp > 1):
         return []

@@ -7,14 +7,14 @@ from typing import Any
 
 from rondo.base.units import human_count
 from rondo.plan.estimate import Estimate
-from rondo.plan.planning import Plan
-from rondo.plan.serving import GROUPS, Load, Served, Serving, group_size
+from rondo.plan.planning import TrainingPlan
+from rondo.plan.serving import GROUPS, Load, Serving, ServingChoice, group_size
 
 GIB = 2**30
 GB = 1e9
 
 
-def as_object(plan: Plan) -> dict[str, Any]:
+def as_object(plan: TrainingPlan) -> dict[str, Any]:
     return {
         "profile": plan.profile,
         "fits": plan.chosen is not None and plan.chosen.fits,
@@ -27,7 +27,7 @@ def as_object(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _rules_object(plan: Plan) -> dict[str, Any]:
+def _rules_object(plan: TrainingPlan) -> dict[str, Any]:
     rules = plan.rules
     if rules is None:
         return {"plan": None, "reason": plan.no_rules}
@@ -75,7 +75,7 @@ def estimate_object(plan: Estimate) -> dict[str, Any]:
     }
 
 
-def lines(plan: Plan) -> list[str]:
+def lines(plan: TrainingPlan) -> list[str]:
     shape, cluster, batch = plan.task.shape, plan.task.cluster, plan.task.batch
     active = f", {human_count(shape.active_parameters)} active" if shape.experts else ""
     said = [
@@ -96,7 +96,7 @@ def lines(plan: Plan) -> list[str]:
     return said
 
 
-def _columns(plan: Plan) -> dict[str, Estimate]:
+def _columns(plan: TrainingPlan) -> dict[str, Estimate]:
     both: dict[str, Estimate] = {}
     if plan.chosen is not None:
         both["plan"] = plan.chosen
@@ -179,7 +179,7 @@ def _traffic_rows(plan: Estimate) -> list[list[str]]:
     return shown or [["  none", ""]]
 
 
-def _verdict(plan: Plan) -> list[str]:
+def _verdict(plan: TrainingPlan) -> list[str]:
     if plan.cost is None:
         return []
     if plan.rules is None:
@@ -200,7 +200,7 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
-def serving_object(served: Served, load: Load) -> dict[str, Any]:
+def serving_object(served: ServingChoice, load: Load) -> dict[str, Any]:
     return {
         "load": dict(vars(load)),
         "plan": None if served.best is None else _serving(served.best),
@@ -246,7 +246,7 @@ def flags(serving: Serving) -> list[str]:
     return given
 
 
-def serving_lines(served: Served, load: Load, title: str) -> list[str]:
+def serving_lines(served: ServingChoice, load: Load, title: str) -> list[str]:
     said = [title, f"{load.rate:g} requests a second, {load.prompt} tokens in, {load.answer} out", ""]
     shown = [*([served.best] if served.best else []), *served.others]
     if shown:

@@ -10,8 +10,8 @@ from typing import Any
 from rondo.base.errors import ConfigError
 from rondo.plan.cluster import Cluster
 from rondo.plan.estimate import Estimate
-from rondo.plan.layout import Batch, ContextMethod, Layout, Policy, Schedule, microbatches, problems
-from rondo.plan.model import Shape
+from rondo.plan.layout import ContextMethod, Layout, Policy, Schedule, StepBatch, microbatches, problems
+from rondo.plan.model import ModelShape
 
 ROOM = 0.95
 """Of a GPU's memory: what a plan may need, since figures are true within a tenth."""
@@ -40,18 +40,18 @@ neighbours."""
 
 
 @dataclass(frozen=True)
-class Task:
+class PlanningTask:
     """What is to be planned. `policy` holds what is given; `pins` say which of the searched fields are given too."""
 
-    shape: Shape
+    shape: ModelShape
     cluster: Cluster
-    batch: Batch
+    batch: StepBatch
     policy: Policy = field(default_factory=lambda: TRAINER)
     pins: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """Plans that fit, fastest first; where none does, the one that needs the least."""
 
     plans: list[Estimate]
@@ -72,7 +72,7 @@ def _trouble(plan: Estimate) -> tuple[bool, int, int, float]:
     return wide, layout.tp * layout.pp * layout.cp, zero, plan.seconds
 
 
-def search(task: Task) -> Found:
+def search(task: PlanningTask) -> SearchResult:
     """In host memory only where nothing else fits."""
     offloads = [task.pins["offload"]] if "offload" in task.pins else ["none", "optimizer", "all"]
     looked_at, nearest, reasons = 0, None, []
@@ -98,14 +98,14 @@ def search(task: Task) -> Found:
                 nearest = plan
         if plans:
             plans.sort(key=lambda plan: plan.seconds)
-            return Found(plans, None, looked_at)
+            return SearchResult(plans, None, looked_at)
     if nearest is None:
         where, reason = reasons[0] if reasons else _of_pins(task)
         raise ConfigError(f"No layout is possible with these settings. {where}: {reason}.", param=where)
-    return Found([], nearest, looked_at)
+    return SearchResult([], nearest, looked_at)
 
 
-def refusals(shape: Shape, layout: Layout, policy: Policy) -> Iterator[tuple[str, str]]:
+def refusals(shape: ModelShape, layout: Layout, policy: Policy) -> Iterator[tuple[str, str]]:
     """Fields of a layout that divides, but that `rondo train` does not take, each with the reason."""
     if layout.pieces > shape.layers:
         field = "pp" if layout.pp > shape.layers else "virtual" if layout.virtual > 1 else "schedule"
@@ -120,7 +120,7 @@ def refusals(shape: Shape, layout: Layout, policy: Policy) -> Iterator[tuple[str
         yield "offload", "all divides parameters among several ranks, and there is one"
 
 
-def _of_pins(task: Task) -> tuple[str, str]:
+def _of_pins(task: PlanningTask) -> tuple[str, str]:
     """Why no layout has the degrees that are given."""
     gpus, left = task.cluster.gpus, task.cluster.gpus
     for axis in ("tp", "pp", "cp", "dp"):
@@ -133,7 +133,7 @@ def _of_pins(task: Task) -> tuple[str, str]:
     return "gpus", f"no layout divides {gpus} as given"
 
 
-def _choices(task: Task, offload: str) -> Iterator[tuple[Layout, Policy]]:
+def _choices(task: PlanningTask, offload: str) -> Iterator[tuple[Layout, Policy]]:
     for layout in _layouts(task):
         for policy in _policies(task, layout, offload):
             for virtual in _virtual(task, layout, policy):
@@ -141,13 +141,13 @@ def _choices(task: Task, offload: str) -> Iterator[tuple[Layout, Policy]]:
                     yield replace(layout, virtual=virtual, schedule=schedule), policy
 
 
-def _schedules(task: Task, stages: int, virtual: int) -> list[Schedule]:
+def _schedules(task: PlanningTask, stages: int, virtual: int) -> list[Schedule]:
     if stages == 1:
         return ["none"]
     return _pinned(task.pins, "schedule", ["interleaved"] if virtual > 1 else ["1f1b", "zero-bubble"])
 
 
-def _layouts(task: Task) -> Iterator[Layout]:
+def _layouts(task: PlanningTask) -> Iterator[Layout]:
     gpus, shape = task.cluster.gpus, task.shape
     pins = task.pins
     tps = _pinned(pins, "tp", powers(task.cluster.node))
@@ -163,14 +163,14 @@ def _layouts(task: Task) -> Iterator[Layout]:
                 yield Layout(dp, tp, pp, cp, ep, cp_method=method)
 
 
-def _methods(task: Task, tp: int, cp: int) -> list[ContextMethod]:
+def _methods(task: PlanningTask, tp: int, cp: int) -> list[ContextMethod]:
     if cp == 1:
         return ["ring"]
     whole = task.shape.heads % (tp * cp) == 0
     return _pinned(task.pins, "cp_method", ["ulysses", "ring"] if whole else ["ring"])
 
 
-def _policies(task: Task, layout: Layout, offload: str) -> Iterator[Policy]:
+def _policies(task: PlanningTask, layout: Layout, offload: str) -> Iterator[Policy]:
     zeros = _pinned(task.pins, "zero", [3] if offload == "all" else [1, 2, 3] if layout.shards > 1 else [1])
     kept = _pinned(task.pins, "checkpointing", ["none", "selective", "full"])
     most = max(1, task.batch.sequences // layout.dp)
@@ -185,7 +185,7 @@ def _policies(task: Task, layout: Layout, offload: str) -> Iterator[Policy]:
         )
 
 
-def _virtual(task: Task, layout: Layout, policy: Policy) -> Iterable[int]:
+def _virtual(task: PlanningTask, layout: Layout, policy: Policy) -> Iterable[int]:
     if "virtual" in task.pins:
         return [task.pins["virtual"]]
     if layout.pp == 1 or task.pins.get("schedule") in ("1f1b", "gpipe", "zero-bubble"):

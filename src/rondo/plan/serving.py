@@ -16,7 +16,7 @@ from itertools import product
 from rondo.base.errors import ConfigError
 from rondo.plan import calibration as known
 from rondo.plan.cluster import Cluster
-from rondo.plan.model import Shape
+from rondo.plan.model import ModelShape
 
 WEIGHT_BYTES = {"bf16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.53}
 """Of one parameter, with scales."""
@@ -62,7 +62,7 @@ class Load:
 class Replica:
     """One engine over `tp` GPUs."""
 
-    shape: Shape
+    shape: ModelShape
     cluster: Cluster
     load: Load
     tp: int
@@ -219,7 +219,7 @@ def _counts(most: int) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Served:
+class ServingChoice:
     """The choice, and the best of every other type of weights; `reasons` in plain words."""
 
     best: Serving | None
@@ -228,14 +228,14 @@ class Served:
 
 
 def plan_serving(
-    shape: Shape,
+    shape: ModelShape,
     cluster: Cluster,
     load: Load,
     *,
     tp: int | None = None,
     weights: str | None = None,
     cache: str | None = None,
-) -> Served:
+) -> ServingChoice:
     """As exact as the cluster allows: 16 bits if they carry the load, else 8, else 4; then the fewest GPUs."""
     if not shape.gated:
         raise ConfigError(
@@ -272,10 +272,10 @@ def plan_serving(
         by_weights.setdefault((serving.replica.weights, serving.replica.cache), serving)
     best = ordered[0] if ordered else None
     others = [serving for serving in by_weights.values() if serving != best]
-    return Served(best, others, _reasons(best, tried, carried, cluster, load))
+    return ServingChoice(best, others, _reasons(best, tried, carried, cluster, load))
 
 
-def group_size(shape: Shape) -> int | None:
+def group_size(shape: ModelShape) -> int | None:
     """Columns that share a scale in 4 bits: the largest usual number that divides every quantized matrix; None where
     none does."""
     columns = [shape.hidden, shape.value_width]
@@ -295,7 +295,7 @@ def _preference(serving: Serving) -> tuple[int, int, int, int]:
 
 
 def replicas(
-    shape: Shape, cluster: Cluster, load: Load, tp: int | None, weights: str | None, cache: str | None
+    shape: ModelShape, cluster: Cluster, load: Load, tp: int | None, weights: str | None, cache: str | None
 ) -> Iterator[Replica]:
     """Every kind of replica that `rondo serve` runs and this cluster has room for."""
     degrees = [tp] if tp else [1 << n for n in range(cluster.node.bit_length()) if 1 << n <= cluster.node]

@@ -1,28 +1,28 @@
 """Models by name: the sizes of published ones."""
 
-from rondo.plan.model import Experts, Latent, Shape
+from rondo.plan.model import ExpertShape, Latent, ModelShape
 
 
-def _llama(name: str, layers: int, hidden: int, heads: int, kv: int, wide: int, vocab: int) -> Shape:
-    return Shape(name, layers, hidden, heads, kv, hidden // heads, wide, vocab, context=131072)
+def _llama(name: str, layers: int, hidden: int, heads: int, kv: int, wide: int, vocab: int) -> ModelShape:
+    return ModelShape(name, layers, hidden, heads, kv, hidden // heads, wide, vocab, context=131072)
 
 
-def gpt(name: str, layers: int, hidden: int, heads: int, vocab: int, tied: bool = True) -> Shape:
+def gpt(name: str, layers: int, hidden: int, heads: int, vocab: int, tied: bool = True) -> ModelShape:
     """GPT's own block: two matrices of four times the width, and as many kv heads as heads."""
-    return Shape(
+    return ModelShape(
         name, layers, hidden, heads, heads, hidden // heads, 4 * hidden, vocab, gated=False, tied=tied
     )
 
 
-def _qwen3(name: str, layers: int, hidden: int, heads: int, kv: int, wide: int, tied: bool) -> Shape:
-    return Shape(name, layers, hidden, heads, kv, 128, wide, 151936, tied=tied, context=40960)
+def _qwen3(name: str, layers: int, hidden: int, heads: int, kv: int, wide: int, tied: bool) -> ModelShape:
+    return ModelShape(name, layers, hidden, heads, kv, 128, wide, 151936, tied=tied, context=40960)
 
 
 _DEEPSEEK_LATENT = Latent(kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128, q_rank=1536)
 
 _ALL = (
-    Shape("smollm2-135m", 30, 576, 9, 3, 64, 1536, 49152, tied=True, context=8192),
-    Shape("llama-3.2-1b", 16, 2048, 32, 8, 64, 8192, 128256, tied=True, context=131072),
+    ModelShape("smollm2-135m", 30, 576, 9, 3, 64, 1536, 49152, tied=True, context=8192),
+    ModelShape("llama-3.2-1b", 16, 2048, 32, 8, 64, 8192, 128256, tied=True, context=131072),
     _llama("llama-2-7b", 32, 4096, 32, 32, 11008, 32000),
     _llama("llama-3-8b", 32, 4096, 32, 8, 14336, 128256),
     _llama("llama-3-70b", 80, 8192, 64, 8, 28672, 128256),
@@ -33,13 +33,28 @@ _ALL = (
     _qwen3("qwen3-8b", 36, 4096, 32, 8, 12288, False),
     _qwen3("qwen3-14b", 40, 5120, 40, 8, 17408, False),
     _qwen3("qwen3-32b", 64, 5120, 64, 8, 25600, False),
-    Shape("qwen3-30b-a3b", 48, 2048, 32, 4, 128, 6144, 151936, experts=Experts(128, 8, 768), context=40960),
-    Shape(
-        "qwen3-235b-a22b", 94, 4096, 64, 4, 128, 12288, 151936, experts=Experts(128, 8, 1536), context=40960
+    ModelShape(
+        "qwen3-30b-a3b", 48, 2048, 32, 4, 128, 6144, 151936, experts=ExpertShape(128, 8, 768), context=40960
     ),
-    Shape("mixtral-8x7b", 32, 4096, 32, 8, 128, 14336, 32000, experts=Experts(8, 2, 14336), context=32768),
-    Shape("mixtral-8x22b", 56, 6144, 48, 8, 128, 16384, 32768, experts=Experts(8, 2, 16384), context=65536),
-    Shape(
+    ModelShape(
+        "qwen3-235b-a22b",
+        94,
+        4096,
+        64,
+        4,
+        128,
+        12288,
+        151936,
+        experts=ExpertShape(128, 8, 1536),
+        context=40960,
+    ),
+    ModelShape(
+        "mixtral-8x7b", 32, 4096, 32, 8, 128, 14336, 32000, experts=ExpertShape(8, 2, 14336), context=32768
+    ),
+    ModelShape(
+        "mixtral-8x22b", 56, 6144, 48, 8, 128, 16384, 32768, experts=ExpertShape(8, 2, 16384), context=65536
+    ),
+    ModelShape(
         "deepseek-v3",
         61,
         7168,
@@ -48,13 +63,13 @@ _ALL = (
         192,
         18432,
         129280,
-        experts=Experts(256, 8, 2048, shared=2048),
+        experts=ExpertShape(256, 8, 2048, shared=2048),
         dense_layers=3,
         latent=_DEEPSEEK_LATENT,
         predict_layers=1,
         context=163840,
     ),
-    Shape(
+    ModelShape(
         "kimi-k2",
         61,
         7168,
@@ -63,7 +78,7 @@ _ALL = (
         192,
         18432,
         163840,
-        experts=Experts(384, 8, 2048, shared=2048),
+        experts=ExpertShape(384, 8, 2048, shared=2048),
         dense_layers=1,
         latent=_DEEPSEEK_LATENT,
         context=131072,

@@ -9,9 +9,9 @@ from functools import cached_property
 
 from rondo.plan import calibration as known
 from rondo.plan.cluster import Cluster
-from rondo.plan.layout import Batch, Layout, Policy, microbatches
+from rondo.plan.layout import Layout, Policy, StepBatch, microbatches
 from rondo.plan.memory import everything, saved_a_layer, stage_parameters
-from rondo.plan.model import Shape
+from rondo.plan.model import ModelShape
 from rondo.plan.traffic import (
     context_a_layer,
     data_rounds,
@@ -22,7 +22,7 @@ from rondo.plan.traffic import (
 
 
 @dataclass(frozen=True)
-class Step:
+class StepTime:
     """Seconds of one step; what is hidden behind something else is not in them."""
 
     products: float
@@ -42,7 +42,7 @@ class Step:
         return float(sum(vars(self).values()))
 
 
-def step(shape: Shape, cluster: Cluster, layout: Layout, policy: Policy, batch: Batch) -> Step:
+def step(shape: ModelShape, cluster: Cluster, layout: Layout, policy: Policy, batch: StepBatch) -> StepTime:
     return _Clock(shape, cluster, layout, policy, batch).step()
 
 
@@ -66,13 +66,13 @@ def slowest(layers: int, layout: Layout) -> float:
 class _Clock:
     """Times of one rank; unless a name says otherwise, of one microbatch."""
 
-    shape: Shape
+    shape: ModelShape
     cluster: Cluster
     layout: Layout
     policy: Policy
-    batch: Batch
+    batch: StepBatch
 
-    def step(self) -> Step:
+    def step(self) -> StepTime:
         count = microbatches(self.layout, self.policy, self.batch)
         parts = {
             "products": self._products(),
@@ -83,7 +83,7 @@ class _Clock:
             "expert": self._expert() * self._sparse_layers,
         }
         busy = sum(parts.values())
-        return Step(
+        return StepTime(
             **{name: seconds * count for name, seconds in parts.items()},
             pipeline=self._pipeline() * count,
             bubble=busy * count * bubble_share(self.layout, count),
@@ -253,7 +253,7 @@ def _narrow(width: float) -> float:
     return 1 + known.NARROW / width
 
 
-def _chosen(shape: Shape) -> float:
+def _chosen(shape: ModelShape) -> float:
     """Parameters of the experts that a token is sent to, all layers."""
     if shape.experts is None:
         return 0.0

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from rondo.plan.layout import Batch, Layout, Policy, microbatches
+from rondo.plan.layout import Layout, Policy, StepBatch, microbatches
 from rondo.plan.memory import WEIGHT_BYTES, expert_input_bytes, stage_parameters
-from rondo.plan.model import Shape
+from rondo.plan.model import ModelShape
 
 RING_GRADIENT_BYTES = 4
 """Of a number that ranks add to one after another."""
@@ -24,7 +24,7 @@ class Traffic:
     expert: float
 
 
-def traffic(shape: Shape, layout: Layout, policy: Policy, batch: Batch) -> Traffic:
+def traffic(shape: ModelShape, layout: Layout, policy: Policy, batch: StepBatch) -> Traffic:
     count = microbatches(layout, policy, batch)
     tokens = policy.microbatch * batch.length / layout.cp
     layers = shape.layers / layout.pp
@@ -46,7 +46,7 @@ def passes(policy: Policy) -> int:
     return 3 if policy.checkpointing == "full" else 2
 
 
-def tensor_a_layer(shape: Shape, layout: Layout, policy: Policy, tokens: float) -> float:
+def tensor_a_layer(shape: ModelShape, layout: Layout, policy: Policy, tokens: float) -> float:
     """Gathered and scattered around attention and around the feed-forward part, forward and backward. What was gathered
     is not kept, but gathered again for the weights' gradients; a layer that is computed again does so by itself, all
     but its last scattering. Without sequence parallelism sums go to all, which is as much as both, and are kept."""
@@ -58,25 +58,25 @@ def tensor_a_layer(shape: Shape, layout: Layout, policy: Policy, tokens: float) 
     return times * _rows(shape, layout, tokens)
 
 
-def tensor_ends(shape: Shape, layout: Layout, tokens: float) -> float:
+def tensor_ends(shape: ModelShape, layout: Layout, tokens: float) -> float:
     """Of a microbatch, on the first and on the last stage: the embedding's sums, the head's input, and two numbers for
     each prediction."""
     ends = 4 if layout.pp == 1 else 2
     return ends * _rows(shape, layout, tokens) + 2 * 4 * tokens * (layout.tp - 1)
 
 
-def tensor_norms(shape: Shape, layout: Layout) -> float:
+def tensor_norms(shape: ModelShape, layout: Layout) -> float:
     """Gradients of norms are summed: each rank knows those of its own tokens."""
     norms = 2 * shape.layers / layout.pp + 1
     return 2 * WEIGHT_BYTES * norms * shape.hidden * (layout.tp - 1) / layout.tp
 
 
-def _rows(shape: Shape, layout: Layout, tokens: float) -> float:
+def _rows(shape: ModelShape, layout: Layout, tokens: float) -> float:
     """Hidden states, gathered or scattered once."""
     return WEIGHT_BYTES * shape.hidden * tokens * (layout.tp - 1) / layout.tp
 
 
-def pipeline_a_microbatch(shape: Shape, layout: Layout, tokens: float) -> float:
+def pipeline_a_microbatch(shape: ModelShape, layout: Layout, tokens: float) -> float:
     """Of the rank that sends the most: activations on, gradients back, at each piece's end. A zero-bubble schedule goes
     down the stages and back up, and turns within the last one."""
     if layout.pp == 1:
@@ -88,7 +88,7 @@ def pipeline_a_microbatch(shape: Shape, layout: Layout, tokens: float) -> float:
     return times * WEIGHT_BYTES * shape.hidden * tokens / layout.tp
 
 
-def context_a_layer(shape: Shape, layout: Layout, policy: Policy, tokens: float) -> float:
+def context_a_layer(shape: ModelShape, layout: Layout, policy: Policy, tokens: float) -> float:
     """Ring: keys and values around it in each pass, backward too, and their gradients in fp32. Ulysses: queries, keys
     and values exchanged for heads in each pass, outputs back, and all of their gradients."""
     # Of a key head and its values, or of a query head and its outputs.
@@ -108,7 +108,7 @@ def _spread(keys: int, heads: int, ranks: int) -> int:
     return ranks if ranks % keys == 0 else heads
 
 
-def expert_a_layer(shape: Shape, layout: Layout, policy: Policy, tokens: float) -> float:
+def expert_a_layer(shape: ModelShape, layout: Layout, policy: Policy, tokens: float) -> float:
     """Tokens to their experts and back; on the way there in the precision they are multiplied in."""
     if shape.experts is None or layout.ep == 1:
         return 0.0
@@ -126,7 +126,7 @@ class Rounds:
     once: float
 
 
-def data_rounds(shape: Shape, layout: Layout, policy: Policy) -> Rounds:
+def data_rounds(shape: ModelShape, layout: Layout, policy: Policy) -> Rounds:
     """Gradients reduced (to shards), parameters gathered. Divided gradients are reduced each time, and divided
     parameters gathered twice each time; but in a pipeline those stay whole, as do the gradients that add up."""
     held = stage_parameters(shape, layout, 0)

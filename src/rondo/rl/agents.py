@@ -20,7 +20,7 @@ from rondo.client.types import SamplingParams
 from rondo.graders import Grader, Sample, Score, guarded
 from rondo.rl.aside import Aside, Late
 from rondo.rl.environment import Bounds
-from rondo.rl.pieces import Piece
+from rondo.rl.pieces import Segment
 from rondo.rl.recording import Recorder
 from rondo.rl.rollout import Rollout
 from rondo.rl.tasks import Problem, Split
@@ -36,7 +36,7 @@ OUTPUT_BYTES = 64 << 10
 
 
 @dataclass(frozen=True)
-class Address:
+class EpisodeAddress:
     """Where one episode is played. `url` is the base URL of an OpenAI client; the reward goes beside it."""
 
     url: str
@@ -47,13 +47,13 @@ class Address:
         return self.url.removesuffix("/v1") + "/reward"
 
 
-class Door(Protocol):
+class EpisodeEndpoint(Protocol):
     """What gives an episode its address; `rondo.server.episodes.EpisodeDoor` is one."""
 
-    def opened(self, recorder: Recorder) -> AbstractAsyncContextManager[Address]: ...
+    def opened(self, recorder: Recorder) -> AbstractAsyncContextManager[EpisodeAddress]: ...
 
 
-Agent = Callable[[Address, Problem], Any]
+Agent = Callable[[EpisodeAddress, Problem], Any]
 """Plays one episode and returns its answer: a coroutine function, or a plain one, which runs in a thread."""
 
 
@@ -80,7 +80,7 @@ class Program:
                 f"pass_env is a list of variable names: write [{self.pass_env!r}].", param="pass_env"
             )
 
-    async def __call__(self, address: Address, problem: Problem) -> str:
+    async def __call__(self, address: EpisodeAddress, problem: Problem) -> str:
         process = await asyncio.create_subprocess_exec(
             *self.command,
             stdin=asyncio.subprocess.PIPE,
@@ -119,7 +119,7 @@ class AgentTask:
         name: str,
         problems: Callable[[int, int, Split], list[Problem]],
         agent: Agent,
-        door: Door,
+        door: EpisodeEndpoint,
         grader: Grader | None = None,
         bounds: Bounds | None = None,
     ) -> None:
@@ -156,7 +156,7 @@ class AgentTask:
         if finish in ("error", "time"):
             log.warning("an agent failed", extra={"task": self.name, "finish": finish, "detail": said})
         _episodes.labels(self.name, finish).inc()
-        *earlier, last = recorder.pieces() or [Piece([])]
+        *earlier, last = recorder.pieces() or [Segment([])]
         branches = tuple(piece.rollout(tokenizer, "branch") for piece in earlier)
         return last.rollout(tokenizer, finish, score, branches)
 
@@ -167,7 +167,7 @@ class AgentTask:
     def close(self) -> None:
         self.aside.close()
 
-    async def _run(self, address: Address, problem: Problem, recorder: Recorder) -> tuple[str, str]:
+    async def _run(self, address: EpisodeAddress, problem: Problem, recorder: Recorder) -> tuple[str, str]:
         """How it ended, and the answer or what went wrong."""
         seconds = self.bounds.seconds
         try:
@@ -197,7 +197,7 @@ class AgentTask:
         return await self.grader.score(Sample(problem.question, answer, metadata=problem.facts))
 
 
-def _endpoint(address: Address) -> dict[str, str]:
+def _endpoint(address: EpisodeAddress) -> dict[str, str]:
     return {
         "OPENAI_BASE_URL": address.url,
         "OPENAI_API_KEY": address.key,

@@ -18,11 +18,11 @@ from rondo.base.errors import RondoError, Unavailable
 from rondo.base.ids import new_id
 from rondo.base.log import get_logger
 from rondo.client.types import GenerateRequest, SamplingParams, TokenChunk
-from rondo.rl.asking import Asking, Collected
-from rondo.rl.clock import Clock
+from rondo.rl.asking import RolloutBatch, RolloutBuilder
+from rondo.rl.clock import LoopTimer
 from rondo.rl.config import RlConfig
-from rondo.rl.draws import Draws
-from rondo.rl.rollout import Group, Rollout, packed_up, unpacked
+from rondo.rl.draws import PromptSampler
+from rondo.rl.rollout import Rollout, SampleGroup, packed_up, unpacked
 from rondo.rl.staleness import admitted
 from rondo.rl.tasks import Problem
 from rondo.train.evaluator import Metrics
@@ -78,9 +78,9 @@ class EventLoop:
         self.loop.run_forever()
 
 
-class Ahead:
+class AsyncCollector:
     def __init__(
-        self, engine: Answers, asking: Asking, draws: Draws, pushes: Pushes, events: EventLoop
+        self, engine: Answers, asking: RolloutBuilder, draws: PromptSampler, pushes: Pushes, events: EventLoop
     ) -> None:
         self.engine, self.asking, self.draws, self.pushes, self._events = (
             engine,
@@ -94,11 +94,11 @@ class Ahead:
         self._next = 0
         self._last = asking.config.steps * draws.prompts_per_step
         """No group beyond it is begun before it is asked for."""
-        self._made: dict[int, tuple[Group, int]] = {}
+        self._made: dict[int, tuple[SampleGroup, int]] = {}
         """Each with how often it was drawn anew."""
         self._answered: set[int] = set()
         """Those that only wait for their scores."""
-        self._dropped: dict[int, list[Group]] = {}
+        self._dropped: dict[int, list[SampleGroup]] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._failure: BaseException | None = None
         self._changed = threading.Condition()
@@ -109,7 +109,7 @@ class Ahead:
     def version(self) -> int:
         return self.pushes.version
 
-    def collect(self, step: int, clock: Clock) -> Collected:
+    def collect(self, step: int, clock: LoopTimer) -> RolloutBatch:
         count = self.draws.prompts_per_step
         numbers = range(step * count, (step + 1) * count)
         self._last = max(self._last, numbers.stop)
@@ -121,7 +121,7 @@ class Ahead:
             made = [self._made.pop(number) for number in numbers]
             groups = [group for group, _ in made]
             whole = groups if self._judges_at_once else self.asking.company.judged(groups)
-        found = Collected(whole, engine=self.pushes.counted())
+        found = RolloutBatch(whole, engine=self.pushes.counted())
         for number, (group, attempts) in zip(numbers, made, strict=True):
             dropped = self._dropped.pop(number, [])
             found.dropped += dropped
@@ -130,8 +130,10 @@ class Ahead:
             found.counts["empty"] += not group.samples
         return found
 
-    def ask(self, problems: Sequence[Problem], sampling: SamplingParams, seeds: Sequence[int]) -> list[Group]:
-        async def all_of_them() -> list[Group]:
+    def ask(
+        self, problems: Sequence[Problem], sampling: SamplingParams, seeds: Sequence[int]
+    ) -> list[SampleGroup]:
+        async def all_of_them() -> list[SampleGroup]:
             asked = [self._answer(p, sampling, seed) for p, seed in zip(problems, seeds, strict=True)]
             return await asyncio.gather(*asked)
 
@@ -209,7 +211,7 @@ class Ahead:
             self._answered.discard(number)
             self._changed.notify_all()
 
-    async def _group(self, number: int) -> tuple[Group, int]:
+    async def _group(self, number: int) -> tuple[SampleGroup, int]:
         attempt = 0
         while True:
             seed = self.draws.sampling_seed(number, attempt)
@@ -229,15 +231,15 @@ class Ahead:
 
     async def _answer(
         self, problem: Problem, sampling: SamplingParams, seed: int, number: int | None = None
-    ) -> Group:
+    ) -> SampleGroup:
         play = getattr(self.asking.task, "play", None)
         if play is not None:
             turns = (play(self.engine, problem, sampling.with_(n=1), seed, i) for i in range(sampling.n))
             played = [await self.asking.judged(problem, done) for done in await asyncio.gather(*turns)]
-            return Group(problem, played[0].prompt_ids or [], played)
+            return SampleGroup(problem, played[0].prompt_ids or [], played)
         prompt = self.asking.prompt(problem)
         if prompt is None:
-            return Group(problem, [], [])
+            return SampleGroup(problem, [], [])
         fitting = self.asking.fitting(sampling, prompt).with_(seed=seed)
         request = GenerateRequest(new_id("rl"), prompt, fitting, whole=True)
         scored = {
@@ -248,7 +250,7 @@ class Ahead:
             with self._changed:
                 self._answered.add(number)
                 self._changed.notify_all()
-        return Group(problem, prompt, [await scored[index] for index in sorted(scored)])
+        return SampleGroup(problem, prompt, [await scored[index] for index in sorted(scored)])
 
     async def _samples(self, request: GenerateRequest) -> AsyncIterator[tuple[int, Rollout]]:
         """Each as soon as it ends."""

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from rondo.client.types import SamplingParams
 from rondo.graders import Score
 from rondo.rl.advantages import teaching
-from rondo.rl.company import Company
+from rondo.rl.company import AuxiliaryModels
 from rondo.rl.config import RlConfig
 from rondo.rl.earning import earned
-from rondo.rl.rollout import Group, Rollout, as_sample
-from rondo.rl.scoring import Scorer
+from rondo.rl.rollout import Rollout, SampleGroup, as_sample
+from rondo.rl.scoring import RolloutScorer
 from rondo.rl.tasks import AnyTask, Problem
 from rondo.text.tokenizer import Tokenizer
 from rondo.train.evaluator import Metrics
@@ -24,10 +24,10 @@ ENDED = Score("error", 0.0, detail="the engine ended the answer before its end")
 
 
 @dataclass
-class Collected:
-    groups: list[Group]
+class RolloutBatch:
+    groups: list[SampleGroup]
     """One a number, in order. An empty one is there too."""
-    dropped: list[Group] = field(default_factory=list)
+    dropped: list[SampleGroup] = field(default_factory=list)
     """Scored, and drawn anew."""
     counts: Counter[str] = field(default_factory=Counter)
     engine: Metrics = field(default_factory=dict)
@@ -40,15 +40,15 @@ class Collected:
 
 
 @dataclass
-class Asking:
+class RolloutBuilder:
     tokenizer: Tokenizer
     task: AnyTask
     config: RlConfig
     max_tokens: int
     longest: int
     """Prompt and answer together: what both the engine and the learner can take."""
-    scorer: Scorer
-    company: Company
+    scorer: RolloutScorer
+    company: AuxiliaryModels
     """Who adds the reward model's part to the scores."""
 
     @property
@@ -80,7 +80,7 @@ class Asking:
             return rollout.scored(ENDED)
         return rollout.scored(await self.scorer.score(as_sample(problem, rollout)))
 
-    def again(self, group: Group, attempt: int) -> str | None:
+    def again(self, group: SampleGroup, attempt: int) -> str | None:
         """Why a group is to be drawn anew, if it is."""
         if not group.samples:
             return "too_long" if attempt < MOST_TOO_LONG else None
@@ -88,6 +88,6 @@ class Asking:
             return "equal"
         return None
 
-    def _teaches(self, group: Group) -> bool:
+    def _teaches(self, group: SampleGroup) -> bool:
         """Whether some of its samples earned more than others."""
         return bool(teaching(earned([group], self.config, self.max_tokens))[0])

@@ -13,7 +13,7 @@ PHASES = ("rollout", "score", "known", "train", "push", "store")
 
 
 @dataclass
-class Clock:
+class LoopTimer:
     """Seconds by phase, of the thread that trains: what goes on beside it is none of its time. Of a phase within
     another the inner one has the time."""
 

@@ -10,10 +10,10 @@ from typing import Any, Protocol
 from rondo.client.types import CompletionOutput, SamplingParams
 from rondo.engine.llm import LLM
 from rondo.graders import Score
-from rondo.rl.asking import ENDED, Asking, Collected
-from rondo.rl.clock import Clock
-from rondo.rl.draws import Draws
-from rondo.rl.rollout import Group, Rollout, as_sample, rollout_of
+from rondo.rl.asking import ENDED, RolloutBatch, RolloutBuilder
+from rondo.rl.clock import LoopTimer
+from rondo.rl.draws import PromptSampler
+from rondo.rl.rollout import Rollout, SampleGroup, as_sample, rollout_of
 from rondo.rl.tasks import Problem
 from rondo.weights.in_place import InPlace, Receiver
 
@@ -23,10 +23,12 @@ class Collector(Protocol):
     def version(self) -> int:
         """Of the weights that the engine computes with."""
 
-    def collect(self, step: int, clock: Clock) -> Collected:
+    def collect(self, step: int, clock: LoopTimer) -> RolloutBatch:
         """The groups that step `step` trains on."""
 
-    def ask(self, problems: Sequence[Problem], sampling: SamplingParams, seeds: Sequence[int]) -> list[Group]:
+    def ask(
+        self, problems: Sequence[Problem], sampling: SamplingParams, seeds: Sequence[int]
+    ) -> list[SampleGroup]:
         """One scored group a problem, by the weights as they are."""
 
     def pushing(self, version: int) -> Any:
@@ -46,10 +48,10 @@ class Collector(Protocol):
     def close(self) -> None: ...
 
 
-class Direct:
+class SyncCollector:
     """Generates when it is asked. Samples are scored as they end, while the others go on."""
 
-    def __init__(self, engine: LLM, asking: Asking, draws: Draws, weights: InPlace) -> None:
+    def __init__(self, engine: LLM, asking: RolloutBuilder, draws: PromptSampler, weights: InPlace) -> None:
         self.engine, self.asking, self.draws, self.weights = engine, asking, draws, weights
         self._receivers = [Receiver("engine", engine, engine.core.model.to_hf)]
 
@@ -57,12 +59,12 @@ class Direct:
     def version(self) -> int:
         return self.engine.weight_version
 
-    def collect(self, step: int, clock: Clock) -> Collected:
+    def collect(self, step: int, clock: LoopTimer) -> RolloutBatch:
         """A group that is drawn anew waits for the others: what is computed together must not hang on who is quick."""
         count = self.draws.prompts_per_step
-        made: dict[int, Group] = {}
+        made: dict[int, SampleGroup] = {}
         wanted = list(range(step * count, (step + 1) * count))
-        found, attempt = Collected([]), 0
+        found, attempt = RolloutBatch([]), 0
         while wanted:
             problems = [self.draws.problem(number, attempt) for number in wanted]
             seeds = [self.draws.sampling_seed(number, attempt) for number in wanted]
@@ -82,10 +84,12 @@ class Direct:
         found.counts["empty"] = sum(not group.samples for group in found.groups)
         return found
 
-    def ask(self, problems: Sequence[Problem], sampling: SamplingParams, seeds: Sequence[int]) -> list[Group]:
+    def ask(
+        self, problems: Sequence[Problem], sampling: SamplingParams, seeds: Sequence[int]
+    ) -> list[SampleGroup]:
         """Prompts of the same weights would be found in the cache by a step that comes after, and not by one that comes
         after a restart."""
-        groups = self._answered(problems, sampling, seeds, Clock())
+        groups = self._answered(problems, sampling, seeds, LoopTimer())
         self.engine.reset_prefix_cache()
         return groups
 
@@ -111,8 +115,8 @@ class Direct:
         self.engine.close()
 
     def _answered(
-        self, problems: Sequence[Problem], sampling: SamplingParams, seeds: Sequence[int], clock: Clock
-    ) -> list[Group]:
+        self, problems: Sequence[Problem], sampling: SamplingParams, seeds: Sequence[int], clock: LoopTimer
+    ) -> list[SampleGroup]:
         asking = self.asking
         asking.company.roles.phase("rollout")
         with clock("rollout"):
@@ -135,7 +139,7 @@ class Direct:
         with clock("score"):
             judged = dict(zip(scores, asking.scorer.wait(list(scores.values())), strict=True))
         return [
-            Group(
+            SampleGroup(
                 problem,
                 prompts[i] or [],
                 [

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rondo.base.errors import ConfigError
-from rondo.data.packing import Floats, Row
+from rondo.data.packing import Floats, PackedRow
 from rondo.engine.llm import LLM
 from rondo.models import Decoder
 from rondo.models.adapters.attached import adapter_of, switched_off
@@ -21,14 +21,14 @@ from rondo.rl.packing import Known, StepTokens
 from rondo.rl.pairs import OnlinePreference
 from rondo.rl.reward_scores import RewardScorer, with_reward_model
 from rondo.rl.roles import Role, Roles, critic_role, engine_role, optimizer_role, parked
-from rondo.rl.rollout import Group
+from rondo.rl.rollout import SampleGroup
 from rondo.text.tokenizer import Tokenizer
 from rondo.train.evaluator import Evaluator, Metrics
 from rondo.train.learner import Learner
 from rondo.train.shared_prefix import shares_prefixes
 
 
-class Company:
+class AuxiliaryModels:
     """Whoever the config asks for; nobody by default."""
 
     def __init__(self, policy: Decoder, tokenizer: Tokenizer, config: RlConfig) -> None:
@@ -73,14 +73,14 @@ class Company:
         roles += [critic_role(critic)] if critic is not None else []
         self.roles = Roles(roles, self.config.device_bytes)
 
-    def judged(self, groups: list[Group]) -> list[Group]:
+    def judged(self, groups: list[SampleGroup]) -> list[SampleGroup]:
         """With the reward model's part in the scores."""
         if self.scorer is None:
             return groups
         self.roles.phase("score")
         return with_reward_model(groups, self.scorer.scores(groups), self.config.reward_model.weight)
 
-    def known(self, tokens: StepTokens, rows: Sequence[Row]) -> Known:
+    def known(self, tokens: StepTokens, rows: Sequence[PackedRow]) -> Known:
         """What each model says of each token of the step, before anything is learned."""
         config, temperature = self.config, self.config.temperature
         asked: list[tuple[bool, str, str, Callable[[], list[Floats]]]] = [
@@ -126,7 +126,7 @@ class Company:
         ]
         return TokenAdvantages(advantages, found.returns)
 
-    def seen(self, rows: Sequence[Row]) -> Metrics:
+    def seen(self, rows: Sequence[PackedRow]) -> Metrics:
         """What models beside the policy said of the tokens that are learned from."""
 
         def column(name: str) -> list[Floats]:
@@ -139,7 +139,7 @@ class Company:
             metrics |= divergence(column("sampler_logprobs"), column("teacher_logprobs"))
         return metrics
 
-    def _reference(self, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
+    def _reference(self, rows: Sequence[PackedRow]) -> list[NDArray[np.float32]]:
         """Of the policy as it began: a model of its own, or the base below the adapter."""
         if self.reference is not None:
             return self.reference.logprobs(rows, self.config.temperature)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rondo.base.errors import ConfigError
-from rondo.data.packing import Floats, Row
+from rondo.data.packing import Floats, PackedRow
 from rondo.models import Decoder
 from rondo.models.scorer import make_scorer
 from rondo.models.value_head import add_value_head
@@ -60,7 +60,7 @@ class Critic(ABC):
         return step < self.config.warmup
 
     @abstractmethod
-    def values(self, rows: Sequence[Row]) -> list[Floats]:
+    def values(self, rows: Sequence[PackedRow]) -> list[Floats]:
         """For each row what is to be earned before each of its predictions."""
 
     @abstractmethod
@@ -68,7 +68,7 @@ class Critic(ABC):
         """What the policy's learner is asked in the place of the policy's own loss."""
 
     @abstractmethod
-    def forward_backward(self, rows: Sequence[Row], valid: int) -> Metrics:
+    def forward_backward(self, rows: Sequence[PackedRow], valid: int) -> Metrics:
         """Beside the policy's: rows have the columns `values` and `returns`."""
 
     @abstractmethod
@@ -100,13 +100,13 @@ class SeparateCritic(Critic):
         self.learner: Learner = Learner(model, config.model_copy(update=told))
         self.learner.prefix = PREFIX
 
-    def values(self, rows: Sequence[Row]) -> list[Floats]:
+    def values(self, rows: Sequence[PackedRow]) -> list[Floats]:
         return self.learner.logprobs(rows)
 
     def joined(self, loss: Loss) -> Loss:
         return loss
 
-    def forward_backward(self, rows: Sequence[Row], valid: int) -> Metrics:
+    def forward_backward(self, rows: Sequence[PackedRow], valid: int) -> Metrics:
         found = self.learner.forward_backward(rows, self.loss, valid=valid)
         return {name: value for name, value in found.items() if name.startswith(PREFIX)}
 
@@ -139,14 +139,14 @@ class SharedCritic(Critic):
             )
         self._passes = policy.passes
 
-    def values(self, rows: Sequence[Row]) -> list[Floats]:
+    def values(self, rows: Sequence[PackedRow]) -> list[Floats]:
         assert self._passes is not None
         return [found.cpu().numpy() for found in self._passes.values(rows)]
 
     def joined(self, loss: Loss) -> Loss:
         return WithValues(loss, self.loss, self.config.coefficient)
 
-    def forward_backward(self, rows: Sequence[Row], valid: int) -> Metrics:
+    def forward_backward(self, rows: Sequence[PackedRow], valid: int) -> Metrics:
         """Done with the policy's."""
         return {}
 

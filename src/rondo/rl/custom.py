@@ -15,7 +15,7 @@ from typing import Any, cast
 from rondo.base.entry import load_entry, source_hash
 from rondo.base.errors import ConfigError, InvalidRequest
 from rondo.graders import Sample, Score
-from rondo.graders.function import Function, score_of
+from rondo.graders.function import FunctionGrader, score_of
 from rondo.graders.pool import SECONDS
 from rondo.rl.environment import Environment
 from rondo.rl.games import Game
@@ -66,7 +66,9 @@ class Custom:
     async def score(self, sample: Sample) -> Score:
         facts = {key: value for key, value in sample.metadata.items() if key != "finished"}
         if isinstance(self.grade, str):
-            return await Function(self.grade, self.seconds).score(replace(sample, metadata={"item": facts}))
+            return await FunctionGrader(self.grade, self.seconds).score(
+                replace(sample, metadata={"item": facts})
+            )
         found = self.grade(facts, sample.completion)
         if inspect.isawaitable(found):
             found = await found

@@ -14,7 +14,7 @@ from rondo.base.log import get_logger
 from rondo.models import Decoder
 from rondo.rl import corpus
 from rondo.rl.loop import Loop
-from rondo.rl.recipe import Recipe, hf_config, recipe_for, tokenizer_for
+from rondo.rl.recipe import DemoRecipe, hf_config, recipe_for, tokenizer_for
 from rondo.rl.tasks import Task
 from rondo.rl.tasks import task as find_task
 from rondo.text.tokenizer import Tokenizer
@@ -65,7 +65,7 @@ def ensure_demo_model(progress: OnEvent | None = None) -> Path:
 def run_demo(
     task: str = "reverse",
     seed: int = 0,
-    recipe: Recipe | None = None,
+    recipe: DemoRecipe | None = None,
     on_event: OnEvent | None = None,
     name: str = NAME,
 ) -> DemoResult:
@@ -86,7 +86,7 @@ def run_demo(
 
 
 @dataclass(frozen=True)
-class Prepared:
+class DemoModel:
     """A model that succeeds now and then, and the loop that is going to improve it."""
 
     model: Decoder
@@ -95,7 +95,7 @@ class Prepared:
     reward: float
 
 
-def prepare(task: str, seed: int, recipe: Recipe, say: OnEvent = lambda event: None) -> Prepared:
+def prepare(task: str, seed: int, recipe: DemoRecipe, say: OnEvent = lambda event: None) -> DemoModel:
     """All that comes before RL."""
     say(Event("corpus", 0, 1))
     tokenizer = tokenizer_for(seed)
@@ -112,7 +112,7 @@ def prepare(task: str, seed: int, recipe: Recipe, say: OnEvent = lambda event: N
         on_step=lambda step, metrics: say(Event("pretrain", step, plan.steps, metrics)),
     )
     reward = _tune(grpo, find_task(task), recipe, seed, say)
-    return Prepared(model, tokenizer, grpo, reward)
+    return DemoModel(model, tokenizer, grpo, reward)
 
 
 def save(model: Decoder, tokenizer: Tokenizer, result: DemoResult, path: Path) -> None:
@@ -123,7 +123,7 @@ def save(model: Decoder, tokenizer: Tokenizer, result: DemoResult, path: Path) -
         write_json(folder / "demo.json", asdict(result))
 
 
-def _tune(grpo: Loop, task: Task, recipe: Recipe, seed: int, say: OnEvent) -> float:
+def _tune(grpo: Loop, task: Task, recipe: DemoRecipe, seed: int, say: OnEvent) -> float:
     """SFT on solved problems until the model succeeds now and then. Returns the success rate then."""
     config = recipe.tuning(seed)
     solved = corpus.solved(task, seed, recipe.sft_examples)
@@ -141,7 +141,7 @@ def _tune(grpo: Loop, task: Task, recipe: Recipe, seed: int, say: OnEvent) -> fl
     return grpo.evaluate(seed=1)["reward/correct"]
 
 
-def _reinforce(grpo: Loop, recipe: Recipe, say: OnEvent) -> tuple[int, float]:
+def _reinforce(grpo: Loop, recipe: DemoRecipe, say: OnEvent) -> tuple[int, float]:
     """RL until the model nearly always succeeds. Returns the steps and the largest log-probability difference."""
     largest = 0.0
     for step in range(1, recipe.rl_steps + 1):

@@ -12,7 +12,7 @@ import httpx
 
 from rondo.base.errors import ConfigError, InvalidRequest, RondoError, Unavailable
 from rondo.client.http import AsyncClient
-from rondo.engine.vllm.backend import Asked, Piece, likeliest, number_of
+from rondo.engine.vllm.backend import OutputDelta, VllmRequest, likeliest, number_of
 from rondo.engine.vllm.remote import GENERATE
 from rondo.engine.vllm.wire import generation, pieces
 
@@ -25,7 +25,7 @@ BY_ID = "token_id:"
 """How a token is named where it is to be told from all others."""
 
 
-class Door(AsyncClient):
+class EngineClient(AsyncClient):
     """An engine's server, as the loop asks it. Keys are those in RONDO_API_KEY and RONDO_ADMIN_KEY."""
 
     def __init__(self, url: str) -> None:
@@ -53,13 +53,13 @@ class Door(AsyncClient):
             yield event
 
 
-class Dialect(Protocol):
-    door: Door
+class ServerApi(Protocol):
+    door: EngineClient
     model: str
     """What the server calls the policy."""
     max_model_len: int
 
-    def ask(self, asked: Asked) -> AsyncGenerator[Piece, None]:
+    def ask(self, asked: VllmRequest) -> AsyncGenerator[OutputDelta, None]:
         """Leaving it early aborts the request."""
 
     async def check(self) -> None:
@@ -73,7 +73,7 @@ class Dialect(Protocol):
 
 
 class _OfServer:
-    def __init__(self, door: Door, card: Mapping[str, Any]) -> None:
+    def __init__(self, door: EngineClient, card: Mapping[str, Any]) -> None:
         """`card` is of the model that is served."""
         self.door, self.model, self.max_model_len = door, str(card["id"]), int(card["max_model_len"])
 
@@ -102,7 +102,7 @@ class Native(_OfServer):
         finally:
             await _go_on(self.door)
 
-    async def ask(self, asked: Asked) -> AsyncGenerator[Piece, None]:
+    async def ask(self, asked: VllmRequest) -> AsyncGenerator[OutputDelta, None]:
         body = {name: value for name, value in asked.sampling().items() if name != "detokenize"}
         body |= {
             "model": self.model,
@@ -152,7 +152,7 @@ class Vllm(_OfServer):
         finally:
             await _go_on(self.door)
 
-    async def ask(self, asked: Asked) -> AsyncGenerator[Piece, None]:
+    async def ask(self, asked: VllmRequest) -> AsyncGenerator[OutputDelta, None]:
         sampling = asked.request.sampling
         if sampling.logprobs is not None and sampling.logprobs_mode == "scaled" and sampling.temperature != 1:
             raise InvalidRequest(
@@ -173,9 +173,9 @@ VLLM_COMMAND = (
 """What vLLM needs for all of this."""
 
 
-async def dialect_of(url: str) -> Dialect:
+async def dialect_of(url: str) -> ServerApi:
     """Who answers there."""
-    door = Door(url)
+    door = EngineClient(url)
     try:
         about, card = await door.about(), await door.card()
     except Unavailable as error:
@@ -188,19 +188,19 @@ async def dialect_of(url: str) -> Dialect:
     return (Native if "weight_version" in about else Vllm)(door, card)
 
 
-async def _go_on(door: Door) -> None:
+async def _go_on(door: EngineClient) -> None:
     """A server that has ended has nothing to go on with."""
     with suppress(Unavailable):
         await door.resume()
 
 
-def _piece(choice: Mapping[str, Any], count: int | None, cached: int) -> Piece:
+def _piece(choice: Mapping[str, Any], count: int | None, cached: int) -> OutputDelta:
     """`count`: how many of the likeliest tokens were asked for."""
     said = choice["logprobs"]
     top = None
     if said is not None and count:
         top = [_likeliest(each, count) for each in said["top_logprobs"]]
-    return Piece(
+    return OutputDelta(
         index=choice["index"],
         tokens=choice["token_ids"],
         logprobs=None if said is None else said["token_logprobs"],

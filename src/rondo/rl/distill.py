@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rondo.data.packing import Floats, Row
+from rondo.data.packing import Floats, PackedRow
 from rondo.rl.beside import load_beside
 from rondo.rl.sections import DistillConfig
 from rondo.text.tokenizer import Tokenizer
@@ -30,7 +30,7 @@ class Teacher:
         """It computes in the type that it is stored in."""
         return cls(Evaluator(load_beside(config.teacher, tokenizer, "rl.distill.teacher", device)))
 
-    def logprobs(self, rows: Sequence[Row], temperature: float) -> list[Floats]:
+    def logprobs(self, rows: Sequence[PackedRow], temperature: float) -> list[Floats]:
         """For each row of each of its predictions, at the policy's temperature."""
         return self.evaluator.logprobs(rows, temperature)
 

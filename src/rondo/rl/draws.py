@@ -14,7 +14,7 @@ AGAIN = 400_009
 
 
 @dataclass
-class Draws:
+class PromptSampler:
     """Where a run is in its data is the number of the next group."""
 
     task: AnyTask

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from rondo.rl.advantages import Floats, overlong_penalties
 from rondo.rl.config import RlConfig
-from rondo.rl.rollout import Group, rewards
+from rondo.rl.rollout import SampleGroup, rewards
 
 
-def earned(groups: Sequence[Group], config: RlConfig, longest: int) -> Floats:
+def earned(groups: Sequence[SampleGroup], config: RlConfig, longest: int) -> Floats:
     """[P, S], NaN where nobody judged. Answers that come near `longest` tokens have less than their score."""
     table = rewards(groups)
     if config.overlong:

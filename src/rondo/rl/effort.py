@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rondo.data.packing import Row
+from rondo.data.packing import PackedRow
 from rondo.parallel.precision import computing_type
 from rondo.train.learner import Learner, Metrics
-from rondo.train.metrics.flops import Flops, Work
+from rondo.train.metrics.flops import Flops, RowFlops
 from rondo.train.metrics.memory import memory_of
 from rondo.train.metrics.peak import peak_of
 
@@ -20,12 +20,12 @@ class Effort:
     learner: Learner
     peak: float
     """Tflop/s, where it is to be told."""
-    _work: Work = field(default_factory=lambda: Work(0.0, 0.0, 0.0))
+    _work: RowFlops = field(default_factory=lambda: RowFlops(0.0, 0.0, 0.0))
 
-    def counts(self, rows: Sequence[Row], epochs: int) -> None:
+    def counts(self, rows: Sequence[PackedRow], epochs: int) -> None:
         """What a step trains on, and how often."""
         work = Flops(self.learner.model).of(rows)
-        self._work = Work(epochs * work.tokens, epochs * work.full, epochs * work.causal)
+        self._work = RowFlops(epochs * work.tokens, epochs * work.full, epochs * work.causal)
 
     def metrics(self, seconds: float) -> Metrics:
         """Of a training that took so long. Without rows, as in preference training, only memory is told."""

@@ -12,13 +12,13 @@ from rondo.engine.async_engine import AsyncEngine
 from rondo.engine.config import EngineConfig
 from rondo.engine.llm import LLM
 from rondo.models import Decoder
-from rondo.rl.ahead import Ahead, Answers, EventLoop, Pushes
-from rondo.rl.asking import Asking
-from rondo.rl.collect import Collector, Direct
-from rondo.rl.company import Company
+from rondo.rl.ahead import Answers, AsyncCollector, EventLoop, Pushes
+from rondo.rl.asking import RolloutBuilder
+from rondo.rl.collect import Collector, SyncCollector
+from rondo.rl.company import AuxiliaryModels
 from rondo.rl.config import RlConfig
-from rondo.rl.draws import Draws
-from rondo.rl.scoring import Scorer
+from rondo.rl.draws import PromptSampler
+from rondo.rl.scoring import RolloutScorer
 from rondo.rl.tasks import AnyTask
 from rondo.text.tokenizer import Tokenizer
 from rondo.train.learner import Learner, Metrics
@@ -31,18 +31,18 @@ PUSH_SECONDS = 600.0
 
 
 def collector_for(
-    learner: Learner, tokenizer: Tokenizer, task: AnyTask, config: RlConfig, company: Company
+    learner: Learner, tokenizer: Tokenizer, task: AnyTask, config: RlConfig, company: AuxiliaryModels
 ) -> Collector:
     """In the caller's thread, over the learner's own tensors, where nothing has to go on beside the learner."""
     max_tokens = config.max_tokens or task.max_tokens
-    draws = Draws(task, config.seed, config.prompts_per_step)
-    scorer = Scorer(task, config.grader_timeout)
+    draws = PromptSampler(task, config.seed, config.prompts_per_step)
+    scorer = RolloutScorer(task, config.grader_timeout)
     name = config.model or "policy"
     settings = engine_config(config)
 
-    def asking(longest: int) -> Asking:
+    def asking(longest: int) -> RolloutBuilder:
         fits = min(longest, config.tokens_per_microbatch)
-        made = Asking(tokenizer, task, config, max_tokens, fits, scorer, company)
+        made = RolloutBuilder(tokenizer, task, config, max_tokens, fits, scorer, company)
         prepare: Callable[[Tokenizer, int], None] | None = getattr(task, "prepare", None)
         if prepare is not None:
             prepare(tokenizer, fits)
@@ -51,7 +51,7 @@ def collector_for(
     if config.mode == "sync" and not hasattr(task, "play") and not config.engine.url:
         llm = LLM(learner.computing, tokenizer, settings)
         weights = InPlace(name, learner.shards, Directory())
-        return Direct(llm, asking(llm.core.max_model_len), draws, weights)
+        return SyncCollector(llm, asking(llm.core.max_model_len), draws, weights)
     events = EventLoop()
     try:
         engine: Answers
@@ -65,7 +65,7 @@ def collector_for(
             waits = config.mode == "one_step_off"
             pushes = copied = Copied(learner.computing, tokenizer, settings, name, events, waits)
             engine = copied.engine
-        return Ahead(engine, asking(engine.max_model_len), draws, pushes, events)
+        return AsyncCollector(engine, asking(engine.max_model_len), draws, pushes, events)
     except BaseException:
         events.close()
         raise
@@ -73,7 +73,7 @@ def collector_for(
 
 def shared_engine(collector: Collector) -> LLM | None:
     """One that computes with the learner's own weights, and rests while it learns."""
-    return collector.engine if isinstance(collector, Direct) else None
+    return collector.engine if isinstance(collector, SyncCollector) else None
 
 
 def engine_config(config: RlConfig) -> EngineConfig:

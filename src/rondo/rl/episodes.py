@@ -18,13 +18,13 @@ from rondo.client.types import GenerateRequest, SamplingParams
 from rondo.graders import Score
 from rondo.rl.aside import Aside, Late
 from rondo.rl.environment import Bounds, Environment, Message, Turn, messages_of
-from rondo.rl.pieces import Piece
+from rondo.rl.pieces import Segment
 from rondo.rl.rollout import Rollout
 from rondo.rl.seeds import seed_of
 from rondo.rl.tasks import Problem
 from rondo.rl.tools import Tool, answer_call, as_tools
-from rondo.text.answers import Said, read_answer
-from rondo.text.dialogue import Answer, Dialogue, Prompt
+from rondo.text.answers import ParsedAnswer, read_answer
+from rondo.text.dialogue import Dialogue, ParsedTurn, Prompt
 from rondo.text.parsing import choose_dialect
 from rondo.text.tokenizer import Tokenizer
 
@@ -44,7 +44,7 @@ ROOM_SECONDS = 0.1
 """How long an episode waits before it asks again an engine whose queue is full."""
 
 
-class Broken(Exception):
+class BrokenEnvironment(Exception):
     """The environment did what it must not, or was late."""
 
     def __init__(self, finish: Literal["error", "timeout"], detail: str) -> None:
@@ -84,7 +84,7 @@ class Player:
             if not limit.expired():
                 raise
             finish = "time"
-        except Broken as broken:
+        except BrokenEnvironment as broken:
             finish, detail = broken.finish, broken.detail
             log.warning("an episode failed", extra={"task": self.name, "finish": finish, "detail": detail})
         finally:
@@ -115,7 +115,7 @@ class _Episode:
         ]
         self.sampling = sampling
         self.kept = _kept(player.tokenizer, self.dialect.markers)
-        self.pieces: list[Piece] = []
+        self.pieces: list[Segment] = []
         self.reward, self.parts = 0.0, dict[str, float]()
         self.turns = self.spent = self.calls = 0
         check_tools(player.tokenizer, self.tools)
@@ -139,7 +139,9 @@ class _Episode:
                 return "stop"
             if self.turns == bounds.turns:
                 return "turns"
-            prompt = self._go_on(prompt, Answer(ids, said.words), [said.message, *_messages(turn.messages)])
+            prompt = self._go_on(
+                prompt, ParsedTurn(ids, said.words), [said.message, *_messages(turn.messages)]
+            )
 
     async def close(self) -> None:
         close = getattr(self.environment, "close", None)
@@ -147,14 +149,14 @@ class _Episode:
             return
         try:
             await self._ask(close)
-        except Broken as broken:
+        except BrokenEnvironment as broken:
             log.warning(
                 "an environment did not close", extra={"task": self.player.name, "detail": broken.detail}
             )
 
     def rollout(self, finish: str, detail: str) -> Rollout:
         tokenizer = self.player.tokenizer
-        pieces = self.pieces or [Piece([])]
+        pieces = self.pieces or [Segment([])]
         earlier = tuple(piece.rollout(tokenizer, "segment") for piece in pieces[:-1])
         return pieces[-1].rollout(tokenizer, finish, self._score(finish, detail), earlier)
 
@@ -190,12 +192,12 @@ class _Episode:
         self.turns += 1
         return ids, finish
 
-    def _read(self, prompt: Prompt, ids: Sequence[int]) -> Said:
+    def _read(self, prompt: Prompt, ids: Sequence[int]) -> ParsedAnswer:
         text = self.player.tokenizer.detokenizer(keep=self.kept)
         parser = self.dialect.parser(prompt.text, self.functions)
         return read_answer(text.push(list(ids)) + text.flush(), parser, self._call_id)
 
-    async def _answer(self, said: Said) -> Turn:
+    async def _answer(self, said: ParsedAnswer) -> Turn:
         """Of its tools, if it calls any, and else of the environment."""
         if not (said.calls and self.tools):
             return _checked(await self._ask(self.environment.step, said.message), self.player.name)
@@ -207,9 +209,9 @@ class _Episode:
         try:
             return await self.player.aside.call(seconds, method, *arguments)
         except Late:
-            raise Broken("timeout", f"{name} did not answer within {seconds:g} s") from None
+            raise BrokenEnvironment("timeout", f"{name} did not answer within {seconds:g} s") from None
         except Exception as error:
-            raise Broken("error", f"{name} failed: {type(error).__name__}: {error}") from error
+            raise BrokenEnvironment("error", f"{name} failed: {type(error).__name__}: {error}") from error
 
     def _earn(self, turn: Turn) -> None:
         self.reward += turn.reward
@@ -218,17 +220,17 @@ class _Episode:
 
     def _begin(self, messages: Sequence[Message]) -> Prompt:
         prompt = self._written(lambda: self.dialogue.begin(messages))
-        self.pieces.append(Piece(prompt.ids))
+        self.pieces.append(Segment(prompt.ids))
         return prompt
 
-    def _go_on(self, prompt: Prompt, answer: Answer, news: Sequence[Message]) -> Prompt:
+    def _go_on(self, prompt: Prompt, answer: ParsedTurn, news: Sequence[Message]) -> Prompt:
         messages = [*prompt.messages, *news]
         following = self._written(lambda: self.dialogue.follow(prompt, answer, messages))
         if following is not None:
             self.pieces[-1].tell(following.ids[len(prompt.ids) + len(answer.ids) :])
             return following
         if self.player.past == "error":
-            raise Broken(
+            raise BrokenEnvironment(
                 "error",
                 "the chat template writes earlier turns otherwise once more follows (it leaves out thoughts, say), so "
                 'the tokens that were sampled cannot stay. Use past="segment", or a template that keeps the past.',
@@ -240,7 +242,7 @@ class _Episode:
         try:
             return write()
         except InvalidRequest as error:
-            raise Broken("error", error.message) from error
+            raise BrokenEnvironment("error", error.message) from error
 
     def _count(self, prompt: int, cached: int) -> None:
         _read.labels(self.player.name).inc(prompt)
@@ -270,12 +272,12 @@ def _kept(tokenizer: Tokenizer, markers: Sequence[str]) -> tuple[int, ...]:
 
 def _checked(turn: Any, name: str) -> Turn:
     if not isinstance(turn, Turn) or not isinstance(turn.parts, Mapping):
-        raise Broken("error", f"{name}: step must return a Turn, not {turn!r:.200}")
+        raise BrokenEnvironment("error", f"{name}: step must return a Turn, not {turn!r:.200}")
     numbers = [turn.reward, *turn.parts.values()]
     if not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers):
-        raise Broken("error", f"{name}: rewards must be finite numbers, not {numbers}")
+        raise BrokenEnvironment("error", f"{name}: rewards must be finite numbers, not {numbers}")
     if not (turn.done or turn.messages):
-        raise Broken("error", f"{name}: step neither said anything nor was done")
+        raise BrokenEnvironment("error", f"{name}: step neither said anything nor was done")
     return turn
 
 
@@ -283,4 +285,6 @@ def _messages(told: Any) -> list[Message]:
     messages = messages_of(told) if isinstance(told, str | list | tuple) else []
     if messages and all(isinstance(each, Mapping) and isinstance(each.get("role"), str) for each in messages):
         return messages
-    raise Broken("error", f"what it says must be a text or messages with a role, not {told!r:.200}")
+    raise BrokenEnvironment(
+        "error", f"what it says must be a text or messages with a role, not {told!r:.200}"
+    )

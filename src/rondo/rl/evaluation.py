@@ -12,7 +12,7 @@ from rondo.graders import Score
 from rondo.rl.collect import Collector
 from rondo.rl.config import RlConfig
 from rondo.rl.draws import SPREAD
-from rondo.rl.rollout import Group, reward_metrics
+from rondo.rl.rollout import SampleGroup, reward_metrics
 from rondo.rl.tasks import AnyTask
 from rondo.train.evaluator import Metrics
 
@@ -32,7 +32,7 @@ def evaluate(
     return reward_metrics(groups) | pass_metrics(groups, config.evaluate.k, config.evaluate.correct)
 
 
-def pass_metrics(groups: Sequence[Group], ks: Sequence[int], correct: float) -> Metrics:
+def pass_metrics(groups: Sequence[SampleGroup], ks: Sequence[int], correct: float) -> Metrics:
     """pass@k for each k, and for 1, each with the ends of a 95% interval. An answer that nobody judged has not passed:
     the grader is what is wrong then, and `unjudged` says so."""
     counts = [(len(group.samples), _right(group, correct)) for group in groups if group.samples]
@@ -71,7 +71,7 @@ def bootstrap(values: Sequence[float]) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _right(group: Group, correct: float) -> int:
+def _right(group: SampleGroup, correct: float) -> int:
     return sum(sample.score is not None and _passes(sample.score, correct) for sample in group.samples)
 
 

@@ -17,7 +17,7 @@ log = get_logger(__name__)
 FILE = "events.jsonl"
 
 
-class Events:
+class EventLog:
     def __init__(self, folder: Path) -> None:
         self._file = folder / FILE
 

@@ -14,20 +14,20 @@ from typing import cast
 
 from rondo.base.errors import ConfigError, Conflict, InvalidRequest, RondoError, Unavailable
 from rondo.client.types import FinishReason, GenerateRequest, TokenChunk
-from rondo.engine.intake import Intake
+from rondo.engine.intake import InputProcessor
 from rondo.engine.output import SampleReader, TextSource
 from rondo.engine.request import Request
 from rondo.engine.vllm.answers import FINISHED
-from rondo.engine.vllm.backend import Asked, Piece
-from rondo.rl.dialects import FIELD, Dialect
+from rondo.engine.vllm.backend import OutputDelta, VllmRequest
+from rondo.rl.dialects import FIELD, ServerApi
 from rondo.text.tokenizer import Tokenizer
 
 PROBE = "The policy's tokens, 1 2 3:\n\tdéjà vu — 東京 🙂"
 """A text that two tokenizers hardly cut in the same way."""
 
 
-class FarEngine:
-    def __init__(self, dialect: Dialect, intake: Intake, tokenizer: Tokenizer) -> None:
+class RemoteEngine:
+    def __init__(self, dialect: ServerApi, intake: InputProcessor, tokenizer: Tokenizer) -> None:
         self.dialect = dialect
         self.url = dialect.door.base_url
         self.version = 0
@@ -72,7 +72,7 @@ class FarEngine:
         self._intake.check(request, prompt)
         samples = self._intake.samples(request, prompt, None, time.monotonic())
         readers = [SampleReader(sample, cast(TextSource, self._tokenizer)) for sample in samples]
-        asked = Asked(request, samples[0], str(self.version), None)
+        asked = VllmRequest(request, samples[0], str(self.version), None)
         async with aclosing(self.dialect.ask(asked)) as pieces:
             async for piece in pieces:
                 # A greedy request's samples are one.
@@ -88,7 +88,7 @@ class FarEngine:
         await self.dialect.door.close()
 
 
-def _take(sample: Request, piece: Piece, version: int) -> None:
+def _take(sample: Request, piece: OutputDelta, version: int) -> None:
     """`version` is that of its tokens as long as the server does not tell."""
     if sample.finish_reason is not None:
         return

@@ -17,7 +17,7 @@ from pathlib import Path
 from rondo.base.errors import Conflict, Overloaded, RondoError, Unavailable
 from rondo.base.log import get_logger
 from rondo.client.types import GenerateRequest, TokenChunk
-from rondo.rl.far import FarEngine
+from rondo.rl.far import RemoteEngine
 
 log = get_logger(__name__)
 
@@ -25,10 +25,10 @@ LOOK_SECONDS = 0.2
 """How often an engine is looked for that has gone, or has no room."""
 
 
-class Fleet:
+class EnginePool:
     """Used from one event loop."""
 
-    def __init__(self, engines: Sequence[FarEngine], max_model_len: int, wait: float, waits: bool) -> None:
+    def __init__(self, engines: Sequence[RemoteEngine], max_model_len: int, wait: float, waits: bool) -> None:
         """`wait`: for so many seconds an engine may be gone. `waits`: a push lets what has begun end first."""
         self.engines, self.max_model_len = engines, max_model_len
         self.version = 0
@@ -80,7 +80,9 @@ class Fleet:
             with contextlib.suppress(Exception):
                 await engine.close()
 
-    async def _whole(self, engine: FarEngine, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
+    async def _whole(
+        self, engine: RemoteEngine, request: GenerateRequest
+    ) -> AsyncGenerator[TokenChunk, None]:
         """The engine's samples, each as it has ended."""
         had, known = engine.version, dict[int, TokenChunk]()
         async with aclosing(engine.generate(replace(request, whole=True))) as chunks:
@@ -100,7 +102,7 @@ class Fleet:
                     )
                 yield sample
 
-    async def _free(self) -> FarEngine:
+    async def _free(self) -> RemoteEngine:
         """Of those that are there the one with the least to do; waits for one."""
         while True:
             for task in self._coming.values():
@@ -111,20 +113,20 @@ class Fleet:
                 return min(there, key=lambda engine: engine.under_way)
             await asyncio.sleep(LOOK_SECONDS)
 
-    def _lose(self, engine: FarEngine, error: RondoError) -> None:
+    def _lose(self, engine: RemoteEngine, error: RondoError) -> None:
         """Looks after it, unless somebody does."""
         self._gone(engine, error)
         task = self._coming.get(engine.url)
         if task is None or task.done():
             self._coming[engine.url] = asyncio.create_task(self._give(engine))
 
-    def _gone(self, engine: FarEngine, error: RondoError) -> None:
+    def _gone(self, engine: RemoteEngine, error: RondoError) -> None:
         if engine.up:
             engine.up = False
             self.counts["lost"] += 1
             log.warning("an engine is gone", extra={"url": engine.url, "reason": error.message})
 
-    async def _give(self, engine: FarEngine) -> None:
+    async def _give(self, engine: RemoteEngine) -> None:
         """The newest weights, as soon as it is there to take them."""
         loop = asyncio.get_running_loop()
         async with engine.giving:

@@ -14,80 +14,88 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Idle:
+class IgnoredSettings:
     names: tuple[str, ...]
     when: Callable[[RlConfig], bool]
     why: str
 
 
 OF_ANOTHER = (
-    Idle(
+    IgnoredSettings(
         ("kl_estimator", "kl_in", "kl_unbiased"),
         lambda c: not c.kl,
         "is of the divergence, and kl is 0: set kl",
     ),
-    Idle(("kl_horizon",), lambda c: not c.kl_target, "is for kl_target, which is 0: set that"),
-    Idle(
+    IgnoredSettings(("kl_horizon",), lambda c: not c.kl_target, "is for kl_target, which is 0: set that"),
+    IgnoredSettings(
         ("correction_level", "correction_cap", "correction_floor"),
         lambda c: c.correction == "none",
         "is of a correction, and there is none: set correction",
     ),
-    Idle(("overlong_penalty",), lambda c: not c.overlong, "is for overlong, which is 0: set that"),
-    Idle(("gae_lambda",), lambda c: c.advantage != "gae", "is of advantage gae: take algorithm ppo"),
-    Idle(
+    IgnoredSettings(("overlong_penalty",), lambda c: not c.overlong, "is for overlong, which is 0: set that"),
+    IgnoredSettings(
+        ("gae_lambda",), lambda c: c.advantage != "gae", "is of advantage gae: take algorithm ppo"
+    ),
+    IgnoredSettings(
         ("clip_low", "clip_high", "ratio"),
         lambda c: c.surrogate == "reinforce",
         "means nothing to surrogate reinforce, which has no ratios: take clip or cispo",
     ),
-    Idle(("max_staleness",), lambda c: c.mode != "async", "is for mode async: set that"),
-    Idle(("lr_end",), lambda c: c.decay == "constant", "is where a decay ends, and there is none: set decay"),
-    Idle(("momentum",), lambda c: c.optimizer != "muon", "is for optimizer muon: set that"),
-    Idle(("offload_to",), lambda c: c.offload == "none", "is for offload, which is none: set that"),
-    Idle(
+    IgnoredSettings(("max_staleness",), lambda c: c.mode != "async", "is for mode async: set that"),
+    IgnoredSettings(
+        ("lr_end",), lambda c: c.decay == "constant", "is where a decay ends, and there is none: set decay"
+    ),
+    IgnoredSettings(("momentum",), lambda c: c.optimizer != "muon", "is for optimizer muon: set that"),
+    IgnoredSettings(
+        ("offload_to",), lambda c: c.offload == "none", "is for offload, which is none: set that"
+    ),
+    IgnoredSettings(
         ("rollouts.max_bytes",),
         lambda c: not c.rollouts.keep,
         "is for what rollouts.keep keeps, which is 0: set that",
     ),
-    Idle(("metrics.host",), lambda c: c.metrics.port is None, "is for metrics.port: set that"),
-    Idle(
+    IgnoredSettings(("metrics.host",), lambda c: c.metrics.port is None, "is for metrics.port: set that"),
+    IgnoredSettings(
         ("engine.folder", "engine.wait"),
         lambda c: not (c.engine.url or c.ray.engines),
         "is of engines in other processes: set engine.url",
     ),
-    Idle(
+    IgnoredSettings(
         ("block_size",),
         lambda c: bool(c.engine.url or c.ray.engines),
         "is of an engine in this process: it is theirs to say (rondo serve --engine.block_size)",
     ),
-    Idle(
+    IgnoredSettings(
         ("ray.address", "ray.cpus", "ray.gpus", "ray.serve"),
         lambda c: not c.ray.engines,
         "is of roles that Ray places: set ray.engines",
     ),
-    Idle(("adapter.r",), lambda c: c.adapter.kind == "none", "is of an adapter: set adapter.kind"),
-    Idle(
+    IgnoredSettings(("adapter.r",), lambda c: c.adapter.kind == "none", "is of an adapter: set adapter.kind"),
+    IgnoredSettings(
         ("adapter.alpha", "adapter.targets"),
         lambda c: c.adapter.kind != "lora",
         "is for adapter.kind lora: set that",
     ),
-    Idle(
+    IgnoredSettings(
         ("adapter.heads",),
         lambda c: c.adapter.kind != "tokenformer",
         "is for adapter.kind tokenformer: set that",
     ),
-    Idle(
+    IgnoredSettings(
         ("reward_model.weight",),
         lambda c: not c.reward_model.model,
         "is of a reward model: set reward_model.model",
     ),
-    Idle(
+    IgnoredSettings(
         ("distill.weight", "distill.discount", "distill.reward"),
         lambda c: not c.distill.teacher,
         "is of distillation: set distill.teacher",
     ),
-    Idle(("pairs.beta",), lambda c: c.pairs.loss == "none", "is of preference training: set pairs.loss"),
-    Idle(("pairs.gamma",), lambda c: c.pairs.loss != "simpo", "is for pairs.loss simpo: set that"),
-    Idle(
+    IgnoredSettings(
+        ("pairs.beta",), lambda c: c.pairs.loss == "none", "is of preference training: set pairs.loss"
+    ),
+    IgnoredSettings(("pairs.gamma",), lambda c: c.pairs.loss != "simpo", "is for pairs.loss simpo: set that"),
+    IgnoredSettings(
         ("pairs.good_weight", "pairs.bad_weight"),
         lambda c: c.pairs.loss != "kto",
         "is for pairs.loss kto: set that",
@@ -105,13 +113,13 @@ REWARD = ("overlong", "overlong_penalty", "dynamic_sampling", "reward_model.mode
 TEACHER = "is of the task's reward, and the teacher alone is learned from: set distill.reward"
 
 WHOLE_PARTS = (
-    Idle(
+    IgnoredSettings(
         (*ADVANTAGES, *LOSS),
         lambda c: c.pairs.loss != "none",
         "is of the policy's loss, whose place pairs.loss takes: take algorithm online_dpo",
     ),
-    Idle((*ADVANTAGES, *REWARD), lambda c: not c.learns_from_reward, TEACHER),
-    Idle(("kl",), lambda c: not c.learns_from_reward and c.kl_in == "reward", TEACHER),
+    IgnoredSettings((*ADVANTAGES, *REWARD), lambda c: not c.learns_from_reward, TEACHER),
+    IgnoredSettings(("kl",), lambda c: not c.learns_from_reward and c.kl_in == "reward", TEACHER),
 )
 """An algorithm that sets any of it is the wrong one."""
 
@@ -127,7 +135,7 @@ def ignored(config: RlConfig) -> Iterator[str]:
             yield f"{name} {idle.why}, or leave {name} out"
 
 
-def _given(config: RlConfig, idle: Idle, preset: Mapping[str, Any]) -> list[str]:
+def _given(config: RlConfig, idle: IgnoredSettings, preset: Mapping[str, Any]) -> list[str]:
     """Those of its settings that are neither as the preset has them nor as they are by default."""
     if not idle.when(config):
         return []

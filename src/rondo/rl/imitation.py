@@ -10,7 +10,7 @@ from rondo.rl.environment import Message, messages_of
 from rondo.rl.games import Game
 from rondo.rl.tasks import Problem
 from rondo.rl.tools import answer_call, as_tools
-from rondo.text.answers import SaidCall
+from rondo.text.answers import ParsedCall
 
 Speak = Callable[[Sequence[Message]], Message | str]
 """From the conversation so far to what is said; a text is an answer, a message may have `tool_calls`."""
@@ -34,7 +34,7 @@ async def _conversation(game: Game, speak: Speak, problem: Problem, seed: int) -
         said = speak(messages)
         answer: Message = {"role": "assistant", "content": said} if isinstance(said, str) else said
         messages.append(answer)
-        calls = [SaidCall(id=call["id"], **call["function"]) for call in answer.get("tool_calls") or ()]
+        calls = [ParsedCall(id=call["id"], **call["function"]) for call in answer.get("tool_calls") or ()]
         if calls:
             messages += [await answer_call(tools, call, aside) for call in calls]
             continue

@@ -18,7 +18,7 @@ from rondo.models.devices import device_named
 from rondo.models.families import parse
 from rondo.models.headers import read_config
 from rondo.models.store import fingerprint, resolve
-from rondo.parallel.crew import Crew, Paused
+from rondo.parallel.crew import Paused, RankSupervisor
 from rondo.parallel.world import read_world
 from rondo.rl.config import RlConfig
 from rondo.rl.loop import TAUGHT_NOTHING, Loop
@@ -57,14 +57,14 @@ BESIDE = {"critic": "model", "reward_model": "model", "distill": "teacher"}
 
 
 @dataclass(frozen=True)
-class Plan:
+class RlJobPlan:
     config: RlConfig
     model: Path
     task: AnyTask
     job: Job
 
 
-def plan(config: RlConfig) -> Plan:
+def plan(config: RlConfig) -> RlJobPlan:
     if (size := read_world().size) > 1:
         raise ConfigError(
             f"rondo rl runs in one process, and a launcher (torchrun, mpirun or srun) has started {size}: start it "
@@ -84,7 +84,7 @@ def plan(config: RlConfig) -> Plan:
     spec = {"kind": "rl", "model": fingerprint(model), "config": _told(config)}
     if (made_of := fingerprint_of_task(found)) is not None:
         spec["task"] = made_of
-    return Plan(config, model, found, Job.of(spec, model=config.model))
+    return RlJobPlan(config, model, found, Job.of(spec, model=config.model))
 
 
 def _check_device(config: RlConfig) -> None:
@@ -112,18 +112,21 @@ def _found(model: str, param: str) -> Path:
 
 
 def run(
-    plan: Plan, on_step: OnStep | None = None, on_resume: OnResume | None = None, crew: Crew | None = None
+    plan: RlJobPlan,
+    on_step: OnStep | None = None,
+    on_resume: OnResume | None = None,
+    crew: RankSupervisor | None = None,
 ) -> Path:
     """The folder of what the job leaves. A job that is done already is not done again. A SIGTERM has it save after the
     step that it is at, and end as paused."""
     if plan.job.done:
         return plan.job.result
-    crew = crew or Crew()
+    crew = crew or RankSupervisor()
     with plan.job.hold(), crew.heeding():
         return _run(plan, crew, on_step, on_resume)
 
 
-def _run(plan: Plan, crew: Crew, on_step: OnStep | None, on_resume: OnResume | None) -> Path:
+def _run(plan: RlJobPlan, crew: RankSupervisor, on_step: OnStep | None, on_resume: OnResume | None) -> Path:
     job, steps = plan.job, plan.config.steps
     job.set_status("starting", job.step, steps=steps)
     try:
@@ -135,7 +138,7 @@ def _run(plan: Plan, crew: Crew, on_step: OnStep | None, on_resume: OnResume | N
         raise
 
 
-def _train(plan: Plan, crew: Crew, on_step: OnStep | None, on_resume: OnResume | None) -> Path:
+def _train(plan: RlJobPlan, crew: RankSupervisor, on_step: OnStep | None, on_resume: OnResume | None) -> Path:
     config, job = plan.config, plan.job
     _check_device(config)
     torch.manual_seed(config.seed)  # whoever draws from it: a checkpoint holds its state
@@ -178,7 +181,7 @@ def _reason(error: BaseException) -> str:
     return error.message if hidden is None else f"{error.message} ({hidden!r})"
 
 
-def _model(plan: Plan) -> Decoder:
+def _model(plan: RlJobPlan) -> Decoder:
     config = plan.config
     dtype = torch.float32 if config.precision else None  # as stored
     model = models.load(plan.model, dtype=dtype, device=config.device)
@@ -191,7 +194,7 @@ class _Run:
     loop: Loop
     job: Job
     saved: Checkpoints
-    crew: Crew
+    crew: RankSupervisor
     watch: Watch
     last_saved: int = field(default=-1)
 

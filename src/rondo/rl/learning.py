@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rondo.data.packing import Row
+from rondo.data.packing import PackedRow
 from rondo.models import Decoder
 from rondo.rl.advantages import (
     AdaptiveKl,
@@ -22,14 +22,14 @@ from rondo.rl.advantages import (
     teaching,
     token_advantages,
 )
-from rondo.rl.company import Company
+from rondo.rl.company import AuxiliaryModels
 from rondo.rl.config import RlConfig
 from rondo.rl.earning import earned
 from rondo.rl.effort import Effort
 from rondo.rl.objective import policy_loss
 from rondo.rl.packing import Known, StepTokens, packed
-from rondo.rl.pairs import Pair, make_pairs
-from rondo.rl.rollout import Group, Rollout
+from rondo.rl.pairs import RolloutPair, make_pairs
+from rondo.rl.rollout import Rollout, SampleGroup
 from rondo.text.tokenizer import Tokenizer
 from rondo.train.evaluator import Metrics
 from rondo.train.learner import Learner
@@ -40,10 +40,10 @@ from rondo.train.shared_prefix import shares_prefixes
 
 @dataclass(frozen=True)
 class Minibatch:
-    rows: list[Row]
+    rows: list[PackedRow]
     tokens: int
     """Sampled tokens of all answers that count, also in groups that teach nothing: the divisor of the loss."""
-    pairs: list[Pair] = field(default_factory=list)
+    pairs: list[RolloutPair] = field(default_factory=list)
     """What is learned from in the place of the rows, in preference training."""
 
 
@@ -53,7 +53,7 @@ class Learning:
         self.config, self.longest = config, longest
         self.kl = config.kl
         """The weight of the KL divergence as it is now."""
-        self.company = Company(model, tokenizer, config)
+        self.company = AuxiliaryModels(model, tokenizer, config)
         self.learner = Learner(model, config)
         self.company.attach(self.learner)
         self.effort = Effort(self.learner, config.metrics.peak)
@@ -61,7 +61,9 @@ class Learning:
         self.told: list[Metrics] = []
         """What each mini-batch of the last step said."""
 
-    def prepare(self, groups: Sequence[Group], step: int) -> tuple[list[Minibatch], list[list[list[float]]]]:
+    def prepare(
+        self, groups: Sequence[SampleGroup], step: int
+    ) -> tuple[list[Minibatch], list[list[list[float]]]]:
         """The step's mini-batches, with all that the loss asks of a token; and each token's advantage."""
         tokens, table = StepTokens(groups), earned(groups, self.config, self.longest)
         if self.company.preference is not None:

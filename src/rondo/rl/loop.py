@@ -24,13 +24,13 @@ from torch import Tensor
 from rondo.base.errors import ConfigError, RondoError
 from rondo.models import Decoder
 from rondo.rl import evaluation
-from rondo.rl.asking import Collected
-from rondo.rl.clock import Clock
+from rondo.rl.asking import RolloutBatch
+from rondo.rl.clock import LoopTimer
 from rondo.rl.config import RlConfig
 from rondo.rl.engines import collector_for, shared_engine
 from rondo.rl.learning import Learning
 from rondo.rl.metrics import group_metrics
-from rondo.rl.rollout import Group, Step
+from rondo.rl.rollout import RlStep, SampleGroup
 from rondo.rl.tasks import AnyTask
 from rondo.text.tokenizer import Tokenizer
 from rondo.train.learner import Learner, Metrics
@@ -41,7 +41,7 @@ TAUGHT_NOTHING = (
 )
 
 
-class Idle(RondoError):
+class NothingToLearn(RondoError):
     """There is nothing left to learn from."""
 
 
@@ -54,7 +54,7 @@ class Loop:
         self.learning = Learning(model, tokenizer, config, self.max_tokens)
         self.collector = collector_for(self.learner, tokenizer, task, config, self.learning.company)
         self.learning.company.take_turns(shared_engine(self.collector))
-        self.observers: list[Callable[[Step], None]] = []
+        self.observers: list[Callable[[RlStep], None]] = []
         self.steps_done = 0
         self.idle = 0
         """Steps in a row that taught nothing."""
@@ -70,7 +70,7 @@ class Loop:
 
     def step(self) -> Metrics:
         self._check_idle()
-        clock, number, version = Clock(self.collector.graded), self.steps_done, self.version
+        clock, number, version = LoopTimer(self.collector.graded), self.steps_done, self.version
         found = self.collector.collect(number, clock)
         _check_fits(found, self.task)
         with clock("known"):
@@ -83,7 +83,7 @@ class Loop:
         self.collector.trained(self.steps_done)
         metrics |= self._seen(found, version)
         with clock("store"):
-            self._tell(Step(number + 1, version, [*found.groups, *found.dropped], advantages, metrics))
+            self._tell(RlStep(number + 1, version, [*found.groups, *found.dropped], advantages, metrics))
         metrics |= clock.metrics(_sampled(found.groups))
         return metrics | self.learning.effort.metrics(metrics["seconds/train"])
 
@@ -125,24 +125,24 @@ class Loop:
         with self.collector.pushing(max(facts["version"], self.version + 1)):
             pass
 
-    def _seen(self, found: Collected, version: int) -> Metrics:
+    def _seen(self, found: RolloutBatch, version: int) -> Metrics:
         groups = [*found.groups, *found.dropped]
         return group_metrics(groups, version) | found.metrics
 
-    def _tell(self, step: Step) -> None:
+    def _tell(self, step: RlStep) -> None:
         for observer in self.observers:
             observer(step)
 
     def _check_idle(self) -> None:
         most = self.config.most_idle
         if most and self.idle >= most:
-            raise Idle(
+            raise NothingToLearn(
                 f"all samples of every group earned the same for {self.idle} steps: {TAUGHT_NOTHING}; "
                 "rl.most_idle sets how long to wait."
             )
 
 
-def _check_fits(found: Collected, task: AnyTask) -> None:
+def _check_fits(found: RolloutBatch, task: AnyTask) -> None:
     if found.counts["too_long"] and not any(group.samples for group in found.groups):
         raise ConfigError(
             f"no prompt of {task.name} leaves room for an answer: it is longer than the model's context, or than "
@@ -151,5 +151,5 @@ def _check_fits(found: Collected, task: AnyTask) -> None:
         )
 
 
-def _sampled(groups: Sequence[Group]) -> int:
+def _sampled(groups: Sequence[SampleGroup]) -> int:
     return sum(sample.trained for group in groups for sample in group.samples)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from rondo.rl.rollout import Group, Rollout
+    from rondo.rl.rollout import Rollout, SampleGroup
 
 Metrics = dict[str, float]
 Floats = NDArray[np.float64]
@@ -24,7 +24,7 @@ OLDEST = 8
 """Versions behind from which on tokens are counted together."""
 
 
-def group_metrics(groups: Sequence[Group], version: int) -> Metrics:
+def group_metrics(groups: Sequence[SampleGroup], version: int) -> Metrics:
     """`version` is that of the weights which are trained on these groups."""
     samples = [sample for group in groups for sample in group.samples]
     if not samples:
@@ -81,7 +81,7 @@ def lengths(samples: Sequence[Rollout]) -> Metrics:
     return found | ({"sampled_entropy": float(-logprobs.mean())} if logprobs.size else {})
 
 
-def sameness(groups: Sequence[Group]) -> Metrics:
+def sameness(groups: Sequence[SampleGroup]) -> Metrics:
     """`duplicated`: the share of a group's answers that another of the group is too, token for token. `same_answer`:
     the share of problems whose most frequent answer is the most frequent of all: what a policy comes to that says the
     same whatever it is asked."""
@@ -101,7 +101,7 @@ def sameness(groups: Sequence[Group]) -> Metrics:
     return found
 
 
-def signal(groups: Sequence[Group]) -> Metrics:
+def signal(groups: Sequence[SampleGroup]) -> Metrics:
     """What group-relative algorithms can learn from: the shares of groups in which all samples earned the same, of
     those that nobody of the group solved, and of those that all did."""
     rewards = [found for group in groups if (found := _judged(group, None))]
@@ -136,7 +136,7 @@ def _sampled(samples: Sequence[Rollout], column: str) -> Floats:
     return np.asarray(values[chosen])
 
 
-def _judged(group: Group, part: str | None) -> list[float]:
+def _judged(group: SampleGroup, part: str | None) -> list[float]:
     scores = [sample.score for sample in group.samples]
     ok = [score for score in scores if score is not None and score.outcome == "ok"]
     if part is None:

@@ -33,7 +33,7 @@ SHOWN = 2000
 """Characters of what a server that did not start said last."""
 
 
-def run(plan: jobs.Plan, on_step: jobs.OnStep | None = None, on_resume: OnResume | None = None) -> Path:
+def run(plan: jobs.RlJobPlan, on_step: jobs.OnStep | None = None, on_resume: OnResume | None = None) -> Path:
     """As `jobs.run`. What is lost with a node ends the run; the same command places the roles anew, and goes on."""
     if plan.job.done:
         return plan.job.result
@@ -62,7 +62,7 @@ def run(plan: jobs.Plan, on_step: jobs.OnStep | None = None, on_resume: OnResume
         ray.shutdown()
 
 
-def _run(ray: Any, plan: jobs.Plan, on_step: jobs.OnStep | None, on_resume: OnResume | None) -> Path:
+def _run(ray: Any, plan: jobs.RlJobPlan, on_step: jobs.OnStep | None, on_resume: OnResume | None) -> Path:
     from ray.util.queue import Queue
 
     config, key = plan.config, secrets.token_urlsafe(24)

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rondo.base.errors import ConfigError
-from rondo.data.packing import Document, Row, Tree, pack
+from rondo.data.packing import Document, PackedRow, Tree, pack
 from rondo.rl.advantages import token_weights
 from rondo.rl.algorithms import Aggregate
-from rondo.rl.rollout import Group, Rollout
+from rondo.rl.rollout import Rollout, SampleGroup
 
 Known = dict[str, NDArray[np.float64]]
 """Columns by name: a number for each token of the step."""
@@ -28,7 +28,7 @@ MOST_TOKENS = 2**24
 
 
 class StepTokens:
-    def __init__(self, groups: Sequence[Group]) -> None:
+    def __init__(self, groups: Sequence[SampleGroup]) -> None:
         self.groups = groups
         samples = [sample for group in groups for sample in group.samples]
         self._sizes = [sum(len(piece.token_ids) for piece in sample.pieces) for sample in samples]
@@ -76,14 +76,18 @@ class StepTokens:
         """Of the places of a table: those without a sample are empty."""
         return np.concatenate([np.zeros(0), *parts])
 
-    def gathered(self, rows: Sequence[Row], found: Sequence[NDArray[np.float32]]) -> NDArray[np.float64]:
+    def gathered(
+        self, rows: Sequence[PackedRow], found: Sequence[NDArray[np.float32]]
+    ) -> NDArray[np.float64]:
         """What was said of the predictions of rows, by the numbers of their tokens."""
         column = np.zeros(self.count)
         for row, values in zip(rows, found, strict=True):
             column[_numbers(row)] = values
         return column
 
-    def with_columns(self, rows: Sequence[Row], known: Mapping[str, NDArray[np.float64]]) -> list[Row]:
+    def with_columns(
+        self, rows: Sequence[PackedRow], known: Mapping[str, NDArray[np.float64]]
+    ) -> list[PackedRow]:
         """The rows with what is known of their tokens, in place of their numbers."""
         made = []
         for row in rows:
@@ -117,7 +121,7 @@ def packed(
     longest: int,
     share_prefix: bool,
     budget: int,
-) -> list[Row]:
+) -> list[PackedRow]:
     """The rows of those groups of a mini-batch's `share` that are `taught`; the weight of a token depends on all
     groups. Samples for which `counts` is false are left out. Pieces that begin with one prompt share it."""
     samples = [sample for i in share for sample in tokens.groups[i].samples if counts(sample)]
@@ -154,5 +158,5 @@ def _document(piece: Rollout, begin: int, weight: float) -> Document:
     return Document(piece.token_ids, weights, {"sampler_logprobs": piece.logprobs, NUMBER: numbers})
 
 
-def _numbers(row: Row) -> NDArray[np.int64]:
+def _numbers(row: PackedRow) -> NDArray[np.int64]:
     return row.columns[NUMBER].astype(np.int64)

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from rondo.base.errors import ConfigError
 from rondo.data.groups import group_size, row_of_groups
-from rondo.data.packing import Document, Row, Tree, plan_rows
-from rondo.rl.rollout import Group, Rollout
+from rondo.data.packing import Document, PackedRow, Tree, plan_rows
+from rondo.rl.rollout import Rollout, SampleGroup
 from rondo.rl.sections import PairsConfig
 from rondo.train.answers import Judged
 from rondo.train.config import PreferenceConfig
@@ -23,18 +23,18 @@ from rondo.train.reference import Computed
 
 
 @dataclass(frozen=True)
-class Answer:
+class PromptedRollout:
     prompt: list[int]
     rollout: Rollout
 
 
 @dataclass(frozen=True)
-class Pair:
-    chosen: Answer
-    rejected: Answer
+class RolloutPair:
+    chosen: PromptedRollout
+    rejected: PromptedRollout
 
 
-def make_pairs(groups: Sequence[Group], rewards: NDArray[np.float64]) -> list[Pair]:
+def make_pairs(groups: Sequence[SampleGroup], rewards: NDArray[np.float64]) -> list[RolloutPair]:
     """rewards [P, S], NaN where nobody judged. A group in which all earned the same gives none; of answers that earned
     the same the first counts."""
     found = []
@@ -47,7 +47,7 @@ def make_pairs(groups: Sequence[Group], rewards: NDArray[np.float64]) -> list[Pa
         best = max(judged, key=lambda each: each[0], default=None)
         worst = min(judged, key=lambda each: each[0], default=None)
         if best is not None and worst is not None and best[0] > worst[0]:
-            found.append(Pair(best[1], worst[1]))
+            found.append(RolloutPair(best[1], worst[1]))
     return found
 
 
@@ -61,18 +61,18 @@ class OnlinePreference:
     tokens_per_row: int
     share_prefix: bool = True
 
-    def forward_backward(self, learner: Learner, pairs: Sequence[Pair]) -> Metrics:
+    def forward_backward(self, learner: Learner, pairs: Sequence[RolloutPair]) -> Metrics:
         asked = self._objective(pairs)(learner, self.rows(pairs))
         found = asked.told(learner.forward_backward(asked.rows, asked.loss))
         return found | {"pairs": float(len(pairs))}
 
-    def rows(self, pairs: Sequence[Pair]) -> list[Row]:
+    def rows(self, pairs: Sequence[RolloutPair]) -> list[PackedRow]:
         """Both answers of a pair are in one row."""
         items = [self._items(number, pair) for number, pair in enumerate(pairs)]
         sizes = [sum(_size(item) for item in of) for of in items]
         return [row_of_groups([items[i] for i in row]) for row in plan_rows(sizes, self.tokens_per_row)]
 
-    def _objective(self, pairs: Sequence[Pair]) -> Preference:
+    def _objective(self, pairs: Sequence[RolloutPair]) -> Preference:
         told = self.config.model_dump(exclude={"beta"} if self.config.beta is None else set())
         loss = loss_of(PreferenceConfig(**told))
         by = Computed(self.reference) if self.config.needs_reference else None
@@ -85,7 +85,7 @@ class OnlinePreference:
         ]
         return Preference(loss, by, mismatched(judged, self.tokens_per_row), self.tokens_per_row)
 
-    def _items(self, number: int, pair: Pair) -> list[Document | Tree]:
+    def _items(self, number: int, pair: RolloutPair) -> list[Document | Tree]:
         """KTO's answers are records of their own."""
         alone = self.config.loss == "kto"
         trees = [
@@ -99,17 +99,17 @@ class OnlinePreference:
         return [document for tree in trees for document in tree.apart()]
 
 
-def _answer(group: Group, sample: Rollout) -> Answer:
+def _answer(group: SampleGroup, sample: Rollout) -> PromptedRollout:
     if sample.earlier:
         raise ConfigError(
             "an episode whose past was rewritten is in several pieces, of which no pair can be made: use an algorithm "
             "that learns from each token, such as grpo",
             param="rl.pairs.loss",
         )
-    return Answer(sample.prompt_ids or group.prompt_ids, sample)
+    return PromptedRollout(sample.prompt_ids or group.prompt_ids, sample)
 
 
-def _document(answer: Answer, document: int, record: int, chosen: float) -> Document:
+def _document(answer: PromptedRollout, document: int, record: int, chosen: float) -> Document:
     """What the policy did not choose itself, such as a tool's output, is context."""
     facts = {"document": float(document), "record": float(record), "chosen": float(chosen)}
     rollout = answer.rollout

@@ -11,7 +11,7 @@ from rondo.text.tokenizer import Tokenizer
 
 
 @dataclass
-class Piece:
+class Segment:
     prompt_ids: list[int]
     token_ids: list[int] = field(default_factory=list)
     sampled: list[bool] = field(default_factory=list)

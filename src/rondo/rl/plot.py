@@ -8,7 +8,7 @@ from typing import Any
 
 from rondo.base.errors import ConfigError, InvalidRequest, MissingExtra
 from rondo.base.files import storage_error
-from rondo.rl.events import Events
+from rondo.rl.events import EventLog
 from rondo.train.job import Job
 
 DPI = 120
@@ -63,7 +63,7 @@ def _one(figure: Any, rows: Rows, job: Job) -> None:
     _mismatch(mismatch, rows)
     _phases(phases, rows)
     _answers(answers, rows)
-    _alarms(reward, [event for event in Events(job.path).all() if event["kind"] == "alarm"])
+    _alarms(reward, [event for event in EventLog(job.path).all() if event["kind"] == "alarm"])
     for axes in (reward, mismatch, phases, answers):
         _finish(axes)
     figure.suptitle(f"job {job.short}")

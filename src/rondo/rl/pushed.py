@@ -14,7 +14,7 @@ from rondo import models
 from rondo.models import Decoder
 from rondo.models.adapters import adapter_of, merge
 from rondo.rl.ahead import EventLoop
-from rondo.rl.fleet import Fleet
+from rondo.rl.fleet import EnginePool
 from rondo.train.evaluator import Metrics
 
 COUNTED = ("lost", "asked_again")
@@ -22,7 +22,7 @@ PREFIX = "version_"
 
 
 class Pushed:
-    def __init__(self, model: Decoder, fleet: Fleet, events: EventLoop, folder: str) -> None:
+    def __init__(self, model: Decoder, fleet: EnginePool, events: EventLoop, folder: str) -> None:
         """`model` is what computes; `folder`, which the engines see too, is a temporary one of this machine by
         default. What another trainer has left there goes."""
         self._model, self._fleet, self._events = model, fleet, events

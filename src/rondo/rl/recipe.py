@@ -16,7 +16,7 @@ VOCAB_SIZE = 512
 
 
 @dataclass(frozen=True)
-class Recipe:
+class DemoRecipe:
     hidden: int = 256
     layers: int = 2
     stories: int = 3000
@@ -70,15 +70,15 @@ class Recipe:
         )
 
 
-RECIPES = {"add": Recipe(stories=1000, sums=2000, pretrain_steps=60)}
+RECIPES = {"add": DemoRecipe(stories=1000, sums=2000, pretrain_steps=60)}
 """Of tasks that want something else than the usual: who has read sums adds sooner."""
 
 
-def recipe_for(task: str) -> Recipe:
-    return RECIPES.get(task, Recipe())
+def recipe_for(task: str) -> DemoRecipe:
+    return RECIPES.get(task, DemoRecipe())
 
 
-QUICK = Recipe(
+QUICK = DemoRecipe(
     hidden=64,
     stories=200,
     sft_examples=500,
@@ -100,7 +100,7 @@ def tokenizer_for(seed: int) -> Tokenizer:
     return train_bpe([*texts, *[frame] * len(texts)], VOCAB_SIZE)
 
 
-def hf_config(recipe: Recipe, tokenizer: Tokenizer) -> Mapping[str, Any]:
+def hf_config(recipe: DemoRecipe, tokenizer: Tokenizer) -> Mapping[str, Any]:
     heads = recipe.hidden // 32
     return {
         "architectures": ["Qwen3ForCausalLM"],

@@ -20,39 +20,39 @@ from rondo.client.engine import Engine
 from rondo.client.types import GenerateRequest, SamplingParams, TokenChunk
 from rondo.graders import Score
 from rondo.rl.environment import Bounds, Message
-from rondo.rl.pieces import Piece
+from rondo.rl.pieces import Segment
 from rondo.rl.seeds import seed_of
-from rondo.text.answers import Said
-from rondo.text.dialogue import Answer, Dialogue, Prompt
+from rondo.text.answers import ParsedAnswer
+from rondo.text.dialogue import Dialogue, ParsedTurn, Prompt
 from rondo.text.tokenizer import Tokenizer
 
-Read = Callable[[str], Said]
+Read = Callable[[str], ParsedAnswer]
 Spent = Literal["turns", "length"]
 
 UNKNOWN_TO_LEARNER = ("logit_bias", "bad_words", "allowed_token_ids", "ignore_eos")
 
 
 @dataclass(eq=False)
-class Asked:
+class RecordedPrompt:
     """A prompt, as the policy saw it."""
 
     prompt: Prompt
     dialogue: Dialogue | None = None
     read: Read | None = None
     """None where nothing can go on from the answer: a plain completion, or the rest of a message."""
-    parent: Reply | None = None
+    parent: RecordedReply | None = None
     """The answer that it goes on from."""
 
 
 @dataclass(eq=False)
-class Reply:
-    asked: Asked
+class RecordedReply:
+    asked: RecordedPrompt
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     text: str = ""
     finish: str = "abort"
-    said: Said | None = None
+    said: ParsedAnswer | None = None
 
     def take(self, chunk: TokenChunk) -> None:
         self.ids += chunk.token_ids
@@ -80,7 +80,7 @@ class Recorder:
     ) -> None:
         self.id, self.key = new_id("episode"), secrets.token_urlsafe(24)
         self.engine, self.tokenizer, self.max_model_len = engine, tokenizer, max_model_len
-        self.replies: list[Reply] = []
+        self.replies: list[RecordedReply] = []
         """Whole ones alone: an agent that leaves in the middle has not heard the rest."""
         self.calls = self.tokens = 0
         self.spent: Spent | None = None
@@ -88,7 +88,7 @@ class Recorder:
         self.posted: Score | None = None
         self.takes_reward = True
         self._sampling, self._bounds, self._seeds = sampling, bounds, (seed, index)
-        self._asked: dict[tuple[int, ...], Asked] = {}
+        self._asked: dict[tuple[int, ...], RecordedPrompt] = {}
         self._open = True
 
     def close(self) -> None:
@@ -108,7 +108,7 @@ class Recorder:
         self, dialogue: Dialogue, messages: Sequence[Message], read: Callable[[Prompt], Read]
     ) -> Prompt:
         """`read` gives what reads the answer to a prompt."""
-        asked = self._going_on(dialogue, messages) or Asked(dialogue.begin(messages))
+        asked = self._going_on(dialogue, messages) or RecordedPrompt(dialogue.begin(messages))
         asked.dialogue, asked.read = dialogue, read(asked.prompt)
         return self._asked.setdefault(tuple(asked.prompt.ids), asked).prompt
 
@@ -117,33 +117,33 @@ class Recorder:
         sampling = request.sampling
         room = self._room()
         ids = list(request.prompt_ids)
-        asked = self._asked.get(tuple(ids)) or Asked(Prompt((), "", ids))
+        asked = self._asked.get(tuple(ids)) or RecordedPrompt(Prompt((), "", ids))
         self.calls += 1
         request = replace(request, sampling=self._forced(sampling, room))
-        replies: dict[int, Reply] = {}
+        replies: dict[int, RecordedReply] = {}
         async with aclosing(self.engine.generate(request)) as chunks:
             async for chunk in chunks:
-                reply = replies.setdefault(chunk.index, Reply(asked))
+                reply = replies.setdefault(chunk.index, RecordedReply(asked))
                 reply.take(chunk)
                 self.tokens += len(chunk.token_ids)
                 if chunk.finish_reason is not None:
                     self.replies.append(reply)
                 yield chunk if sampling.logprobs is not None else replace(chunk, logprobs=None)
 
-    def pieces(self) -> list[Piece]:
+    def pieces(self) -> list[Segment]:
         """Every way from a first prompt to a last answer. What several have in common, the first of them teaches."""
         parents = {id(reply.asked.parent) for reply in self.replies}
         taught: set[int] = set()
         return [_piece(leaf, taught) for leaf in self.replies if id(leaf) not in parents]
 
-    def _going_on(self, dialogue: Dialogue, messages: Sequence[Message]) -> Asked | None:
+    def _going_on(self, dialogue: Dialogue, messages: Sequence[Message]) -> RecordedPrompt | None:
         """From the answer that the longest part of the conversation led to."""
         for reply in sorted(self.replies, key=lambda reply: -len(reply.asked.prompt.messages)):
             if not (_begins(reply, messages) and reply.asked.dialogue == dialogue and reply.said):
                 continue
-            prompt = dialogue.follow(reply.asked.prompt, Answer(reply.ids, reply.said.words), messages)
+            prompt = dialogue.follow(reply.asked.prompt, ParsedTurn(reply.ids, reply.said.words), messages)
             if prompt is not None:
-                return Asked(prompt, parent=reply)
+                return RecordedPrompt(prompt, parent=reply)
         return None
 
     def _room(self) -> int:
@@ -181,12 +181,12 @@ class Recorder:
         )
 
 
-def _piece(leaf: Reply, taught: set[int]) -> Piece:
+def _piece(leaf: RecordedReply, taught: set[int]) -> Segment:
     path = [leaf]
     while path[-1].asked.parent is not None:
         path.append(path[-1].asked.parent)
     path.reverse()
-    piece = Piece(path[0].asked.prompt.ids)
+    piece = Segment(path[0].asked.prompt.ids)
     for reply, following in pairwise([*path, None]):
         assert reply is not None
         if id(reply) in taught:
@@ -199,7 +199,7 @@ def _piece(leaf: Reply, taught: set[int]) -> Piece:
     return piece
 
 
-def _begins(reply: Reply, messages: Sequence[Message]) -> bool:
+def _begins(reply: RecordedReply, messages: Sequence[Message]) -> bool:
     before = reply.asked.prompt.messages
     if reply.said is None or not before or len(messages) <= len(before):
         return False

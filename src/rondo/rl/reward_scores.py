@@ -10,7 +10,7 @@ import torch
 
 from rondo.base.errors import ConfigError
 from rondo.graders import Score
-from rondo.rl.rollout import Group, Rollout
+from rondo.rl.rollout import Rollout, SampleGroup
 from rondo.text.tokenizer import Tokenizer
 from rondo.train.reward_model import RewardModel
 
@@ -32,7 +32,7 @@ class RewardScorer:
         """It computes in the type that it is stored in."""
         return cls(RewardModel.load(model, device=device, tokens_per_row=tokens_per_row), tokenizer)
 
-    def scores(self, groups: Sequence[Group]) -> list[list[float]]:
+    def scores(self, groups: Sequence[SampleGroup]) -> list[list[float]]:
         """Of every sample, in order."""
         if self._same_tokens:
             return self._of_tokens(groups)
@@ -40,7 +40,7 @@ class RewardScorer:
         flat = iter(self.judge.score_chats(chats))
         return [[next(flat) for _ in group.samples] for group in groups]
 
-    def _of_tokens(self, groups: Sequence[Group]) -> list[list[float]]:
+    def _of_tokens(self, groups: Sequence[SampleGroup]) -> list[list[float]]:
         """A sample's own prompt is there where it is not its group's."""
         asked, places = [], []
         for g, group in enumerate(groups):
@@ -57,8 +57,8 @@ class RewardScorer:
 
 
 def with_reward_model(
-    groups: Sequence[Group], found: Sequence[Sequence[float]], weight: float
-) -> list[Group]:
+    groups: Sequence[SampleGroup], found: Sequence[Sequence[float]], weight: float
+) -> list[SampleGroup]:
     """Each sample's score with what the model says as one part more. Who was not judged stays so."""
     return [
         replace(
@@ -79,7 +79,7 @@ def _joined(sample: Rollout, value: float, weight: float) -> Rollout:
     )
 
 
-def _chat(group: Group, sample: Rollout) -> list[dict[str, str]]:
+def _chat(group: SampleGroup, sample: Rollout) -> list[dict[str, str]]:
     if sample.earlier or not all(sample.sampled):
         raise ConfigError(
             "the reward model has another tokenizer than the policy, and is given text, which works for one answer to "

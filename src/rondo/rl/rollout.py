@@ -54,7 +54,7 @@ class Rollout:
 
 
 @dataclass(frozen=True)
-class Group:
+class SampleGroup:
     """One prompt and its samples. Without any it is empty: there was nothing to ask, or nobody answered."""
 
     problem: Problem
@@ -63,13 +63,13 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Step:
+class RlStep:
     """What observers of the loop are told once a step is done; what they add to `metrics` is logged."""
 
     number: int
     version: int
     """Of the weights that were trained; the step's push made the one after it."""
-    groups: list[Group]
+    groups: list[SampleGroup]
     """All that were scored in the step, those that were drawn anew included."""
     advantages: list[list[list[float]]]
     """For each group and sample one number a token; none where the sample was not trained on."""
@@ -93,7 +93,7 @@ def as_sample(problem: Problem, rollout: Rollout) -> Sample:
     return Sample(problem.question, rollout.text, metadata={**problem.facts, "finished": finished})
 
 
-def rewards(groups: Sequence[Group]) -> NDArray[np.float64]:
+def rewards(groups: Sequence[SampleGroup]) -> NDArray[np.float64]:
     """[P, S]; NaN where a grader did not judge, or a group has fewer samples."""
     most = max((len(group.samples) for group in groups), default=0)
     table = np.full((len(groups), most), np.nan)
@@ -104,7 +104,7 @@ def rewards(groups: Sequence[Group]) -> NDArray[np.float64]:
     return table
 
 
-def reward_metrics(groups: Sequence[Group]) -> Metrics:
+def reward_metrics(groups: Sequence[SampleGroup]) -> Metrics:
     """The mean total and the mean of each part over what was judged, and how many were not."""
     scores = [sample.score for group in groups for sample in group.samples]
     ok = [score for score in scores if score is not None and score.outcome == "ok"]
@@ -117,13 +117,13 @@ def reward_metrics(groups: Sequence[Group]) -> Metrics:
     return metrics
 
 
-def packed_up(group: Group) -> dict[str, Any]:
+def packed_up(group: SampleGroup) -> dict[str, Any]:
     """A group's samples for a checkpoint's JSON; its problem follows from its number."""
     return {"prompt_ids": group.prompt_ids, "samples": [asdict(sample) for sample in group.samples]}
 
 
-def unpacked(told: dict[str, Any], problem: Problem) -> Group:
-    return Group(problem, told["prompt_ids"], [_rollout(sample) for sample in told["samples"]])
+def unpacked(told: dict[str, Any], problem: Problem) -> SampleGroup:
+    return SampleGroup(problem, told["prompt_ids"], [_rollout(sample) for sample in told["samples"]])
 
 
 def _rollout(told: dict[str, Any]) -> Rollout:

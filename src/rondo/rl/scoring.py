@@ -26,7 +26,7 @@ ENDING_SECONDS = 1.0
 """For graders that are at work when nobody waits any more."""
 
 
-class Scorer:
+class RolloutScorer:
     def __init__(self, grader: Grader, timeout_s: float) -> None:
         self.timeout_s = timeout_s
         self._name = getattr(grader, "name", None) or type(grader).__name__

@@ -27,7 +27,7 @@ from rondo.base.errors import StorageError
 from rondo.base.files import atomic_write, storage_error
 
 if TYPE_CHECKING:
-    from rondo.rl.rollout import Group, Rollout
+    from rondo.rl.rollout import Rollout, SampleGroup
     from rondo.rl.tasks import Problem
 
 FOLDER = "rollouts"
@@ -47,14 +47,14 @@ Advantages = Sequence[Sequence[Sequence[float]]]
 step has left them out."""
 
 
-class Store:
+class RolloutStore:
     """The writer. One process has it: the one that holds the job."""
 
     def __init__(self, folder: Path, keep: int, max_bytes: int) -> None:
         """The last `keep` steps stay, and of those no more than `max_bytes`."""
         self._folder, self._keep, self._max_bytes = folder, keep, max_bytes
 
-    def put(self, step: int, groups: Sequence[Group], advantages: Advantages) -> None:
+    def put(self, step: int, groups: Sequence[SampleGroup], advantages: Advantages) -> None:
         """A `StorageError` where the disk takes no more: nothing of the step is there then."""
         if not self._keep:
             return
@@ -96,7 +96,7 @@ def steps_in(folder: Path) -> list[int]:
     return sorted((int(found[1]) for name in names if (found := NAME.fullmatch(name))), reverse=True)
 
 
-def encode(step: int, groups: Sequence[Group], advantages: Advantages) -> bytes:
+def encode(step: int, groups: Sequence[SampleGroup], advantages: Advantages) -> bytes:
     """The same bytes for the same rollouts, so that a step that is done again leaves the same file."""
     facts: list[str] = []
     texts: list[str] = []
@@ -119,7 +119,9 @@ def problem_name(problem: Problem) -> str:
     return hashlib.sha256(said.encode()).hexdigest()[:PROBLEM_DIGITS]
 
 
-def _tokens(group: Group, learned: Sequence[Sequence[float]]) -> tuple[NDArray[np.int32], list[list[Place]]]:
+def _tokens(
+    group: SampleGroup, learned: Sequence[Sequence[float]]
+) -> tuple[NDArray[np.int32], list[list[Place]]]:
     """The columns, and where in them the pieces of each sample are. A prompt that samples share is there once."""
     columns = _Columns()
     shared = columns.prompt(group.prompt_ids)
@@ -189,7 +191,11 @@ class _Columns:
 
 
 def _facts(
-    step: int, number: int, group: Group, learned: Sequence[Sequence[float]], places: Sequence[list[Place]]
+    step: int,
+    number: int,
+    group: SampleGroup,
+    learned: Sequence[Sequence[float]],
+    places: Sequence[list[Place]],
 ) -> list[str]:
     problem, lines = problem_name(group.problem), []
     for index, (sample, advantages) in enumerate(zip(group.samples, learned, strict=True)):
@@ -237,7 +243,7 @@ def _judged(sample: Rollout) -> dict[str, Any]:
     }
 
 
-def _texts(group: Group) -> str:
+def _texts(group: SampleGroup) -> str:
     """What a task knows of a problem need not be JSON."""
     answers = [
         {"text": sample.text, "detail": sample.score.detail if sample.score else ""}

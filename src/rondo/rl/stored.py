@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from rondo.base.errors import InvalidRequest, NotFound, StorageError
 from rondo.rl.store import FACTS, TEXTS, file_of, steps_in
-from rondo.rl.where import OWN, TEXT, WORDS, Condition, Entry, Texts, number
+from rondo.rl.where import OWN, TEXT, WORDS, Condition, RolloutSummary, Texts, number
 
 Order = Literal["asc", "desc"]
 ID = re.compile("([0-9]{1,9})-([0-9]{1,9})-([0-9]{1,9})")
@@ -28,12 +28,12 @@ BROKEN = (zipfile.BadZipFile, zlib.error, KeyError, ValueError, EOFError, NotImp
 
 @dataclass(frozen=True)
 class Page:
-    entries: list[Entry]
+    entries: list[RolloutSummary]
     more: bool
 
 
 @dataclass(frozen=True)
-class Piece:
+class StoredSegment:
     prompt_ids: list[int]
     token_ids: list[int]
     sampled: list[bool]
@@ -47,13 +47,13 @@ class Piece:
 class Whole:
     """All that is known of one rollout."""
 
-    entry: Entry
+    entry: RolloutSummary
     texts: Texts
-    pieces: list[Piece]
+    pieces: list[StoredSegment]
     """One, unless it is an episode whose past was written anew on the way."""
 
 
-class Stored:
+class RolloutReader:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
@@ -78,7 +78,7 @@ class Stored:
         if sort in (*WORDS, *TEXT):
             raise InvalidRequest(f"rollouts are sorted by a number, and {sort} is none.", param="sort")
         known = set[str]()
-        found: Iterator[Entry]
+        found: Iterator[RolloutSummary]
         if sort == "step":
             found = self._in_order(where, order, known, None if after is None else _place(after))
             chosen = list(islice(found, limit + 1))
@@ -108,9 +108,9 @@ class Stored:
             raise self._damaged(step, error) from error
         return Whole(entry, texts, [_piece(values, place, entry) for place in entry.pieces])
 
-    def texts(self, entries: Iterable[Entry]) -> dict[str, Texts]:
+    def texts(self, entries: Iterable[RolloutSummary]) -> dict[str, Texts]:
         """What each of them asked and answered; a step that is gone by now has left none."""
-        by_step: dict[int, list[Entry]] = {}
+        by_step: dict[int, list[RolloutSummary]] = {}
         for entry in entries:
             by_step.setdefault(entry.step, []).append(entry)
         found: dict[str, Texts] = {}
@@ -131,7 +131,7 @@ class Stored:
         order: Order,
         known: set[str],
         after: tuple[int, int, int] | None,
-    ) -> Iterator[Entry]:
+    ) -> Iterator[RolloutSummary]:
         """Steps in their order; within a step as they were asked."""
         steps = self.steps() if order == "desc" else self.steps()[::-1]
         if after is not None:
@@ -140,7 +140,9 @@ class Stored:
             if after is None or entry.step != after[0] or (entry.group, entry.sample) > after[1:]:
                 yield entry
 
-    def _all(self, where: Sequence[Condition], steps: Iterable[int], known: set[str]) -> Iterator[Entry]:
+    def _all(
+        self, where: Sequence[Condition], steps: Iterable[int], known: set[str]
+    ) -> Iterator[RolloutSummary]:
         """Texts are read where a condition is on them, and only of steps in which something meets the others."""
         of_step = [condition for condition in where if condition.name == "step"]
         of_facts = [condition for condition in where if condition.name != "step" and not condition.on_text]
@@ -151,7 +153,7 @@ class Stored:
 
     def _of_step(
         self, step: int, of_facts: Sequence[Condition], of_text: Sequence[Condition], known: set[str]
-    ) -> list[Entry]:
+    ) -> list[RolloutSummary]:
         try:
             with self._open(step) as archive:
                 entries = _entries(archive)
@@ -176,10 +178,10 @@ class Stored:
         )
 
 
-def _piece(values: NDArray[np.int32], place: Sequence[int], entry: Entry) -> Piece:
+def _piece(values: NDArray[np.int32], place: Sequence[int], entry: RolloutSummary) -> StoredSegment:
     prompt, asked, begin, count = place
     own = values[:, begin : begin + count]
-    return Piece(
+    return StoredSegment(
         prompt_ids=values[0, prompt : prompt + asked].tolist(),
         token_ids=own[0].tolist(),
         sampled=own[2].astype(bool).tolist(),
@@ -189,8 +191,8 @@ def _piece(values: NDArray[np.int32], place: Sequence[int], entry: Entry) -> Pie
     )
 
 
-def _entries(archive: zipfile.ZipFile) -> list[Entry]:
-    return [Entry.of(json.loads(line)) for line in archive.read(FACTS).decode().splitlines()]
+def _entries(archive: zipfile.ZipFile) -> list[RolloutSummary]:
+    return [RolloutSummary.of(json.loads(line)) for line in archive.read(FACTS).decode().splitlines()]
 
 
 def _texts(archive: zipfile.ZipFile) -> list[list[Texts]]:
@@ -223,7 +225,7 @@ def _key(sort: str, order: Order) -> Any:
     """What has no such value comes last; equal values come in the order of steps."""
     sign = -1.0 if order == "desc" else 1.0
 
-    def key(entry: Entry) -> tuple[bool, float, tuple[int, int, int]]:
+    def key(entry: RolloutSummary) -> tuple[bool, float, tuple[int, int, int]]:
         value = number(entry, sort)
         return value is None, sign * (value or 0.0), (-entry.step, entry.group, entry.sample)
 

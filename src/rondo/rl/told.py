@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from rondo.rl.stored import Page, Whole
-from rondo.rl.where import Entry, Texts
+from rondo.rl.where import RolloutSummary, Texts
 
 LISTED = 400
 """Characters of a text in a list; the rollout itself has all of it."""
@@ -25,7 +25,7 @@ def page(found: Page, texts: Mapping[str, Texts]) -> dict[str, Any]:
     }
 
 
-def entry(of: Entry, texts: Texts | None) -> dict[str, Any]:
+def entry(of: RolloutSummary, texts: Texts | None) -> dict[str, Any]:
     facts = asdict(of)
     del facts["pieces"]
     said = {} if texts is None else {"prompt": _cut(texts.prompt), "text": _cut(texts.text)}

@@ -14,7 +14,7 @@ from rondo.base.errors import ConfigError
 from rondo.base.log import get_logger
 from rondo.base.metrics import counter
 from rondo.rl.aside import Aside, Late
-from rondo.text.answers import SaidCall
+from rondo.text.answers import ParsedCall
 
 log = get_logger(__name__)
 _calls = counter("tool_calls", "Calls of tools in episodes, by how they ended.", ("tool", "outcome"))
@@ -67,7 +67,7 @@ def as_tools(given: Sequence[Tool | Callable[..., Any]]) -> tuple[Tool, ...]:
     return tuple(each if isinstance(each, Tool) else tool(each) for each in given)
 
 
-async def answer_call(tools: Sequence[Tool], call: SaidCall, aside: Aside) -> dict[str, Any]:
+async def answer_call(tools: Sequence[Tool], call: ParsedCall, aside: Aside) -> dict[str, Any]:
     """The message that answers a call. What goes wrong is said to the policy, which may try again, and is counted."""
     known = {tool.name: tool for tool in tools}
     called = known.get(call.name)
@@ -81,7 +81,7 @@ async def answer_call(tools: Sequence[Tool], call: SaidCall, aside: Aside) -> di
     return {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": text}
 
 
-async def _run(tool: Tool, call: SaidCall, aside: Aside) -> tuple[str, str]:
+async def _run(tool: Tool, call: ParsedCall, aside: Aside) -> tuple[str, str]:
     arguments = call.object
     if arguments is None:
         return "arguments", f"error: the arguments of {tool.name} must be a JSON object."

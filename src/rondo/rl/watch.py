@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from rondo.base.errors import StorageError
 from rondo.base.log import get_logger
 from rondo.rl.alarms import Alarm, Alarms
-from rondo.rl.events import Events
-from rondo.rl.store import FOLDER, Store
+from rondo.rl.events import EventLog
+from rondo.rl.store import FOLDER, RolloutStore
 
 if TYPE_CHECKING:
     from rondo.rl.config import RlConfig
-    from rondo.rl.rollout import Step
+    from rondo.rl.rollout import RlStep
     from rondo.train.job import Job
 
 log = get_logger(__name__)
@@ -23,8 +23,8 @@ class Watch:
 
     def __init__(self, job: Job, config: RlConfig) -> None:
         self._job, self._config = job, config
-        self._store = Store(job.path / FOLDER, config.rollouts.keep, config.rollouts.max_bytes)
-        self._events = Events(job.path)
+        self._store = RolloutStore(job.path / FOLDER, config.rollouts.keep, config.rollouts.max_bytes)
+        self._events = EventLog(job.path)
         self._alarms = Alarms(config.alarms)
         self._lost = 0.0
         self._told = False
@@ -37,7 +37,7 @@ class Watch:
         self._events.forget_after(step)
         self._store.forget_after(step)
 
-    def __call__(self, step: Step) -> None:
+    def __call__(self, step: RlStep) -> None:
         self._keep(step)
         step.metrics["rollouts_lost"] = self._lost
         before = self._alarms.standing
@@ -50,7 +50,7 @@ class Watch:
         step.metrics["alarms"] = float(len(standing))
         step.metrics.update({f"alarm/{kind}": 1.0 for kind in standing})
 
-    def _keep(self, step: Step) -> None:
+    def _keep(self, step: RlStep) -> None:
         try:
             self._store.put(step.number, step.groups, step.advantages)
         except StorageError as error:

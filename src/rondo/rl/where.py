@@ -30,7 +30,7 @@ COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
 
 
 @dataclass(frozen=True)
-class Entry:
+class RolloutSummary:
     """What is known of a rollout without its texts and tokens."""
 
     id: str
@@ -53,7 +53,7 @@ class Entry:
     """Where its tokens are among those of its problem: `store.Place` each."""
 
     @classmethod
-    def of(cls, fact: Mapping[str, Any]) -> Entry:
+    def of(cls, fact: Mapping[str, Any]) -> RolloutSummary:
         return cls(**fact)
 
     @property
@@ -103,7 +103,7 @@ class Condition:
     def on_text(self) -> bool:
         return self.name in TEXT
 
-    def meets(self, entry: Entry) -> bool:
+    def meets(self, entry: RolloutSummary) -> bool:
         if self.name in WORDS:
             own = getattr(entry, self.name)
             return self._says(NONE if own is None else own)
@@ -140,7 +140,7 @@ class Condition:
             )
 
 
-def number(entry: Entry, name: str) -> float | None:
+def number(entry: RolloutSummary, name: str) -> float | None:
     """A number of the rollout's own, or else the part of its reward that is called so; none where there is none, or it
     is not finite."""
     value: float | None

@@ -13,7 +13,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rondo.base.account import Account, Sample
+from rondo.base.account import RequestStats, SampleStats
 from rondo.base.ids import new_id
 from rondo.base.log import bind, get_logger
 from rondo.base.tracing import Tracer, usage
@@ -42,7 +42,7 @@ class Access:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        account = Account(_request_id(scope))
+        account = RequestStats(_request_id(scope))
         answer = _Answer(send, account)
         with bind(request_id=account.request_id), account.open():
             try:
@@ -56,7 +56,7 @@ class Access:
             finally:
                 self._tell(scope, account, answer)
 
-    def _tell(self, scope: Scope, account: Account, answer: _Answer) -> None:
+    def _tell(self, scope: Scope, account: RequestStats, answer: _Answer) -> None:
         ended = time.monotonic()
         level = logging.DEBUG if scope["path"] in QUIET else logging.INFO
         if self.lines and log.isEnabledFor(level):
@@ -79,7 +79,7 @@ class Access:
 class _Answer:
     """`send`, which adds the id and the ignored fields to the headers and records the status."""
 
-    def __init__(self, send: Send, account: Account) -> None:
+    def __init__(self, send: Send, account: RequestStats) -> None:
         self.status = 0
         self.whole = False
         self._send = send
@@ -102,7 +102,7 @@ def _request_id(scope: Scope) -> str:
     return given.decode() if GOOD_ID.fullmatch(given) else new_id("req")
 
 
-def _line(scope: Scope, account: Account, answer: _Answer, ended: float) -> dict[str, Any]:
+def _line(scope: Scope, account: RequestStats, answer: _Answer, ended: float) -> dict[str, Any]:
     line: dict[str, Any] = {
         "method": scope["method"],
         # As it was sent, so that it is one word of ASCII.
@@ -115,7 +115,7 @@ def _line(scope: Scope, account: Account, answer: _Answer, ended: float) -> dict
     return line | _of_samples(account.samples) if account.samples else line
 
 
-def _of_samples(samples: list[Sample]) -> dict[str, Any]:
+def _of_samples(samples: list[SampleStats]) -> dict[str, Any]:
     """Of several the slowest time each."""
     prompt, output = usage(samples)
     return {

@@ -9,26 +9,26 @@ from starlette.routing import Route
 from rondo.base.errors import InvalidRequest, NotFound
 from rondo.client.engine import Engine
 from rondo.client.refusals import parse
-from rondo.client.wire import Wire
+from rondo.client.wire import WireModel
 from rondo.server.admin import admin_route
 from rondo.server.http import read_body
-from rondo.server.served import Served
+from rondo.server.served import ServedModel
 
 LOAD, UNLOAD = ADAPTER_PATHS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 
 
-class LoadAdapter(Wire):
+class LoadAdapter(WireModel):
     lora_name: str
     lora_path: str
     load_inplace: bool = False
 
 
-class UnloadAdapter(Wire):
+class UnloadAdapter(WireModel):
     lora_name: str
     lora_int_id: None = None
 
 
-def adapter_routes(engine: Engine, served: Served, key: str | None) -> list[Route]:
+def adapter_routes(engine: Engine, served: ServedModel, key: str | None) -> list[Route]:
     async def load(request: Request) -> Response:
         body = parse(LoadAdapter, await read_body(request, served.bodies.limit))
         if not body.lora_name or not body.lora_path:

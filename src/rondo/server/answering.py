@@ -18,12 +18,12 @@ from rondo.client.openai import SamplingBody
 from rondo.client.ranking import best, spread
 from rondo.client.types import GenerateRequest, TokenChunk
 from rondo.server.http import DONE, EventStream, Json, event_of, gather, note_ignored, unless_gone, with_signs
-from rondo.server.served import Served
+from rondo.server.served import ServedModel
 from rondo.server.shapes import UsageCount, join
 
 
 @dataclass(frozen=True)
-class Job:
+class PendingCompletion:
     """One HTTP request on its way: what goes to the engine, and how its chunks are shown.
 
     `choices(chunk, index, whole)` makes an element of `choices` for a whole answer; for a stream as many as there are
@@ -80,7 +80,7 @@ def ending(body: SamplingBody, chunk: TokenChunk) -> dict[str, Any]:
     return ending
 
 
-async def answer(served: Served, request: Request, job: Job) -> ASGIApp:
+async def answer(served: ServedModel, request: Request, job: PendingCompletion) -> ASGIApp:
     if job.body.stream_options is not None and not job.body.stream:
         raise InvalidRequest("stream_options needs stream: true.", param="stream_options")
     note_ignored(job.body)
@@ -90,7 +90,7 @@ async def answer(served: Served, request: Request, job: Job) -> ASGIApp:
     return await unless_gone(request.receive, _whole(served, job))
 
 
-async def _whole(served: Served, job: Job) -> Json:
+async def _whole(served: ServedModel, job: PendingCompletion) -> Json:
     usage = job.usage()
 
     async def finish(asked: GenerateRequest) -> list[TokenChunk]:
@@ -115,7 +115,7 @@ async def _whole(served: Served, job: Job) -> Json:
     return Json(job.head(streamed=False) | said)
 
 
-async def _events(served: Served, job: Job) -> AsyncGenerator[bytes, None]:
+async def _events(served: ServedModel, job: PendingCompletion) -> AsyncGenerator[bytes, None]:
     usage = job.usage()
     head = job.head(streamed=True)
     options = job.body.stream_options
@@ -146,7 +146,7 @@ def _with_usage(event: dict[str, Any], with_usage: bool) -> dict[str, Any]:
     return {"usage": None} | event if with_usage else event
 
 
-async def _merge(served: Served, job: Job) -> AsyncGenerator[tuple[int, TokenChunk], None]:
+async def _merge(served: ServedModel, job: PendingCompletion) -> AsyncGenerator[tuple[int, TokenChunk], None]:
     """The chunks of all prompts as they come."""
     if len(job.requests) == 1:
         async with aclosing(served.engine.generate(job.requests[0])) as stream:

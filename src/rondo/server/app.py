@@ -41,8 +41,8 @@ from rondo.server.replies import Replies
 from rondo.server.responses import input_tokens, responses, stored_routes
 from rondo.server.rollouts import RL, rollout_routes
 from rondo.server.salts import Salts
-from rondo.server.scoring import Scorer
-from rondo.server.served import Served
+from rondo.server.scoring import PairScorer
+from rondo.server.served import ServedModel
 from rondo.server.shapes import Tokens
 from rondo.server.templates import Templates
 from rondo.server.tokenize import detokenize, tokenize, tokenizer_info_route
@@ -73,7 +73,7 @@ def create_app(
     """Clients may ask for the model by `name`, which is what answers show, or by one of `aliases`."""
     largest = config.max_body_bytes or body_limit(engine.max_model_len)
     templates = Templates(config.template_seconds, config.template_characters or 2 * largest)
-    served = Served(
+    served = ServedModel(
         engine=engine,
         prompts=Prompts(tokenizer, engine.max_model_len, model.vocab_size, templates=templates),
         replies=_replies(tokenizer, config),
@@ -89,7 +89,7 @@ def create_app(
         eos_ids=tuple(tokenizer.eos_ids or model.eos_ids),
     )
     embedder = Embedder(served, pooling, Dimensions.of(model, config.matryoshka))
-    scorer = Scorer(embedder)
+    scorer = PairScorer(embedder)
     session = WeightSession(engine)
     routes: list[BaseRoute] = [
         _post("/v1/chat/completions", lambda request: chat(served, request)),
@@ -115,7 +115,7 @@ def create_app(
         routes=routes,
         exception_handlers={RondoError: on_rondo_error, HTTPException: on_http_error, Exception: on_bug},
     )
-    asked = [route for route in routes if isinstance(route, Route) and isinstance(route.endpoint, Asked)]
+    asked = [route for route in routes if isinstance(route, Route) and isinstance(route.endpoint, ModelApp)]
     app = _straight(app, {route.path: route.endpoint for route in asked})
     if config.api_key is not None:
         app = require_key(app, config.api_key)
@@ -130,7 +130,7 @@ def _replies(tokenizer: Tokenizer, config: ServerConfig) -> Replies:
     return Replies(dialect, tokenizer, config.auto_tool_choice)
 
 
-class Asked:
+class ModelApp:
     """What is asked of the model, as an ASGI application: so it can be called past the router."""
 
     def __init__(self, handler: Callable[[Request], Awaitable[ASGIApp]]) -> None:
@@ -150,7 +150,7 @@ class Asked:
 
 
 def _post(path: str, handler: Callable[[Request], Awaitable[ASGIApp]]) -> Route:
-    return Route(path, Asked(handler), methods=["POST"])
+    return Route(path, ModelApp(handler), methods=["POST"])
 
 
 def _straight(app: ASGIApp, posted: Mapping[str, ASGIApp]) -> ASGIApp:
@@ -164,7 +164,7 @@ def _straight(app: ASGIApp, posted: Mapping[str, ASGIApp]) -> ASGIApp:
     return answer
 
 
-def _model_routes(served: Served) -> list[Route]:
+def _model_routes(served: ServedModel) -> list[Route]:
     def card(adapter: str | None = None) -> ModelCard:
         name, parent = (served.name, None) if adapter is None else (adapter, served.name)
         return ModelCard(id=name, created=served.created, max_model_len=served.max_model_len, parent=parent)

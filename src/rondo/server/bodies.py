@@ -15,13 +15,13 @@ from starlette.requests import Request
 
 from rondo.base.errors import InvalidRequest, Overloaded
 from rondo.client.refusals import parse
-from rondo.client.wire import Wire
+from rondo.client.wire import WireModel
 from rondo.server.errors import BodyTooLarge
 from rondo.server.http import BODY_SECONDS, read_body
 from rondo.server.memory import return_memory
 from rondo.server.worker import OutOfMemory, OutOfTime, Workers
 
-Body = TypeVar("Body", bound=Wire)
+Body = TypeVar("Body", bound=WireModel)
 
 BYTES_PER_TOKEN = 32
 """A token id takes at most 8 bytes, an English token about 5, and a CJK token that is written as \\uXXXX about 12."""
@@ -127,7 +127,7 @@ def parse_bounded(raw: bytes, kind: type[Body], max_model_len: int) -> Body:
     return body
 
 
-def _has_more_values(body: Wire, most: int) -> bool:
+def _has_more_values(body: WireModel, most: int) -> bool:
     waiting: list[object] = [
         value for value in body.__dict__.values() if not (isinstance(value, list) and _holds_ids(value))
     ]

@@ -10,24 +10,24 @@ from starlette.types import ASGIApp
 from rondo.base.ids import new_id
 from rondo.client.openai import ChatRequest
 from rondo.client.types import TokenChunk
-from rondo.server.answering import Job, answer, ending
-from rondo.server.replies import Reply, deltas_of, message_of
-from rondo.server.served import Served
+from rondo.server.answering import PendingCompletion, answer, ending
+from rondo.server.replies import ReplyReader, deltas_of, message_of
+from rondo.server.served import ServedModel
 from rondo.server.shapes import UsageCount, chat_logprobs, shown_prompt
 from rondo.server.turn import make_turn
 
 
-async def chat(served: Served, request: Request) -> ASGIApp:
+async def chat(served: ServedModel, request: Request) -> ASGIApp:
     body, size = await served.bodies.read(ChatRequest, request)
     request_id = new_id("chatcmpl")
     turn = await make_turn(served, body, request_id, size)
-    replies: dict[int, Reply] = {}
+    replies: dict[int, ReplyReader] = {}
     tokens = served.tokens.named(body.return_tokens_as_token_ids)
 
-    def reply(index: int) -> Reply:
+    def reply(index: int) -> ReplyReader:
         if index not in replies:
             parallel = body.parallel_tool_calls is not False
-            replies[index] = Reply(
+            replies[index] = ReplyReader(
                 turn.parser(), served.replies.new_call_id, body.include_reasoning, parallel
             )
         return replies[index]
@@ -58,7 +58,7 @@ async def chat(served: Served, request: Request) -> ASGIApp:
     def usage() -> UsageCount:
         return UsageCount(turn.thoughts)
 
-    job = Job(
+    job = PendingCompletion(
         request_id,
         "chat.completion",
         served.shown(body.model),

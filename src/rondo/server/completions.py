@@ -12,14 +12,14 @@ from rondo.base.ids import new_id
 from rondo.client.openai import CompletionRequest
 from rondo.client.types import GenerateRequest, TokenChunk
 from rondo.engine.words import truncated
-from rondo.server.answering import Job, answer, ending
-from rondo.server.served import Served
+from rondo.server.answering import PendingCompletion, answer, ending
+from rondo.server.served import ServedModel
 from rondo.server.shapes import completion_logprobs, echo_logprobs, shown_prompt
 
 MAX_PROMPTS = 2048
 
 
-async def completions(served: Served, request: Request) -> ASGIApp:
+async def completions(served: ServedModel, request: Request) -> ASGIApp:
     body, _ = await served.bodies.read(CompletionRequest, request)
     prompts = body.prompts()
     if len(prompts) > MAX_PROMPTS:
@@ -73,7 +73,7 @@ async def completions(served: Served, request: Request) -> ASGIApp:
             shown["prompt_logprobs"] = shown_prompt(tokens, scores, body.prompt_logprobs)
         return [shown]
 
-    job = Job(
+    job = PendingCompletion(
         request_id,
         "text_completion",
         served.shown(body.model),

@@ -37,7 +37,7 @@ class Connections:
         self.most = min(most or MOST, _descriptors())
         self.per_address = per_address
         self.head_seconds = head_seconds
-        self.open: dict[Connection, None] = {}
+        self.open: dict[BoundedConnection, None] = {}
         self.addresses: Counter[str] = Counter()
 
     def refusal(self, address: str) -> str | None:
@@ -53,11 +53,11 @@ class Connections:
             return f"all {self.most} connections are in use (server.max_connections). Try again later."
         return None
 
-    def add(self, connection: Connection, address: str) -> None:
+    def add(self, connection: BoundedConnection, address: str) -> None:
         self.open[connection] = None
         self.addresses[address] += 1
 
-    def remove(self, connection: Connection, address: str) -> None:
+    def remove(self, connection: BoundedConnection, address: str) -> None:
         if connection in self.open:
             del self.open[connection]
             self.addresses[address] -= 1
@@ -76,7 +76,7 @@ class Connections:
             connection.check(now, self.head_seconds)
 
 
-def _idle_since(connection: Connection) -> float:
+def _idle_since(connection: BoundedConnection) -> float:
     return connection.idle_since or 0.0
 
 
@@ -89,7 +89,7 @@ def _descriptors() -> int:
     return max(8, soft - used - min(RESERVED, soft // 4))
 
 
-class Connection(Protocol):
+class BoundedConnection(Protocol):
     """One connection. Times are checked by `Connections.sweep`, so that a request costs no timer."""
 
     def __init__(self, connections: Connections, **options: Any) -> None:
@@ -182,7 +182,7 @@ class Connection(Protocol):
 class _Lingering:
     """A transport whose `close`, while the client still sends, ends the answer, and the connection a little later."""
 
-    def __init__(self, transport: asyncio.Transport, connection: Connection) -> None:
+    def __init__(self, transport: asyncio.Transport, connection: BoundedConnection) -> None:
         self._transport = transport
         self._connection = connection
         self._timer: asyncio.TimerHandle | None = None

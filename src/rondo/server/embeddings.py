@@ -21,10 +21,10 @@ from rondo.base.ids import new_id
 from rondo.client.blame import blaming
 from rondo.client.openai import TokenIds
 from rondo.client.types import GenerateRequest, Pooling, SamplingParams
-from rondo.client.wire import CacheSalt, Many, Wire, shown
+from rondo.client.wire import CacheSalt, Many, WireModel, shown
 from rondo.models.architecture import ModelConfig
 from rondo.server.http import gather, note_ignored, unless_gone
-from rondo.server.served import Served
+from rondo.server.served import ServedModel
 from rondo.server.truncation import Side, cut, texts_cut_to
 
 Floats = NDArray[np.float32]
@@ -35,7 +35,7 @@ MANY_NUMBERS = 1 << 16
 NO_ANSWER = SamplingParams(detokenize=False)
 
 
-class PoolingBody(Wire):
+class PoolingBody(WireModel):
     """What all that ask for vectors have in common. All but `user` and `model` are vLLM's."""
 
     without_effect = frozenset(["user"])
@@ -125,7 +125,7 @@ class Given:
 class Embedder:
     """From texts to vectors."""
 
-    served: Served
+    served: ServedModel
     pooling: Pooling
     dimensions: Dimensions
 

@@ -25,11 +25,11 @@ from rondo.base.errors import RondoError, Unauthorized, Unavailable
 from rondo.client.engine import Engine
 from rondo.client.openai import ChatRequest, ModelCard, ModelList
 from rondo.client.refusals import parse
-from rondo.client.tools import Tool
-from rondo.client.wire import Wire
-from rondo.rl.agents import Address
+from rondo.client.tools import ToolDefinition
+from rondo.client.wire import WireModel
+from rondo.rl.agents import EpisodeAddress
 from rondo.rl.recording import Read, Recorder
-from rondo.server.app import Asked
+from rondo.server.app import ModelApp
 from rondo.server.bodies import Bodies
 from rondo.server.chat import chat
 from rondo.server.completions import completions
@@ -40,7 +40,7 @@ from rondo.server.protocol import Protocol
 from rondo.server.replies import Replies
 from rondo.server.responses import responses
 from rondo.server.run import bind, url_of
-from rondo.server.served import Served
+from rondo.server.served import ServedModel
 from rondo.server.shapes import Tokens
 from rondo.server.turn import functions_of
 from rondo.text.answers import read_answer
@@ -53,10 +53,10 @@ MAX_BODY_BYTES = 64 << 20
 MAX_SAMPLES = 1024
 """Of one request."""
 
-Ask = Callable[[Served, Request], Awaitable[ASGIApp]]
+Ask = Callable[[ServedModel, Request], Awaitable[ASGIApp]]
 
 
-class Reward(Wire):
+class RewardBody(WireModel):
     reward: float
     parts: dict[str, float] = Field({})
 
@@ -69,7 +69,7 @@ class EpisodePrompts(Prompts):
     replies: Replies
 
     async def of_chat(
-        self, body: ChatRequest, tools: Sequence[Tool], size: int, add_special: bool = False
+        self, body: ChatRequest, tools: Sequence[ToolDefinition], size: int, add_special: bool = False
     ) -> ChatPrompt:
         if body.continue_final_message or body.add_generation_prompt is False:
             return await super().of_chat(body, tools, size, add_special)
@@ -88,19 +88,19 @@ class EpisodePrompts(Prompts):
 
 
 @dataclass(frozen=True)
-class EpisodeServed(Served):
+class EpisodeServed(ServedModel):
     def is_base(self, name: str) -> bool:
         """Agents ask for whatever model they were written for."""
         return True
 
 
-class EpisodeDoor:
+class EpisodeRoutes:
     """The server of all episodes of a process, on a port of this machine alone. It runs on the event loop that plays
     them, and begins when the first of them does."""
 
     def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
         self._host, self._port = host, port
-        self._open: dict[str, tuple[Recorder, Served]] = {}
+        self._open: dict[str, tuple[Recorder, ServedModel]] = {}
         self._app = self._make_app()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._serving: asyncio.Task[None] | None = None
@@ -109,11 +109,11 @@ class EpisodeDoor:
         self._url = ""
 
     @contextlib.asynccontextmanager
-    async def opened(self, recorder: Recorder) -> AsyncIterator[Address]:
+    async def opened(self, recorder: Recorder) -> AsyncIterator[EpisodeAddress]:
         await self._listen()
         self._open[recorder.id] = recorder, _served(recorder)
         try:
-            yield Address(f"{self._url}/episodes/{recorder.id}/v1", recorder.key)
+            yield EpisodeAddress(f"{self._url}/episodes/{recorder.id}/v1", recorder.key)
         finally:
             recorder.close()
             del self._open[recorder.id]
@@ -144,11 +144,11 @@ class EpisodeDoor:
             "responses": responses,
         }
         routes = [
-            Route(f"/episodes/{{id}}/v1/{path}", Asked(self._within(ask)), methods=["POST"])
+            Route(f"/episodes/{{id}}/v1/{path}", ModelApp(self._within(ask)), methods=["POST"])
             for path, ask in asked.items()
         ]
         routes.append(Route("/episodes/{id}/v1/models", self._models))
-        routes.append(Route("/episodes/{id}/reward", Asked(self._reward), methods=["POST"]))
+        routes.append(Route("/episodes/{id}/reward", ModelApp(self._reward), methods=["POST"]))
         handlers = {RondoError: on_rondo_error, HTTPException: on_http_error, Exception: on_bug}
         return Starlette(routes=routes, exception_handlers=handlers)
 
@@ -168,11 +168,11 @@ class EpisodeDoor:
 
     async def _reward(self, request: Request) -> ASGIApp:
         recorder, served = self._found(request)
-        body = parse(Reward, await read_body(request, served.bodies.limit))
+        body = parse(RewardBody, await read_body(request, served.bodies.limit))
         recorder.reward(body.reward, body.parts)
         return Json({"reward": body.reward})
 
-    def _found(self, request: Request) -> tuple[Recorder, Served]:
+    def _found(self, request: Request) -> tuple[Recorder, ServedModel]:
         """A wrong key and an episode that is not there look alike from outside."""
         found = self._open.get(request.path_params["id"])
         key = "" if found is None else found[0].key
@@ -192,7 +192,7 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _served(recorder: Recorder) -> Served:
+def _served(recorder: Recorder) -> ServedModel:
     tokenizer = recorder.tokenizer
     replies = Replies(choose_dialect(tokenizer.tool_template), tokenizer)
     return EpisodeServed(

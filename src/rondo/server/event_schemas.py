@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 
-class CallDelta(BaseModel):
+class CallDeltaSchema(BaseModel):
     index: int
     id: str | None = None
     type: Literal["function"] | None = None
@@ -21,7 +21,7 @@ class ChatDelta(BaseModel):
     content: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
-    tool_calls: list[CallDelta] | None = None
+    tool_calls: list[CallDeltaSchema] | None = None
 
 
 class StreamChoice(BaseModel):

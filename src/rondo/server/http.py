@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from rondo.base.account import current
 from rondo.base.errors import RondoError
-from rondo.client.wire import Wire
+from rondo.client.wire import WireModel
 from rondo.server.errors import BodyTimeout, BodyTooLarge, UnsupportedMedia, error_body, log
 
 T = TypeVar("T")
@@ -71,7 +71,7 @@ def _too_large(limit: int) -> BodyTooLarge:
     )
 
 
-def note_ignored(body: Wire) -> None:
+def note_ignored(body: WireModel) -> None:
     """Puts the fields of the request that have no effect into the response's header `x-rondo-ignored`."""
     account = current()
     if account is not None:

@@ -10,24 +10,24 @@ from starlette.routing import Route
 
 from rondo.client.engine import PauseMode, ServedEngine
 from rondo.client.refusals import parse
-from rondo.client.wire import Many, Wire
+from rondo.client.wire import Many, WireModel
 from rondo.engine.sleep import TAGS
 from rondo.engine.weight_session import WeightSession
 from rondo.server.admin import admin_route, query
 from rondo.server.http import read_body, unless_gone
-from rondo.server.served import Served
+from rondo.server.served import ServedModel
 
 MODES = get_args(PauseMode)
 
 
-class AbortRequests(Wire):
+class AbortRequests(WireModel):
     """Ids of answers, or those that their requests came with. None at all are those of all that is under way."""
 
     request_ids: Many[str]
 
 
 def lifecycle_routes(
-    engine: ServedEngine, served: Served, session: WeightSession, key: str | None
+    engine: ServedEngine, served: ServedModel, session: WeightSession, key: str | None
 ) -> list[Route]:
     async def sleep(request: Request) -> Response:
         options = await query(request, {"level": _level, "mode": _mode})

@@ -15,7 +15,7 @@ from starlette.routing import BaseRoute, Route
 from rondo import __version__
 from rondo.client.openai import ChatRequest, CompletionRequest, ModelCard, ModelList
 from rondo.client.responses import InputTokensRequest, ResponsesRequest
-from rondo.client.wire import Wire
+from rondo.client.wire import WireModel
 from rondo.server.adapters import LoadAdapter, UnloadAdapter
 from rondo.server.embeddings import EmbeddingRequest
 from rondo.server.event_schemas import ChatCompletionChunk, CompletionChunk, ResponseEvent
@@ -48,7 +48,7 @@ class Described:
     nothing at all."""
 
     summary: str
-    body: type[Wire] | None = None
+    body: type[WireModel] | None = None
     query: Mapping[str, Schema] = field(default_factory=dict)
     answer: type[BaseModel] | Literal["object"] | None = "object"
     media: tuple[str, ...] = (JSON,)

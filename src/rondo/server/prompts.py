@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 from rondo.base.errors import InvalidRequest
 from rondo.client.blame import blaming
 from rondo.client.openai import ChatRequest
-from rondo.client.tools import Tool
+from rondo.client.tools import ToolDefinition
 from rondo.engine.intake import check_prompt, context_exceeded
 from rondo.server.memory import return_memory
 from rondo.server.templates import Templates
@@ -72,7 +72,7 @@ class Prompts:
                 await asyncio.to_thread(return_memory)
 
     async def of_chat(
-        self, body: ChatRequest, tools: Sequence[Tool], size: int, add_special: bool = False
+        self, body: ChatRequest, tools: Sequence[ToolDefinition], size: int, add_special: bool = False
     ) -> ChatPrompt:
         """`size` is about how much text this is. The template writes special tokens itself, so that the tokenizer adds
         none."""

@@ -12,9 +12,9 @@ from typing import Any
 from rondo.base.errors import InvalidRequest
 from rondo.base.ids import new_id
 from rondo.client.openai import ChatRequest
-from rondo.client.tools import Tool
+from rondo.client.tools import ToolDefinition
 from rondo.server.thoughts import ReadTexts, ThoughtCount
-from rondo.text.parsing import Arguments, Call, Content, Dialect, Parser, Part, Reasoning
+from rondo.text.parsing import ArgumentsDelta, Call, Content, OutputParser, Part, Reasoning, ToolCallFormat
 from rondo.text.tokenizer import Tokenizer
 
 SHORT_ID = string.ascii_letters + string.digits
@@ -34,11 +34,11 @@ def call_id() -> str:
 class Replies:
     """How the served model's answers are read."""
 
-    dialect: Dialect
+    dialect: ToolCallFormat
     tokenizer: Tokenizer
     auto_tool_choice: bool = True
 
-    def check(self, body: ChatRequest) -> list[Tool]:
+    def check(self, body: ChatRequest) -> list[ToolDefinition]:
         """The tools that the model may call, if all that is asked of them can be done."""
         tools = self.shown(body.callable_tools())
         if not tools:
@@ -56,7 +56,7 @@ class Replies:
             )
         return tools
 
-    def shown(self, tools: list[Tool]) -> list[Tool]:
+    def shown(self, tools: list[ToolDefinition]) -> list[ToolDefinition]:
         """`tools`, if the chat template shows any."""
         if tools and "tools" not in self.template:
             raise InvalidRequest(
@@ -66,10 +66,10 @@ class Replies:
             )
         return tools
 
-    def reading(self, tools: Sequence[Tool]) -> Dialect:
+    def reading(self, tools: Sequence[ToolDefinition]) -> ToolCallFormat:
         return self.dialect if tools else self.dialect.without_calls()
 
-    def kept_tokens(self, dialect: Dialect) -> tuple[int, ...]:
+    def kept_tokens(self, dialect: ToolCallFormat) -> tuple[int, ...]:
         """The special tokens that its parser must see."""
         ids = (self.special_id(marker) for marker in dialect.markers)
         return tuple(id for id in ids if id is not None)
@@ -79,7 +79,7 @@ class Replies:
         id = self.tokenizer.token_id(text)
         return id if id in self.tokenizer.special_ids else None
 
-    def count_thoughts(self, parser: Parser | None) -> ThoughtCount:
+    def count_thoughts(self, parser: OutputParser | None) -> ThoughtCount:
         """Of a sample whose reasoning `parser` finds."""
         return ThoughtCount(parser, self._read_texts)
 
@@ -97,7 +97,7 @@ class Replies:
 
 
 @dataclass
-class SaidCall:
+class CallDelta:
     """What is new of the call number `index`; `id` and `name` are there where it begins."""
 
     index: int
@@ -107,23 +107,23 @@ class SaidCall:
 
 
 @dataclass
-class Said:
+class ReplyDelta:
     """What is new in an answer."""
 
     content: str = ""
     reasoning: str = ""
-    calls: list[SaidCall] = field(default_factory=list)
+    calls: list[CallDelta] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return bool(self.content or self.reasoning or self.calls)
 
 
-class Reply:
+class ReplyReader:
     """Reads one sample's answer."""
 
     def __init__(
         self,
-        parser: Parser | None,
+        parser: OutputParser | None,
         new_call_id: Callable[[], str],
         reasoning: bool = True,
         parallel: bool = True,
@@ -135,15 +135,15 @@ class Reply:
         self._left_out = False
         self.called = 0
 
-    def read(self, text: str, ended: bool) -> Said:
+    def read(self, text: str, ended: bool) -> ReplyDelta:
         if self._parser is None:
-            return Said(content=text)
-        said = Said()
+            return ReplyDelta(content=text)
+        said = ReplyDelta()
         for part in self._parser.feed(text) + (self._parser.finish() if ended else []):
             self._add(part, said)
         return said
 
-    def _add(self, part: Part, said: Said) -> None:
+    def _add(self, part: Part, said: ReplyDelta) -> None:
         match part:
             case Content(text):
                 said.content += text
@@ -152,18 +152,18 @@ class Reply:
             case Call(name, arguments, id):
                 self._left_out = self.called > 0 and not self._parallel
                 if not self._left_out:
-                    said.calls.append(SaidCall(self.called, id or self._new_call_id(), name, arguments))
+                    said.calls.append(CallDelta(self.called, id or self._new_call_id(), name, arguments))
                     self.called += 1
-            case Arguments(text) if not self._left_out:
+            case ArgumentsDelta(text) if not self._left_out:
                 self._add_arguments(text, said)
 
-    def _add_arguments(self, text: str, said: Said) -> None:
+    def _add_arguments(self, text: str, said: ReplyDelta) -> None:
         if not said.calls:
-            said.calls.append(SaidCall(self.called - 1))
+            said.calls.append(CallDelta(self.called - 1))
         said.calls[-1].arguments += text
 
 
-def deltas_of(said: Said) -> list[dict[str, Any]]:
+def deltas_of(said: ReplyDelta) -> list[dict[str, Any]]:
     """What a stream's events say of it, an event each. Reasoning goes by both names that clients look for. A call is
     its name first, and then its arguments as they come."""
     deltas: list[dict[str, Any]] = []
@@ -179,7 +179,7 @@ def deltas_of(said: Said) -> list[dict[str, Any]]:
     return deltas
 
 
-def message_of(said: Said) -> dict[str, Any]:
+def message_of(said: ReplyDelta) -> dict[str, Any]:
     content = said.content if said.content or not said else None
     message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
     message |= _reasoning(said)
@@ -188,10 +188,10 @@ def message_of(said: Said) -> dict[str, Any]:
     return message
 
 
-def _reasoning(said: Said) -> dict[str, Any]:
+def _reasoning(said: ReplyDelta) -> dict[str, Any]:
     thought = said.reasoning
     return {"reasoning": thought, "reasoning_content": thought} if thought else {}
 
 
-def _call(call: SaidCall, arguments: str) -> dict[str, Any]:
+def _call(call: CallDelta, arguments: str) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}

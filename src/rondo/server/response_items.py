@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rondo.base.ids import new_id
-from rondo.text.parsing import Arguments, Call, Content, Part, Reasoning
+from rondo.text.parsing import ArgumentsDelta, Call, Content, Part, Reasoning
 
 Event = dict[str, Any]
 Logprobs = list[dict[str, Any]]
@@ -113,7 +113,7 @@ class Output:
                 yield from self._begin(part)
                 yield from self._say(part.arguments, [])
             return
-        if isinstance(part, Arguments):
+        if isinstance(part, ArgumentsDelta):
             if not self._left_out:
                 yield from self._say(part.text, [])
             return

@@ -21,13 +21,13 @@ from rondo.client.responses import NOT_STORED, InputTokensRequest, ResponsesRequ
 from rondo.client.types import GenerateRequest, TokenChunk
 from rondo.server.http import EventStream, Json, event_of, note_ignored, unless_gone
 from rondo.server.response_items import Event, Output
-from rondo.server.served import Served
+from rondo.server.served import ServedModel
 from rondo.server.shapes import UsageCount, chat_logprobs
-from rondo.server.turn import Turn, make_turn
+from rondo.server.turn import ChatTurn, make_turn
 from rondo.text.parsing import Content, Part
 
 
-async def responses(served: Served, request: Request) -> ASGIApp:
+async def responses(served: ServedModel, request: Request) -> ASGIApp:
     body, size = await served.bodies.read(ResponsesRequest, request)
     chat = body.to_chat()
     id = new_id("resp")
@@ -46,7 +46,7 @@ async def responses(served: Served, request: Request) -> ASGIApp:
     return await unless_gone(request.receive, answering.whole())
 
 
-async def input_tokens(served: Served, request: Request) -> ASGIApp:
+async def input_tokens(served: ServedModel, request: Request) -> ASGIApp:
     """How many tokens the prompt of a response has, without computing it."""
     body, size = await served.bodies.read(InputTokensRequest, request)
     chat = body.to_chat(served.name)
@@ -79,7 +79,9 @@ class Answering:
     """One request on its way. Whole and streamed it goes through the same events, but for those of its beginning; only
     the stream shows them."""
 
-    def __init__(self, served: Served, body: ResponsesRequest, chat: ChatRequest, turn: Turn) -> None:
+    def __init__(
+        self, served: ServedModel, body: ResponsesRequest, chat: ChatRequest, turn: ChatTurn
+    ) -> None:
         self._served = served
         self._body = body
         self._chat = chat

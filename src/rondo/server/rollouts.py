@@ -13,7 +13,7 @@ from starlette.routing import Route
 from rondo.base.jobs import find_job
 from rondo.rl import told
 from rondo.rl.store import FOLDER
-from rondo.rl.stored import Order, Stored
+from rondo.rl.stored import Order, RolloutReader
 from rondo.rl.where import Condition
 from rondo.server.admin import admin_route, query
 
@@ -61,8 +61,8 @@ def _json(body: dict[str, Any]) -> Response:
     return Response(json.dumps(body), media_type="application/json")
 
 
-def _of(job: str) -> Stored:
-    return Stored(find_job(job) / FOLDER)
+def _of(job: str) -> RolloutReader:
+    return RolloutReader(find_job(job) / FOLDER)
 
 
 def _step(text: str) -> int:

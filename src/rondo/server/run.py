@@ -20,7 +20,7 @@ from rondo.base.errors import ConfigError
 from rondo.base.log import get_logger
 from rondo.client.engine import ServedEngine, fault_of
 from rondo.server.config import ServerConfig
-from rondo.server.connections import Connection, Connections
+from rondo.server.connections import BoundedConnection, Connections
 from rondo.server.spare_log import Sparing
 
 log = get_logger("rondo.server")
@@ -160,7 +160,7 @@ def make_server(app: ASGIApp, config: ServerConfig, engine: ServedEngine | None 
             ws="none",
             lifespan="off",
             loop="asyncio",
-            http=cast("type[asyncio.Protocol]", partial(Connection, connections)),
+            http=cast("type[asyncio.Protocol]", partial(BoundedConnection, connections)),
             backlog=ACCEPTED,
             proxy_headers=False,
             server_header=False,

@@ -56,7 +56,7 @@ class RerankRequest(ScoringBody):
 
 
 @dataclass(frozen=True)
-class Scorer:
+class PairScorer:
     embedder: Embedder
 
     async def score(self, request: Request) -> Response:

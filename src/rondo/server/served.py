@@ -19,7 +19,7 @@ from rondo.server.shapes import Tokens
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedModel:
     """The model behind the routes."""
 
     engine: Engine

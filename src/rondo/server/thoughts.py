@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from rondo.base.errors import RondoError
-from rondo.text.parsing import Parser
+from rondo.text.parsing import OutputParser
 from rondo.text.tokenizer import Tokenizer
 
 
@@ -35,7 +35,7 @@ class ThoughtCount:
     what may end the reasoning is parsed. The markers around it do not count, but for the beginning of one that is
     several tokens."""
 
-    def __init__(self, parser: Parser | None, texts: ReadTexts) -> None:
+    def __init__(self, parser: OutputParser | None, texts: ReadTexts) -> None:
         self._parser = parser
         self._texts = texts
         self.tokens = 0

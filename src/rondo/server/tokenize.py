@@ -11,11 +11,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from rondo.base.errors import InvalidRequest
-from rondo.client.openai import BOTH_ENDS, ChatRequest, Message, TokenIds
-from rondo.client.tools import Tool
-from rondo.client.wire import Many, Wire
+from rondo.client.openai import BOTH_ENDS, ChatMessage, ChatRequest, TokenIds
+from rondo.client.tools import ToolDefinition
+from rondo.client.wire import Many, WireModel
 from rondo.server.prompts import beside
-from rondo.server.served import Served
+from rondo.server.served import ServedModel
 from rondo.text.tokenizer import Tokenizer
 
 MOST_TOKENS = 1 << 16
@@ -23,18 +23,18 @@ LISTED = 1 << 14
 """Elements that are written as JSON at a time: the encoder holds the interpreter's lock for each call."""
 
 
-class TokenizeRequest(Wire):
+class TokenizeRequest(WireModel):
     """A text, or a conversation. `add_special_tokens` is true by default for a text, and false for a conversation,
     whose template writes them."""
 
     model: str | None = None
     prompt: str | None = None
-    messages: Many[Message] | None = None
+    messages: Many[ChatMessage] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: Many[Tool] | None = None
+    tools: Many[ToolDefinition] | None = None
     return_token_strs: bool | None = None
 
     def checked(self) -> TokenizeRequest:
@@ -59,12 +59,12 @@ def tokenizer_info_route(tokenizer: Tokenizer) -> Route:
     return Route("/tokenizer_info", tokenizer_info)
 
 
-class DetokenizeRequest(Wire):
+class DetokenizeRequest(WireModel):
     model: str | None = None
     tokens: TokenIds
 
 
-async def tokenize(served: Served, request: Request) -> Response:
+async def tokenize(served: ServedModel, request: Request) -> Response:
     given, size = await served.bodies.read(TokenizeRequest, request)
     body = given.checked()
     served.adapter(body.model or served.name)
@@ -89,12 +89,12 @@ def _listed(values: Sequence[object]) -> str:
     return f"[{','.join(parts)}]"
 
 
-def _most_tokens(served: Served) -> int:
+def _most_tokens(served: ServedModel) -> int:
     """Token ids of one request to `/detokenize`."""
     return max(MOST_TOKENS, 4 * served.max_model_len)
 
 
-async def _tokens(served: Served, body: TokenizeRequest, size: int) -> list[int]:
+async def _tokens(served: ServedModel, body: TokenizeRequest, size: int) -> list[int]:
     special = body.add_special_tokens
     if body.messages is None:
         [tokens] = await served.prompts.of_texts([body.prompt or ""], special is not False, bounded=False)
@@ -112,7 +112,7 @@ async def _tokens(served: Served, body: TokenizeRequest, size: int) -> list[int]
     return (await served.prompts.of_chat(chat, tools, size, add_special=bool(special))).ids
 
 
-async def detokenize(served: Served, request: Request) -> Response:
+async def detokenize(served: ServedModel, request: Request) -> Response:
     body, _ = await served.bodies.read(DetokenizeRequest, request)
     served.adapter(body.model or served.name)
     tokenizer = served.prompts.tokenizer

@@ -10,26 +10,26 @@ from typing import Any
 from rondo.base.errors import InvalidRequest
 from rondo.client.openai import ChatRequest
 from rondo.client.structured import StructuredOutputsParams
-from rondo.client.tools import NamedTool, Tool
+from rondo.client.tools import NamedTool, ToolDefinition
 from rondo.client.types import GenerateRequest
 from rondo.engine.structured.checker import options_of
 from rondo.engine.words import truncated
 from rondo.server.prompts import ChatPrompt
 from rondo.server.replies import Replies
-from rondo.server.served import Served
+from rondo.server.served import ServedModel
 from rondo.server.thoughts import ThoughtCount
-from rondo.text.parsing import Dialect, Parser
+from rondo.text.parsing import OutputParser, ToolCallFormat
 
 
 @dataclass(frozen=True)
-class Turn:
+class ChatTurn:
     generate: GenerateRequest
-    dialect: Dialect
+    dialect: ToolCallFormat
     functions: list[dict[str, Any]]
     prompt: ChatPrompt
     replies: Replies
 
-    def parser(self) -> Parser | None:
+    def parser(self) -> OutputParser | None:
         """For one sample's answer; None where all of it is content."""
         return self.dialect.parser(self.prompt.ending, self.functions, self.prompt.continued)
 
@@ -39,7 +39,7 @@ class Turn:
         return self.replies.count_thoughts(plain.parser(self.prompt.ending, (), self.prompt.continued))
 
 
-async def make_turn(served: Served, body: ChatRequest, id: str, size: int) -> Turn:
+async def make_turn(served: ServedModel, body: ChatRequest, id: str, size: int) -> ChatTurn:
     """`size` is about how much text `body` is."""
     sampling = served.check(body, 1)
     tools = served.replies.check(body)
@@ -52,7 +52,9 @@ async def make_turn(served: Served, body: ChatRequest, id: str, size: int) -> Tu
     prompt = await served.prompts.of_chat(body, tools, size)
     dialect = served.replies.reading(tools)
     if form is not None and not _is_json(form):
-        dialect = Dialect()  # The form is that of the whole answer, which begins with no reasoning then.
+        dialect = (
+            ToolCallFormat()
+        )  # The form is that of the whole answer, which begins with no reasoning then.
     sampling = replace(
         sampling,
         keep_special_tokens=served.replies.kept_tokens(dialect),
@@ -64,15 +66,15 @@ async def make_turn(served: Served, body: ChatRequest, id: str, size: int) -> Tu
     generate = GenerateRequest(
         id, ids, sampling, body.priority, adapter, cache_salt=salt, whole=body.whole_samples
     )
-    return Turn(generate, dialect, functions_of(tools), prompt, served.replies)
+    return ChatTurn(generate, dialect, functions_of(tools), prompt, served.replies)
 
 
 def _form(
-    served: Served,
+    served: ServedModel,
     body: ChatRequest,
-    dialect: Dialect,
+    dialect: ToolCallFormat,
     prompt: ChatPrompt,
-    tools: Sequence[Tool],
+    tools: Sequence[ToolDefinition],
     form: StructuredOutputsParams | None,
 ) -> StructuredOutputsParams | None:
     """What the whole answer must be: reasoning may come before the form that was asked for, and calls in its place."""
@@ -97,7 +99,7 @@ def _is_json(form: StructuredOutputsParams) -> bool:
     return form.kind in ("json", "json_object")
 
 
-def functions_of(tools: Sequence[Tool]) -> list[dict[str, Any]]:
+def functions_of(tools: Sequence[ToolDefinition]) -> list[dict[str, Any]]:
     """As parsers and grammars read them: schemas are what they came as, and are not copied."""
     each = (tool.function for tool in tools)
     return [{"name": one.name, "parameters": one.parameters, "strict": one.strict} for one in each]

@@ -14,7 +14,7 @@ from rondo.base.errors import ConfigError, InvalidRequest, ModelError
 from rondo.base.paths import path_of
 from rondo.client.blame import renaming
 from rondo.client.refusals import parse
-from rondo.client.wire import Wire, shown
+from rondo.client.wire import WireModel, shown
 from rondo.engine.weight_session import WeightSession
 from rondo.server.admin import LARGEST_BODY, admin_route, query
 from rondo.server.http import read_body
@@ -30,15 +30,15 @@ ONLY_FOLDERS = (
 )
 
 
-class InitTransfer(Wire):
+class InitTransfer(WireModel):
     init_info: dict[str, Any] = Field(default_factory=dict)
 
 
-class UpdateWeights(Wire):
+class UpdateWeights(WireModel):
     update_info: dict[str, Any] | list[Any]
 
 
-class FinishUpdate(Wire):
+class FinishUpdate(WireModel):
     weight_version: int | str | None = None
 
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from rondo.text.parsing import Arguments, Call, Content, Parser, Reasoning
+from rondo.text.parsing import ArgumentsDelta, Call, Content, OutputParser, Reasoning
 
 
 @dataclass
-class SaidCall:
+class ParsedCall:
     name: str
     arguments: str = ""
     id: str = ""
@@ -27,10 +27,10 @@ class SaidCall:
 
 
 @dataclass
-class Said:
+class ParsedAnswer:
     content: str = ""
     reasoning: str = ""
-    calls: list[SaidCall] = field(default_factory=list)
+    calls: list[ParsedCall] = field(default_factory=list)
 
     @property
     def words(self) -> list[str]:
@@ -49,11 +49,11 @@ class Said:
         return message
 
 
-def read_answer(text: str, parser: Parser | None, new_id: Callable[[], str]) -> Said:
+def read_answer(text: str, parser: OutputParser | None, new_id: Callable[[], str]) -> ParsedAnswer:
     """`parser` is None where all of it is content."""
     if parser is None:
-        return Said(text)
-    said = Said()
+        return ParsedAnswer(text)
+    said = ParsedAnswer()
     for part in [*parser.feed(text), *parser.finish()]:
         match part:
             case Content(more):
@@ -61,13 +61,13 @@ def read_answer(text: str, parser: Parser | None, new_id: Callable[[], str]) -> 
             case Reasoning(more):
                 said.reasoning += more
             case Call(name, arguments, id):
-                said.calls.append(SaidCall(name, arguments, id or new_id()))
-            case Arguments(more):
+                said.calls.append(ParsedCall(name, arguments, id or new_id()))
+            case ArgumentsDelta(more):
                 said.calls[-1].arguments += more
     return said
 
 
-def _shown(call: SaidCall) -> dict[str, Any]:
+def _shown(call: ParsedCall) -> dict[str, Any]:
     arguments = call.arguments if call.object is not None else "{}"
     return {
         "id": call.id,

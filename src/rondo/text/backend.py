@@ -6,10 +6,10 @@ from typing import Any
 import tokenizers
 
 from rondo.base.errors import ModelError
-from rondo.text.folder import Folder, parse_object
+from rondo.text.folder import TokenizerFolder, parse_object
 
 
-def load_backend(folder: Folder) -> tokenizers.Tokenizer:
+def load_backend(folder: TokenizerFolder) -> tokenizers.Tokenizer:
     file = folder.path / "tokenizer.json"
     try:
         return tokenizers.Tokenizer.from_str(folder.files["tokenizer.json"].decode())

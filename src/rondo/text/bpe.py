@@ -8,7 +8,7 @@ import tokenizers
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 
 from rondo.base.errors import ConfigError
-from rondo.text.folder import Folder
+from rondo.text.folder import TokenizerFolder
 from rondo.text.templates import CHATML, CHATML_TOKENS
 from rondo.text.tokenizer import Tokenizer
 
@@ -88,4 +88,4 @@ def _package(backend: tokenizers.Tokenizer, named: dict[str, str], chat_template
         "chat_template.jinja": chat_template.encode(),
         "generation_config.json": json.dumps(generation, indent=2).encode(),
     }
-    return Tokenizer.from_files(Folder(Path("a new tokenizer"), files))
+    return Tokenizer.from_files(TokenizerFolder(Path("a new tokenizer"), files))

@@ -28,7 +28,7 @@ class Prompt:
 
 
 @dataclass(frozen=True)
-class Answer:
+class ParsedTurn:
     """A model's turn: its tokens, with the one that ended it, and what was read in them."""
 
     ids: Sequence[int]
@@ -48,7 +48,7 @@ class Dialogue:
         text = self._render(messages, True)
         return Prompt(tuple(messages), text, self.tokenizer.encode(text, add_special=False))
 
-    def follow(self, prompt: Prompt, answer: Answer, messages: Sequence[Message]) -> Prompt | None:
+    def follow(self, prompt: Prompt, answer: ParsedTurn, messages: Sequence[Message]) -> Prompt | None:
         """The prompt of `messages`: those of `prompt`, the answer to it as a message, and what came then.
 
         Its tokens are those of `prompt` and `answer`, and then the difference. None if the template does not write
@@ -63,7 +63,9 @@ class Dialogue:
         added = None if rest is None else self._encode_after(answer.ids, rest)
         return None if added is None else Prompt(tuple(messages), whole, [*prompt.ids, *answer.ids, *added])
 
-    def _behind(self, prompt: Prompt, answer: Answer, messages: Sequence[Message], whole: str) -> str | None:
+    def _behind(
+        self, prompt: Prompt, answer: ParsedTurn, messages: Sequence[Message], whole: str
+    ) -> str | None:
         """What follows the turn, where the template writes it in other blanks or another order of keys than the model
         did. Whatever was said must be in it still, and it must stay what it is when more follows."""
         turn = self._render(messages[: len(prompt.messages) + 1], False)

@@ -24,7 +24,7 @@ _FILES = (
 
 
 @dataclass(frozen=True)
-class Folder:
+class TokenizerFolder:
     """Kept as bytes, so that a save is byte-equal even when the folder it came from is gone."""
 
     path: Path
@@ -37,7 +37,7 @@ class Folder:
         return parse_object(self.files[name], self.path / name)
 
 
-def read_folder(path: Path) -> Folder:
+def read_folder(path: Path) -> TokenizerFolder:
     if not path.is_dir():
         raise ModelError(f"{path} is not a folder. Give the folder that holds tokenizer.json.")
     names = [name for name in _FILES if (path / name).is_file()]
@@ -45,7 +45,7 @@ def read_folder(path: Path) -> Folder:
         raise ModelError(_without_tokenizer(path, names))
     names += sorted(f"{TEMPLATE_DIR}/{file.name}" for file in (path / TEMPLATE_DIR).glob("*.jinja"))
     try:
-        return Folder(path, {name: (path / name).read_bytes() for name in names})
+        return TokenizerFolder(path, {name: (path / name).read_bytes() for name in names})
     except OSError as error:
         raise ModelError(
             f"cannot read the tokenizer: {error}. Check the file and its permissions."

@@ -16,7 +16,7 @@ _ASKS_FOR_NO_CONTENT = re.compile(
 NEED_CONTENT = frozenset({"system", "developer", "user", "tool"})
 
 
-class Arguments(dict[str, Any]):
+class CallArguments(dict[str, Any]):
     """A call's arguments. Most templates take an object; those that join it to a text get its JSON."""
 
     def __str__(self) -> str:
@@ -77,9 +77,9 @@ def _with_arguments(call: Any) -> Any:
     return {**call, "function": {**function, "arguments": _arguments(function.get("arguments"))}}
 
 
-def _arguments(given: Any) -> Arguments:
+def _arguments(given: Any) -> CallArguments:
     if isinstance(given, Mapping):
-        return Arguments(given)
+        return CallArguments(given)
     try:
         value = json.loads(given) if given else {}
     except (TypeError, ValueError, RecursionError):
@@ -89,4 +89,4 @@ def _arguments(given: Any) -> Arguments:
             f"messages: the arguments of a tool call must be a JSON object; got {str(given)[:80]!r}.",
             param="messages",
         )
-    return Arguments(value)
+    return CallArguments(value)

@@ -10,7 +10,7 @@ import tokenizers
 from tokenizers import AddedToken
 
 from rondo.base.errors import ModelError
-from rondo.text.folder import TEMPLATE_DIR, Folder
+from rondo.text.folder import TEMPLATE_DIR, TokenizerFolder
 
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
@@ -18,7 +18,7 @@ _FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
 Key = TypeVar("Key")
 
 
-def add_special_tokens(backend: tokenizers.Tokenizer, folder: Folder) -> dict[str, str]:
+def add_special_tokens(backend: tokenizers.Tokenizer, folder: TokenizerFolder) -> dict[str, str]:
     """Adds the tokens that only the configuration lists; returns name -> text of the named ones."""
     config = folder.json("tokenizer_config.json")
     if "added_tokens_decoder" not in config:
@@ -42,7 +42,7 @@ def add_special_tokens(backend: tokenizers.Tokenizer, folder: Folder) -> dict[st
     return {name: token.content for name, token in named.items()}
 
 
-def _listed(config: Mapping[str, Any], folder: Folder) -> list[AddedToken]:
+def _listed(config: Mapping[str, Any], folder: TokenizerFolder) -> list[AddedToken]:
     """Added tokens with an id of their own in the configuration, in the order of those ids."""
     try:
         decoder = config["added_tokens_decoder"] if "added_tokens_decoder" in config else _old(config, folder)
@@ -54,7 +54,7 @@ def _listed(config: Mapping[str, Any], folder: Folder) -> list[AddedToken]:
         raise ModelError(f"{file} is malformed ({error}). Download the file again.") from error
 
 
-def _old(config: Mapping[str, Any], folder: Folder) -> dict[int, dict[str, Any]]:
+def _old(config: Mapping[str, Any], folder: TokenizerFolder) -> dict[int, dict[str, Any]]:
     """From a file from before tokenizer.json, in which everything but the named tokens is plain."""
     special = {_text(config.get(name)) for name in NAMED}
     return {
@@ -63,7 +63,7 @@ def _old(config: Mapping[str, Any], folder: Folder) -> dict[int, dict[str, Any]]
     }
 
 
-def _malformed(folder: Folder, field: str, why: str) -> ModelError:
+def _malformed(folder: TokenizerFolder, field: str, why: str) -> ModelError:
     file = folder.path / "tokenizer_config.json"
     return ModelError(f"{file}: {field} is malformed ({why}). Download the file again.", param=field)
 
@@ -105,7 +105,7 @@ def _special(text: str, value: Any) -> AddedToken:
     return AddedToken(text, special=True, **known)
 
 
-def chat_templates(folder: Folder) -> dict[str, str]:
+def chat_templates(folder: TokenizerFolder) -> dict[str, str]:
     """Name -> template. Files of their own come before the entry of tokenizer_config.json."""
     templates: dict[str, str] = {}
     for file, data in folder.files.items():
@@ -127,14 +127,14 @@ def chat_templates(folder: Folder) -> dict[str, str]:
     return {"default": entry} if isinstance(entry, str) else {}
 
 
-def _utf8(data: bytes, folder: Folder, name: str) -> str:
+def _utf8(data: bytes, folder: TokenizerFolder, name: str) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
         raise ModelError(f"{folder.path / name} is not UTF-8 ({error}). Download it again.") from error
 
 
-def end_ids(eos_id: int | None, folder: Folder, model_config: Mapping[str, Any]) -> tuple[int, ...]:
+def end_ids(eos_id: int | None, folder: TokenizerFolder, model_config: Mapping[str, Any]) -> tuple[int, ...]:
     """Every id that ends a text: the tokenizer's, and those of generation_config.json or else config.json."""
     stated = folder.json("generation_config.json").get("eos_token_id")
     if stated is None:

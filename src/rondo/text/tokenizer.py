@@ -15,7 +15,7 @@ from rondo.text import chat, special
 from rondo.text.backend import decoder_spec, load_backend
 from rondo.text.decoding import parse_decoder
 from rondo.text.detokenize import ByteDetokenizer, Detokenizer, PieceDetokenizer
-from rondo.text.folder import TEMPLATE_DIR, Folder, read_folder, read_model_config
+from rondo.text.folder import TEMPLATE_DIR, TokenizerFolder, read_folder, read_model_config
 from rondo.text.pieces import ByteTable, PieceTable
 
 
@@ -25,7 +25,7 @@ class Tokenizer:
     def __init__(
         self,
         backend: tokenizers.Tokenizer,
-        folder: Folder,
+        folder: TokenizerFolder,
         named: Mapping[str, str],
         templates: Mapping[str, str],
         eos_ids: Sequence[int],
@@ -60,7 +60,9 @@ class Tokenizer:
         return cls.from_files(read_folder(Path(path)), read_model_config(Path(path)))
 
     @classmethod
-    def from_files(cls, folder: Folder, model_config: Mapping[str, Any] | None = None) -> "Tokenizer":
+    def from_files(
+        cls, folder: TokenizerFolder, model_config: Mapping[str, Any] | None = None
+    ) -> "Tokenizer":
         backend = load_backend(folder)
         named = special.add_special_tokens(backend, folder)
         eos = backend.token_to_id(named["eos_token"]) if "eos_token" in named else None
@@ -168,7 +170,7 @@ class Tokenizer:
         """The same tokenizer with `template` in place of its own ones."""
         chat.compile_template(template, "the given chat template")
         files = {name: data for name, data in self._folder.files.items() if not name.startswith(TEMPLATE_DIR)}
-        folder = Folder(self._folder.path, files | {"chat_template.jinja": template.encode()})
+        folder = TokenizerFolder(self._folder.path, files | {"chat_template.jinja": template.encode()})
         return Tokenizer(self._backend, folder, self._named, {"default": template}, self.eos_ids)
 
     def render(

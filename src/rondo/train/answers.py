@@ -13,7 +13,7 @@ from rondo.train.sft import through_end, turn
 
 
 @dataclass(frozen=True)
-class Pair:
+class PreferencePair:
     prompt: list[int]
     chosen: list[int]
     rejected: list[int]
@@ -26,7 +26,7 @@ class Judged:
     good: bool
 
 
-def pairs(tokenizer: Tokenizer, records: Sequence[Record]) -> list[Pair]:
+def pairs(tokenizer: Tokenizer, records: Sequence[Record]) -> list[PreferencePair]:
     found = []
     for number, record in enumerate(records, 1):
         if not all(name in record for name in PAIR):
@@ -35,7 +35,7 @@ def pairs(tokenizer: Tokenizer, records: Sequence[Record]) -> list[Pair]:
                 param="train.data",
             )
         prompt, chosen = tokens_of(tokenizer, record, record["chosen"])
-        found.append(Pair(prompt, chosen, tokens_of(tokenizer, record, record["rejected"])[1]))
+        found.append(PreferencePair(prompt, chosen, tokens_of(tokenizer, record, record["rejected"])[1]))
     return found
 
 

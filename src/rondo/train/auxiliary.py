@@ -21,7 +21,7 @@ from torch import Tensor
 from rondo.base.errors import ConfigError
 from rondo.models.architecture import ModelConfig, Moe
 from rondo.models.decoder import Decoder
-from rondo.models.parts import Router
+from rondo.models.parts import ExpertRouter
 from rondo.parallel.stage import row_in_passing
 from rondo.train.balance import Balance
 
@@ -69,7 +69,9 @@ class Auxiliary:
     def __init__(self, model: Decoder, coefficient: float, balance: Balance, mesh: Mesh | None) -> None:
         self._coefficient, self._balance, self._mesh = coefficient, balance, mesh
         self._device = model.device if mesh is None else mesh.device
-        routers = [each for each in model.modules() if isinstance(each, Router) and each.correction is None]
+        routers = [
+            each for each in model.modules() if isinstance(each, ExpertRouter) and each.correction is None
+        ]
         for router in routers:
             router.watch = partial(self._attach, router)
         sparse = [layer.mlp for layer in model.config.layers if isinstance(layer.mlp, Moe)]
@@ -112,7 +114,7 @@ class Auxiliary:
             torch.distributed.all_reduce(both, group=self._mesh.tp)
         use.sums, use.decisions = both[:-1].view_as(use.sums), both[-1]
 
-    def _attach(self, router: Router, logits: Tensor) -> Tensor:
+    def _attach(self, router: ExpertRouter, logits: Tensor) -> Tensor:
         if not torch.is_grad_enabled():
             return logits
         row = row_in_passing()

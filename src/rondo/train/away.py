@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from rondo.base.errors import ConfigError, Conflict
 from rondo.base.paths import path_of
 from rondo.parallel.own_part import local_of, with_local
-from rondo.train.shelf import Shelf
+from rondo.train.shelf import DiskTensorPool
 
 if TYPE_CHECKING:
     from rondo.train.learner import Learner
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 HOST = "host"
 
 
-class Away:
+class OffloadedState:
     """Made when the learner goes; `back` when it comes again."""
 
     def __init__(self, learner: Learner, to: str, weights: bool) -> None:
         """`to` is "host", a GPU's, or a folder. Without `weights` only what the optimizer keeps goes."""
         _check(learner, to, weights)
         self._device = learner.model.device
-        self._shelf = None if to == HOST else Shelf(path_of(to, "to"))
+        self._shelf = None if to == HOST else DiskTensorPool(path_of(to, "to"))
         self._places = [*_states(learner), *(_weights(learner) if weights else ())]
         for place in self._places:
             place.put(self._placed(local_of(place.get())))

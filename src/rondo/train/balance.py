@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rondo.models.decoder import Decoder
-from rondo.models.parts import Router
+from rondo.models.parts import ExpertRouter
 from rondo.parallel.stage import row_in_passing
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class Balance:
         self._counts = {
             module: torch.zeros(module.spec.num_experts, device=model.device)
             for module in model.modules()
-            if isinstance(module, Router)
+            if isinstance(module, ExpertRouter)
         }
         for router in self._counts:
             router.register_forward_hook(self._count)
@@ -57,7 +57,7 @@ class Balance:
             count = self.own_tokens(router, chosen).to(self._counts[router].dtype)
             self._counts[router].index_add_(0, chosen.flatten(), count[:, None].expand_as(chosen).flatten())
 
-    def own_tokens(self, router: Router, chosen: Tensor) -> Tensor:
+    def own_tokens(self, router: ExpertRouter, chosen: Tensor) -> Tensor:
         """Of the tokens that the router was given, whether they are a row's own."""
         row = row_in_passing()
         if row is None:

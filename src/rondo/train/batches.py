@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rondo.data.datasets import Dataset
-from rondo.data.loader import Loader, MakeRow, Rank
+from rondo.data.loader import DataRank, Loader, MakeRow
 from rondo.train.config import TrainConfig
 
 
@@ -16,7 +16,7 @@ def loader(
     *,
     longest: int | None = None,
     make_row: MakeRow | None = None,
-    rank: Rank | None = None,
+    rank: DataRank | None = None,
 ) -> Loader:
     """Documents stay whole, but for those with more than `longest` tokens to predict."""
     return Loader(

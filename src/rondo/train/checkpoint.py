@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rondo.base.errors import RondoError, StorageError
-from rondo.data.places import Folder, folder_of, open_file
+from rondo.data.places import OutputFolder, folder_of, open_file
 
 MANIFEST, STATE = "manifest.json", "state.json"
 READ_BYTES = 8 << 20
@@ -80,7 +80,7 @@ def existing(place: str) -> list[Checkpoint]:
     return sorted(found, key=lambda checkpoint: -checkpoint.step)
 
 
-def prune(folder: Folder, keep: Keep, step: int) -> None:
+def prune(folder: OutputFolder, keep: Keep, step: int) -> None:
     """Removes those up to `step` that are neither new nor good, and what is torn. A later one is of a run that went
     back behind it: it takes nobody's place, and goes when its step comes."""
     whole = existing(folder.name)
@@ -93,12 +93,12 @@ def prune(folder: Folder, keep: Keep, step: int) -> None:
             remove(folder, name)
 
 
-def _steps(folder: Folder) -> list[tuple[str, int]]:
+def _steps(folder: OutputFolder) -> list[tuple[str, int]]:
     """Whatever else lies beside them is somebody's own."""
     return [(name, int(found[1])) for name in folder.names() if (found := NAME.fullmatch(name))]
 
 
-def remove(folder: Folder, name: str) -> None:
+def remove(folder: OutputFolder, name: str) -> None:
     """The manifest first: what is cut short is no checkpoint."""
     folder.remove(f"{name}/{MANIFEST}")
     folder.remove(name)

@@ -22,7 +22,7 @@ from rondo.train.config import Kind, TrainConfig
 
 
 @dataclass(frozen=True)
-class Source:
+class TrainingSource:
     told: Weighted
     index: Index | None = None
     """Of prepared shards."""
@@ -34,13 +34,13 @@ class Source:
         return self.index.digest if self.index else dataset_hash(self.records)
 
 
-def open_sources(kind: Kind, config: TrainConfig, held_out: bool = False) -> list[Source]:
+def open_sources(kind: Kind, config: TrainConfig, held_out: bool = False) -> list[TrainingSource]:
     """Those to learn from, or those to be measured on."""
     told = config.evaluate.data if held_out else config.data
     return [_open(kind, each, config) for each in weighted(told)] if told else []
 
 
-def digest(sources: Sequence[Source]) -> str:
+def digest(sources: Sequence[TrainingSource]) -> str:
     """The hash of what is learned, whatever it was called and wherever it lay."""
     if len(sources) == 1:
         return sources[0].digest
@@ -49,7 +49,7 @@ def digest(sources: Sequence[Source]) -> str:
 
 
 def datasets(
-    kind: Kind, sources: Sequence[Source], tokenizer: Tokenizer, config: TrainConfig
+    kind: Kind, sources: Sequence[TrainingSource], tokenizer: Tokenizer, config: TrainConfig
 ) -> list[Dataset]:
     """Prepared shards from afar are kept on this machine if all of them fit into the cache."""
     afar = [source for source in sources if source.index and is_remote(source.told.source)]
@@ -58,20 +58,20 @@ def datasets(
     return [_dataset(kind, source, tokenizer, config, cache) for source in sources]
 
 
-def _open(kind: Kind, told: Weighted, config: TrainConfig) -> Source:
+def _open(kind: Kind, told: Weighted, config: TrainConfig) -> TrainingSource:
     if not is_prepared(told.source):
         form = Form(config.loader.fields, config.loader.text_unit)
         records = read_records(told.source, form, config.loader.max_broken)
         if kind in ("pretrain", "sft"):
             _refuse_judged(records)
-        return Source(told, records=records)
+        return TrainingSource(told, records=records)
     if kind != "pretrain":
         raise InvalidRequest(
             f"{told.source} is prepared: it holds tokens, and no longer says which of them are the assistant's. "
             f"Give {kind} the records it was made from.",
             param="train.data",
         )
-    return Source(told, read_index(told.source))
+    return TrainingSource(told, read_index(told.source))
 
 
 def _refuse_judged(records: Sequence[Record]) -> None:
@@ -85,7 +85,7 @@ def _refuse_judged(records: Sequence[Record]) -> None:
 
 
 def _dataset(
-    kind: Kind, source: Source, tokenizer: Tokenizer, config: TrainConfig, cache: Cache | None
+    kind: Kind, source: TrainingSource, tokenizer: Tokenizer, config: TrainConfig, cache: Cache | None
 ) -> Dataset:
     if source.index is None:
         if kind == "sft":

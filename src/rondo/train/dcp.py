@@ -34,14 +34,14 @@ from rondo.base.errors import RondoError, StorageError
 from rondo.base.files import storage_error
 from rondo.data.remote import is_remote, store_of, translated
 from rondo.parallel.own_part import local_of
-from rondo.train.states import Stored
+from rondo.train.states import TensorMeta
 
 # Said of every checkpoint of one process, which is meant to be one.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
 
 
 @dataclass(frozen=True)
-class Piece:
+class LocalTensor:
     """What this rank has of a tensor, in host memory."""
 
     tensor: Tensor
@@ -50,10 +50,10 @@ class Piece:
     offsets: torch.Size
 
 
-Pieces = Mapping[str, Piece]
+Pieces = Mapping[str, LocalTensor]
 
 
-def copies_of(tensors: Mapping[str, Tensor], before: Pieces | None = None) -> dict[str, Piece]:
+def copies_of(tensors: Mapping[str, Tensor], before: Pieces | None = None) -> dict[str, LocalTensor]:
     """This rank's part of each, in host memory, so that the tensors may change; in the place of those made before."""
     copies = {name: _copy(tensor, (before or {}).get(name)) for name, tensor in tensors.items()}
     if any(tensor.is_cuda for tensor in tensors.values()):
@@ -61,14 +61,14 @@ def copies_of(tensors: Mapping[str, Tensor], before: Pieces | None = None) -> di
     return copies
 
 
-def _copy(tensor: Tensor, before: Piece | None) -> Piece:
+def _copy(tensor: Tensor, before: LocalTensor | None) -> LocalTensor:
     local = local_of(tensor)
     if before is not None and before.tensor.shape == local.shape and before.tensor.dtype == local.dtype:
         host = before.tensor
     else:
         host = torch.empty(local.shape, dtype=local.dtype, pin_memory=local.is_cuda)
     host.copy_(local.detach(), non_blocking=local.is_cuda)
-    return Piece(host, tensor.shape, _offsets(tensor))
+    return LocalTensor(host, tensor.shape, _offsets(tensor))
 
 
 def write(pieces: Pieces, folder: str, group: Any = None) -> dict[str, str]:
@@ -88,11 +88,11 @@ class Reader:
         self._folder = folder
         self._reader = _Storage(folder)
 
-    def stored(self) -> dict[str, Stored]:
+    def stored(self) -> dict[str, TensorMeta]:
         with _explained(self._folder):
             found = self._reader.read_metadata().state_dict_metadata
         return {
-            name: Stored(tuple(what.size), what.properties.dtype)
+            name: TensorMeta(tuple(what.size), what.properties.dtype)
             for name, what in found.items()
             if isinstance(what, TensorStorageMetadata)
         }
@@ -147,7 +147,7 @@ class _Planner(DefaultSavePlanner):
         return self._pieces[index.fqn].tensor
 
 
-def _item(name: str, piece: Piece) -> WriteItem:
+def _item(name: str, piece: LocalTensor) -> WriteItem:
     return WriteItem(
         index=MetadataIndex(name, piece.offsets),
         type=WriteItemType.SHARD,

@@ -16,7 +16,7 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from rondo.data.packing import Row, flat_row
+from rondo.data.packing import PackedRow, flat_row
 from rondo.models import ModelConfig, build
 from rondo.models.parts import Experts
 from rondo.ops.dispatch import use_reference
@@ -34,7 +34,7 @@ from rondo.parallel.world import World
 from rondo.plan import job
 from rondo.plan.built import Kind
 from rondo.plan.estimate import Estimate
-from rondo.plan.memory import Held, of_stage, stage_parameters, states
+from rondo.plan.memory import RankParameters, of_stage, stage_parameters, states
 from rondo.train.passes import inputs_of
 
 dist: Any = torch.distributed
@@ -92,7 +92,7 @@ def _built(plan: Estimate, model: ModelConfig, mesh: Mesh, stage: int, tp_rank: 
         shard(piece, mesh)
     planned = stage_parameters(plan.shape, plan.layout, stage)
     estimate = of_stage(plan.shape, plan.layout, plan.policy, plan.batch, stage)
-    built = sum(states(Held(dense, experts), plan.layout, plan.policy))
+    built = sum(states(RankParameters(dense, experts), plan.layout, plan.policy))
     return Kind(
         stage=stage,
         tp_rank=tp_rank,
@@ -110,7 +110,7 @@ def _built(plan: Estimate, model: ModelConfig, mesh: Mesh, stage: int, tp_rank: 
     )
 
 
-def _pass(piece: Stage, row: Row, mesh: Mesh) -> None:
+def _pass(piece: Stage, row: PackedRow, mesh: Mesh) -> None:
     """Forward and backward; raises where shapes do not meet."""
     context = Context(mesh.cp, mesh.degrees.config.cp_method)
     hidden = piece.decoder.config.hidden_size
@@ -126,7 +126,7 @@ def _pass(piece: Stage, row: Row, mesh: Mesh) -> None:
     assert out.shape == expected, (out.shape, expected)
 
 
-def _row(tokens: int, length: int) -> Row:
+def _row(tokens: int, length: int) -> PackedRow:
     ids = np.zeros(length + 1, np.int64)
     return flat_row([ids] * (tokens // length), [np.ones(length + 1, np.float32)] * (tokens // length))
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from rondo.base.errors import ConfigError
 from rondo.client.types import SamplingParams
-from rondo.data.packing import Document, Row, Tree, pack
+from rondo.data.packing import Document, PackedRow, Tree, pack
 from rondo.engine.config import EngineConfig
 from rondo.engine.llm import LLM
 from rondo.graders import Sample
@@ -22,7 +22,7 @@ from rondo.train.config import EvaluateConfig
 from rondo.train.evaluator import Evaluator, Metrics
 from rondo.train.objective import Objective
 from rondo.train.shared_prefix import shares_prefixes
-from rondo.train.tasks import Choice, Question, read_tasks
+from rondo.train.tasks import MultipleChoice, Question, read_tasks
 
 PREFIX = "evaluate/"
 SIZES = ("tokens", "examples")
@@ -36,7 +36,7 @@ T = TypeVar("T")
 class HeldOut:
     """Records that are not learned from, and the loss that would be learned from them."""
 
-    rows: Sequence[Row]
+    rows: Sequence[PackedRow]
     objective: Objective
 
     def measure(self, evaluator: Evaluator) -> Metrics:
@@ -52,7 +52,7 @@ class Evaluation:
     """Tokens in a row."""
     max_tokens: int
     held_out: HeldOut | None = None
-    choices: Sequence[Choice] = ()
+    choices: Sequence[MultipleChoice] = ()
     questions: Sequence[Question] = ()
 
     @classmethod
@@ -69,7 +69,7 @@ class Evaluation:
         if held_out is None and not config.tasks:
             return None
         tasks = read_tasks(config.tasks, tokenizer) if config.tasks else []
-        choices = [task for task in tasks if isinstance(task, Choice)]
+        choices = [task for task in tasks if isinstance(task, MultipleChoice)]
         questions = [task for task in tasks if isinstance(task, Question)]
         if questions and divided:
             raise ConfigError(
@@ -117,7 +117,7 @@ async def grade(questions: Sequence[Question], answers: Sequence[str]) -> Metric
     return {f"{task}/accuracy": sum(own) / len(own) for task, own in right.items()}
 
 
-def choose(evaluator: Evaluator, choices: Sequence[Choice], budget: int) -> Metrics:
+def choose(evaluator: Evaluator, choices: Sequence[MultipleChoice], budget: int) -> Metrics:
     """`accuracy` of each task: how often the right answer is the likeliest; `accuracy_by_length`: the likeliest a
     character, which long answers do not lose by being long."""
     own = own_share(evaluator, choices)
@@ -136,7 +136,7 @@ def choose(evaluator: Evaluator, choices: Sequence[Choice], budget: int) -> Metr
 
 
 def log_likelihoods(
-    evaluator: Evaluator, choices: Sequence[Choice], budget: int
+    evaluator: Evaluator, choices: Sequence[MultipleChoice], budget: int
 ) -> list[NDArray[np.float64]]:
     """Of each answer after its prompt, which is computed once for all of them where the model lets it be."""
     cut = evaluator.mesh is not None and evaluator.mesh.degrees.cp > 1  # a ring knows nothing of prefixes

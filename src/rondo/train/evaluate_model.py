@@ -17,7 +17,7 @@ from rondo.train import data
 from rondo.train.config import Kind, TrainConfig
 from rondo.train.evaluate import Evaluation, HeldOut
 from rondo.train.evaluator import Evaluator, Metrics
-from rondo.train.recipes import Work, examples
+from rondo.train.recipes import RecipeInputs, examples
 
 
 def evaluate_model(config: TrainConfig, adapter: str | None = None) -> Metrics:
@@ -36,7 +36,7 @@ def evaluate_model(config: TrainConfig, adapter: str | None = None) -> Metrics:
     held_out = None
     with torch.no_grad():
         if sources := data.open_sources(kind, config, held_out=True):
-            work = Work(config, folder, tokenizer, evaluator, Path())
+            work = RecipeInputs(config, folder, tokenizer, evaluator, Path())
             own = examples(kind, work, sources)
             held_out = HeldOut(own.rows(config.tokens_per_microbatch), own.objective)
         evaluation = Evaluation.of(config.evaluate, tokenizer, config.tokens_per_microbatch, held_out)

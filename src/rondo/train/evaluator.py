@@ -11,13 +11,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rondo.data.packing import Row
+from rondo.data.packing import PackedRow
 from rondo.models.decoder import Decoder
 from rondo.parallel.config import MemoryConfig
 from rondo.parallel.precision import computing_type
 from rondo.train.losses import Loss, LossOutput, by_document, counted
 from rondo.train.passes import RowPasses, passes_over
-from rondo.train.working import Working
+from rondo.train.working import LowPrecisionCopy
 
 if TYPE_CHECKING:
     from rondo.parallel.mesh import Mesh
@@ -27,7 +27,7 @@ Number = TypeVar("Number", int, float)
 
 
 @dataclass
-class Tally:
+class LossSums:
     """What the losses of several rows say."""
 
     sums: dict[str, Tensor] = field(default_factory=dict)
@@ -46,9 +46,9 @@ class Evaluator:
         self.model = model
         self.mesh = mesh
         memory = memory or MemoryConfig()
-        self.working: Working | None = None
+        self.working: LowPrecisionCopy | None = None
         if mesh is None and (computing := computing_type(model.dtype, memory.precision)) != model.dtype:
-            self.working = Working(model, computing)
+            self.working = LowPrecisionCopy(model, computing)
         self.passes = self._passes_over(self.computing, memory)
 
     def _passes_over(self, model: Decoder, memory: MemoryConfig) -> RowPasses:
@@ -63,23 +63,23 @@ class Evaluator:
         """The model whose layers compute: the one that is trained, or its copy in a narrower type."""
         return self.model if self.working is None else self.working.model
 
-    def measure(self, batch: Sequence[Row], loss: Loss) -> Metrics:
+    def measure(self, batch: Sequence[PackedRow], loss: Loss) -> Metrics:
         """What `forward_backward` would say of the batch, and no gradient."""
         own = self.count(batch, loss)
         (valid,) = self.totals(own)
-        tally = Tally()
+        tally = LossSums()
         self.passes.measure(batch, loss, tally.add)
         return self.metrics(own, valid, tally)
 
-    def count(self, batch: Sequence[Row], loss: Loss) -> int:
+    def count(self, batch: Sequence[PackedRow], loss: Loss) -> int:
         """How much of the batch the loss counts on this rank."""
         return sum(counted(loss, row) for row in batch)
 
-    def logprobs(self, batch: Sequence[Row], temperature: float = 1.0) -> list[NDArray[np.float32]]:
+    def logprobs(self, batch: Sequence[PackedRow], temperature: float = 1.0) -> list[NDArray[np.float32]]:
         """For each row the log-probability of each of its predictions."""
         return [found.cpu().numpy() for found in self.passes.logprobs(batch, temperature)]
 
-    def document_logprobs(self, batch: Sequence[Row]) -> list[NDArray[np.float32]]:
+    def document_logprobs(self, batch: Sequence[PackedRow]) -> list[NDArray[np.float32]]:
         """For each row the log-probability of each of its documents: of all that has a weight in it."""
         return [
             by_document(torch.from_numpy(found * row.weights), row.documents).numpy()
@@ -91,7 +91,7 @@ class Evaluator:
         said = [own] if self.mesh is None else self.mesh.said(own)
         return [sum(each) for each in zip(*said, strict=True)]
 
-    def metrics(self, own: int, valid: int, tally: Tally) -> Metrics:
+    def metrics(self, own: int, valid: int, tally: LossSums) -> Metrics:
         """Averages over what the loss counts in the batch; the loss is over those of the step."""
         parts = [
             (

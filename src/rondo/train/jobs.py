@@ -17,7 +17,7 @@ from rondo.models.families import parse
 from rondo.models.headers import read_config
 from rondo.models.scorer import make_scorer
 from rondo.models.store import fingerprint, resolve
-from rondo.parallel.crew import Crew, Paused
+from rondo.parallel.crew import Paused, RankSupervisor
 from rondo.parallel.degrees import degrees
 from rondo.parallel.mesh import join
 from rondo.parallel.world import World
@@ -33,7 +33,7 @@ from rondo.train.learners import learner_of
 from rondo.train.loop import OnResume, OnStep, export, train
 from rondo.train.metrics.sinks import telling
 from rondo.train.reading import read_model
-from rondo.train.recipes import Recipe, Work, recipe
+from rondo.train.recipes import Recipe, RecipeInputs, recipe
 from rondo.train.states import AVERAGE, MODEL
 
 HOW = {
@@ -45,21 +45,21 @@ HOW = {
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainJobPlan:
     kind: Kind
     config: TrainConfig
     model: Path
-    sources: list[data.Source]
-    held_out: list[data.Source]
+    sources: list[data.TrainingSource]
+    held_out: list[data.TrainingSource]
     job: Job
 
 
-def plan(kind: Kind, config: TrainConfig, crew: Crew | None = None) -> Plan:
+def plan(kind: Kind, config: TrainConfig, crew: RankSupervisor | None = None) -> TrainJobPlan:
     """Checks what can be checked before any work; the same plan is the same job, on any number of ranks."""
     for name in ("model", "data"):
         if not getattr(config, name):
             raise ConfigError(f"which {name}? Give --{name}.", param=f"train.{name}")
-    crew = crew or Crew()
+    crew = crew or RankSupervisor()
     crew.doing("looking at model and data")
     config = config.of_kind(kind)
     if config.save_to:
@@ -78,7 +78,7 @@ def plan(kind: Kind, config: TrainConfig, crew: Crew | None = None) -> Plan:
     }
     origin = {"model": config.model, "data": _named(config.data), "save_to": config.save_to}
     job = Job.of(spec, writes=crew.first, **origin)
-    return Plan(kind, config, model, sources, held_out, job)
+    return TrainJobPlan(kind, config, model, sources, held_out, job)
 
 
 def _check_ranks(kind: Kind, config: TrainConfig, model: ModelConfig, ranks: int) -> None:
@@ -91,10 +91,13 @@ def _check_ranks(kind: Kind, config: TrainConfig, model: ModelConfig, ranks: int
 
 
 def run(
-    plan: Plan, on_step: OnStep | None = None, on_resume: OnResume | None = None, crew: Crew | None = None
+    plan: TrainJobPlan,
+    on_step: OnStep | None = None,
+    on_resume: OnResume | None = None,
+    crew: RankSupervisor | None = None,
 ) -> Path:
     """The folder of what the job leaves. A job that is done already is not done again. On several ranks all do this."""
-    crew, job = crew or Crew(), plan.job
+    crew, job = crew or RankSupervisor(), plan.job
     crew.doing("meeting over the job")
     if crew.first_says(job.done):
         return job.result
@@ -118,7 +121,9 @@ def _failed(job: Job, steps: int, reason: str) -> None:
     job.set_status("failed", job.step, steps=steps, reason=reason)
 
 
-def _run(plan: Plan, crew: Crew, on_step: OnStep | None, on_resume: OnResume | None) -> Path:
+def _run(
+    plan: TrainJobPlan, crew: RankSupervisor, on_step: OnStep | None, on_resume: OnResume | None
+) -> Path:
     config, job = plan.config, plan.job
     tokenizer = Tokenizer.load(plan.model)
     device = device_of(config.device, crew.world)
@@ -135,7 +140,7 @@ def _run(plan: Plan, crew: Crew, on_step: OnStep | None, on_resume: OnResume | N
 
 
 def _ready(
-    plan: Plan, crew: Crew, tokenizer: Tokenizer, device: torch.device
+    plan: TrainJobPlan, crew: RankSupervisor, tokenizer: Tokenizer, device: torch.device
 ) -> tuple[Learner, Recipe, Evaluation | None]:
     """Who keeps none of the model as it was read: a learner may go on with another form of it."""
     config = plan.config
@@ -147,7 +152,7 @@ def _ready(
     mesh = None if alone else join(config.layout, crew.world, model.config, device)
     learner = learner_of(config)(model, config, mesh)
     crew.doing("reading records")
-    work = Work(config, plan.model, tokenizer, learner, plan.job.path)
+    work = RecipeInputs(config, plan.model, tokenizer, learner, plan.job.path)
     made = recipe(plan.kind, work, plan.sources, plan.held_out)
     divided = mesh is not None or config.learner == "megatron"
     budget = config.tokens_per_microbatch
@@ -155,7 +160,7 @@ def _ready(
     return learner, made, evaluation
 
 
-def _model(plan: Plan, device: torch.device, *, divided: bool = False) -> Decoder:
+def _model(plan: TrainJobPlan, device: torch.device, *, divided: bool = False) -> Decoder:
     """As training begins with it."""
     config = plan.config
     # A reward model's fresh head is not rounded, and Megatron-Core's weights are made of whole ones.
@@ -167,7 +172,7 @@ def _model(plan: Plan, device: torch.device, *, divided: bool = False) -> Decode
     return model
 
 
-def _leave(plan: Plan, learner: Learner, tokenizer: Tokenizer) -> Path:
+def _leave(plan: TrainJobPlan, learner: Learner, tokenizer: Tokenizer) -> Path:
     config, job = plan.config, plan.job
     if config.adapter.kind != "none":
         with learner.as_left():
@@ -177,7 +182,7 @@ def _leave(plan: Plan, learner: Learner, tokenizer: Tokenizer) -> Path:
     return export(learner, tokenizer.save, job)
 
 
-def _leave_gathered(plan: Plan, learner: Learner, tokenizer: Tokenizer) -> Path:
+def _leave_gathered(plan: TrainJobPlan, learner: Learner, tokenizer: Tokenizer) -> Path:
     """From the last checkpoint, which holds what the ranks have between them: the first one needs no room for more than
     a tensor of it. An adapter is small, and goes back onto its base."""
     config, job = plan.config, plan.job

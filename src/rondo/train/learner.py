@@ -14,16 +14,16 @@ from torch import Tensor, nn
 
 from rondo import models
 from rondo.base.errors import Conflict, ModelError
-from rondo.data.packing import Row
+from rondo.data.packing import PackedRow
 from rondo.models.adapters.attached import adapter_of
 from rondo.models.decoder import Decoder
 from rondo.train import dcp
 from rondo.train.auxiliary import Auxiliary, coefficient_of
-from rondo.train.away import Away
+from rondo.train.away import OffloadedState
 from rondo.train.balance import Balance
 from rondo.train.config import OptimConfig
 from rondo.train.ema import Ema
-from rondo.train.evaluator import Evaluator, Metrics, Tally
+from rondo.train.evaluator import Evaluator, LossSums, Metrics
 from rondo.train.loss_scale import LossScale
 from rondo.train.losses import Loss
 from rondo.train.memory import keep_freed_memory
@@ -62,7 +62,7 @@ class Learner(Evaluator):
             self.passes.auxiliary = Auxiliary(self.computing, coefficient, self.balance, mesh)
         self.ema = Ema(self.trained, config.ema) if config.ema else None
         self.offloaded = offloaded(self)
-        self._away: Away | None = None
+        self._away: OffloadedState | None = None
 
     @property
     def trained(self) -> nn.Module:
@@ -70,7 +70,7 @@ class Learner(Evaluator):
         return self.model
 
     def forward_backward(
-        self, batch: Sequence[Row], loss: Loss, *, temperature: float = 1.0, valid: int | None = None
+        self, batch: Sequence[PackedRow], loss: Loss, *, temperature: float = 1.0, valid: int | None = None
     ) -> Metrics:
         """Adds the gradient of the batch's mean loss. `batch` are the rows of this rank; `valid` is the divisor, in
         what the loss counts: needed where the batch is part of a larger one."""
@@ -79,7 +79,7 @@ class Learner(Evaluator):
         if valid is None:
             (valid,) = self.totals(own)
         scale = 1.0 if self.scale is None else self.scale.now
-        tally = Tally()
+        tally = LossSums()
         self.passes.forward_backward(batch, loss, valid / scale, temperature, tally.add)
         return self.metrics(own, valid, tally)
 
@@ -130,7 +130,7 @@ class Learner(Evaluator):
         """Gives the device back until `onload`: to "host", a GPU's, or to a folder. The weights stay where somebody
         else, such as an engine, goes on with them: `weights=False`."""
         self._must_be_here()
-        self._away = Away(self, to, weights)
+        self._away = OffloadedState(self, to, weights)
 
     def onload(self) -> None:
         if self._away is not None:
@@ -185,7 +185,7 @@ class Learner(Evaluator):
             raise ModelError(f"{folder} is a checkpoint of another model: {', '.join(wrong[:5])} differ")
         self._own.make_room(stored)
         if self.offloaded is not None:
-            self.offloaded.settle()
+            self.offloaded.reoffload()
         random = random_states(self._rank, self.model.device)
         wanted = self._own.tensors() | random
         found = {self.prefix + name: x for name, x in wanted.items() if name in stored}

@@ -14,7 +14,7 @@ from rondo.base.files import atomic_dir
 from rondo.base.log import get_logger
 from rondo.data.loader import Batch
 from rondo.data.sampler import Position
-from rondo.parallel.crew import Crew, Paused
+from rondo.parallel.crew import Paused, RankSupervisor
 from rondo.train.checkpoint import Keep
 from rondo.train.config import TrainConfig
 from rondo.train.faults import Diverged, Faults
@@ -48,10 +48,10 @@ def train(
     on_resume: OnResume | None = None,
     objective: Objective = next_tokens,
     evaluate: Evaluate | None = None,
-    crew: Crew | None = None,
+    crew: RankSupervisor | None = None,
 ) -> None:
     """Steps `learner` until `config.steps`, from the job's last checkpoint if it has one."""
-    crew = crew or Crew()
+    crew = crew or RankSupervisor()
     with contextlib.ExitStack() as stack:
         stack.enter_context(crew.heeding())
         meter = Meter(learner, config.metrics.peak)
@@ -81,7 +81,7 @@ class _Run:
     config: TrainConfig
     objective: Objective
     evaluate: Evaluate | None
-    crew: Crew
+    crew: RankSupervisor
     meter: Meter
     faults: Faults
     position: Position = field(default_factory=Position)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from rondo.data.packing import Row
+from rondo.data.packing import PackedRow
 from rondo.models.parts import take
 
 
@@ -62,8 +62,8 @@ Loss = Callable[[Predictions], LossOutput]
 """One that averages over something else than predictions has a method `count(row)` that says over how many."""
 
 
-def counted(loss: Loss, row: Row) -> int:
-    count: Callable[[Row], int] | None = getattr(loss, "count", None)
+def counted(loss: Loss, row: PackedRow) -> int:
+    count: Callable[[PackedRow], int] | None = getattr(loss, "count", None)
     return row.valid if count is None else count(row)
 
 

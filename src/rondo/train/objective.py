@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from rondo.data.packing import Row
+from rondo.data.packing import PackedRow
 from rondo.train.evaluator import Evaluator, Metrics
 from rondo.train.losses import Loss, counted, cross_entropy
 from rondo.train.metrics.meter import perplexity
 
 
 @dataclass(frozen=True)
-class Asked:
-    rows: Sequence[Row]
+class LossRequest:
+    rows: Sequence[PackedRow]
     loss: Loss
     facts: Metrics = field(default_factory=dict)
     """Metrics beside those of the loss."""
@@ -24,14 +24,14 @@ class Asked:
         return found | follows | self.facts
 
 
-Objective = Callable[[Evaluator, Sequence[Row]], Asked]
+Objective = Callable[[Evaluator, Sequence[PackedRow]], LossRequest]
 
 
-def next_tokens(evaluator: Evaluator, rows: Sequence[Row]) -> Asked:
-    return Asked(rows, cross_entropy)
+def next_tokens(evaluator: Evaluator, rows: Sequence[PackedRow]) -> LossRequest:
+    return LossRequest(rows, cross_entropy)
 
 
-def sizes(evaluator: Evaluator, rows: Sequence[Row], loss: Loss) -> Metrics:
+def sizes(evaluator: Evaluator, rows: Sequence[PackedRow], loss: Loss) -> Metrics:
     """How much a loss that is no mean over tokens learned from."""
     tokens, examples = evaluator.totals(
         sum(row.valid for row in rows), sum(counted(loss, row) for row in rows)

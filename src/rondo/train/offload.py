@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from rondo.base.errors import ConfigError
 from rondo.base.paths import path_of
 from rondo.parallel.own_part import local_of, with_local
-from rondo.train.shelf import Shelf
+from rondo.train.shelf import DiskTensorPool
 from rondo.train.streamed import Streamed
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def offloaded(learner: Learner) -> Offloaded | None:
     if config.offload == "none":
         return None
     _check(learner)
-    shelf = Shelf(path_of(config.offload_to, "train.offload_to")) if config.offload_to else None
+    shelf = DiskTensorPool(path_of(config.offload_to, "train.offload_to")) if config.offload_to else None
     working = learner.working
     if config.offload == "all" and learner.mesh is None and shelf is not None:
         Streamed(list(learner.computing.layers), shelf)
@@ -77,7 +77,7 @@ class Offloaded:
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
-        shelf: Shelf | None,
+        shelf: DiskTensorPool | None,
         masters: Sequence[nn.Parameter] = (),
         updated: Callable[[Block], None] = lambda block: None,
     ) -> None:
@@ -109,7 +109,7 @@ class Offloaded:
         for each in going:
             each.result()
 
-    def settle(self) -> None:
+    def reoffload(self) -> None:
         """States that somebody else has made, for a checkpoint to be read into, go where they wait."""
         for parameter in self._optimizer.state:
             self._shelve([parameter])

@@ -15,14 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rondo.data.packing import Ints, Row, padded
+from rondo.data.packing import Ints, PackedRow, padded
 from rondo.models.attend import Attend, Packed
 from rondo.models.decoder import Decoder
 from rondo.parallel.config import MemoryConfig
 from rondo.parallel.context import Context
 from rondo.parallel.precision import multiply_in_fp8
 from rondo.parallel.recompute import keep_less
-from rondo.parallel.stage import Inputs, Stage
+from rondo.parallel.stage import Stage, StageInputs
 from rondo.train.auxiliary import Auxiliary, ExpertUse
 from rondo.train.losses import Loss, LossOutput, Predictions, counted, needs_entropy, needs_values
 from rondo.train.shared_prefix import SharedPrefix
@@ -40,7 +40,7 @@ class RowPasses(Protocol):
 
     def forward_backward(
         self,
-        rows: Sequence[Row],
+        rows: Sequence[PackedRow],
         loss: Loss,
         valid: float,
         temperature: float,
@@ -48,10 +48,10 @@ class RowPasses(Protocol):
     ) -> None:
         """Adds the gradient of the losses' sum over `valid`; each row's output is told to `done`."""
 
-    def logprobs(self, rows: Sequence[Row], temperature: float) -> list[Tensor]:
+    def logprobs(self, rows: Sequence[PackedRow], temperature: float) -> list[Tensor]:
         """Of each row's predictions."""
 
-    def measure(self, rows: Sequence[Row], loss: Loss, done: Callable[[LossOutput], None]) -> None:
+    def measure(self, rows: Sequence[PackedRow], loss: Loss, done: Callable[[LossOutput], None]) -> None:
         """The outputs of the losses, and no gradient."""
 
 
@@ -91,7 +91,7 @@ class Passes:
 
     def forward_backward(
         self,
-        rows: Sequence[Row],
+        rows: Sequence[PackedRow],
         loss: Loss,
         valid: float,
         temperature: float,
@@ -111,7 +111,7 @@ class Passes:
                 nothing = self._scored(NOTHING, temperature, entropy).sum() * 0.0
                 nothing.backward()  # type: ignore[no-untyped-call]
 
-    def _use(self, row: Row, loss: Loss, valid: float) -> tuple[ExpertUse | None, int]:
+    def _use(self, row: PackedRow, loss: Loss, valid: float) -> tuple[ExpertUse | None, int]:
         """Where the row's router decisions add up, and how much of it the loss counts."""
         count = counted(loss, row)
         return (None if self.auxiliary is None else self.auxiliary.use(count / valid)), count
@@ -122,23 +122,23 @@ class Passes:
         value = self.auxiliary.value(use) * count
         return replace(output, sums=output.sums | {"router_aux_loss": value})
 
-    def logprobs(self, rows: Sequence[Row], temperature: float) -> list[Tensor]:
+    def logprobs(self, rows: Sequence[PackedRow], temperature: float) -> list[Tensor]:
         return self._asked(rows, temperature, entropy=False)
 
     @torch.no_grad()
-    def values(self, rows: Sequence[Row]) -> list[Tensor]:
+    def values(self, rows: Sequence[PackedRow]) -> list[Tensor]:
         """Of each row's predictions what the model's value head says: of a model on one rank."""
         return [self._scored(row, 1.0, entropy=False, values=True)[:, 1] for row in rows]
 
     @torch.no_grad()
-    def measure(self, rows: Sequence[Row], loss: Loss, done: Callable[[LossOutput], None]) -> None:
+    def measure(self, rows: Sequence[PackedRow], loss: Loss, done: Callable[[LossOutput], None]) -> None:
         """The outputs of the losses, and no gradient."""
         found = self._asked(rows, 1.0, needs_entropy(loss))
         for row, scored in zip(rows, found, strict=True):
             done(loss(predictions(row, scored.to(self._device), self._device)))
 
     @torch.no_grad()
-    def _asked(self, rows: Sequence[Row], temperature: float, entropy: bool) -> list[Tensor]:
+    def _asked(self, rows: Sequence[PackedRow], temperature: float, entropy: bool) -> list[Tensor]:
         found = [self._scored(row, temperature, entropy) for row in rows]
         for _ in range(len(rows), self._most(len(rows))):
             self._scored(NOTHING, temperature, entropy)
@@ -147,7 +147,7 @@ class Passes:
 
     def _scored(
         self,
-        row: Row,
+        row: PackedRow,
         temperature: float,
         entropy: bool,
         values: bool = False,
@@ -157,7 +157,9 @@ class Passes:
         scored: Tensor = self._stage(tokens, replace(inputs, values=values, experts=use))
         return scored
 
-    def _inputs(self, row: Row, temperature: float, entropy: bool, multiple: int) -> tuple[Tensor, Inputs]:
+    def _inputs(
+        self, row: PackedRow, temperature: float, entropy: bool, multiple: int
+    ) -> tuple[Tensor, StageInputs]:
         own = 0 if row is NOTHING else len(row.tokens)
         row = padded(row, multiple)
         return inputs_of(row, temperature, self._vocabulary, self._device, self._context, entropy, own)
@@ -180,7 +182,7 @@ class Passes:
                 let_go(piece)
 
 
-NOTHING = Row(
+NOTHING = PackedRow(
     tokens=np.zeros(1, np.int64),
     positions=np.zeros(1, np.int64),
     cu_seqlens=[0, 1],
@@ -194,7 +196,9 @@ NOTHING = Row(
 """What a rank passes over that has fewer rows than others. Nobody learns from it."""
 
 
-def predictions(row: Row, scored: Tensor, device: torch.device, with_values: bool = False) -> Predictions:
+def predictions(
+    row: PackedRow, scored: Tensor, device: torch.device, with_values: bool = False
+) -> Predictions:
     """`scored` are log-probabilities [N], or [N, 2] with entropies beside them; values are one column more, the last
     one."""
     values = None
@@ -208,14 +212,14 @@ def predictions(row: Row, scored: Tensor, device: torch.device, with_values: boo
 
 
 def inputs_of(
-    row: Row,
+    row: PackedRow,
     temperature: float,
     vocabulary: int,
     device: torch.device,
     context: Context,
     entropy: bool = False,
     own: int | None = None,
-) -> tuple[Tensor, Inputs]:
+) -> tuple[Tensor, StageInputs]:
     """Answers that begin alike make some predictions more than once: those go through the head once. The first `own`
     tokens are the row's, by default all; the others fill it up."""
     pairs, back = np.unique(row.where * vocabulary + row.targets, return_inverse=True)
@@ -227,7 +231,7 @@ def inputs_of(
     def placed(x: Ints) -> Tensor:
         return torch.from_numpy(x).to(device)
 
-    inputs = Inputs(
+    inputs = StageInputs(
         positions=placed(row.positions[held]),
         real=torch.from_numpy(held < (len(row.tokens) if own is None else own)).to(device),
         attend=context.attend(attend(row, device), cut),
@@ -242,7 +246,7 @@ def inputs_of(
     return placed(row.tokens[held]), inputs
 
 
-def attend(row: Row, device: torch.device) -> Attend:
+def attend(row: PackedRow, device: torch.device) -> Attend:
     if any(parent >= 0 for parent in row.parents):
         starts = row.positions[row.cu_seqlens[:-1]].tolist()
         return SharedPrefix(row.cu_seqlens, row.parents, starts, device)

@@ -11,14 +11,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from rondo.data.packing import Row
+from rondo.data.packing import PackedRow
 from rondo.models.decoder import Decoder
 from rondo.parallel.config import MemoryConfig
 from rondo.parallel.cut import microbatches, pieces_of, stage_of
 from rondo.parallel.mesh import Mesh
 from rondo.parallel.pipeline import Pipeline
 from rondo.parallel.precision import computing_type, kept_type
-from rondo.parallel.stage import Inputs
+from rondo.parallel.stage import StageInputs
 from rondo.train.auxiliary import ExpertUse
 from rondo.train.losses import Loss, LossOutput, needs_entropy
 from rondo.train.passes import NOTHING, Passes, predictions
@@ -40,7 +40,7 @@ class Pipelined(Passes):
 
     def forward_backward(
         self,
-        rows: Sequence[Row],
+        rows: Sequence[PackedRow],
         loss: Loss,
         valid: float,
         temperature: float,
@@ -72,7 +72,7 @@ class Pipelined(Passes):
         own = [float(self.auxiliary.value(use)) * count for use, count in uses if use is not None]
         return [torch.tensor(sum(parts)) for parts in zip(*self._stages.said_by_stages(own), strict=True)]
 
-    def _asked(self, rows: Sequence[Row], temperature: float, entropy: bool) -> list[Tensor]:
+    def _asked(self, rows: Sequence[PackedRow], temperature: float, entropy: bool) -> list[Tensor]:
         found: list[Tensor] = []
 
         def finish(i: int, scored: Tensor) -> Tensor:
@@ -84,8 +84,8 @@ class Pipelined(Passes):
         return self._stages.told(found[: len(rows)], self._last)
 
     def _microbatches(
-        self, rows: Sequence[Row], temperature: float, entropy: bool
-    ) -> list[tuple[Tensor, Inputs]]:
+        self, rows: Sequence[PackedRow], temperature: float, entropy: bool
+    ) -> list[tuple[Tensor, StageInputs]]:
         count = microbatches(self._layout, self._most(len(rows)))
         longest = max((len(row.tokens) for row in rows), default=1)
         length = longest + -longest % self._multiple

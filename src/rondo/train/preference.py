@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 from rondo.base.errors import InvalidRequest
 from rondo.data.groups import group_size
-from rondo.data.packing import Document, Row, Tree, pack
-from rondo.train.answers import Judged, Pair
+from rondo.data.packing import Document, PackedRow, Tree, pack
+from rondo.train.answers import Judged, PreferencePair
 from rondo.train.config import PreferenceConfig, TrainConfig
 from rondo.train.evaluator import Evaluator
-from rondo.train.objective import Asked, sizes
+from rondo.train.objective import LossRequest, sizes
 from rondo.train.preference_losses import Dpo, Ipo, Kto, PairLoss, Simpo
 from rondo.train.reference import Reference
 
@@ -29,7 +29,7 @@ def loss_of(config: PreferenceConfig) -> PairLoss | Kto:
             return Kto(**beta, good_weight=config.good_weight, bad_weight=config.bad_weight)
 
 
-def pair_trees(pairs: Sequence[Pair], first: int = 0) -> list[Tree]:
+def pair_trees(pairs: Sequence[PreferencePair], first: int = 0) -> list[Tree]:
     """Documents and records are numbered through, from `first` on."""
     return [
         Tree(
@@ -105,15 +105,15 @@ class Preference:
     budget: int = 0
     """Of tokens in a row of those."""
 
-    def __call__(self, evaluator: Evaluator, rows: Sequence[Row]) -> Asked:
+    def __call__(self, evaluator: Evaluator, rows: Sequence[PackedRow]) -> LossRequest:
         loss, found = self.loss, dict[str, float]()
         given = list(rows) if self.reference is None else self.reference.given(evaluator, rows)
         if isinstance(loss, Kto):
             loss = replace(loss, kl=self._kl(evaluator, given))
             found["kl"] = loss.kl
-        return Asked(given, loss, sizes(evaluator, given, loss) | found)
+        return LossRequest(given, loss, sizes(evaluator, given, loss) | found)
 
-    def _kl(self, evaluator: Evaluator, rows: Sequence[Row]) -> float:
+    def _kl(self, evaluator: Evaluator, rows: Sequence[PackedRow]) -> float:
         assert self.reference is not None
         records = [int(record) for row in rows for record in row.facts["record"]]
         aside = pack([self.mismatched[record] for record in records], self.budget)

@@ -13,14 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rondo.data.packing import Row
+from rondo.data.packing import PackedRow
 from rondo.train.losses import LossOutput, Predictions
 
 
 class PairLoss(ABC):
     """A loss of the margin between two answers' scores."""
 
-    def count(self, row: Row) -> int:
+    def count(self, row: PackedRow) -> int:
         return int(row.facts["chosen"].sum())
 
     def __call__(self, batch: Predictions) -> LossOutput:
@@ -120,7 +120,7 @@ class Kto:
     good_weight: float = 1.0
     bad_weight: float = 1.0
 
-    def count(self, row: Row) -> int:
+    def count(self, row: PackedRow) -> int:
         return len(row.documents) - 1
 
     def __call__(self, batch: Predictions) -> LossOutput:

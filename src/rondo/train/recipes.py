@@ -11,15 +11,15 @@ import torch
 
 from rondo.data.datasets import Dataset
 from rondo.data.groups import Groups, row_of_groups
-from rondo.data.loader import MakeRow, Rank, rows_of_all
-from rondo.data.packing import Document, Row, Tree
+from rondo.data.loader import DataRank, MakeRow, rows_of_all
+from rondo.data.packing import Document, PackedRow, Tree
 from rondo.models.adapters import adapter_of
 from rondo.parallel.precision import computing_type
 from rondo.text.tokenizer import Tokenizer
 from rondo.train import answers, data, preference, reward
 from rondo.train.batches import loader
 from rondo.train.config import Kind, TrainConfig
-from rondo.train.data import Source
+from rondo.train.data import TrainingSource
 from rondo.train.evaluate import HeldOut
 from rondo.train.evaluator import Evaluator
 from rondo.train.loop import Batches
@@ -38,7 +38,7 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class Work:
+class RecipeInputs:
     """What a recipe is made for."""
 
     config: TrainConfig
@@ -74,7 +74,7 @@ class Examples:
     longest: int | None = None
     make_row: MakeRow | None = None
 
-    def rows(self, budget: int) -> list[Row]:
+    def rows(self, budget: int) -> list[PackedRow]:
         """All of it."""
         return [
             row
@@ -83,7 +83,9 @@ class Examples:
         ]
 
 
-def recipe(kind: Kind, work: Work, sources: Sequence[Source], held_out: Sequence[Source] = ()) -> Recipe:
+def recipe(
+    kind: Kind, work: RecipeInputs, sources: Sequence[TrainingSource], held_out: Sequence[TrainingSource] = ()
+) -> Recipe:
     config = work.config
     taught = examples(kind, work, sources)
     weights = [source.told.weight for source in sources]
@@ -94,7 +96,7 @@ def recipe(kind: Kind, work: Work, sources: Sequence[Source], held_out: Sequence
         config,
         longest=taught.longest,
         make_row=taught.make_row,
-        rank=Rank(mesh.dp_rank, mesh.degrees.dp) if mesh else None,
+        rank=DataRank(mesh.dp_rank, mesh.degrees.dp) if mesh else None,
     )
     asked = None
     if held_out:
@@ -104,7 +106,9 @@ def recipe(kind: Kind, work: Work, sources: Sequence[Source], held_out: Sequence
     return Recipe(batches, taught.objective, asked)
 
 
-def examples(kind: Kind, work: Work, sources: Sequence[Source], file: str = "reference") -> Examples:
+def examples(
+    kind: Kind, work: RecipeInputs, sources: Sequence[TrainingSource], file: str = "reference"
+) -> Examples:
     """`file`: where what the reference says of them is kept."""
     if kind == "preference":
         return _preference(work, sources, file)
@@ -114,7 +118,7 @@ def examples(kind: Kind, work: Work, sources: Sequence[Source], file: str = "ref
     return Examples(data.datasets(kind, sources, work.tokenizer, work.config), next_tokens, longest)
 
 
-def _preference(work: Work, sources: Sequence[Source], file: str) -> Examples:
+def _preference(work: RecipeInputs, sources: Sequence[TrainingSource], file: str) -> Examples:
     config, told = work.config, work.config.preference
     loss = preference.loss_of(told)
     aside: list[Document] = []
@@ -134,14 +138,16 @@ def _preference(work: Work, sources: Sequence[Source], file: str) -> Examples:
     return _groups(work, trees, objective, told.share_prefix)
 
 
-def _reward(work: Work, sources: Sequence[Source]) -> Examples:
+def _reward(work: RecipeInputs, sources: Sequence[TrainingSource]) -> Examples:
     config = work.config.reward
     pairs = [answers.pairs(work.tokenizer, source.records) for source in sources]
     trees = [reward.pair_trees(own, first) for own, first in zip(pairs, _firsts(pairs))]
-    return _groups(work, trees, reward.Reward(BradleyTerry(config.center)), config.share_prefix)
+    return _groups(work, trees, reward.RewardObjective(BradleyTerry(config.center)), config.share_prefix)
 
 
-def _groups(work: Work, trees: Sequence[Sequence[Tree]], objective: Objective, share: bool) -> Examples:
+def _groups(
+    work: RecipeInputs, trees: Sequence[Sequence[Tree]], objective: Objective, share: bool
+) -> Examples:
     """A pair lies in one row: its loss has one gradient, which is then found row by row as any other, and its prompt is
     computed once."""
     for own in trees:

@@ -11,13 +11,13 @@ from typing import Protocol
 import numpy as np
 
 from rondo.base.files import atomic_write
-from rondo.data.packing import Document, Floats, Row, Tree, pack
+from rondo.data.packing import Document, Floats, PackedRow, Tree, pack
 from rondo.models.adapters.attached import switched_off
 from rondo.train.evaluator import Evaluator
 
 
 class Reference(Protocol):
-    def given(self, evaluator: Evaluator, rows: Sequence[Row]) -> list[Row]:
+    def given(self, evaluator: Evaluator, rows: Sequence[PackedRow]) -> list[PackedRow]:
         """The rows with the log-probability of each document, a fact called `reference`."""
 
 
@@ -27,7 +27,7 @@ class Computed:
 
     own: Evaluator | None = None
 
-    def given(self, evaluator: Evaluator, rows: Sequence[Row]) -> list[Row]:
+    def given(self, evaluator: Evaluator, rows: Sequence[PackedRow]) -> list[PackedRow]:
         off: AbstractContextManager[None] = (
             switched_off(evaluator.computing) if self.own is None else nullcontext()
         )
@@ -42,7 +42,7 @@ class Known:
 
     table: Floats
 
-    def given(self, evaluator: Evaluator, rows: Sequence[Row]) -> list[Row]:
+    def given(self, evaluator: Evaluator, rows: Sequence[PackedRow]) -> list[PackedRow]:
         return [_with(row, self.table[row.facts["document"].astype(np.int64)]) for row in rows]
 
 
@@ -59,5 +59,5 @@ def known(
     return Known(np.frombuffer(file.read_bytes(), np.float32))
 
 
-def _with(row: Row, reference: Floats) -> Row:
+def _with(row: PackedRow, reference: Floats) -> PackedRow:
     return replace(row, facts={**row.facts, "reference": reference})

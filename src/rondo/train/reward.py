@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rondo.data.packing import Document, Row, Tree
-from rondo.train.answers import Pair
+from rondo.data.packing import Document, PackedRow, Tree
+from rondo.train.answers import PreferencePair
 from rondo.train.evaluator import Evaluator
-from rondo.train.objective import Asked, sizes
+from rondo.train.objective import LossRequest, sizes
 from rondo.train.preference_losses import BradleyTerry
 
 AFTER = 0
@@ -20,7 +20,7 @@ def scored(answer: Sequence[int], **facts: float) -> Document:
     return Document([*answer, AFTER], [0.0] * len(answer) + [1.0], facts=facts)
 
 
-def pair_trees(pairs: Sequence[Pair], first: int = 0) -> list[Tree]:
+def pair_trees(pairs: Sequence[PreferencePair], first: int = 0) -> list[Tree]:
     """Records are numbered through, from `first` on."""
     return [
         Tree(
@@ -35,10 +35,10 @@ def pair_trees(pairs: Sequence[Pair], first: int = 0) -> list[Tree]:
 
 
 @dataclass(frozen=True)
-class Reward:
+class RewardObjective:
     """What a step does with a batch."""
 
     loss: BradleyTerry
 
-    def __call__(self, evaluator: Evaluator, rows: Sequence[Row]) -> Asked:
-        return Asked(rows, self.loss, sizes(evaluator, rows, self.loss))
+    def __call__(self, evaluator: Evaluator, rows: Sequence[PackedRow]) -> LossRequest:
+        return LossRequest(rows, self.loss, sizes(evaluator, rows, self.loss))

@@ -40,7 +40,7 @@ class Checkpoints:
         """The copies' memory is kept for those of the next save, or, without `reuse`, let go once they are written."""
         self.place, self.keep, self._reuse = place.rstrip("/"), keep, reuse
         self._ranks = _Ranks(mesh)
-        self._copies: dict[str, dcp.Piece] = {}
+        self._copies: dict[str, dcp.LocalTensor] = {}
         self._work: _Work | None = None
         self.spent: dict[str, float] = {}
         """Seconds that the last save took of the loop, and in all; whoever reports them empties it."""

@@ -20,7 +20,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 PAGE = mmap.PAGESIZE
 
 
-class Shelf:
+class DiskTensorPool:
     """One file, which has no name: whatever ends the process, nothing is left behind, and nothing is read by the next.
     Room is taken on the disk before a tensor is placed, so that a full disk is an error there and nowhere else."""
 

@@ -19,7 +19,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class Stored:
+class TensorMeta:
     """What a checkpoint says of a tensor before it is read."""
 
     shape: tuple[int, ...]
@@ -50,7 +50,7 @@ class States:
         found = {MODEL + name: tuple(parameter.shape) for name, parameter in self._kept().items()}
         return found | {AVERAGE + name: tuple(average.shape) for name, average in self.averages.items()}
 
-    def make_room(self, stored: Mapping[str, Stored]) -> None:
+    def make_room(self, stored: Mapping[str, TensorMeta]) -> None:
         """For an optimizer's state like the stored one, in the place of its own."""
         kept = self._kept()
         self.optimizer.state.clear()
@@ -66,14 +66,14 @@ class States:
         return {name: p for name, p in self.model.named_parameters() if whole or p.requires_grad}
 
 
-def differences(shapes: Shapes, stored: Mapping[str, Stored]) -> list[str]:
+def differences(shapes: Shapes, stored: Mapping[str, TensorMeta]) -> list[str]:
     """Weights that only the model has, or only the checkpoint, or that have another shape in it."""
     theirs = {name: what.shape for name, what in stored.items() if name.startswith((MODEL, AVERAGE))}
     wrong = sorted(name for name in shapes.keys() | theirs.keys() if shapes.get(name) != theirs.get(name))
     return [name.removeprefix(MODEL) for name in wrong]
 
 
-def _like(parameter: Tensor, what: Stored) -> Tensor:
+def _like(parameter: Tensor, what: TensorMeta) -> Tensor:
     """Divided as the parameter is, where it has its shape."""
     if what.shape == tuple(parameter.shape):
         return torch.zeros_like(parameter, dtype=what.dtype, requires_grad=False)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from rondo.parallel.crew import Crew
+from rondo.parallel.crew import RankSupervisor
 
 SLOW = 1.5
 """Times the median."""
@@ -56,7 +56,7 @@ def measure(device: torch.device) -> float:
     return min(times)
 
 
-def look(crew: Crew, device: torch.device, load: float, step_seconds: float) -> list[str]:
+def look(crew: RankSupervisor, device: torch.device, load: float, step_seconds: float) -> list[str]:
     """All ranks do this at the same step."""
     crew.said_by_all(None)  # so that all measure at once
     own = Pace(crew.world.rank, crew.host, measure(device), load)

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rondo.train.shelf import Shelf
+from rondo.train.shelf import DiskTensorPool
 
 
 class Streamed:
-    def __init__(self, layers: Sequence[nn.Module], shelf: Shelf) -> None:
+    def __init__(self, layers: Sequence[nn.Module], shelf: DiskTensorPool) -> None:
         self._weights = [list(layer.parameters()) for layer in layers]
         self._shelf = shelf
         self._thread = ThreadPoolExecutor(1, "layers")

@@ -19,7 +19,7 @@ SUFFIXES = (".jsonl", ".ndjson")
 
 
 @dataclass(frozen=True)
-class Choice:
+class MultipleChoice:
     """Which of several answers is the likeliest?"""
 
     task: str
@@ -42,7 +42,7 @@ class Question:
     matcher: AnswerMatcher
 
 
-Task = Choice | Question
+Task = MultipleChoice | Question
 
 
 def read_tasks(sources: str | Sequence[str], tokenizer: Tokenizer) -> list[Task]:
@@ -90,7 +90,7 @@ def _check(record: dict[str, Any]) -> None:
         raise ValueError('there is no "answer"')
 
 
-def _choice(record: dict[str, Any], tokenizer: Tokenizer, name: str) -> Choice:
+def _choice(record: dict[str, Any], tokenizer: Tokenizer, name: str) -> MultipleChoice:
     choices, right = record["choices"], record["answer"]
     if (
         not isinstance(choices, list)
@@ -113,7 +113,7 @@ def _choice(record: dict[str, Any], tokenizer: Tokenizer, name: str) -> Choice:
         answers = [ids[: through_end(ids, tokenizer.eos_ids)] for ids in said]
     if not prompt:
         raise ValueError("the prompt has no token: begin it with something")
-    return Choice(name, prompt, answers, [len(choice) for choice in choices], right)
+    return MultipleChoice(name, prompt, answers, [len(choice) for choice in choices], right)
 
 
 def _question(record: dict[str, Any], tokenizer: Tokenizer, name: str) -> Question:

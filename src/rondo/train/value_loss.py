@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rondo.data.packing import Row
+from rondo.data.packing import PackedRow
 from rondo.train.losses import Loss, LossOutput, Predictions, counted, needs_entropy
 
 
@@ -54,7 +54,7 @@ class WithValues:
     def needs_values(self) -> bool:
         return True
 
-    def count(self, row: Row) -> int:
+    def count(self, row: PackedRow) -> int:
         return counted(self.policy, row)
 
     def __call__(self, batch: Predictions) -> LossOutput:

@@ -14,7 +14,7 @@ from rondo.models.checkpoint import KEPT_AS_STORED
 from rondo.models.decoder import Decoder
 
 
-class Working:
+class LowPrecisionCopy:
     def __init__(self, model: Decoder, dtype: torch.dtype) -> None:
         """Each parameter is copied once, into `dtype`; what is quantized or balanced is the model's own."""
         made = {name: _working(name, p, dtype) for name, p in model.named_parameters()}

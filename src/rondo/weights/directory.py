@@ -14,7 +14,7 @@ from rondo.base.errors import Conflict, NotFound
 
 
 @dataclass(frozen=True)
-class Shard:
+class WeightShard:
     """One tensor under its Hugging Face name. `where` is for the transport to understand."""
 
     name: str
@@ -28,7 +28,7 @@ class Published:
     model: str
     version: int
     owner: str
-    shards: tuple[Shard, ...]
+    shards: tuple[WeightShard, ...]
     checksum: str
 
 
@@ -46,7 +46,7 @@ class Directory:
         self._entries: dict[tuple[str, int, str], _Entry] = {}
 
     def publish(
-        self, model: str, version: int, owner: str, shards: Sequence[Shard], checksum: str
+        self, model: str, version: int, owner: str, shards: Sequence[WeightShard], checksum: str
     ) -> Published:
         """Makes a whole version known. One version has one checksum, whoever holds it."""
         entry = Published(model, version, owner, tuple(shards), checksum)

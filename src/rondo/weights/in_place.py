@@ -11,12 +11,12 @@ from torch import Tensor
 
 from rondo.base.errors import ConfigError
 from rondo.weights.checksum import checksum
-from rondo.weights.directory import Directory, Shard
+from rondo.weights.directory import Directory, WeightShard
 
 Shards = Callable[[], Iterable[tuple[str, Tensor]]]
 
 
-class Engine(Protocol):
+class UpdatableEngine(Protocol):
     def start_weight_update(self) -> None: ...
 
     def finish_weight_update(self, version: int) -> None: ...
@@ -25,7 +25,7 @@ class Engine(Protocol):
 @dataclass(frozen=True)
 class Receiver:
     name: str
-    engine: Engine
+    engine: UpdatableEngine
     shards: Shards
 
 
@@ -72,7 +72,9 @@ class InPlace:
         """Publishes the version and lets the receivers go on with it. Returns its checksum."""
         tensors = list(self.shards())
         total = checksum(tensors)
-        shards = [Shard(name, tuple(x.shape), str(x.dtype), f"memory:{x.data_ptr()}") for name, x in tensors]
+        shards = [
+            WeightShard(name, tuple(x.shape), str(x.dtype), f"memory:{x.data_ptr()}") for name, x in tensors
+        ]
         self.directory.publish(self.model, self._version, self.owner, shards, total)
         if self._kept is not None and self._kept != self._version:
             self.directory.withdraw(self.model, self._kept, self.owner)

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from rondo.base.errors import Conflict
 from rondo.weights.checksum import checksum
-from rondo.weights.directory import Directory, Shard
-from rondo.weights.in_place import Engine
+from rondo.weights.directory import Directory, WeightShard
+from rondo.weights.in_place import UpdatableEngine
 
 
 @dataclass
@@ -23,7 +23,7 @@ class Staged:
     model: str
     source: nn.Module
     target: nn.Module
-    engine: Engine
+    engine: UpdatableEngine
     directory: Directory
     owner: str = "learner"
     _spare: dict[str, Tensor] = field(default_factory=dict)
@@ -60,7 +60,8 @@ class Staged:
 
     def _publish(self, version: int, own: Mapping[str, Tensor], total: str) -> None:
         shards = [
-            Shard(name, tuple(x.shape), str(x.dtype), f"memory:{x.data_ptr()}") for name, x in own.items()
+            WeightShard(name, tuple(x.shape), str(x.dtype), f"memory:{x.data_ptr()}")
+            for name, x in own.items()
         ]
         self.directory.publish(self.model, version, self.owner, shards, total)
         if self._kept is not None and self._kept != version:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rondo.base.account import Account
+from rondo.base.account import RequestStats
 from rondo.base.errors import (
     ConfigError,
     Conflict,
@@ -24,7 +24,7 @@ from rondo.client.structured import StructuredOutputsParams
 from rondo.client.types import GenerateRequest, SamplingParams
 from rondo.engine.config import EngineConfig, VllmConfig
 from rondo.engine.vllm.adapters import VllmAdapters
-from rondo.engine.vllm.backend import Piece, likeliest, spread
+from rondo.engine.vllm.backend import OutputDelta, likeliest, spread
 from rondo.engine.vllm.engine import VllmEngine
 from rondo.engine.vllm.wire import pieces, prompt_logprobs, refusal
 from rondo.models import parse, read_config, save
@@ -103,13 +103,15 @@ def run(engine, backend, work):
 def test_pieces_become_samples(engine):
     spans = [1, 1, 2]
     backend = Played(
-        Piece(0, [5]), Piece(0, [6, 7], finish_reason="length", versions=spans), Piece(0, (), cached=4)
+        OutputDelta(0, [5]),
+        OutputDelta(0, [6, 7], finish_reason="length", versions=spans),
+        OutputDelta(0, (), cached=4),
     )
 
     async def work():
         return [chunk async for chunk in engine.generate(GenerateRequest("a", [9, 9], PARAMS))]
 
-    account = Account("request")
+    account = RequestStats("request")
     with account.open():
         chunks = run(engine, backend, work)
     assert [(one.output_tokens, one.finish_reason) for one in account.samples] == [(3, "length")]
@@ -124,7 +126,7 @@ def test_pieces_become_samples(engine):
 def test_ends_are_ours(engine):
     """Which tokens end an answer is said, and an end of the model's own is not a `stop_reason`."""
     eos = min(engine.model.eos_ids)
-    backend = Played(Piece(0, [5, eos], finish_reason="stop", stop_reason=eos))
+    backend = Played(OutputDelta(0, [5, eos], finish_reason="stop", stop_reason=eos))
     params = PARAMS.with_(stop_token_ids=(7,))
 
     async def work():
@@ -137,7 +139,7 @@ def test_ends_are_ours(engine):
 
 
 def test_samples_of_a_greedy_request_are_computed_once(engine):
-    backend = Played(Piece(0, [5]), Piece(0, [6], finish_reason="length"))
+    backend = Played(OutputDelta(0, [5]), OutputDelta(0, [6], finish_reason="length"))
     heard = run(engine, backend, lambda: collect(engine, "a", PARAMS.with_(n=2)))
     assert heard.tokens == [[5, 6]] * 2
     assert backend.asked[0].sampling()["n"] == 1
@@ -146,17 +148,17 @@ def test_samples_of_a_greedy_request_are_computed_once(engine):
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ((Piece(0, [5]), Unavailable("vLLM ended")), "vLLM ended"),
-        ((Piece(0, [5]),), "before its end"),
-        ((Piece(0, [5]), KeyError("choices")), "the cause is in the log"),
-        ((Piece(3, [5]),), "the cause is in the log"),
+        ((OutputDelta(0, [5]), Unavailable("vLLM ended")), "vLLM ended"),
+        ((OutputDelta(0, [5]),), "before its end"),
+        ((OutputDelta(0, [5]), KeyError("choices")), "the cause is in the log"),
+        ((OutputDelta(3, [5]),), "the cause is in the log"),
     ],
 )
 def test_an_answer_that_breaks_off_is_an_error_and_the_next_one_is_not(engine, given, says):
     async def work():
         with pytest.raises(RondoError, match=says):
             await collect(engine, "a", PARAMS)
-        engine.backend = Played(Piece(0, [6], finish_reason="length"))
+        engine.backend = Played(OutputDelta(0, [6], finish_reason="length"))
         return await collect(engine, "a", PARAMS)
 
     assert run(engine, Played(*given), work).tokens == [[6]]
@@ -182,7 +184,7 @@ def test_abort_ends_the_answer_and_vllms_work(engine):
         assert (backend.left, engine.in_flight) == (2, 0)
 
     async def main():
-        engine.backend = Played(Piece(0, [5]), None)
+        engine.backend = Played(OutputDelta(0, [5]), None)
         await work()
 
     asyncio.run(main())
@@ -228,7 +230,7 @@ def test_what_is_refused_before_vllm_is_asked(engine, changes, prompt, param):
 
 def test_the_form_of_an_answer_is_vllms_to_enforce(engine):
     form = StructuredOutputsParams(choice=["a", "b"])
-    backend = Played(Piece(0, [5], finish_reason="length"))
+    backend = Played(OutputDelta(0, [5], finish_reason="length"))
     run(engine, backend, lambda: collect(engine, "a", PARAMS.with_(structured_outputs=form)))
     said = backend.asked[0].sampling()["structured_outputs"]
     assert said == {"choice": ("a", "b"), "disable_any_whitespace": False, "whitespace_pattern": None}
@@ -251,11 +253,11 @@ def test_it_gives_answers_or_vectors(engine, folders):
         run(pooling, Played(), lambda: collect(pooling, "a", PARAMS))
     assert refused.value.code == "not_supported"
     numbers = np.array([1.5, -2.0], dtype=np.float32)
-    [chunk] = vector_of(pooling, Played(Piece(0, (), vector=numbers, finish_reason="stop", cached=1)))
+    [chunk] = vector_of(pooling, Played(OutputDelta(0, (), vector=numbers, finish_reason="stop", cached=1)))
     assert (chunk.vector, chunk.finish_reason, chunk.cached_tokens) == ([1.5, -2.0], "stop", 1)
     assert pooling.metrics.prompt_tokens == 2
     with pytest.raises(RondoError, match="not finite"):
-        vector_of(pooling, Played(Piece(0, (), vector=numbers * np.inf, finish_reason="stop")))
+        vector_of(pooling, Played(OutputDelta(0, (), vector=numbers * np.inf, finish_reason="stop")))
 
 
 def test_log_probabilities_of_a_prompt(engine):
@@ -269,7 +271,9 @@ def test_log_probabilities_of_a_prompt(engine):
     ]
     scores = prompt_logprobs(said, asked)
     assert scores == [None, [(8, -3.0, 4), (2, -1.0, 1)], [(7, -0.5, 1), (7, -0.5, 1)]]
-    backend = Played(Piece(0, (), prompt_logprobs=scores), Piece(0, [5], finish_reason="length", cached=2))
+    backend = Played(
+        OutputDelta(0, (), prompt_logprobs=scores), OutputDelta(0, [5], finish_reason="length", cached=2)
+    )
 
     async def work():
         request = GenerateRequest("a", [9, 8, 7], params)
@@ -280,7 +284,7 @@ def test_log_probabilities_of_a_prompt(engine):
 
 
 def test_a_cache_salt_is_part_of_vllms(engine):
-    backend = Played(Piece(0, [5], finish_reason="length"))
+    backend = Played(OutputDelta(0, [5], finish_reason="length"))
 
     async def work():
         for number, salt in enumerate([None, "x", "y"]):
@@ -294,7 +298,7 @@ def test_a_cache_salt_is_part_of_vllms(engine):
 
 
 def test_weights_take_over_between_pause_and_resume_and_prefixes_part(engine, folders):
-    backend = Played(Piece(0, [5], finish_reason="length"))
+    backend = Played(OutputDelta(0, [5], finish_reason="length"))
     new = str(folders / "1")
 
     async def work():
@@ -333,7 +337,7 @@ def test_after_a_transfer_that_fails_the_old_weights_serve(engine, folders, paus
         await engine.update_weights(Path(new), 1)
         return await collect(engine, "b", PARAMS)
 
-    assert run(engine, Played(Piece(0, [5], finish_reason="length")), work).versions == [1]
+    assert run(engine, Played(OutputDelta(0, [5], finish_reason="length")), work).versions == [1]
 
 
 def test_a_folder_that_cannot_do_never_reaches_vllm(engine, folders, tmp_path):
@@ -395,7 +399,7 @@ def test_adapters_have_versions(engine, tmp_path):
     other = tmp_path / "other"
     other.mkdir()
     (other / "adapter_config.json").write_text('{"peft_type": "TOKENFORMER"}')
-    backend = Played(Piece(0, [5], finish_reason="length"))
+    backend = Played(OutputDelta(0, [5], finish_reason="length"))
 
     async def work():
         await engine.load_adapter("a", str(lora))
@@ -431,7 +435,9 @@ def test_adapters_have_versions(engine, tmp_path):
 
 def test_draining_lets_requests_finish(engine):
     async def main():
-        backend = engine.backend = Played(Piece(0, [5]), None, Piece(0, [6], finish_reason="length"))
+        backend = engine.backend = Played(
+            OutputDelta(0, [5]), None, OutputDelta(0, [6], finish_reason="length")
+        )
         backend.stop = lambda: backend.done.append(("stop",))
         answer = asyncio.create_task(collect(engine, "a", PARAMS))
         await backend.begun.wait()

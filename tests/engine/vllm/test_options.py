@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rondo.base.errors import ConfigError
-from rondo.cli.arguments import Parser
+from rondo.cli.arguments import VerbParser
 from rondo.cli.flags import FLAGS
 from rondo.cli.short import read_short
 from rondo.engine.config import EngineConfig, VllmConfig
@@ -107,7 +107,7 @@ def test_our_own_engine_takes_no_settings_of_vllms(config, param):
 
 def test_the_short_flags():
     command = read_short(
-        Parser("x", "y"),
+        VerbParser("x", "y"),
         ("--engine", "--engine-mode"),
         ["--engine", "vllm", "--engine-mode=direct", '--engine.vllm.args=["--a", "b"]'],
     )
@@ -118,9 +118,9 @@ def test_the_short_flags():
 @pytest.mark.parametrize("flag", ["--enforce-eager", "--enable-lora"])
 def test_flags_that_only_our_own_engine_can_take_for_granted(flag):
     with pytest.raises(ConfigError, match=r"told with --engine\.vllm") as refused:
-        read_short(Parser("x", "y"), tuple(FLAGS), ["--engine=vllm", flag])
+        read_short(VerbParser("x", "y"), tuple(FLAGS), ["--engine=vllm", flag])
     assert refused.value.param == flag
-    assert read_short(Parser("x", "y"), tuple(FLAGS), [flag]) is not None
+    assert read_short(VerbParser("x", "y"), tuple(FLAGS), [flag]) is not None
 
 
 def test_vectors_are_asked_for():

@@ -15,7 +15,7 @@ from engine.vllm.fakes import make_fake
 from rondo.base.errors import ConfigError, RondoError, Unavailable
 from rondo.client.types import GenerateRequest, SamplingParams
 from rondo.engine.config import EngineConfig, VllmConfig
-from rondo.engine.vllm.backend import Adapter
+from rondo.engine.vllm.backend import VllmAdapter
 from rondo.engine.vllm.folder import RunFolder
 from rondo.engine.vllm.load import load_vllm
 from rondo.engine.vllm.options import environment
@@ -114,7 +114,7 @@ def test_it_comes_back_as_it_was(tmp_path):
     fake = make_fake(tmp_path)
 
     async def work(backend):
-        await backend.load_adapter(Adapter("a", "/a", 1))
+        await backend.load_adapter(VllmAdapter("a", "/a", 1))
         await backend.pause("keep")
         await backend.transfer("new", 3)
         fake.kill()

@@ -6,19 +6,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from rondo.plan.cluster import GPUS, Cluster, Gpu
-from rondo.plan.layout import Batch, Layout, Policy
-from rondo.plan.model import Shape
+from rondo.plan.layout import Layout, Policy, StepBatch
+from rondo.plan.model import ModelShape
 
 
 @dataclass(frozen=True)
 class Row:
     name: str
     source: str
-    shape: Shape
+    shape: ModelShape
     cluster: Cluster
     layout: Layout
     policy: Policy
-    batch: Batch
+    batch: StepBatch
     speed: float | None = None
     memory: float | None = None
     reserved: bool = False
@@ -33,7 +33,7 @@ class Row:
 def row(
     name: str,
     source: str,
-    shape: Shape,
+    shape: ModelShape,
     gpu: Gpu | str,
     batch: tuple[int, int],
     policy: Policy,
@@ -63,6 +63,6 @@ def row(
         Cluster(GPUS[gpu] if isinstance(gpu, str) else gpu, gpus),
         layout,
         policy,
-        Batch(*batch),
+        StepBatch(*batch),
         **more,
     )

@@ -4,14 +4,14 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rondo.data.packing import Document, Row, Tree, pack
+from rondo.data.packing import Document, PackedRow, Tree, pack
 from rondo.train.megatron.samples import samples_of
 
 TOKENS = st.lists(st.integers(1, 4), min_size=2, max_size=9)
 
 
 @st.composite
-def rows(draw: st.DrawFn) -> list[Row]:
+def rows(draw: st.DrawFn) -> list[PackedRow]:
     """Few different tokens, so that prompts and answers begin alike."""
     items: list[Document | Tree] = [
         Document(ids, [1.0] * len(ids)) for ids in draw(st.lists(TOKENS, max_size=3))
@@ -22,7 +22,7 @@ def rows(draw: st.DrawFn) -> list[Row]:
     return pack(items, 48)
 
 
-def sequence_before(row: Row, token: int) -> list[int]:
+def sequence_before(row: PackedRow, token: int) -> list[int]:
     """The tokens of the row that the model reads up to `token`, by what a row says of its segments."""
     segment = int(np.searchsorted(row.cu_seqlens, token, side="right")) - 1
     path = list(range(row.cu_seqlens[segment], token + 1))
@@ -36,7 +36,7 @@ def sequence_before(row: Row, token: int) -> list[int]:
 
 @settings(max_examples=60)
 @given(rows())
-def test_a_token_sees_what_it_sees_in_the_row(made: list[Row]) -> None:
+def test_a_token_sees_what_it_sees_in_the_row(made: list[PackedRow]) -> None:
     for row in made:
         samples = samples_of(row)
         size = samples.tokens.shape[1]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from rondo.data.packing import Document, Row, Tree, pack
+from rondo.data.packing import Document, PackedRow, Tree, pack
 from rondo.models.adapters import LoraSpec, attach_lora
 from rondo.models.decoder import Decoder
 from rondo.ops import AttentionSpec
@@ -33,7 +33,7 @@ class OneByOne:
     """Attention by products that are not larger than what is counted: each query with the keys that it sees, or with
     all of its document, of a window at most."""
 
-    def __init__(self, row: Row, *, causal: bool) -> None:
+    def __init__(self, row: PackedRow, *, causal: bool) -> None:
         self.seen = [_seen(row, at) for at in range(len(row.tokens))]
         self.ends = [_seen(row, end - 1) for end in row.cu_seqlens[1:]]
         self.segment = np.searchsorted(row.cu_seqlens, np.arange(len(row.tokens)), side="right") - 1
@@ -57,7 +57,7 @@ class OneByOne:
         return torch.stack(out)
 
 
-def _seen(row: Row, at: int) -> list[int]:
+def _seen(row: PackedRow, at: int) -> list[int]:
     """Where in the row those are that the token at `at` sees without a window, in the order of their positions."""
     segment = int(np.searchsorted(row.cu_seqlens, at, side="right")) - 1
     found, until = list[int](), int(row.positions[at]) + 1
@@ -69,7 +69,7 @@ def _seen(row: Row, at: int) -> list[int]:
     return found
 
 
-def counted(model: Decoder, row: Row, *, causal: bool) -> int:
+def counted(model: Decoder, row: PackedRow, *, causal: bool) -> int:
     tokens, inputs = inputs_of(row, 1.0, VOCAB, torch.device("cpu"), Context())
     inputs = replace(inputs, attend=OneByOne(row, causal=causal))
     with FlopCounterMode(display=False) as counter, use_reference():

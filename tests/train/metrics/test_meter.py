@@ -17,7 +17,7 @@ from rondo.plan.cluster import GPUS, gpu_called
 from rondo.train.config import MetricsConfig, TrainConfig
 from rondo.train.learner import Learner, Metrics
 from rondo.train.loop import train
-from rondo.train.metrics.clock import Clock
+from rondo.train.metrics.clock import PhaseTimer
 from rondo.train.metrics.memory import memory_of
 from rondo.train.metrics.meter import perplexity
 from rondo.train.metrics.peak import peak_of
@@ -101,7 +101,7 @@ def test_memory_is_what_the_system_says() -> None:
 
 
 def test_a_clock_adds_up_and_begins_again() -> None:
-    clock = Clock()
+    clock = PhaseTimer()
     for _ in range(2):
         with clock("load"):
             pass

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rondo.client.bench.load import Outcome
+from rondo.client.bench.load import RequestOutcome
 
 METRICS = {
     "ttft": ("TTFT", "Time to First Token"),
@@ -54,7 +54,7 @@ class Figures:
 
 
 def figures(
-    outcomes: Sequence[Outcome],
+    outcomes: Sequence[RequestOutcome],
     duration: float,
     percentiles: Sequence[float] = (99,),
     goodput: Mapping[str, float] | None = None,
@@ -87,7 +87,7 @@ def figures(
     )
 
 
-def tpot(outcome: Outcome) -> float:
+def tpot(outcome: RequestOutcome) -> float:
     later = outcome.output_tokens - 1
     return (outcome.latency - outcome.first) / later if later > 0 else 0.0
 
@@ -110,12 +110,12 @@ def percentile(ordered: Sequence[float], at: float) -> float:
     return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
 
 
-def _keeps(outcome: Outcome, limits: Mapping[str, float]) -> bool:
+def _keeps(outcome: RequestOutcome, limits: Mapping[str, float]) -> bool:
     seconds = {"ttft": outcome.first, "tpot": tpot(outcome), "e2el": outcome.latency}
     return all(seconds[name] * 1000 <= limit for name, limit in limits.items())
 
 
-def _peaks(good: Sequence[Outcome]) -> tuple[int, int]:
+def _peaks(good: Sequence[RequestOutcome]) -> tuple[int, int]:
     """Most events and most requests within one second."""
     if not good:
         return 0, 0

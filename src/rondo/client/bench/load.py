@@ -12,8 +12,8 @@ from typing import Any
 
 from rondo.base.errors import RondoError, Unavailable
 from rondo.client.bench.prompts import Ask
-from rondo.client.bench.wire import Address, Pool
-from rondo.client.lines import Lines
+from rondo.client.bench.wire import ConnectionPool, ServerAddress
+from rondo.client.lines import LineSplitter
 
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 SHOWN = 300
@@ -23,7 +23,7 @@ PAUSE = 0.5
 
 
 @dataclass(slots=True)
-class Outcome:
+class RequestOutcome:
     """One request as its client saw it; times in seconds, `started` on the clock of `time.perf_counter`."""
 
     started: float
@@ -42,8 +42,8 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Server:
-    address: Address
+class TargetServer:
+    address: ServerAddress
     endpoint: str
     model: str
     api_key: str | None = None
@@ -68,12 +68,14 @@ class Server:
             body["ignore_eos"] = True
         return json.dumps(body | self.extra).encode()
 
-    def pool(self) -> Pool:
-        return Pool(self.address, {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {})
+    def pool(self) -> ConnectionPool:
+        return ConnectionPool(
+            self.address, {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+        )
 
 
 @asynccontextmanager
-async def opened(server: Server) -> AsyncIterator[Pool]:
+async def opened(server: TargetServer) -> AsyncIterator[ConnectionPool]:
     pool = server.pool()
     try:
         yield pool
@@ -81,7 +83,7 @@ async def opened(server: Server) -> AsyncIterator[Pool]:
         pool.close()
 
 
-async def first_model(server: Server) -> str:
+async def first_model(server: TargetServer) -> str:
     """The model that a server names first, for who did not say which."""
     answer = bytearray()
     async with opened(server) as pool:
@@ -98,7 +100,7 @@ async def first_model(server: Server) -> str:
         ) from None
 
 
-async def wait_until_ready(server: Server, ask: Ask, seconds: float) -> Server:
+async def wait_until_ready(server: TargetServer, ask: Ask, seconds: float) -> TargetServer:
     """Until it has answered once, which also says that its model is there; with the model's name, where it had none."""
     until = time.monotonic() + seconds
     while True:
@@ -116,19 +118,19 @@ async def wait_until_ready(server: Server, ask: Ask, seconds: float) -> Server:
 
 
 async def run_load(
-    server: Server,
+    server: TargetServer,
     asked: Sequence[Ask],
     times: Sequence[float],
     max_concurrency: int | None = None,
     on_done: Callable[[int], None] = lambda done: None,
-) -> tuple[list[Outcome], float]:
+) -> tuple[list[RequestOutcome], float]:
     """What came of each, and how long all took."""
     limit = asyncio.Semaphore(max_concurrency or len(asked))
     done = 0
     async with opened(server) as pool:
         requests = [pool.request("POST", PATHS[server.endpoint], server.body(ask)) for ask in asked]
 
-        async def one(request: bytes) -> Outcome:
+        async def one(request: bytes) -> RequestOutcome:
             nonlocal done
             async with limit:
                 outcome = await _ask(pool, request, server.endpoint == "chat")
@@ -147,7 +149,7 @@ async def run_load(
         return outcomes, time.perf_counter() - began
 
 
-async def _ask(pool: Pool, request: bytes, chat: bool) -> Outcome:
+async def _ask(pool: ConnectionPool, request: bytes, chat: bool) -> RequestOutcome:
     reader = _Reader(chat)
     try:
         status = await pool.send(request, reader.feed)
@@ -163,9 +165,9 @@ class _Reader:
     """Server-sent events of one answer, timed as they come."""
 
     def __init__(self, chat: bool) -> None:
-        self.outcome = Outcome(time.perf_counter())
+        self.outcome = RequestOutcome(time.perf_counter())
         self._chat = chat
-        self._lines = Lines()
+        self._lines = LineSplitter()
         self._said = b""
         self._last = 0.0
         self._complete = False

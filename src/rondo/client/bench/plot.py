@@ -9,7 +9,7 @@ from typing import Any
 from rondo.base.errors import ConfigError, MissingExtra
 from rondo.base.files import storage_error
 from rondo.client.bench.figures import METRICS, tpot
-from rondo.client.bench.report import Run
+from rondo.client.bench.report import LoadRun
 
 DPI = 120
 STYLES = ("--", ":", "-.")
@@ -28,7 +28,7 @@ def need_plots(file: Path) -> None:
         )
 
 
-def save_plot(runs: Sequence[Run], file: Path) -> None:
+def save_plot(runs: Sequence[LoadRun], file: Path) -> None:
     figure = _figure()
     if len(runs) == 1:
         _spreads(figure, runs[0])
@@ -37,7 +37,7 @@ def save_plot(runs: Sequence[Run], file: Path) -> None:
     _save(figure, file)
 
 
-def save_sweeps(servers: Mapping[str, Sequence[Run]], file: Path) -> None:
+def save_sweeps(servers: Mapping[str, Sequence[LoadRun]], file: Path) -> None:
     """Several servers at the same rates, each with its name."""
     figure = _figure()
     _rates(figure, servers)
@@ -58,7 +58,7 @@ def _figure() -> Any:
     return Figure(figsize=(10, 4), layout="constrained")
 
 
-def _spreads(figure: Any, run: Run) -> None:
+def _spreads(figure: Any, run: LoadRun) -> None:
     """The share of requests (of gaps, for ITL) that took at most so long."""
     good = [outcome for outcome in run.outcomes if outcome.ok]
     values = {
@@ -74,7 +74,7 @@ def _spreads(figure: Any, run: Run) -> None:
         axes.grid(alpha=0.3)
 
 
-def _rates(figure: Any, servers: Mapping[str, Sequence[Run]]) -> None:
+def _rates(figure: Any, servers: Mapping[str, Sequence[LoadRun]]) -> None:
     """Percentiles of a server are drawn in its colour, broken."""
     left, middle, right = figure.subplots(1, 3)
     for number, (server, runs) in enumerate(servers.items()):

@@ -29,7 +29,7 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class Lengths:
+class LengthDistribution:
     """How long random prompts and answers are: `ratio` spreads each evenly by so much around its length."""
 
     input: int = 1024
@@ -55,7 +55,7 @@ class Repeated:
 
 
 @dataclass(frozen=True)
-class Lines:
+class LinePrompts:
     """Prompts of a text's lines, the first ones the same in all: about as many tokens as this, by their characters."""
 
     input: int = 550
@@ -64,17 +64,17 @@ class Lines:
 
 
 @dataclass(frozen=True)
-class Dataset:
+class PromptDataset:
     kind: str
     path: Path | None = None
-    lengths: Lengths = field(default_factory=Lengths)
+    lengths: LengthDistribution = field(default_factory=LengthDistribution)
     repeated: Repeated = field(default_factory=Repeated)
-    lines: Lines = field(default_factory=Lines)
+    lines: LinePrompts = field(default_factory=LinePrompts)
     output: int | None = None
     """How many tokens a file's prompts ask for; None: what the file says."""
 
 
-def make_prompts(dataset: Dataset, count: int, chat: bool, seed: int) -> list[Ask]:
+def make_prompts(dataset: PromptDataset, count: int, chat: bool, seed: int) -> list[Ask]:
     rng = random.Random(seed)
     makers: dict[str, Callable[[], list[Ask]]] = {
         "random": lambda: _random(dataset.lengths, count, chat, rng),
@@ -89,7 +89,7 @@ def make_prompts(dataset: Dataset, count: int, chat: bool, seed: int) -> list[As
     return makers[dataset.kind]()
 
 
-def _random(lengths: Lengths, count: int, chat: bool, rng: random.Random) -> list[Ask]:
+def _random(lengths: LengthDistribution, count: int, chat: bool, rng: random.Random) -> list[Ask]:
     beginning = _tokens(lengths.prefix, rng)
     asked = []
     for _ in range(count):
@@ -122,7 +122,7 @@ def _shown(ids: list[int], chat: bool) -> Prompt:
     return " ".join(LETTERS[token % len(LETTERS)] for token in ids) if chat else ids
 
 
-def _file(dataset: Dataset) -> Path:
+def _file(dataset: PromptDataset) -> Path:
     if dataset.path is None:
         raise ConfigError(
             f"The dataset {dataset.kind} needs a file: --dataset-path FILE.", param="dataset_path"
@@ -177,7 +177,7 @@ def _custom(path: Path, output: int | None, count: int, chat: bool) -> list[Ask]
     return _enough(asked, count, path)
 
 
-def _sonnet(path: Path, lengths: Lines, count: int, rng: random.Random) -> list[Ask]:
+def _sonnet(path: Path, lengths: LinePrompts, count: int, rng: random.Random) -> list[Ask]:
     """Lines of any text, drawn anew for each prompt after those that all begin with."""
     known = [line for line in _read(path).splitlines() if line.strip()]
     if not known:

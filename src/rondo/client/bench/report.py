@@ -8,23 +8,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from rondo.client.bench.figures import METRICS, Figures
-from rondo.client.bench.load import Outcome
+from rondo.client.bench.load import RequestOutcome
 
 WIDTH = 50
 SHOWN_ERRORS = 10
 
 
 @dataclass(frozen=True)
-class Run:
+class LoadRun:
     """One load and what it took."""
 
     rate: float
     max_concurrency: int | None
-    outcomes: Sequence[Outcome]
+    outcomes: Sequence[RequestOutcome]
     figures: Figures
 
 
-def lines(run: Run, metrics: Sequence[str]) -> list[str]:
+def lines(run: LoadRun, metrics: Sequence[str]) -> list[str]:
     figures = run.figures
     shown = [_title(" Serving Benchmark Result ", "="), _count("Successful requests:", figures.completed)]
     shown.append(_count("Failed requests:", figures.failed))
@@ -71,7 +71,7 @@ def _number(label: str, value: float) -> str:
     return f"{label:<40} {value:<10.2f}".rstrip()
 
 
-def failures(run: Run) -> list[str]:
+def failures(run: LoadRun) -> list[str]:
     """What went wrong, each once, most often first."""
     counts: dict[str, int] = {}
     for outcome in run.outcomes:
@@ -81,7 +81,7 @@ def failures(run: Run) -> list[str]:
     return [f"{times} failed: {error}" for error, times in ordered[:SHOWN_ERRORS]]
 
 
-def table(runs: Sequence[Run]) -> list[str]:
+def table(runs: Sequence[LoadRun]) -> list[str]:
     """One line a rate, of a sweep."""
     head = ["rate", "req/s", "output tok/s", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "failed"]
     rows = [head]
@@ -99,7 +99,7 @@ def table(runs: Sequence[Run]) -> list[str]:
     return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
 
 
-def as_json(run: Run, about: dict[str, Any], detailed: bool) -> dict[str, Any]:
+def as_json(run: LoadRun, about: dict[str, Any], detailed: bool) -> dict[str, Any]:
     figures = run.figures
     result: dict[str, Any] = about | {
         "request_rate": "inf" if math.isinf(run.rate) else run.rate,

@@ -21,14 +21,14 @@ OnData = Callable[[bytes], None]
 
 
 @dataclass(frozen=True)
-class Address:
+class ServerAddress:
     host: str
     port: int
     path: str
     tls: bool
 
     @classmethod
-    def of(cls, url: str) -> Address:
+    def of(cls, url: str) -> ServerAddress:
         try:
             parts = urlsplit(url if "//" in url else f"http://{url}")
             port = parts.port
@@ -183,10 +183,10 @@ class _Answer:
 
 
 @dataclass
-class Pool:
+class ConnectionPool:
     """Connections to one server: as many as there are requests at a time, each used again."""
 
-    address: Address
+    address: ServerAddress
     headers: Mapping[str, str]
     timeout: float = 600.0
     _idle: list[Connection] = field(default_factory=list)

@@ -30,7 +30,7 @@ OUTLIER = 3
 
 class Controller:
     def __init__(self) -> None:
-        self._accounts: dict[int, Account] = {}
+        self._accounts: dict[int, DraftStatistics] = {}
 
     def allows(self, load: int) -> bool:
         """Whether the next step, with `load` decoding requests, may speculate."""
@@ -40,11 +40,11 @@ class Controller:
         """A step of `load` decoding requests and nothing else took `seconds` and gave `load + accepted` tokens."""
         self._account(load).observe(seconds, 1 + accepted / load, speculated)
 
-    def _account(self, load: int) -> Account:
-        return self._accounts.setdefault(_bucket(load), Account())
+    def _account(self, load: int) -> DraftStatistics:
+        return self._accounts.setdefault(_bucket(load), DraftStatistics())
 
 
-class Account:
+class DraftStatistics:
     def __init__(self) -> None:
         self.trying = False
         self.balance = 0.0

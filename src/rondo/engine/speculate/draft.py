@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rondo.engine.plan import Plan
+from rondo.engine.plan import StepPlan
 from rondo.engine.request import Request
 from rondo.engine.runner import Runner
 from rondo.engine.sleep import Sleeper
@@ -19,7 +19,7 @@ from rondo.ops import NO_TOKEN
 
 
 @dataclass(slots=True)
-class Follower:
+class DraftState:
     """The draft's view of a request: `own` has the tokens that the request had when it was last asked, `sure` many,
     and the proposals after them. Of its blocks, `noted` are known by their keys."""
 
@@ -36,7 +36,7 @@ class DraftProposer:
         self.sleeper = sleeper
         self.max_step_tokens = max_step_tokens
         self.max_length = max_length
-        self._followers: dict[int, Follower] = {}
+        self._followers: dict[int, DraftState] = {}
         self._keys: list[int | None] = [None] * runner.cache.num_blocks[0]
         """By block: the chain key of the full block that the draft has computed there."""
 
@@ -48,7 +48,7 @@ class DraftProposer:
         plan = self._catch_up([follower.own for follower in followers], entered)
         while not plan.empty:
             going = self._advance(plan)
-            plan = Plan(decodes=going, chunks=[], admitted=[], preempted=[])
+            plan = StepPlan(decodes=going, chunks=[], admitted=[], preempted=[])
         for follower in followers:
             self._hand_over(follower)
 
@@ -60,7 +60,7 @@ class DraftProposer:
     def wake(self, tags: Sequence[str] | None) -> None:
         self.sleeper.wake(tags)
 
-    def _follow(self, source: Request, entered: list[Request]) -> Follower:
+    def _follow(self, source: Request, entered: list[Request]) -> DraftState:
         follower = self._followers.get(source.row)
         if (
             follower is None
@@ -82,7 +82,7 @@ class DraftProposer:
             self._keys[block] = None
         return follower
 
-    def _new(self, source: Request) -> Follower:
+    def _new(self, source: Request) -> DraftState:
         own = Request(
             source.id,
             source.index,
@@ -101,22 +101,22 @@ class DraftProposer:
                 break
             own.computed += self.runner.cache.block_size
         known = own.computed // self.runner.cache.block_size
-        return Follower(source, source.preemptions, own, sure=len(source.tokens), noted=known)
+        return DraftState(source, source.preemptions, own, sure=len(source.tokens), noted=known)
 
-    def _catch_up(self, requests: list[Request], entered: list[Request]) -> Plan:
+    def _catch_up(self, requests: list[Request], entered: list[Request]) -> StepPlan:
         """As the scheduler would: one token first, then pieces, within one budget."""
         budget = self.max_step_tokens
         for request in sorted(requests, key=lambda request: request.remaining):
             request.planned = min(request.remaining, budget)
             budget -= request.planned
-        return Plan(
+        return StepPlan(
             decodes=[request for request in requests if request.planned == 1],
             chunks=[request for request in requests if request.planned > 1],
             admitted=entered,
             preempted=[],
         )
 
-    def _advance(self, plan: Plan) -> list[Request]:
+    def _advance(self, plan: StepPlan) -> list[Request]:
         """Runs the plan; returns those that got a token and want another."""
         step = self.runner.prepare(plan)
         logits = self.runner.forward(step)
@@ -138,7 +138,7 @@ class DraftProposer:
                 going.append(request)
         return going
 
-    def _hand_over(self, follower: Follower) -> None:
+    def _hand_over(self, follower: DraftState) -> None:
         """The proposals to the request; and what the draft knows of its blocks is noted."""
         own, source = follower.own, follower.source
         source.proposed = own.tokens[follower.sure :]

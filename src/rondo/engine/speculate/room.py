@@ -21,7 +21,7 @@ def make_room(
         if (
             request.planned != 1
             or length - request.computed != 1
-            or request.riders
+            or request.followers
             or id(request) in beginning
         ):
             continue

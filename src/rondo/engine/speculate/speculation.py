@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from rondo.engine.plan import Plan
+from rondo.engine.plan import StepPlan
 from rondo.engine.request import Request
 from rondo.engine.runner import Runner, StepResult
 from rondo.engine.scheduler import Scheduler
@@ -50,7 +50,7 @@ class Speculation:
         self.counters = SpeculationCounters(accepted_at=[0] * most)
         self._load = 0
 
-    def plan(self) -> Plan:
+    def plan(self) -> StepPlan:
         """The next step's plan, and the proposals of those that may carry some."""
         self._load = load = len(self.scheduler.running)
         allowed = load > 0 and (self.controller is None or self.controller.allows(load))
@@ -61,10 +61,10 @@ class Speculation:
         self.proposer.propose(plan.ahead)
         for request in plan.ahead:
             _keep_to_grammar(request)
-        self.scheduler.settle([request for request in plan.ahead if not request.proposed])
+        self.scheduler.commit_drafts([request for request in plan.ahead if not request.proposed])
         return replace(plan, ahead=[request for request in plan.ahead if request.proposed])
 
-    def settle(self, plan: Plan, result: StepResult, broken: list[Request]) -> int:
+    def commit_drafts(self, plan: StepPlan, result: StepResult, broken: list[Request]) -> int:
         """The step's tokens are there: what was proposed has become one of them or goes. Returns how many have.
 
         A request whose output is not finite may owe that to its own proposals, whose keys lie beside its. It is taken
@@ -80,7 +80,7 @@ class Speculation:
             if any(request.proposed for request in broken):
                 self.scheduler.pool.forget()
                 broken[:] = [request for request in broken if not request.proposed]
-        self.scheduler.settle(plan.ahead)
+        self.scheduler.commit_drafts(plan.ahead)
         return accepted
 
     def _count(self, request: Request) -> int:
@@ -99,7 +99,7 @@ class Speculation:
             request.most_ahead = max(count // 2, 1)
         return accepted
 
-    def observe(self, plan: Plan, accepted: int, seconds: float) -> None:
+    def observe(self, plan: StepPlan, accepted: int, seconds: float) -> None:
         """Steps in which prompts are computed too say nothing about speculation."""
         plain = bool(plan.decodes) and not (plan.chunks or plan.admitted or plan.preempted)
         if self.controller is not None and plain and len(plan.decodes) == self._load:

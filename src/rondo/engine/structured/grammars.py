@@ -17,7 +17,7 @@ from rondo.base.errors import InvalidRequest, Overloaded
 from rondo.client.blame import renamed
 from rondo.client.structured import StructuredOutputsParams
 from rondo.engine.structured.checker import Checker
-from rondo.engine.structured.matcher import Matcher
+from rondo.engine.structured.matcher import GrammarMatcher
 from rondo.engine.structured.vocabulary import Vocabulary
 from rondo.text.tokenizer import Tokenizer
 
@@ -103,11 +103,11 @@ class Grammars:
         finally:
             self._waiting -= 1
 
-    def matcher(self, params: StructuredOutputsParams) -> Matcher:
+    def matcher(self, params: StructuredOutputsParams) -> GrammarMatcher:
         """At the beginning of an answer; waits where it must."""
         with _own_name(params):
             compiled = self.start(params).result()
-        return Matcher(compiled.deep_copy(), self._ends, params.param)
+        return GrammarMatcher(compiled.deep_copy(), self._ends, params.param)
 
     def close(self) -> None:
         for checker in self._checkers:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rondo.engine.request import Request
-from rondo.engine.structured.matcher import Matcher, follow_all
+from rondo.engine.structured.matcher import GrammarMatcher, follow_all
 from rondo.ops.draw import WORD
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Bits = NDArray[np.int32]
 Ints = NDArray[np.int64]
-Asked = tuple[int, Request, Matcher]
+Asked = tuple[int, Request, GrammarMatcher]
 """The first row of a request with a grammar; the others, each after one more of its proposals, follow."""
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 ENDED = ("NoExtension", "EndOfSentence")
 
 
-class Matcher:
+class GrammarMatcher:
     """Follows the sample's own tokens, which only ever become more: whoever is preempted, or forks off, keeps his."""
 
     __slots__ = ("ends", "param", "seen", "state")
@@ -48,7 +48,7 @@ class Matcher:
         return 0 if self.state.is_stopped() else self.state.validate_tokens(list(proposed))
 
 
-def follow_all(asked: Sequence[tuple[int, Request, Matcher]], executor: LLExecutor) -> None:
+def follow_all(asked: Sequence[tuple[int, Request, GrammarMatcher]], executor: LLExecutor) -> None:
     """As each by itself, but in one call where there is one more token, as there is in most steps of an answer."""
     ones: list[tuple[LLMatcher, int]] = []
     for _, request, matcher in asked:

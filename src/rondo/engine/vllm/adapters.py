@@ -8,14 +8,14 @@ from pathlib import Path
 from rondo.base.errors import ConfigError, InvalidRequest, NotFound, Overloaded
 from rondo.base.paths import path_of
 from rondo.engine.config import EngineConfig
-from rondo.engine.vllm.backend import Adapter, Backend
+from rondo.engine.vllm.backend import Backend, VllmAdapter
 from rondo.models.adapters.files import read_config
 
 
 class VllmAdapters:
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
-        self._current: dict[str, Adapter] = {}
+        self._current: dict[str, VllmAdapter] = {}
         self._loads = 0
 
     def names(self) -> list[str]:
@@ -24,7 +24,7 @@ class VllmAdapters:
     def __contains__(self, name: object) -> bool:
         return name in self._current
 
-    def find(self, name: str | None) -> Adapter | None:
+    def find(self, name: str | None) -> VllmAdapter | None:
         if name is None:
             return None
         adapter = self._current.get(name)
@@ -32,7 +32,7 @@ class VllmAdapters:
             raise no_adapter(name)
         return adapter
 
-    def begin(self, name: str, path: str) -> Adapter:
+    def begin(self, name: str, path: str) -> VllmAdapter:
         """One that vLLM has from its start."""
         self._check(name, replace=False)
         self._current[name] = self._next(name, _lora_folder(path))
@@ -54,9 +54,9 @@ class VllmAdapters:
             raise no_adapter(name)
         await backend.unload_adapter(adapter)
 
-    def _next(self, name: str, folder: Path) -> Adapter:
+    def _next(self, name: str, folder: Path) -> VllmAdapter:
         self._loads += 1
-        return Adapter(name, str(folder), self._loads)
+        return VllmAdapter(name, str(folder), self._loads)
 
     def _check(self, name: str, replace: bool) -> None:
         if not self._config.vllm.adapters:

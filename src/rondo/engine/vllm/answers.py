@@ -18,18 +18,18 @@ from rondo.client.types import FinishReason
 from rondo.engine.intake import not_finite
 from rondo.engine.metrics import RequestMetrics
 from rondo.engine.request import Request
-from rondo.engine.step import Step
-from rondo.engine.vllm.backend import Asked, Backend, Piece
+from rondo.engine.step import StepOutput
+from rondo.engine.vllm.backend import Backend, OutputDelta, VllmRequest
 
 log = get_logger("rondo.engine.vllm")
 
 FINISHED = ("stop", "length")
 
 
-class Stream:
+class AnswerStream:
     """A request under way: its samples fill up in one task, and whoever reads them is woken."""
 
-    def __init__(self, samples: list[Request], asked: Asked, metrics: RequestMetrics) -> None:
+    def __init__(self, samples: list[Request], asked: VllmRequest, metrics: RequestMetrics) -> None:
         self.samples = samples
         self.asked = asked
         self.event = asyncio.Event()
@@ -94,11 +94,11 @@ class Stream:
             self._take(sample, last, version())
             self._finish(sample, last)
 
-    def _of(self, piece: Piece) -> list[Request]:
+    def _of(self, piece: OutputDelta) -> list[Request]:
         """The samples that it belongs to."""
         return self.samples if self.asked.samples < len(self.samples) else [self.samples[piece.index]]
 
-    def _take(self, sample: Request, piece: Piece, version: int) -> None:
+    def _take(self, sample: Request, piece: OutputDelta, version: int) -> None:
         self.pieces += 1
         if piece.cached is not None:
             # The prompt of one that asks for its log-probabilities was computed for them.
@@ -128,9 +128,9 @@ class Stream:
         now = time.monotonic()
         admitted = [] if sample.started_at else [sample]
         sample.started_at = sample.started_at or now
-        self._metrics.observe(Step(advanced, [], admitted, extra), now)
+        self._metrics.observe(StepOutput(advanced, [], admitted, extra), now)
 
-    def _finish(self, sample: Request, piece: Piece) -> None:
+    def _finish(self, sample: Request, piece: OutputDelta) -> None:
         if sample.finish_reason is not None:
             return
         if piece.versions is not None and len(piece.versions) == len(sample.weight_versions):

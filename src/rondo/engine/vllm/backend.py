@@ -16,7 +16,7 @@ from rondo.engine.request import Request
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class OutputDelta:
     """The next tokens of one sample. `versions` has one entry a token of the whole sample, once it has ended."""
 
     index: int
@@ -32,7 +32,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Adapter:
+class VllmAdapter:
     """One version of an adapter. vLLM knows each under a name of its own, and has `number`s for them."""
 
     name: str
@@ -45,13 +45,13 @@ class Adapter:
 
 
 @dataclass(frozen=True)
-class Asked:
+class VllmRequest:
     """A request on its way: `salt` keeps what was cached under other weights from being found."""
 
     request: GenerateRequest
     first: Request
     salt: str
-    adapter: Adapter | None
+    adapter: VllmAdapter | None
 
     @property
     def samples(self) -> int:
@@ -112,7 +112,7 @@ def likeliest(ranked: Sequence[tuple[int, float, int | None]], count: int) -> li
     return [(token, logprob) for _, token, logprob in kept[:count]]
 
 
-def scores_of(asked: Asked, said: Sequence[Sequence[tuple[int, float, int | None]]]) -> PromptLogprobs:
+def scores_of(asked: VllmRequest, said: Sequence[Sequence[tuple[int, float, int | None]]]) -> PromptLogprobs:
     """A prompt's log-probabilities: of each token its own, then those of the likeliest."""
     wanted = asked.request.sampling.prompt_logprobs or 0
     scores: PromptLogprobs = [None]
@@ -141,7 +141,7 @@ class Backend(Protocol):
     up: bool
     """Whether it can be asked now."""
 
-    def stream(self, asked: Asked) -> AsyncGenerator[Piece, None]:
+    def stream(self, asked: VllmRequest) -> AsyncGenerator[OutputDelta, None]:
         """Leaving it early aborts the request."""
 
     async def pause(self, mode: PauseMode) -> None: ...
@@ -154,9 +154,9 @@ class Backend(Protocol):
 
     async def reset_prefix_cache(self) -> None: ...
 
-    async def load_adapter(self, adapter: Adapter) -> None: ...
+    async def load_adapter(self, adapter: VllmAdapter) -> None: ...
 
-    async def unload_adapter(self, adapter: Adapter) -> None: ...
+    async def unload_adapter(self, adapter: VllmAdapter) -> None: ...
 
     async def transfer(self, path: str, version: int) -> None:
         """Every worker reads the folder, and tokens from then on are of `version`. Nothing is computed meanwhile."""

@@ -14,13 +14,13 @@ from prometheus_client.core import Metric
 from rondo.base.errors import ConfigError, InvalidRequest, ModelError, RondoError, Unavailable
 from rondo.client.engine import PauseMode
 from rondo.client.types import PromptLogprobs
-from rondo.engine.vllm.backend import Adapter, Asked, Piece, likeliest, scores_of, spread
+from rondo.engine.vllm.backend import OutputDelta, VllmAdapter, VllmRequest, likeliest, scores_of, spread
 from rondo.engine.vllm.folder import RunFolder
 from rondo.engine.vllm.options import USUAL, plugins_too
 from rondo.engine.vllm.versions import check_version
 
 
-class Direct:
+class InProcessVllm:
     def __init__(
         self, arguments: Sequence[str], variables: Mapping[str, str], on_failure: Callable[[RondoError], None]
     ) -> None:
@@ -41,7 +41,7 @@ class Direct:
             self._folder.remove()
             raise
 
-    async def stream(self, asked: Asked) -> AsyncGenerator[Piece, None]:
+    async def stream(self, asked: VllmRequest) -> AsyncGenerator[OutputDelta, None]:
         with self._told():
             outputs = self._vector(asked) if asked.request.pooling is not None else self._tokens(asked)
             async with contextlib.aclosing(outputs) as pieces:
@@ -68,11 +68,11 @@ class Direct:
         with self._told():
             await self._llm.reset_prefix_cache()
 
-    async def load_adapter(self, adapter: Adapter) -> None:
+    async def load_adapter(self, adapter: VllmAdapter) -> None:
         with self._told():
             await self._llm.add_lora(_lora(adapter))
 
-    async def unload_adapter(self, adapter: Adapter) -> None:
+    async def unload_adapter(self, adapter: VllmAdapter) -> None:
         """Nobody can ask for it any more; what uses it goes on, and vLLM forgets it when it needs the room."""
 
     async def transfer(self, path: str, version: int) -> None:
@@ -94,7 +94,7 @@ class Direct:
         self._llm.shutdown()
         self._folder.remove()
 
-    async def _tokens(self, asked: Asked) -> AsyncGenerator[Piece, None]:
+    async def _tokens(self, asked: VllmRequest) -> AsyncGenerator[OutputDelta, None]:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
@@ -113,11 +113,11 @@ class Direct:
         async with contextlib.aclosing(outputs):
             async for output in outputs:
                 if wanted is not None and output.prompt_logprobs:
-                    yield Piece(0, (), prompt_logprobs=_scores(output.prompt_logprobs, asked))
+                    yield OutputDelta(0, (), prompt_logprobs=_scores(output.prompt_logprobs, asked))
                 for sample in output.outputs:
                     yield _piece(sample, output.num_cached_tokens, asked.request.sampling.logprobs)
 
-    async def _vector(self, asked: Asked) -> AsyncGenerator[Piece, None]:
+    async def _vector(self, asked: VllmRequest) -> AsyncGenerator[OutputDelta, None]:
         from vllm import PoolingParams
 
         outputs = self._llm.encode(
@@ -130,7 +130,7 @@ class Direct:
         async with contextlib.aclosing(outputs):
             async for output in outputs:
                 vector = output.outputs.data.float().numpy()
-                yield Piece(0, (), vector=vector, finish_reason="stop", cached=output.num_cached_tokens)
+                yield OutputDelta(0, (), vector=vector, finish_reason="stop", cached=output.num_cached_tokens)
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
@@ -181,22 +181,22 @@ def _start(arguments: Sequence[str]) -> Any:
         raise ConfigError(f"vLLM did not start: {error}", param="backend") from error
 
 
-def _prompt(asked: Asked) -> dict[str, Any]:
+def _prompt(asked: VllmRequest) -> dict[str, Any]:
     return {"prompt_token_ids": list(asked.request.prompt_ids), "cache_salt": asked.salt}
 
 
-def _scores(said: Sequence[Mapping[int, Any] | None], asked: Asked) -> PromptLogprobs:
+def _scores(said: Sequence[Mapping[int, Any] | None], asked: VllmRequest) -> PromptLogprobs:
     entries = [[(token, each.logprob, each.rank) for token, each in (entry or {}).items()] for entry in said]
     return scores_of(asked, entries)
 
 
-def _lora(adapter: Adapter | None) -> Any:
+def _lora(adapter: VllmAdapter | None) -> Any:
     from vllm.lora.request import LoRARequest
 
     return None if adapter is None else LoRARequest(adapter.inner_name, adapter.number, adapter.path)
 
 
-def _piece(sample: Any, cached: int | None, wanted: int | None) -> Piece:
+def _piece(sample: Any, cached: int | None, wanted: int | None) -> OutputDelta:
     logprobs = top = None
     if wanted is not None and sample.logprobs is not None:
         entries = list(zip(sample.token_ids, sample.logprobs, strict=True))
@@ -206,7 +206,7 @@ def _piece(sample: Any, cached: int | None, wanted: int | None) -> Piece:
             for _, entry in entries
         ]
     spans = [vars(span) for span in sample.weight_versions] if sample.weight_versions else None
-    return Piece(
+    return OutputDelta(
         index=sample.index,
         tokens=list(sample.token_ids),
         logprobs=logprobs,

@@ -22,13 +22,13 @@ from rondo.client.engine import PauseMode, WeightState
 from rondo.client.types import GenerateRequest, TokenChunk
 from rondo.engine.accounts import tell
 from rondo.engine.config import EngineConfig
-from rondo.engine.intake import Intake
+from rondo.engine.intake import InputProcessor
 from rondo.engine.output import SampleReader, TextSource
 from rondo.engine.renew import check_version
 from rondo.engine.sleep import TAGS, check_level, check_tags
 from rondo.engine.vllm.adapters import VllmAdapters
-from rondo.engine.vllm.answers import Stream
-from rondo.engine.vllm.backend import Asked, Backend
+from rondo.engine.vllm.answers import AnswerStream
+from rondo.engine.vllm.backend import Backend, VllmRequest
 from rondo.engine.vllm.metrics import VllmMetrics
 from rondo.engine.weight_update import WeightUpdate
 from rondo.models import ModelConfig
@@ -66,10 +66,10 @@ class VllmEngine:
         self._update = WeightUpdate()
         self._draining = False
         self._failure: RondoError | None = None
-        self._streams: dict[str, Stream] = {}
+        self._streams: dict[str, AnswerStream] = {}
         self._adapters = adapters
         self._epoch = 0
-        self._intake = Intake(config, max_model_len, model.vocab_size, eos_ids)
+        self._intake = InputProcessor(config, max_model_len, model.vocab_size, eos_ids)
 
     @property
     def failure(self) -> RondoError | None:
@@ -224,7 +224,7 @@ class VllmEngine:
         self.fail(Unavailable("the engine was stopped.", code="shutting_down"))
         self.backend.stop()
 
-    def _open(self, request: GenerateRequest) -> Stream:
+    def _open(self, request: GenerateRequest) -> AnswerStream:
         self._check_open(request)
         prompt = list(request.prompt_ids)
         self._intake.check(request, prompt)
@@ -241,7 +241,7 @@ class VllmEngine:
         salt = f"{self.weight_version}.{self._epoch}.{adapter.number if adapter else 0}"
         if request.cache_salt is not None:
             salt += f".{request.cache_salt}"
-        stream = Stream(samples, Asked(request, samples[0], salt, adapter), self.metrics)
+        stream = AnswerStream(samples, VllmRequest(request, samples[0], salt, adapter), self.metrics)
         self._streams[request.id] = stream
         stream.begin(self.backend, lambda: self.weight_version)
         return stream

@@ -43,9 +43,9 @@ def load_vllm(
     chosen = options(config, folder, length, config.device == "cuda", kv_bytes)
     arguments = [*flags(chosen), *config.vllm.args]
     if config.vllm.mode == "direct":
-        from rondo.engine.vllm.direct import Direct
+        from rondo.engine.vllm.direct import InProcessVllm
 
-        engine.backend = Direct(["--model", str(folder), *arguments], threads(config), engine.fail)
+        engine.backend = InProcessVllm(["--model", str(folder), *arguments], threads(config), engine.fail)
         return engine
     process = VllmProcess(config.vllm.python, partial(environment, config), config.vllm.start_seconds)
     arguments += ["--enable-scale-out", "--enable-prompt-tokens-details"]

@@ -15,10 +15,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from rondo.base.errors import RondoError, Unavailable
 from rondo.base.log import get_logger
-from rondo.client.answers import Events
+from rondo.client.answers import SseParser
 from rondo.client.engine import PauseMode
 from rondo.engine.sleep import TAGS
-from rondo.engine.vllm.backend import Adapter, Asked, Piece
+from rondo.engine.vllm.backend import OutputDelta, VllmAdapter, VllmRequest
 from rondo.engine.vllm.process import URL, VllmProcess
 from rondo.engine.vllm.restarts import Restarts
 from rondo.engine.vllm.wire import generation, pieces, prompt_logprobs, refusal
@@ -38,7 +38,7 @@ class Remote:
         arguments: Sequence[str],
         model: str,
         version: int,
-        adapters: Sequence[Adapter],
+        adapters: Sequence[VllmAdapter],
         restarts: int,
         on_failure: Callable[[RondoError], None],
     ) -> None:
@@ -62,7 +62,7 @@ class Remote:
         self._watcher = threading.Thread(target=self._watch, name="rondo-vllm", daemon=True)
         self._watcher.start()
 
-    async def stream(self, asked: Asked) -> AsyncGenerator[Piece, None]:
+    async def stream(self, asked: VllmRequest) -> AsyncGenerator[OutputDelta, None]:
         self._check_up()
         try:
             if asked.request.pooling is not None:
@@ -72,7 +72,7 @@ class Remote:
                 yield await self._prompt(asked)
             body = generation(asked, asked.sampling())
             body |= {"stream": True, "stream_options": {"include_usage": True}}
-            events = Events()
+            events = SseParser()
             async with self._http().stream("POST", GENERATE, json=body) as answer:
                 if not answer.is_success:
                     raise refusal(answer.status_code, await answer.aread())
@@ -107,12 +107,12 @@ class Remote:
     async def reset_prefix_cache(self) -> None:
         await self._verb("/reset_prefix_cache")
 
-    async def load_adapter(self, adapter: Adapter) -> None:
+    async def load_adapter(self, adapter: VllmAdapter) -> None:
         self._check_up()
         await asyncio.to_thread(self._load_adapter, adapter)
         self._adapters[adapter.inner_name] = adapter
 
-    async def unload_adapter(self, adapter: Adapter) -> None:
+    async def unload_adapter(self, adapter: VllmAdapter) -> None:
         self._adapters.pop(adapter.inner_name, None)
         await self._verb("/v1/unload_lora_adapter", {"lora_name": adapter.inner_name})
 
@@ -137,7 +137,7 @@ class Remote:
         self._watcher.join(timeout=30)
         self._control.close()
 
-    async def _vector(self, asked: Asked) -> Piece:
+    async def _vector(self, asked: VllmRequest) -> OutputDelta:
         body = asked.common() | {
             "input": list(asked.request.prompt_ids),
             "task": "embed",
@@ -147,9 +147,9 @@ class Remote:
         answer = await self._http().post("/pooling", json=body)
         if not answer.is_success:
             raise refusal(answer.status_code, answer.content)
-        return Piece(0, (), vector=np.frombuffer(answer.content, dtype="<f4"), finish_reason="stop")
+        return OutputDelta(0, (), vector=np.frombuffer(answer.content, dtype="<f4"), finish_reason="stop")
 
-    async def _prompt(self, asked: Asked) -> Piece:
+    async def _prompt(self, asked: VllmRequest) -> OutputDelta:
         """vLLM tells a prompt's log-probabilities in whole answers only: one of a token, asked for first. What it
         computes for that stays cached."""
         params = {"max_tokens": 1, "temperature": 0, "detokenize": False}
@@ -157,14 +157,14 @@ class Remote:
         answer = await self._http().post(GENERATE, json=generation(asked, params | wanted))
         if not answer.is_success:
             raise refusal(answer.status_code, answer.content)
-        return Piece(0, (), prompt_logprobs=prompt_logprobs(answer.json()["prompt_logprobs"], asked))
+        return OutputDelta(0, (), prompt_logprobs=prompt_logprobs(answer.json()["prompt_logprobs"], asked))
 
     def _transfer(self, path: str, version: int) -> None:
         self._ask("/start_weight_update")
         self._ask("/update_weights", {"update_info": {"path": path, "version": version}})
         self._ask("/finish_weight_update", {"weight_version": str(version)})
 
-    def _load_adapter(self, adapter: Adapter) -> None:
+    def _load_adapter(self, adapter: VllmAdapter) -> None:
         self._ask("/v1/load_lora_adapter", {"lora_name": adapter.inner_name, "lora_path": adapter.path})
 
     def _start(self) -> None:

@@ -9,14 +9,14 @@ from typing import Any
 from rondo.base.errors import RondoError
 from rondo.client.answers import error_of
 from rondo.client.types import PromptLogprobs
-from rondo.engine.vllm.backend import Asked, Piece, likeliest, scores_of, spread
+from rondo.engine.vllm.backend import OutputDelta, VllmRequest, likeliest, scores_of, spread
 
 
-def generation(asked: Asked, params: Mapping[str, Any]) -> dict[str, Any]:
+def generation(asked: VllmRequest, params: Mapping[str, Any]) -> dict[str, Any]:
     return asked.common() | {"token_ids": list(asked.request.prompt_ids), "sampling_params": params}
 
 
-def prompt_logprobs(said: Sequence[Mapping[str, Any] | None], asked: Asked) -> PromptLogprobs:
+def prompt_logprobs(said: Sequence[Mapping[str, Any] | None], asked: VllmRequest) -> PromptLogprobs:
     """vLLM's, by token, in the order of ours."""
     entries = [
         [(int(token), each["logprob"], each["rank"]) for token, each in (entry or {}).items()]
@@ -44,7 +44,7 @@ def worker_error(message: str) -> str:
     return rest.rpartition("', please check")[0] or message
 
 
-def pieces(event: Mapping[str, Any], asked: Asked) -> list[Piece]:
+def pieces(event: Mapping[str, Any], asked: VllmRequest) -> list[OutputDelta]:
     """Of one event of a stream."""
     params = asked.request.sampling
     usage = event.get("usage") or {}
@@ -63,7 +63,7 @@ def pieces(event: Mapping[str, Any], asked: Asked) -> list[Piece]:
                 for entry in content
             ]
         found.append(
-            Piece(
+            OutputDelta(
                 index=choice["index"],
                 tokens=choice["token_ids"] or (),
                 logprobs=logprobs,
@@ -74,5 +74,5 @@ def pieces(event: Mapping[str, Any], asked: Asked) -> list[Piece]:
             )
         )
     if cached is not None and not found:
-        found.append(Piece(index=0, tokens=(), cached=cached))
+        found.append(OutputDelta(index=0, tokens=(), cached=cached))
     return found

@@ -9,9 +9,9 @@ from functools import cache
 from pathlib import Path
 
 from rondo.base.errors import Unavailable
-from rondo.graders.sandbox.limits import Limits
+from rondo.graders.sandbox.limits import SandboxLimits
 from rondo.graders.sandbox.runs import run_script
-from rondo.graders.sandbox.worker import WallRefused, Worker, WorkerLost
+from rondo.graders.sandbox.worker import SandboxWorker, WallRefused, WorkerLost
 
 NAME = "user, mount, network and process namespaces with a filter of system calls"
 
@@ -84,13 +84,13 @@ def _missing() -> str:
     if tuple(int("".join(filter(str.isdigit, part)) or 0) for part in release.split(".")[:2]) < _OLDEST:
         return f"the sandbox needs Linux {'.'.join(map(str, _OLDEST))} or later, and this is {release}."
     try:
-        worker = Worker()
+        worker = SandboxWorker()
     except WallRefused as refused:
         return f"{refused.step}: {refused}. {advice(refused.number)}"
     except WorkerLost as error:
         return str(error)
     try:
-        run = run_script(worker, _PROBE, b"", Limits(seconds=20, processes=_PROCESSES))
+        run = run_script(worker, _PROBE, b"", SandboxLimits(seconds=20, processes=_PROCESSES))
     except WorkerLost as error:
         return str(error)
     finally:

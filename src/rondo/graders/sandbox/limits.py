@@ -13,7 +13,7 @@ _PATIENCE = 2.0
 
 
 @dataclass(frozen=True)
-class Limits:
+class SandboxLimits:
     seconds: float = 10.0
     """From its start to its end, but for the time in which other work of the machine keeps it from running. One for
     each input; for tests, all together."""

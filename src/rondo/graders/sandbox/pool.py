@@ -11,10 +11,10 @@ from typing import TypeVar
 
 from rondo.base.errors import ConfigError
 from rondo.base.metrics import counter
-from rondo.graders.sandbox.limits import Limits
+from rondo.graders.sandbox.limits import SandboxLimits
 from rondo.graders.sandbox.requests import Serve, run_grader
-from rondo.graders.sandbox.runs import Exam, Run, Verdict, run_exam, run_script
-from rondo.graders.sandbox.worker import Worker, WorkerEnded, WorkerLost
+from rondo.graders.sandbox.runs import Exam, SandboxRun, Verdict, run_exam, run_script
+from rondo.graders.sandbox.worker import SandboxWorker, WorkerEnded, WorkerLost
 
 _lost = counter(
     "sandbox_workers_lost", "Processes of the sandbox that ended or were silent, and were replaced."
@@ -39,17 +39,19 @@ class Sandbox:
         _all.add(self)
 
     def run(
-        self, program: str, given: bytes = b"", limits: Limits | None = None, call: bytes | None = None
-    ) -> Run:
+        self, program: str, given: bytes = b"", limits: SandboxLimits | None = None, call: bytes | None = None
+    ) -> SandboxRun:
         """A script whose standard input is `given`, or with `call` a function of it."""
-        return self._with_worker(lambda worker: run_script(worker, program, given, limits or Limits(), call))
+        return self._with_worker(
+            lambda worker: run_script(worker, program, given, limits or SandboxLimits(), call)
+        )
 
-    def grade(self, program: str, given: bytes, limits: Limits, serve: Serve) -> Run:
+    def grade(self, program: str, given: bytes, limits: SandboxLimits, serve: Serve) -> SandboxRun:
         """A script that may ask `serve` to have other programs run."""
         return self._with_worker(lambda worker: run_grader(worker, program, given, limits, serve))
 
-    def examine(self, program: str, exam: Exam, limits: Limits | None = None) -> Verdict:
-        return self._with_worker(lambda worker: run_exam(worker, program, exam, limits or Limits()))
+    def examine(self, program: str, exam: Exam, limits: SandboxLimits | None = None) -> Verdict:
+        return self._with_worker(lambda worker: run_exam(worker, program, exam, limits or SandboxLimits()))
 
     def close(self) -> None:
         """Ends the idle workers; those at work end with their program."""
@@ -66,7 +68,7 @@ class Sandbox:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _with_worker(self, action: Callable[[Worker], T]) -> T:
+    def _with_worker(self, action: Callable[[SandboxWorker], T]) -> T:
         """Once more with another worker, where the first one was killed: that says nothing of the program."""
         try:
             with self._worker() as worker:
@@ -76,11 +78,11 @@ class Sandbox:
                 return action(worker)
 
     @contextmanager
-    def _worker(self) -> Iterator[Worker]:
+    def _worker(self) -> Iterator[SandboxWorker]:
         with self._free:
             worker = self._take()
             try:
-                worker = worker or Worker(self._packages)
+                worker = worker or SandboxWorker(self._packages)
                 yield worker
             except BaseException as error:
                 # Whatever happened, its cages may still run and its next messages may be of this program.
@@ -91,7 +93,7 @@ class Sandbox:
                 raise
             self._give_back(worker)
 
-    def _take(self) -> Worker | None:
+    def _take(self) -> SandboxWorker | None:
         while True:
             with self._lock:
                 worker = self._idle.pop() if self._idle else None
@@ -100,7 +102,7 @@ class Sandbox:
             worker.close()  # killed from outside while nobody used it
             _lost.inc()
 
-    def _give_back(self, worker: Worker) -> None:
+    def _give_back(self, worker: SandboxWorker) -> None:
         with self._lock:
             if not self._closed:
                 self._idle.append(worker)
@@ -110,7 +112,7 @@ class Sandbox:
     def _start_anew(self) -> None:
         self._lock = threading.Lock()
         self._free = threading.BoundedSemaphore(self.workers)
-        self._idle: list[Worker] = []
+        self._idle: list[SandboxWorker] = []
         self._closed = False
 
 

@@ -12,11 +12,11 @@ from dataclasses import replace
 from typing import Any
 
 from rondo.graders.sandbox.inside.wire import MOST_BYTES
-from rondo.graders.sandbox.limits import Limits
-from rondo.graders.sandbox.runs import Handles, Run, collect, made_run, run_script
-from rondo.graders.sandbox.worker import Worker
+from rondo.graders.sandbox.limits import SandboxLimits
+from rondo.graders.sandbox.runs import Handles, SandboxRun, collect, made_run, run_script
+from rondo.graders.sandbox.worker import SandboxWorker
 
-Serve = Callable[[bytes, Callable[[str, bytes, Limits, bytes | None], Run]], Any]
+Serve = Callable[[bytes, Callable[[str, bytes, SandboxLimits, bytes | None], SandboxRun]], Any]
 """Answers a request, in JSON, with the help of a function that runs a program."""
 
 _HEAD = 4
@@ -24,7 +24,9 @@ _HEAD = 4
 _LEAST_SECONDS = 0.001
 
 
-def run_grader(worker: Worker, program: str, given: bytes, limits: Limits, serve: Serve) -> Run:
+def run_grader(
+    worker: SandboxWorker, program: str, given: bytes, limits: SandboxLimits, serve: Serve
+) -> SandboxRun:
     """A script whose requests for runs of other programs `serve` answers, one after the other."""
     with Handles() as handles:
         output, output_end = handles.pipe()
@@ -45,7 +47,9 @@ def run_grader(worker: Worker, program: str, given: bytes, limits: Limits, serve
 class Requests:
     """One cage's requests for runs of other programs. Nothing in them is trusted."""
 
-    def __init__(self, worker: Worker, number: int, writes: int, serve: Serve, deadline: float) -> None:
+    def __init__(
+        self, worker: SandboxWorker, number: int, writes: int, serve: Serve, deadline: float
+    ) -> None:
         self.busy = False
         self._worker, self._number, self._writes, self._serve = worker, number, writes, serve
         self._deadline, self._data = deadline, bytearray()
@@ -66,7 +70,7 @@ class Requests:
                 return False
         return True
 
-    def _run(self, program: str, given: bytes, limits: Limits, call: bytes | None) -> Run:
+    def _run(self, program: str, given: bytes, limits: SandboxLimits, call: bytes | None) -> SandboxRun:
         left = max(_LEAST_SECONDS, self._deadline - time.monotonic())
         limits = replace(limits, seconds=min(limits.seconds, left))
         run = run_script(self._worker, program, given, limits, call, owner=self._number)

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 from rondo.graders.sandbox.inside import literal
-from rondo.graders.sandbox.limits import Limits
-from rondo.graders.sandbox.worker import GRACE_SECONDS, Ended, Worker, WorkerLost, WorkerSilent
+from rondo.graders.sandbox.limits import SandboxLimits
+from rondo.graders.sandbox.worker import GRACE_SECONDS, Ended, SandboxWorker, WorkerLost, WorkerSilent
 
 Why = Literal["exit", "cpu", "wall", "busy", "memory", "output"]
 
@@ -30,7 +30,7 @@ _UNCHANGED = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl
 
 
 @dataclass(frozen=True)
-class Run:
+class SandboxRun:
     why: Why
     """It ended by itself (`exit`), or was ended for using too much of that. `busy`: its time ran out because other
     work of the machine kept it from running, which says nothing of it."""
@@ -81,13 +81,13 @@ class Verdict:
 
 
 def run_script(
-    worker: Worker,
+    worker: SandboxWorker,
     program: str,
     given: bytes,
-    limits: Limits,
+    limits: SandboxLimits,
     call: bytes | None = None,
     owner: int | None = None,
-) -> Run:
+) -> SandboxRun:
     """With `call`, which names a function and its arguments, that function is called. A run that another cage asked
     for, the `owner`, ends with it."""
     with Handles() as handles:
@@ -105,14 +105,16 @@ def run_script(
     return made_run(worker, number, [kept[output], kept[errors], kept.get(value, bytearray())], whole, limits)
 
 
-def made_run(worker: Worker, number: int, kept: list[bytearray], whole: bool, limits: Limits) -> Run:
+def made_run(
+    worker: SandboxWorker, number: int, kept: list[bytearray], whole: bool, limits: SandboxLimits
+) -> SandboxRun:
     ended = _made(worker, number)
     output, errors, value = map(bytes, kept)
     why: Why = "output" if not whole else _why(ended, limits)
-    return Run(why, ended.code, output, errors[:_ERRORS_KEPT], ended.cpu_seconds, value)
+    return SandboxRun(why, ended.code, output, errors[:_ERRORS_KEPT], ended.cpu_seconds, value)
 
 
-def run_exam(worker: Worker, program: str, exam: Exam, limits: Limits) -> Verdict:
+def run_exam(worker: SandboxWorker, program: str, exam: Exam, limits: SandboxLimits) -> Verdict:
     """The program in one cage, its tests in another; what is expected never enters the first."""
     with Handles() as handles:
         null = handles.null()
@@ -146,7 +148,7 @@ def run_exam(worker: Worker, program: str, exam: Exam, limits: Limits) -> Verdic
     return Verdict(True, [(False, "the tests did not come to an end with this program")])
 
 
-def _of_examiner(limits: Limits) -> Limits:
+def _of_examiner(limits: SandboxLimits) -> SandboxLimits:
     return replace(
         limits,
         seconds=limits.longest + _EXAMINER_SECONDS,
@@ -157,10 +159,10 @@ def _of_examiner(limits: Limits) -> Limits:
 
 
 def collect(
-    worker: Worker,
+    worker: SandboxWorker,
     number: int,
     kept: dict[int, bytearray],
-    limits: Limits,
+    limits: SandboxLimits,
     asked: tuple[int, Callable[[bytes], bool]] | None = None,
     owner: int | None = None,
 ) -> bool:
@@ -202,14 +204,14 @@ def collect(
     return count <= limits.output
 
 
-def _made(worker: Worker, number: int) -> Ended:
+def _made(worker: SandboxWorker, number: int) -> Ended:
     ended = worker.take(number)
     if ended.why == "failed":
         raise WorkerLost(f"a cage could not be made (code {ended.code}). {ended.text}".strip())
     return ended
 
 
-def _why(ended: Ended, limits: Limits) -> Why:
+def _why(ended: Ended, limits: SandboxLimits) -> Why:
     if ended.why in ("wall", "busy", "cpu", "memory"):
         return cast(Why, ended.why)
     killed = ended.code in (128 + signal.SIGKILL, 128 + signal.SIGXCPU)

@@ -16,7 +16,7 @@ from typing import Any
 
 from rondo.base.errors import Unavailable
 from rondo.base.process import start
-from rondo.graders.sandbox.limits import Limits
+from rondo.graders.sandbox.limits import SandboxLimits
 
 _FOLDER = Path(__file__).parent
 _START = (
@@ -69,7 +69,7 @@ class Ended:
     text: str
 
 
-class Worker:
+class SandboxWorker:
     """One user at a time. Cages may run beside each other."""
 
     def __init__(self, packages: Sequence[str] = ()) -> None:
@@ -102,7 +102,7 @@ class Worker:
     def fileno(self) -> int:
         return self._control.fileno()
 
-    def start(self, role: str, limits: Limits, handles: Sequence[int]) -> int:
+    def start(self, role: str, limits: SandboxLimits, handles: Sequence[int]) -> int:
         """A cage in which `handles` are the program's 0, 1, 2 and so on; returns the number by which it is known."""
         number = next(self._numbers)
         times = {"wall": limits.seconds, "longest": limits.longest}
@@ -128,7 +128,7 @@ class Worker:
             raise WorkerLost(f"a sandbox's worker failed: {told.get('failed', told)}")
         self._ended[told["ended"]] = Ended(told["why"], told["code"], told["cpu"], told["text"])
 
-    def wait(self, number: int, limits: Limits) -> None:
+    def wait(self, number: int, limits: SandboxLimits) -> None:
         deadline = time.monotonic() + limits.longest + GRACE_SECONDS
         while number not in self._ended:
             self.wait_for_message(deadline)

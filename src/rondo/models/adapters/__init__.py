@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from rondo.base.errors import ModelError
-from rondo.models.adapters.attached import Adapter, adapter_of, attach, detach, trainable
+from rondo.models.adapters.attached import AttachedAdapter, adapter_of, attach, detach, trainable
 from rondo.models.adapters.files import CONFIG, read_config
 from rondo.models.adapters.lora import attach_lora, load_lora, merge, read_lora, save_lora
 from rondo.models.adapters.lora_config import LoraSpec
@@ -22,7 +22,7 @@ from rondo.models.decoder import Decoder
 
 __all__ = [
     "CONFIG",
-    "Adapter",
+    "AttachedAdapter",
     "LoraSpec",
     "TokenformerSpec",
     "adapter_of",
@@ -64,7 +64,7 @@ def read_adapter(
     return READERS[kind](model, folder, train=train, max_rank=max_rank, device=device)
 
 
-def load_adapter(model: Decoder, folder: str | Path, *, train: bool = False) -> Adapter:
+def load_adapter(model: Decoder, folder: str | Path, *, train: bool = False) -> AttachedAdapter:
     """Attach whichever kind of adapter `folder` holds."""
     spec, parts = read_adapter(model, folder, train=train)
     return attach(model, spec, parts, train=train)

@@ -20,7 +20,7 @@ CHILD = "adapter"
 
 
 @dataclass(eq=False)
-class Adapter:
+class AttachedAdapter:
     """What is attached to a model: the parts, each under the name of the module it adds to."""
 
     spec: Any
@@ -38,14 +38,14 @@ class Adapter:
         return (output + added).to(output.dtype)
 
 
-def attach(model: Decoder, spec: Any, parts: Mapping[str, nn.Module], *, train: bool) -> Adapter:
+def attach(model: Decoder, spec: Any, parts: Mapping[str, nn.Module], *, train: bool) -> AttachedAdapter:
     """Freeze the base and hang each part on the module of that name."""
     if adapter_of(model) is not None:
         raise ModelError("the model has an adapter already; detach or merge it first")
     frozen = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in frozen:
         parameter.requires_grad_(False)
-    adapter = Adapter(spec, dict(parts), frozen, [])
+    adapter = AttachedAdapter(spec, dict(parts), frozen, [])
     for path, part in parts.items():
         part.requires_grad_(train)
         module = model.get_submodule(path)
@@ -55,7 +55,7 @@ def attach(model: Decoder, spec: Any, parts: Mapping[str, nn.Module], *, train: 
     return adapter
 
 
-def adapter_of(model: Decoder) -> Adapter | None:
+def adapter_of(model: Decoder) -> AttachedAdapter | None:
     return model.__dict__.get(CHILD)
 
 
@@ -82,7 +82,7 @@ def detach(model: Decoder) -> None:
     del model.__dict__[CHILD]
 
 
-def attached(model: Decoder) -> Adapter:
+def attached(model: Decoder) -> AttachedAdapter:
     adapter = adapter_of(model)
     if adapter is None:
         raise ModelError("the model has no adapter")

@@ -50,7 +50,7 @@ def read_tensors(
             "adapter_model.bin is a pickle, which is not loaded; convert it" if pickled else "fetch it again"
         )
         raise ModelError(f"{folder} has no {TENSORS}; {hint}")
-    stored = safetensors.File(path).tensors
+    stored = safetensors.SafetensorsFile(path).tensors
     different = safetensors.differences(expected, stored)
     if different:
         raise ModelError(f"{path} does not fit its {CONFIG} and this base model. {different}")

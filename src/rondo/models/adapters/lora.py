@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from rondo.base.errors import ModelError
 from rondo.models.adapters import files, lora_config
-from rondo.models.adapters.attached import Adapter, attach, attached, detach
+from rondo.models.adapters.attached import AttachedAdapter, attach, attached, detach
 from rondo.models.adapters.lora_config import LoraSpec
 from rondo.models.architecture import Moe
 from rondo.models.decoder import Decoder
-from rondo.models.mapping import Piece, slots
+from rondo.models.mapping import TensorMapping, slots
 from rondo.models.parts import Linear
-from rondo.models.quantized.parts import Held, QuantizedLinear
+from rondo.models.quantized.parts import QuantizedLinear, QuantizedTensors
 from rondo.ops import linear
 
 
@@ -44,7 +44,7 @@ class Lora(nn.Module):
 class Target:
     """A linear module of Hugging Face's, and the linear module or modules here that it is."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[TensorMapping, ...]
     shape: tuple[int, ...]
 
     @property
@@ -54,7 +54,7 @@ class Target:
 
 def attach_lora(
     model: Decoder, spec: LoraSpec, *, seed: int = 0, dtype: torch.dtype = torch.float32
-) -> Adapter:
+) -> AttachedAdapter:
     """A fresh adapter: A random, B zero, so the model computes what it did until the first step."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -66,7 +66,7 @@ def attach_lora(
     return attach(model, spec, _parts(model, spec, fresh, train=True), train=True)
 
 
-def load_lora(model: Decoder, folder: str | Path, *, train: bool = False) -> Adapter:
+def load_lora(model: Decoder, folder: str | Path, *, train: bool = False) -> AttachedAdapter:
     """Attach the adapter in `folder`, which PEFT or `save_lora` wrote."""
     spec, parts = read_lora(model, folder, train=train)
     return attach(model, spec, parts, train=train)
@@ -150,7 +150,7 @@ def _shapes(model: Decoder, modules: dict[str, nn.Module]) -> dict[str, Tensor]:
     for path, module in modules.items():
         if isinstance(module, QuantizedLinear):
             parameters[f"{path}.weight"] = torch.empty(module.quantized.shape, device="meta")
-        elif isinstance(module, Held):
+        elif isinstance(module, QuantizedTensors):
             parameters[path] = torch.empty(module.quantized.shape, device="meta")
     return parameters
 

@@ -44,7 +44,7 @@ class Sites:
         self.numbers = {module: site for site, module in enumerate(modules.values())}
 
 
-class Served:
+class AdapterWeights:
     """One adapter's weights, as many at once are applied."""
 
     def __init__(self, sites: Sites, parts: Iterable[tuple[str, nn.Module]]) -> None:
@@ -114,10 +114,10 @@ def _padded(matrix: Tensor, sites: Sites) -> Tensor:
     return padded
 
 
-class Together:
+class AdapterBatch:
     """Adapters of a few rows each. The same ones usually meet again in the next step, so this is kept."""
 
-    def __init__(self, served: Sequence[Served]) -> None:
+    def __init__(self, served: Sequence[AdapterWeights]) -> None:
         self.served = served
         self.of_modules = [(group, one) for group, one in enumerate(served) if one.modules]
         self._pairs: dict[int, Pairs | None] = {}
@@ -141,7 +141,7 @@ class Together:
 class Span:
     """`count` rows from `start` on are of one request."""
 
-    served: Served | None
+    served: AdapterWeights | None
     start: int
     count: int
 
@@ -151,14 +151,14 @@ class Rows:
 
     def __init__(self, count: int, spans: Iterable[Span], mixer: "Mixer") -> None:
         self.count = count
-        rows: dict[Served, list[int]] = {}
+        rows: dict[AdapterWeights, list[int]] = {}
         for span in spans:
             if span.served is not None:
                 rows.setdefault(span.served, []).extend(range(span.start, span.start + span.count))
         most = mixer.sites.many_rows
         few = [(served, own) for served, own in rows.items() if len(own) < most]
         self.many = [(served, _where(own, mixer)) for served, own in rows.items() if len(own) >= most]
-        self.together: Together | None = None
+        self.together: AdapterBatch | None = None
         if few:
             self.together = mixer.together(tuple(served for served, _ in few))
             lengths = torch.tensor([0, *(len(own) for _, own in few)])
@@ -178,7 +178,7 @@ class Rows:
                 _add_to(served, site, self.groups.each[group], x, out)
 
 
-def _add_to(served: Served, site: int, where: Tensor | slice, x: Tensor, out: Tensor) -> None:
+def _add_to(served: AdapterWeights, site: int, where: Tensor | slice, x: Tensor, out: Tensor) -> None:
     pair, module = served.pairs.get(site), served.modules.get(site)
     if pair is not None:
         add_low_rank_to(out, x, pair, where)
@@ -211,10 +211,10 @@ class Mixer:
 
     def __init__(self, sites: Sites) -> None:
         self.sites = sites
-        self._kept: dict[tuple[Served, ...], Together] = {}
-        self._before: dict[tuple[Served, ...], Together] = {}
+        self._kept: dict[tuple[AdapterWeights, ...], AdapterBatch] = {}
+        self._before: dict[tuple[AdapterWeights, ...], AdapterBatch] = {}
 
-    def mix(self, count: int, spans: Sequence[Span], read: Sequence[Served | None]) -> Mixture:
+    def mix(self, count: int, spans: Sequence[Span], read: Sequence[AdapterWeights | None]) -> Mixture:
         """`read`: whose each row is that the last layer gives back."""
         self._before, self._kept = self._kept, {}
         rows = Rows(count, spans, self)
@@ -228,8 +228,8 @@ class Mixer:
         """Lets go of adapters that no step uses now."""
         self._kept, self._before = {}, {}
 
-    def together(self, served: tuple[Served, ...]) -> Together:
+    def together(self, served: tuple[AdapterWeights, ...]) -> AdapterBatch:
         """What the step before had is taken over, and what it alone had is let go."""
-        found = self._kept.get(served) or self._before.get(served) or Together(served)
+        found = self._kept.get(served) or self._before.get(served) or AdapterBatch(served)
         self._kept[served] = found
         return found

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from rondo.base.errors import ModelError
 from rondo.models.adapters import files
-from rondo.models.adapters.attached import Adapter, attach, attached
+from rondo.models.adapters.attached import AttachedAdapter, attach, attached
 from rondo.models.decoder import Decoder
 
 
@@ -54,7 +54,7 @@ class Tokenformer(nn.Module):
 
 def attach_tokenformer(
     model: Decoder, spec: TokenformerSpec, *, seed: int = 0, dtype: torch.dtype = torch.float32
-) -> Adapter:
+) -> AttachedAdapter:
     """A fresh adapter: P is zero, so the model computes what it did until the first step."""
     hidden = model.config.hidden_size
     generator = torch.Generator().manual_seed(seed)
@@ -71,7 +71,7 @@ def attach_tokenformer(
     return attach(model, spec, _parts(model, spec, fresh), train=True)
 
 
-def load_tokenformer(model: Decoder, folder: str | Path, *, train: bool = False) -> Adapter:
+def load_tokenformer(model: Decoder, folder: str | Path, *, train: bool = False) -> AttachedAdapter:
     spec, parts = read_tokenformer(model, folder, train=train)
     return attach(model, spec, parts, train=train)
 

@@ -7,7 +7,7 @@ from rondo.base.errors import ModelError
 from rondo.models.architecture import Layer, ModelConfig, Moe
 from rondo.models.families import Family
 from rondo.models.families.common import Hf, decoder_slots, gqa, head_dim, model_config, rope, windows
-from rondo.models.mapping import Piece, Slot, one
+from rondo.models.mapping import Slot, TensorMapping, one
 from rondo.ops import RouterSpec
 from rondo.ops.activation import SWIGLU_ALPHA, SWIGLU_LIMIT
 
@@ -42,14 +42,17 @@ def moe_slots(hidden: int, theirs: str, ours: str, part: Moe) -> Iterator[Slot]:
     yield Slot(
         f"{theirs}.experts.gate_up_proj",
         (
-            Piece(f"{ours}.experts.gate", into=even, transposed=True),
-            Piece(f"{ours}.experts.up", into=odd, transposed=True),
+            TensorMapping(f"{ours}.experts.gate", into=even, transposed=True),
+            TensorMapping(f"{ours}.experts.up", into=odd, transposed=True),
         ),
         (experts, hidden, 2 * inner),
     )
     yield Slot(
         f"{theirs}.experts.gate_up_proj_bias",
-        (Piece(f"{ours}.experts.gate_bias", into=even), Piece(f"{ours}.experts.up_bias", into=odd)),
+        (
+            TensorMapping(f"{ours}.experts.gate_bias", into=even),
+            TensorMapping(f"{ours}.experts.up_bias", into=odd),
+        ),
         (experts, 2 * inner),
     )
     yield one(f"{theirs}.experts.down_proj", f"{ours}.experts.down", transposed=True)

@@ -9,8 +9,8 @@ from rondo.base.errors import ModelError
 from rondo.models.quantized.scheme import (
     ANY,
     FIELD,
-    Rule,
     Scheme,
+    SchemeRule,
     Settings,
     block_of,
     check,
@@ -25,7 +25,7 @@ PLAIN = ("int-quantized", "float-quantized", "naive-quantized")
 """One number a place, as opposed to several in each int32."""
 
 
-def rules(settings: Settings) -> tuple[Rule, ...]:
+def rules(settings: Settings) -> tuple[SchemeRule, ...]:
     check(settings, "quantization_status", [None, "compressed", "frozen"])
     for absent in ("sparsity_config", "transform_config"):
         if _matters(settings.get(absent)):
@@ -34,8 +34,8 @@ def rules(settings: Settings) -> tuple[Rule, ...]:
     if not isinstance(groups, dict) or not groups:
         raise ModelError(f"config.json: {FIELD}.config_groups is missing", param=f"{FIELD}.config_groups")
     ignored = tuple(_named(name, "ignore") for name in names(settings, "ignore"))
-    named: list[Rule] = []
-    by_class: list[Rule] = []
+    named: list[SchemeRule] = []
+    by_class: list[SchemeRule] = []
     for name, group in groups.items():
         field = f"config_groups.{name}"
         if not isinstance(group, dict):
@@ -44,9 +44,9 @@ def rules(settings: Settings) -> tuple[Rule, ...]:
         targets = names(group, "targets")
         classes = [target for target in targets if target == "Linear"]
         others = tuple(_named(target, f"{field}.targets") for target in targets if target != "Linear")
-        named.append(Rule(others, scheme))
-        by_class += [Rule((ANY,), scheme)] if classes else []
-    return (Rule(ignored, None), *named, *by_class)
+        named.append(SchemeRule(others, scheme))
+        by_class += [SchemeRule((ANY,), scheme)] if classes else []
+    return (SchemeRule(ignored, None), *named, *by_class)
 
 
 def _matters(value: Any) -> bool:

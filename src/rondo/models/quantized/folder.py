@@ -12,7 +12,7 @@ from rondo.models import safetensors
 from rondo.models.checkpoint import load
 from rondo.models.decoder import Decoder
 from rondo.models.headers import INDEX
-from rondo.models.quantized.making import Recipe, planned, quantize
+from rondo.models.quantized.making import QuantizationRecipe, planned, quantize
 from rondo.models.quantized.methods import CALIBRATED
 from rondo.models.quantized.text import Text, built_in, perplexity, prepare
 from rondo.models.quantized.writing import write_into
@@ -24,7 +24,7 @@ REPLACED = ("config.json", INDEX)
 
 
 @dataclass(frozen=True)
-class Outcome:
+class QuantizationReport:
     """Sizes are of the weights in the files; perplexities, on held-out text, are there if there is a tokenizer."""
 
     path: Path
@@ -38,12 +38,12 @@ class Outcome:
 def quantize_folder(
     source: Path,
     target: Path,
-    recipe: Recipe,
+    recipe: QuantizationRecipe,
     texts: Sequence[str] | None = None,
     *,
     replace: bool = False,
     report: Report | None = None,
-) -> Outcome:
+) -> QuantizationReport:
     """`texts` are the built-in ones by default. The target appears whole or not at all."""
     refuse_target(source, target, replace)
     model = load(source)
@@ -61,10 +61,12 @@ def quantize_folder(
         after = _measured(load(partial), text, "measuring again", report)
         stored_after = _stored(partial)
     held_out = sum(len(row) - 1 for row in text.held_out) if text else 0
-    return Outcome(target, stored_before, stored_after, before, after, held_out)
+    return QuantizationReport(target, stored_before, stored_after, before, after, held_out)
 
 
-def _text(source: Path, model: Decoder, recipe: Recipe, texts: Sequence[str] | None) -> Text | None:
+def _text(
+    source: Path, model: Decoder, recipe: QuantizationRecipe, texts: Sequence[str] | None
+) -> Text | None:
     """None where nothing can be read for lack of a tokenizer, and nothing has to be."""
     if any((source / name).is_file() for name in TOKENIZERS):
         return prepare(built_in() if texts is None else texts, Tokenizer.load(source), model)

@@ -39,7 +39,7 @@ class Want:
 
 
 @dataclass(frozen=True)
-class Layout:
+class QuantizedLayout:
     wants: Callable[[Scheme, Shape], list[Want]]
     read: Callable[[Scheme, Shape, Tensors], Quantized]
     write: Callable[[Scheme, Quantized, torch.dtype], Made] | None = None
@@ -230,14 +230,14 @@ def _mxfp4_read(scheme: Scheme, shape: Shape, tensors: Tensors) -> Quantized:
     return Quantized("mxfp4", tensors["_blocks"].flatten(-2), tensors["_scales"])
 
 
-LAYOUTS: dict[Format, Layout] = {
-    "gptq": Layout(_gptq_wants, _gptq_read, _gptq_write),
-    "awq": Layout(_awq_wants, _awq_read, _awq_write),
-    "packed": Layout(_packed_wants, _packed_read),
-    "int8": Layout(_plain_wants, _plain_read, _plain_write),
-    "fp8": Layout(_plain_wants, _plain_read, _plain_write),
-    "block_fp8": Layout(_plain_wants, _plain_read),
-    "mxfp4": Layout(_mxfp4_wants, _mxfp4_read),
+LAYOUTS: dict[Format, QuantizedLayout] = {
+    "gptq": QuantizedLayout(_gptq_wants, _gptq_read, _gptq_write),
+    "awq": QuantizedLayout(_awq_wants, _awq_read, _awq_write),
+    "packed": QuantizedLayout(_packed_wants, _packed_read),
+    "int8": QuantizedLayout(_plain_wants, _plain_read, _plain_write),
+    "fp8": QuantizedLayout(_plain_wants, _plain_read, _plain_write),
+    "block_fp8": QuantizedLayout(_plain_wants, _plain_read),
+    "mxfp4": QuantizedLayout(_mxfp4_wants, _mxfp4_read),
 }
 
 

@@ -16,7 +16,7 @@ from rondo.models.mapping import Slot, slots
 from rondo.models.quantized import awq, gptq, rounding
 from rondo.models.quantized.folding import folds
 from rondo.models.quantized.methods import CALIBRATED, Method
-from rondo.models.quantized.observing import Inputs, Key, Observed, matrices, observing
+from rondo.models.quantized.observing import InputStatistics, Key, Observed, matrices, observing
 from rondo.models.quantized.reading import Weight, divide, replace_parts, stacked
 from rondo.models.quantized.scheme import FIELD, Quantization, parse
 from rondo.ops import Quantized
@@ -28,7 +28,7 @@ HALVES = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
-class Recipe:
+class QuantizationRecipe:
     method: Method
     group_size: int | None = None
     """Of the 4-bit methods: columns that share a scale, GROUP_SIZE by default; -1 is a whole row."""
@@ -87,7 +87,7 @@ class Recipe:
         }
 
 
-def planned(model: Decoder, recipe: Recipe) -> tuple[list[Slot], list[Weight], Quantization]:
+def planned(model: Decoder, recipe: QuantizationRecipe) -> tuple[list[Slot], list[Weight], Quantization]:
     """What stays plain, what is quantized, and how; refused where a weight's shape does not allow it."""
     if model.config.quantization is not None:
         raise InvalidRequest(
@@ -133,7 +133,7 @@ def _check_shapes(weights: list[Weight], group_size: int) -> None:
 
 @torch.no_grad()
 def quantize(
-    model: Decoder, recipe: Recipe, rows: Sequence[Sequence[int]], progress: Callable[[int], None]
+    model: Decoder, recipe: QuantizationRecipe, rows: Sequence[Sequence[int]], progress: Callable[[int], None]
 ) -> None:
     """Changes the model into the quantized one. `rows` are the calibration text's tokens."""
     _, _, quantization = planned(model, recipe)
@@ -190,7 +190,9 @@ def _packed(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor
     return torch.tensor([token for row in rows for token in row], device=device), Packed(starts, device)
 
 
-def _quantized(layer: DecoderLayer, prefix: str, recipe: Recipe, states: _States) -> dict[Key, Quantized]:
+def _quantized(
+    layer: DecoderLayer, prefix: str, recipe: QuantizationRecipe, states: _States
+) -> dict[Key, Quantized]:
     weights = {key: weight.float() for key, weight in matrices(layer, prefix).items()}
     _check_weights(weights)
     own = next(layer.parameters())
@@ -245,7 +247,7 @@ def _told(key: Key) -> str:
     return key[0] if key[1] is None else f"{key[0]} of expert {key[1]}"
 
 
-def _scaled(inputs: Inputs | None, columns: int) -> Tensor:
+def _scaled(inputs: InputStatistics | None, columns: int) -> Tensor:
     """Mean products; where no row came (an expert that nothing was sent to) every input counts alike."""
     if inputs is None or inputs.count == 0:
         return torch.eye(columns)
@@ -256,7 +258,7 @@ def _fold(
     layer: DecoderLayer,
     prefix: str,
     weights: dict[Key, Tensor],
-    inputs: dict[Key, Inputs],
+    inputs: dict[Key, InputStatistics],
     group: int,
     scales: torch.dtype,
 ) -> None:

@@ -29,7 +29,7 @@ def matrices(layer: nn.Module, prefix: str) -> dict[Key, Tensor]:
     return found
 
 
-class Inputs:
+class InputStatistics:
     """Rows x [.., K], added up: products with one another [K, K], and magnitudes [K]."""
 
     def __init__(self, columns: int) -> None:
@@ -58,12 +58,12 @@ class Observed:
     """Matrices that are fed the same rows share their inputs."""
 
     def __init__(self) -> None:
-        self.inputs: dict[Key, Inputs] = {}
+        self.inputs: dict[Key, InputStatistics] = {}
 
     def add(self, key: Key, x: Tensor) -> None:
         if key not in self.inputs:
             same = next((inputs for inputs in self.inputs.values() if inputs.last is x), None)
-            self.inputs[key] = same or Inputs(x.shape[-1])
+            self.inputs[key] = same or InputStatistics(x.shape[-1])
         self.inputs[key].add(x)
 
     def forget_rows(self) -> None:

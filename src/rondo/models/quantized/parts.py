@@ -12,7 +12,7 @@ from rondo.models.parts import Experts, Linear
 from rondo.ops import ExpertWeights, Quantized, grouped_experts, quantized_linear
 
 
-class Held(nn.Module):
+class QuantizedTensors(nn.Module):
     """The tensors of a quantized weight, as parameters that nothing trains: what moves, drops or replaces a model's
     parameters does so with these."""
 
@@ -40,7 +40,7 @@ class QuantizedExperts(nn.Module):
     def __init__(self, plain: Experts, gate: Quantized, up: Quantized, down: Quantized) -> None:
         super().__init__()
         self.activation = plain.activation
-        self.gate, self.up, self.down = Held(gate), Held(up), Held(down)
+        self.gate, self.up, self.down = QuantizedTensors(gate), QuantizedTensors(up), QuantizedTensors(down)
         self.gate_bias, self.up_bias, self.down_bias = plain.gate_bias, plain.up_bias, plain.down_bias
 
     @property

@@ -14,15 +14,15 @@ from torch import Tensor, nn
 from rondo.base.errors import ModelError
 from rondo.models.decoder import Decoder
 from rondo.models.headers import some
-from rondo.models.mapping import Piece, Slot
+from rondo.models.mapping import Slot, TensorMapping
 from rondo.models.parts import Experts, Linear
 from rondo.models.quantized.formats import LAYOUTS, Want
 from rondo.models.quantized.parts import QuantizedExperts, QuantizedLinear
 from rondo.models.quantized.scheme import FIELD, Scheme
-from rondo.models.safetensors import Stored
+from rondo.models.safetensors import StoredTensor
 from rondo.ops import Quantized
 
-Files = dict[str, Stored]
+Files = dict[str, StoredTensor]
 CACHE_SCALES = re.compile(r"\.[kv]_scale$")
 """Of a KV cache in fp8: the engine's own has scales of its own."""
 
@@ -174,7 +174,7 @@ def _uneven(weight: Weight) -> tuple[str, str] | None:
 
 
 def _check_tensor(
-    weight: Weight, want: Want, tensor: Stored | None, stored: Files, problems: _Problems
+    weight: Weight, want: Want, tensor: StoredTensor | None, stored: Files, problems: _Problems
 ) -> None:
     name = weight.module + want.ends
     if tensor is None:
@@ -263,7 +263,7 @@ def _has_nan(numbers: Tensor) -> bool:
     return any(bool(((piece & NAN) == NAN).any()) for piece in pieces)
 
 
-def _part(whole: Quantized, piece: Piece) -> Quantized:
+def _part(whole: Quantized, piece: TensorMapping) -> Quantized:
     """The rows of a weight that one of our parameters is."""
     if piece.into is None:
         return whole
@@ -272,7 +272,7 @@ def _part(whole: Quantized, piece: Piece) -> Quantized:
     return whole.rows(region)
 
 
-def _experts_of(modules: dict[str, nn.Module], piece: Piece) -> int:
+def _experts_of(modules: dict[str, nn.Module], piece: TensorMapping) -> int:
     path, _, leaf = piece.param.rpartition(".")
     return len(getattr(modules[path], leaf))
 

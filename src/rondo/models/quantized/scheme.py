@@ -36,7 +36,7 @@ class Scheme:
 
 
 @dataclass(frozen=True)
-class Rule:
+class SchemeRule:
     """Modules whose names match one of the patterns have this scheme, or none."""
 
     patterns: tuple[str, ...]
@@ -46,7 +46,7 @@ class Rule:
 @dataclass(frozen=True)
 class Quantization:
     method: str
-    rules: tuple[Rule, ...]
+    rules: tuple[SchemeRule, ...]
     """The first that matches counts; a module that none matches is not quantized."""
 
     def scheme_of(self, module: str) -> Scheme | None:
@@ -125,10 +125,10 @@ def _within(name: str) -> str:
     return rf"(^|\.){re.escape(name).replace(re.escape('*'), '[^.]*')}(\.|$)"
 
 
-HEAD = Rule((r"^lm_head$",), None)
+HEAD = SchemeRule((r"^lm_head$",), None)
 
 
-def _gptq(settings: Settings) -> tuple[Rule, ...]:
+def _gptq(settings: Settings) -> tuple[SchemeRule, ...]:
     check(settings, "bits", [4])
     v2 = check(settings, "checkpoint_format", ["gptq", "gptq_v2"], "gptq") == "gptq_v2"
     if settings.get("is_marlin_format"):
@@ -145,7 +145,7 @@ def _gptq(settings: Settings) -> tuple[Rule, ...]:
     if not settings.get("lm_head"):
         rules.append(HEAD)
     within = tuple(map(_within, _chosen(settings))) or (ANY,)
-    return (*rules, Rule(within, common))
+    return (*rules, SchemeRule(within, common))
 
 
 def _chosen(settings: Settings) -> list[str]:
@@ -158,7 +158,7 @@ def _chosen(settings: Settings) -> list[str]:
     return names({field: flat}, field)
 
 
-def _dynamic(settings: Settings, common: Scheme) -> Iterable[Rule]:
+def _dynamic(settings: Settings, common: Scheme) -> Iterable[SchemeRule]:
     """GPTQModel's: a pattern after `-:` is of modules left alone, other patterns have settings of their own."""
     chosen = settings.get("dynamic") or {}
     if not isinstance(chosen, dict) or not all(isinstance(own, dict) for own in chosen.values()):
@@ -166,23 +166,23 @@ def _dynamic(settings: Settings, common: Scheme) -> Iterable[Rule]:
     for text, own in chosen.items():
         sign, _, rest = text.partition(":") if text[:2] in ("-:", "+:") else ("+", "", text)
         if sign == "-":
-            yield Rule((pattern(rest, "dynamic"),), None)
+            yield SchemeRule((pattern(rest, "dynamic"),), None)
             continue
         check(own, "bits", [4], 4)
         group = group_size(own) if "group_size" in own else common.group
-        yield Rule((pattern(rest, "dynamic"),), Scheme(**{**vars(common), "group": group}))
+        yield SchemeRule((pattern(rest, "dynamic"),), Scheme(**{**vars(common), "group": group}))
 
 
-def _awq(settings: Settings) -> tuple[Rule, ...]:
+def _awq(settings: Settings) -> tuple[SchemeRule, ...]:
     check(settings, "bits", [4])
     check({"version": str(settings.get("version", "gemm")).lower()}, "version", ["gemm"])
     check(settings, "zero_point", [True], True)
     kept = tuple(re.escape(name) for name in names(settings, "modules_to_not_convert"))
     scheme = Scheme("awq", 4, group_size(settings), symmetric=False)
-    return HEAD, Rule(kept, None), Rule((ANY,), scheme)
+    return HEAD, SchemeRule(kept, None), SchemeRule((ANY,), scheme)
 
 
-def _fp8(settings: Settings) -> tuple[Rule, ...]:
+def _fp8(settings: Settings) -> tuple[SchemeRule, ...]:
     check(settings, "fmt", ["e4m3"], "e4m3")
     check(settings, "activation_scheme", ["dynamic", "static"], "dynamic")
     kept = [*names(settings, "modules_to_not_convert"), *names(settings, "ignored_layers")]
@@ -191,7 +191,7 @@ def _fp8(settings: Settings) -> tuple[Rule, ...]:
         scheme = Scheme("fp8", 8, per_row=False)
     else:
         scheme = Scheme("block_fp8", 8, block=block_of(block, "weight_block_size"))
-    return HEAD, Rule(tuple(map(_within, kept)), None), Rule((ANY,), scheme)
+    return HEAD, SchemeRule(tuple(map(_within, kept)), None), SchemeRule((ANY,), scheme)
 
 
 def block_of(block: Any, field: str) -> tuple[int, int]:
@@ -206,14 +206,14 @@ def block_of(block: Any, field: str) -> tuple[int, int]:
     return block[0], block[1]
 
 
-def _mxfp4(settings: Settings) -> tuple[Rule, ...]:
+def _mxfp4(settings: Settings) -> tuple[SchemeRule, ...]:
     """Released gpt-oss: its experts, and nothing else."""
     kept = tuple(map(_within, names(settings, "modules_to_not_convert")))
     experts = r"\.experts\.(gate_up_proj|down_proj)$"
-    return Rule(kept, None), Rule((experts,), Scheme("mxfp4", 4, group=32))
+    return SchemeRule(kept, None), SchemeRule((experts,), Scheme("mxfp4", 4, group=32))
 
 
-def _compressed(settings: Settings) -> tuple[Rule, ...]:
+def _compressed(settings: Settings) -> tuple[SchemeRule, ...]:
     from rondo.models.quantized.compressed import rules
 
     return rules(settings)

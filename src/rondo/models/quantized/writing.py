@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from rondo.models.decoder import Decoder
-from rondo.models.mapping import Outgoing, Piece, Slot, plain_outgoing
+from rondo.models.mapping import Outgoing, Slot, TensorMapping, plain_outgoing
 from rondo.models.quantized.formats import LAYOUTS
-from rondo.models.quantized.parts import Held, QuantizedLinear
+from rondo.models.quantized.parts import QuantizedLinear, QuantizedTensors
 from rondo.models.quantized.reading import Weight, stacked
 from rondo.models.safetensors_write import write
 from rondo.ops import Quantized
@@ -47,7 +47,7 @@ def _held(model: Decoder) -> dict[str, Quantized]:
     for path, module in model.named_modules():
         if isinstance(module, QuantizedLinear):
             found[f"{path}.weight"] = module.quantized
-        elif isinstance(module, Held):
+        elif isinstance(module, QuantizedTensors):
             found[path] = module.quantized
     return found
 
@@ -80,6 +80,6 @@ def _whole(slot: Slot, held: dict[str, Quantized]) -> Quantized:
     return parts[0] if len(parts) == 1 else stacked(parts, torch.cat)
 
 
-def _piece(piece: Piece, held: dict[str, Quantized]) -> Quantized:
+def _piece(piece: TensorMapping, held: dict[str, Quantized]) -> Quantized:
     weight = held[piece.param]
     return weight if piece.at is None else weight.expert(piece.at)

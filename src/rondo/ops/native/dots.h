@@ -1,5 +1,5 @@
 /* The product by a CPU's bf16 dot products (AVX-512 BF16). A result is one chain of them over K, a pair each, in pieces of
- * DEEP: for few rows lanes are columns (as in `slim.h`), for many they are rows, and the chain is the same.
+ * KC: for few rows lanes are columns (as in `slim.h`), for many they are rows, and the chain is the same.
  */
 #ifndef RONDO_DOTS_H
 #define RONDO_DOTS_H
@@ -34,19 +34,19 @@ static void pack_dots(const float *x, int64_t M, int64_t K, float *packed) {
 }
 
 /* Adds to sums [M] what pairs of K from `k` on make with sixteen columns. With each a line is asked for: as far from `next`
- * on as it is from where a piece begins, in runs of DEEP that are `step` apart. */
+ * on as it is from where a piece begins, in runs of KC that are `step` apart. */
 ALWAYS_INLINE void meet_pairs(const uint16_t *x, int64_t k, const Turned *turned, const uint16_t *next, int64_t step, Wide *sum,
                               const int pairs, const int M) {
 #pragma GCC unroll 16
     for (int j = 0; j < pairs; j++) {
         const uint64_t at = (uint64_t)k * SIDE + 32 * j;
-        __builtin_prefetch(next + at / DEEP * step + at % DEEP, 0, 2);
+        __builtin_prefetch(next + at / KC * step + at % KC, 0, 2);
 #pragma GCC unroll 32
         for (int m = 0; m < M; m++) sum[m] = DOT_PAIRS(sum[m], (Pairs)turned[j], two_at(x, (k / 2 + j) * M + m) - (Pairs){0});
     }
 }
 
-/* Adds to 16 columns of M rows what DEEP of K make of them, or begins these: x, w and K are where that begins. Meanwhile as much is asked
+/* Adds to 16 columns of M rows what KC of K make of them, or begins these: x, w and K are where that begins. Meanwhile as much is asked
  * for of what comes next. Rows of w that are read side by side must not be many more: they often are a power of two apart,
  * and then share few places in a cache. */
 ALWAYS_INLINE void few_dots(const uint16_t *x, int64_t K, int64_t depth, const uint16_t *w, const uint16_t *next, int64_t step,
@@ -75,9 +75,9 @@ ALWAYS_INLINE void few_dots(const uint16_t *x, int64_t K, int64_t depth, const u
 /* One number, by the instructions that make sixteen: so that it is the same. */
 static float one_dot(const uint16_t *x, int64_t M, const uint16_t *w, int64_t K) {
     Wide sums = {0};
-    for (int64_t begin = 0; begin < K; begin += DEEP) {
+    for (int64_t begin = 0; begin < K; begin += KC) {
         Wide sum = {0};
-        for (int64_t k = begin; k < least(K, begin + DEEP); k += 2)
+        for (int64_t k = begin; k < least(K, begin + KC); k += 2)
             sum = DOT_PAIRS(sum, two_at(x, k / 2 * M) - (Pairs){0}, two_at(w + k, 0) - (Pairs){0});
         sums += sum;
     }
@@ -90,12 +90,12 @@ ALWAYS_INLINE void few_dot_groups(const uint16_t *x, int64_t K, const uint16_t *
                                   const int M) {
     const int64_t group = SIDE * K, together = M * K <= NEAR_PAIRS ? 1 : 8;
     for (int64_t count; (count = least(together, groups)) > 0; groups -= count, w += count * group, out += count * SIDE) {
-        for (int64_t k = 0; k < K; k += DEEP)
+        for (int64_t k = 0; k < K; k += KC)
             for (int64_t i = 0; i < count; i++) {
                 const uint16_t *own = w + i * group + k, *next = own + group;
                 if (together == 1) next = w + group + SIDE * k;
-                else if (i + 1 == count) next = k + DEEP < K ? w + k + DEEP : w + count * group;
-                few_dots(x + k * M, K, least(DEEP, K - k), own, next, together == 1 ? DEEP : K, out + i * SIDE, apart, k == 0, M);
+                else if (i + 1 == count) next = k + KC < K ? w + k + KC : w + count * group;
+                few_dots(x + k * M, K, least(KC, K - k), own, next, together == 1 ? KC : K, out + i * SIDE, apart, k == 0, M);
             }
     }
 }
@@ -156,9 +156,9 @@ static void dots_product(const float *packed, int64_t M, int64_t K, const uint16
         count = least(DOT_COLUMNS, to - n);
         for (int64_t m = 0; m < M; m += 2 * SIDE) {
             const int V = M - m > SIDE ? 2 : 1;
-            for (int64_t k = 0; k < K; k += DEEP) {
+            for (int64_t k = 0; k < K; k += KC) {
                 const float *x = packed + m / SIDE * tile + k / 2 * SIDE;
-                const int64_t depth = least(DEEP, K - k);
+                const int64_t depth = least(KC, K - k);
                 const char *next = (const char *)(w + (n + count) * K + 16 * k);
                 int64_t c = 0;
 #define COLUMNS(V, C)                                                                                                  \

@@ -58,15 +58,15 @@ enum { CHAINED = 3 };
 enum { CHAINED = 1 };
 #endif
 
-/* LONG rows side by side, with zeros where there are none. */
+/* REGISTER_FLOATS rows side by side, with zeros where there are none. */
 static void ready_for_fp8(const float *x, int64_t M, int64_t K, float *ready) {
-    for (int64_t m = 0; m < M; m += LONG) {
-        if (M - m < LONG) memset(ready + m * K, 0, LONG * K * sizeof(float));
-        transpose(x + m * K, least(LONG, M - m), K, K, ready + m * K, LONG);
+    for (int64_t m = 0; m < M; m += REGISTER_FLOATS) {
+        if (M - m < REGISTER_FLOATS) memset(ready + m * K, 0, REGISTER_FLOATS * K * sizeof(float));
+        transpose(x + m * K, least(REGISTER_FLOATS, M - m), K, K, ready + m * K, REGISTER_FLOATS);
     }
 }
 
-/* Adds a group to acc [C]: LONG rows of x, and C rows of w that are K apart. */
+/* Adds a group to acc [C]: REGISTER_FLOATS rows of x, and C rows of w that are K apart. */
 ALWAYS_INLINE void chained_tile(const float *x, const float *w, int64_t K, int64_t group, const float *scales, int64_t groups, Long *acc,
                                 const int C) {
     Long sum[CHAINED][8];
@@ -77,7 +77,7 @@ ALWAYS_INLINE void chained_tile(const float *x, const float *w, int64_t K, int64
     for (int64_t k = 0; k < group; k += 8)
 #pragma GCC unroll 8
         for (int i = 0; i < 8; i++) {
-            Long own = *(const Long *)(x + (k + i) * LONG);
+            Long own = *(const Long *)(x + (k + i) * REGISTER_FLOATS);
             HOLD(own);
 #pragma GCC unroll 4
             for (int c = 0; c < C; c++) sum[c][i] = MULTIPLY_ADD(own, w[c * K + k + i] - (Long){0}, sum[c][i]);
@@ -100,16 +100,16 @@ static void fp8_panels(const Weight *w, const float *ready, int64_t M, int64_t K
             memcpy(scales + c * groups, (const float *)w->scales + scale_index(w, K, n + c), groups * sizeof(float));
         }
         for (int64_t i = 0; i < count * K; i += 64) __builtin_prefetch((const char *)w->data + (n + count) * K + i, 0, 2);
-        for (int64_t m = 0; m < M; m += LONG) {
+        for (int64_t m = 0; m < M; m += REGISTER_FLOATS) {
             Long acc[PANEL] = {{0}};
             for (int64_t k = 0, g = 0; k < K; k += w->group, g++) {
-                const float *x = ready + m * K + k * LONG;
+                const float *x = ready + m * K + k * REGISTER_FLOATS;
                 int64_t c = 0;
                 for (; c + CHAINED <= count; c += CHAINED)
                     chained_tile(x, wide + c * K + k, K, w->group, scales + c * groups + g, groups, acc + c, CHAINED);
                 for (; c < count; c++) chained_tile(x, wide + c * K + k, K, w->group, scales + c * groups + g, groups, acc + c, 1);
             }
-            transpose((const float *)acc, count, least(LONG, M - m), LONG, out + m * apart + n - from, apart);
+            transpose((const float *)acc, count, least(REGISTER_FLOATS, M - m), REGISTER_FLOATS, out + m * apart + n - from, apart);
         }
     }
 }

@@ -20,11 +20,11 @@ typedef struct {
 } Args;
 
 /* Floats of a block of rows that stay in a core's own cache. Tiles are so quick that more rows have to meet a weight. */
-enum { NEAR = 1 << 16 };
+enum { L2_FLOATS = 1 << 16 };
 
 static inline int64_t block_of(const Args *a) {
-    const int64_t near = a->type == BF16 && way_of(BF16) == BY_TILES ? 4 * NEAR : NEAR, rows = near / a->in / (2 * LONG) * (2 * LONG);
-    return least(a->rows, most(rows, 2 * LONG));
+    const int64_t near = a->type == BF16 && way_of(BF16) == BY_TILES ? 4 * L2_FLOATS : L2_FLOATS, rows = near / a->in / (2 * REGISTER_FLOATS) * (2 * REGISTER_FLOATS);
+    return least(a->rows, most(rows, 2 * REGISTER_FLOATS));
 }
 
 static inline int64_t columns_of(const Args *a) { return a->type == F32 ? a->width : least(a->width, a->columns); }
@@ -100,7 +100,7 @@ void linear(const Args *a) {
         Own own = {a->memory + thread * own_size(a), -1};
         for (int64_t turn = 0, i; (i = take(a, thread, turn, &taken)) < shares; turn++) {
             if (columns) part(a, 0, a->rows, share(a->width, UNIT, i, shares), share(a->width, UNIT, i + 1, shares), &own);
-            else part(a, share(a->rows, LONG, i, shares), share(a->rows, LONG, i + 1, shares), 0, a->width, &own);
+            else part(a, share(a->rows, REGISTER_FLOATS, i, shares), share(a->rows, REGISTER_FLOATS, i + 1, shares), 0, a->width, &own);
         }
         if (a->seconds) a->seconds[thread] = own_seconds() - start;
     }

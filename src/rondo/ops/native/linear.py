@@ -21,7 +21,7 @@ from rondo.ops.native.level import best, level
 from rondo.ops.native.numbers import GIVEN
 from rondo.ops.native.readable import address, readable
 from rondo.ops.native.room import room
-from rondo.ops.native.tuned import AS_BUILT, Cut, cut_of
+from rondo.ops.native.tuned import AS_BUILT, WorkSplit, cut_of
 
 STEP = 16
 """Inputs are a multiple of this many, or padded to one."""
@@ -101,7 +101,7 @@ def product(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    cut: Cut | None = None,
+    cut: WorkSplit | None = None,
     threads: int | None = None,
     seconds: Tensor | None = None,
 ) -> Tensor:

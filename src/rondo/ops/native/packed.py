@@ -34,7 +34,7 @@ from rondo.ops.pages import Pages
 Recompute = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 
 
-class Block(Protocol):
+class PaddedBlock(Protocol):
     """Queries and keys that are padded to one length for the way back: `rows` [B * Q] and `columns` [B * L] of the flat
     row, and the places of `rows` that are `real`."""
 
@@ -55,7 +55,7 @@ def attend_rows(
     v: Tensor,
     sinks: Tensor | None,
     pasts: Pasts,
-    blocks: Sequence[Block],
+    blocks: Sequence[PaddedBlock],
     recompute: Recompute,
 ) -> Tensor:
     """q [T, H, D], k [T, KV, D], v [T, KV, Dv] -> [T, H, Dv]; pages of `pasts` are rows of k and v. Where the fused way
@@ -90,7 +90,7 @@ class _Attend(torch.autograd.Function):
         v: Tensor,
         sinks: Tensor | None,
         pasts: Pasts,
-        blocks: Sequence[Block],
+        blocks: Sequence[PaddedBlock],
         recompute: Recompute,
     ) -> Tensor:
         def attended() -> tuple[Tensor, Tensor]:
@@ -148,7 +148,7 @@ class _Fused:
         self.grad, self.q, self.k, self.v, self.out = (x.to(through) for x in (grad, q, k, v, out))
         self.lse = lse
 
-    def all(self, blocks: Sequence[Block]) -> tuple[Tensor, Tensor, Tensor]:
+    def all(self, blocks: Sequence[PaddedBlock]) -> tuple[Tensor, Tensor, Tensor]:
         rows = torch.cat([block.rows[block.real] for block in blocks])
         columns = torch.cat([block.columns for block in blocks])
         queries, keys, values = zip(*(self._block(block) for block in blocks), strict=True)
@@ -158,7 +158,7 @@ class _Fused:
             _added(torch.cat(values), columns, self.v).to(self.dtype),
         )
 
-    def _block(self, block: Block) -> tuple[Tensor, Tensor, Tensor]:
+    def _block(self, block: PaddedBlock) -> tuple[Tensor, Tensor, Tensor]:
         """Of the real rows, and of all columns."""
 
         def padded(x: Tensor, rows: Tensor) -> Tensor:

@@ -7,7 +7,7 @@
 #include <emmintrin.h>
 #endif
 
-typedef int32_t Words __attribute__((vector_size(4 * LONG), aligned(4), may_alias));
+typedef int32_t Words __attribute__((vector_size(4 * REGISTER_FLOATS), aligned(4), may_alias));
 
 #if defined __AVX512BW__
 #define PAIR_PRODUCTS(a, b) ((Words)_mm512_madd_epi16((__m512i)(a), (__m512i)(b)))
@@ -33,7 +33,7 @@ ALWAYS_INLINE Long multiply_add(Long a, Long b, Long c) {
 #if defined __FMA__ || defined __aarch64__
     return MULTIPLY_ADD(a, b, c);
 #else
-    for (int i = 0; i < LONG; i++) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
+    for (int i = 0; i < REGISTER_FLOATS; i++) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
     return c;
 #endif
 }
@@ -106,7 +106,7 @@ static Panel panel_at(const Weight *w, int64_t K, int64_t n, int64_t count, floa
 /* out [C, V vectors]: rows of x from m on, times columns of the panel from `first` on. */
 ALWAYS_INLINE void panel_tile(const Weight *w, Rounded x, int64_t m, int64_t K, Panel panel, int64_t first, float *out,
                               const int quads, const int V, const int C) {
-    const int64_t span = span_of(w), each = quads ? 4 : 2, apart = LONG * x.wide / 2;
+    const int64_t span = span_of(w), each = quads ? 4 : 2, apart = REGISTER_FLOATS * x.wide / 2;
     const int32_t *rows = (const int32_t *)(x.numbers + m * x.wide), *words = panel.words + first * panel.wide;
     const float *scales = panel.scales + first * panel.groups;
     Long acc[PANEL][2];
@@ -116,14 +116,14 @@ ALWAYS_INLINE void panel_tile(const Weight *w, Rounded x, int64_t m, int64_t K, 
         for (int v = 0; v < V; v++) acc[c][v] = (Long){0};
     int64_t p = m * x.pieces;
     for (int64_t group = 0, g = 0; group < K; group += w->group, g++)
-        for (int64_t at = group, to; at < group + w->group; at = to, p += LONG) {
+        for (int64_t at = group, to; at < group + w->group; at = to, p += REGISTER_FLOATS) {
             to = least(at + span, group + w->group);
             Words sum[PANEL][2];
             Long by[2];
 #pragma GCC unroll 2
             for (int v = 0; v < V; v++) {
-                by[v] = *(const Long *)(x.scales + p + v * LONG * x.pieces);
-                const Words begin = *(const Words *)(x.sums + p + v * LONG * x.pieces) * (quads ? -128 : 0);
+                by[v] = *(const Long *)(x.scales + p + v * REGISTER_FLOATS * x.pieces);
+                const Words begin = *(const Words *)(x.sums + p + v * REGISTER_FLOATS * x.pieces) * (quads ? -128 : 0);
 #pragma GCC unroll 16
                 for (int c = 0; c < C; c++) sum[c][v] = begin;
             }
@@ -131,7 +131,7 @@ ALWAYS_INLINE void panel_tile(const Weight *w, Rounded x, int64_t m, int64_t K, 
                 Words own[2];
 #pragma GCC unroll 2
                 for (int v = 0; v < V; v++) {
-                    own[v] = *(const Words *)(rows + v * apart + k * LONG);
+                    own[v] = *(const Words *)(rows + v * apart + k * REGISTER_FLOATS);
                     HOLD(own[v]);
                 }
 #pragma GCC unroll 16
@@ -154,34 +154,34 @@ ALWAYS_INLINE void panel_tile(const Weight *w, Rounded x, int64_t m, int64_t K, 
 #pragma GCC unroll 16
     for (int c = 0; c < C; c++)
 #pragma GCC unroll 2
-        for (int v = 0; v < V; v++) *(Long *)(out + (c * V + v) * LONG) = acc[c][v];
+        for (int v = 0; v < V; v++) *(Long *)(out + (c * V + v) * REGISTER_FLOATS) = acc[c][v];
 }
 
 ALWAYS_INLINE void panel_rows(const Weight *w, Rounded x, int64_t m, int64_t K, Panel panel, int64_t count, float *tile,
                               const int quads, const int V) {
-    const int broad = V == 2 ? BROAD : PANEL;
+    const int broad = V == 2 ? NR : PANEL;
     int64_t c = 0;
-    for (; c + broad <= count; c += broad) panel_tile(w, x, m, K, panel, c, tile + c * V * LONG, quads, V, broad);
-    for (; c + 4 <= count; c += 4) panel_tile(w, x, m, K, panel, c, tile + c * V * LONG, quads, V, 4);
-    for (; c < count; c++) panel_tile(w, x, m, K, panel, c, tile + c * V * LONG, quads, V, 1);
+    for (; c + broad <= count; c += broad) panel_tile(w, x, m, K, panel, c, tile + c * V * REGISTER_FLOATS, quads, V, broad);
+    for (; c + 4 <= count; c += 4) panel_tile(w, x, m, K, panel, c, tile + c * V * REGISTER_FLOATS, quads, V, 4);
+    for (; c < count; c++) panel_tile(w, x, m, K, panel, c, tile + c * V * REGISTER_FLOATS, quads, V, 1);
 }
 
 static void panels_product(const Weight *w, Rounded x, int64_t M, int64_t K, int64_t from, int64_t to, float *out, int64_t apart,
                            float *room) {
-    float tile[PANEL * 2 * LONG];
+    float tile[PANEL * 2 * REGISTER_FLOATS];
     const int64_t bytes = bytes_of(w->kind, K);
     for (int64_t n = from, count; n < to; n += count) {
         count = least(PANEL, to - n);
         const Panel panel = panel_at(w, K, n, count, room);
         for (int64_t i = 0; i < count * bytes; i += 64) __builtin_prefetch((const char *)w->data + (n + count) * bytes + i, 0, 2);
-        for (int64_t m = 0; m < M; m += 2 * LONG) {
+        for (int64_t m = 0; m < M; m += 2 * REGISTER_FLOATS) {
             const int V = vectors_at(m, M);
             if (V == 2)
                 if (has_quads(w)) panel_rows(w, x, m, K, panel, count, tile, 1, 2);
                 else panel_rows(w, x, m, K, panel, count, tile, 0, 2);
             else if (has_quads(w)) panel_rows(w, x, m, K, panel, count, tile, 1, 1);
             else panel_rows(w, x, m, K, panel, count, tile, 0, 1);
-            transpose(tile, count, least(2 * LONG, M - m), V * LONG, out + m * apart + n - from, apart);
+            transpose(tile, count, least(2 * REGISTER_FLOATS, M - m), V * REGISTER_FLOATS, out + m * apart + n - from, apart);
         }
     }
 }

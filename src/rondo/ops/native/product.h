@@ -1,7 +1,7 @@
 /* x [M, K] times the transpose of w [N, K], of which w is in fp32 or bf16 and stays as it lies, row after row.
  *
  * Rows of x are packed side by side, so that a vector has one number of each: then a number of w meets all of them at once,
- * and nothing has to be summed over lanes. So each result is one chain over K in pieces of DEEP, whose sums are added in
+ * and nothing has to be summed over lanes. So each result is one chain over K in pieces of KC, whose sums are added in
  * order: it is the same for any number of rows, wherever the columns are cut and however long vectors are. K is a multiple
  * of STEP.
  */
@@ -10,27 +10,27 @@
 #include "dots.h"
 #include "tiles.h"
 
-/* Long is the longest vector a register holds, and BROAD what as many registers as there are have room for. */
+/* Long is the longest vector a register holds, and NR what as many registers as there are have room for. */
 #if defined __AVX512F__
-enum { LONG = 16, BROAD = 12 };
+enum { REGISTER_FLOATS = 16, NR = 12 };
 #elif defined __AVX__
-enum { LONG = 8, BROAD = 6 };
+enum { REGISTER_FLOATS = 8, NR = 6 };
 #elif defined __ARM_NEON
 #include <arm_neon.h>
-enum { LONG = 4, BROAD = 12 };
+enum { REGISTER_FLOATS = 4, NR = 12 };
 #else
-enum { LONG = 4, BROAD = 6 };
+enum { REGISTER_FLOATS = 4, NR = 6 };
 #endif
 #if defined HAS_TILES || defined HAS_DOTS
 enum { ROWS = SIDE };
 #else
-enum { ROWS = LONG };
+enum { ROWS = REGISTER_FLOATS };
 #endif
-/* A tile is of two vectors of rows and BROAD columns, or of one and PANEL. A panel of columns is used while it is near: a
+/* A tile is of two vectors of rows and NR columns, or of one and PANEL. A panel of columns is used while it is near: a
  * piece of it at a time lies in rows of PIECE. */
-enum { PANEL = 12, STEP = 16, PIECE = DEEP + STEP };
+enum { PANEL = 12, STEP = 16, PIECE = KC + STEP };
 
-typedef float Long __attribute__((vector_size(4 * LONG), aligned(4), may_alias));
+typedef float Long __attribute__((vector_size(4 * REGISTER_FLOATS), aligned(4), may_alias));
 
 /* HOLD keeps a value in a register: compilers would load it again for each of its products. And where a chain is one
  * column wide they may part the multiplication from the addition, which rounds differently: MULTIPLY_ADD does not let them. */
@@ -52,7 +52,7 @@ typedef float Long __attribute__((vector_size(4 * LONG), aligned(4), may_alias))
 #endif
 
 /* Vectors of rows in the tile that begins at row m. */
-static inline int vectors_at(int64_t m, int64_t M) { return M - m > LONG ? 2 : 1; }
+static inline int vectors_at(int64_t m, int64_t M) { return M - m > REGISTER_FLOATS ? 2 : 1; }
 
 /* How many rows `packed` must have room for. */
 static inline int64_t packed_rows(int64_t M) { return (M + ROWS - 1) / ROWS * ROWS; }
@@ -64,7 +64,7 @@ static void pack_floats(const float *x, int64_t M, int64_t K, float *packed) {
         return;
     }
     for (int64_t m = 0, wide; m < M; m += wide, packed += wide * K) {
-        wide = vectors_at(m, M) * LONG;
+        wide = vectors_at(m, M) * REGISTER_FLOATS;
         if (M - m < wide) memset(packed, 0, wide * K * sizeof(float));
         transpose(x + m * K, least(wide, M - m), K, K, packed, wide);
     }
@@ -94,8 +94,8 @@ ALWAYS_INLINE void product_tile(const float *x, const float *w, int64_t depth, f
             Long rows[2];
 #pragma GCC unroll 2
             for (int v = 0; v < V; v++) {
-                rows[v] = *(const Long *)(x + (k * V + v) * LONG);
-                __builtin_prefetch(x + (k * V + v + 16) * LONG, 0, 3);
+                rows[v] = *(const Long *)(x + (k * V + v) * REGISTER_FLOATS);
+                __builtin_prefetch(x + (k * V + v + 16) * REGISTER_FLOATS, 0, 3);
                 HOLD(rows[v]);
             }
 #pragma GCC unroll 16
@@ -111,16 +111,16 @@ ALWAYS_INLINE void product_tile(const float *x, const float *w, int64_t depth, f
 #pragma GCC unroll 16
     for (int c = 0; c < C; c++)
 #pragma GCC unroll 2
-        for (int v = 0; v < V; v++) *(Long *)(sums + (c * V + v) * LONG) += sum[c][v];
+        for (int v = 0; v < V; v++) *(Long *)(sums + (c * V + v) * REGISTER_FLOATS) += sum[c][v];
 }
 
 /* One tile of rows by `count` columns. */
 static void tile_product(const float *x, const float *w, int64_t depth, int64_t count, int V, float *sums, Next *next) {
     int64_t c = 0;
 #define COLUMNS(V, C)                                                                                                  \
-    for (; c + C <= count; c += C) product_tile(x, w + c * PIECE, depth, sums + c * V * LONG, next, V, C);
+    for (; c + C <= count; c += C) product_tile(x, w + c * PIECE, depth, sums + c * V * REGISTER_FLOATS, next, V, C);
     if (V == 2) {
-        COLUMNS(2, BROAD)
+        COLUMNS(2, NR)
         COLUMNS(2, 4)
         COLUMNS(2, 1)
     } else {
@@ -140,24 +140,24 @@ static void floats_product(int64_t type, const float *packed, int64_t M, int64_t
         slim_product(type, packed, M, K, w, from, to, out, apart);
         return;
     }
-    const int64_t size = type == F32 ? 4 : 2, tiles = (M + 2 * LONG - 1) / (2 * LONG);
+    const int64_t size = type == F32 ? 4 : 2, tiles = (M + 2 * REGISTER_FLOATS - 1) / (2 * REGISTER_FLOATS);
     float *sums = room, *wide = room + PANEL * packed_rows(M);
     for (int64_t n = from, count; n < to && M > 0; n += count) {
         count = least(PANEL, to - n);
-        const int64_t bytes = least(PANEL, to - n - count) * K * size, across = M > LONG ? BROAD : PANEL;
+        const int64_t bytes = least(PANEL, to - n - count) * K * size, across = M > REGISTER_FLOATS ? NR : PANEL;
         const int64_t steps = tiles * ((count + across - 1) / across) * (K / STEP);
         Next next = {(const char *)w + (n + count) * K * size, (bytes / 64 + steps - 1) / steps};
         memset(sums, 0, count * packed_rows(M) * sizeof(float));
-        for (int64_t k = 0; k < K; k += DEEP) {
-            const int64_t depth = least(DEEP, K - k);
+        for (int64_t k = 0; k < K; k += KC) {
+            const int64_t depth = least(KC, K - k);
             for (int64_t c = 0; c < count; c++) widen(type, w, (n + c) * K + k, wide + c * PIECE, depth);
-            for (int64_t m = 0; m < M; m += 2 * LONG) {
+            for (int64_t m = 0; m < M; m += 2 * REGISTER_FLOATS) {
                 const int V = vectors_at(m, M);
-                tile_product(packed + m * K + k * V * LONG, wide, depth, count, V, sums + m * count, &next);
+                tile_product(packed + m * K + k * V * REGISTER_FLOATS, wide, depth, count, V, sums + m * count, &next);
             }
         }
-        for (int64_t m = 0; m < M; m += 2 * LONG)
-            transpose(sums + m * count, count, least(2 * LONG, M - m), vectors_at(m, M) * LONG, out + m * apart + n - from, apart);
+        for (int64_t m = 0; m < M; m += 2 * REGISTER_FLOATS)
+            transpose(sums + m * count, count, least(2 * REGISTER_FLOATS, M - m), vectors_at(m, M) * REGISTER_FLOATS, out + m * apart + n - from, apart);
     }
 }
 

@@ -10,7 +10,7 @@
 /* What is multiplied: numbers in fp32, in bf16, of 16 bits, of 8. */
 enum { FLOATS, HALVES, SHORTS, OCTETS };
 /* Of vectors, and of tiles, two of which are multiplied. */
-enum { CHAINS = 2 * BROAD, TILE_CHAINS = 6 };
+enum { CHAINS = 2 * NR, TILE_CHAINS = 6 };
 /* Ones, so that a lane's sum is how many products were added to it. */
 enum { BF16_ONES = 0x3f803f80, SHORT_ONES = 0x00010001, OCTET_ONES = BY_BYTES ? 0x01010101 : SHORT_ONES };
 
@@ -70,16 +70,16 @@ static Unit halves(void) {
 #ifdef HAS_DOTS
     return (Unit){add_dots, CHAINS * SIDE * 2};
 #else
-    return (Unit){add_floats, CHAINS * LONG};
+    return (Unit){add_floats, CHAINS * REGISTER_FLOATS};
 #endif
 }
 
 static Unit unit_of(int64_t what) {
     switch (what) {
     case HALVES: return halves();
-    case SHORTS: return (Unit){add_shorts, CHAINS * LONG * 2};
-    case OCTETS: return (Unit){add_octets, CHAINS * LONG * (BY_BYTES ? 4 : 2)};
-    default: return (Unit){add_floats, CHAINS * LONG};
+    case SHORTS: return (Unit){add_shorts, CHAINS * REGISTER_FLOATS * 2};
+    case OCTETS: return (Unit){add_octets, CHAINS * REGISTER_FLOATS * (BY_BYTES ? 4 : 2)};
+    default: return (Unit){add_floats, CHAINS * REGISTER_FLOATS};
     }
 }
 

@@ -52,10 +52,10 @@ typedef struct {
 static inline int64_t wide_of(int64_t K) { return least_up(K, CHUNK); }
 
 /* Rows of x meet a weight in tiles of so many, of which `rows` are left. */
-static inline int64_t tile_of(Rounded x, int64_t rows) { return x.many ? LONG : BY_BYTES ? 1 : rows >= 4 ? 4 : rows >= 2 ? 2 : 1; }
+static inline int64_t tile_of(Rounded x, int64_t rows) { return x.many ? REGISTER_FLOATS : BY_BYTES ? 1 : rows >= 4 ? 4 : rows >= 2 ? 2 : 1; }
 
 static Rounded rounded_in(const Weight *w, int64_t M, int64_t K, void *memory) {
-    const int64_t pieces = pieces_of(w, K), many = M > SOME, rows = many ? least_up(M, LONG) : M;
+    const int64_t pieces = pieces_of(w, K), many = M > SOME, rows = many ? least_up(M, REGISTER_FLOATS) : M;
     const int64_t wide = many || !BY_BYTES ? wide_of(K) : chunks_of(w, K) * numbers_in_chunk(w) / 2;
     int16_t *numbers = memory;
     float *scales = (float *)(numbers + rows * wide);
@@ -95,9 +95,9 @@ static void arrange_all(const float *x, int64_t count, int64_t step, int64_t til
         else arrange(x + at, to + at * tile, 4);
 }
 
-/* One of LONG rows, in words. */
+/* One of REGISTER_FLOATS rows, in words. */
 static void arrange_words(const float *restrict x, int64_t count, int64_t each, int32_t *restrict to) {
-    for (int64_t k = 0; k < count; k += each, to += LONG) {
+    for (int64_t k = 0; k < count; k += each, to += REGISTER_FLOATS) {
         if (each == 2) *to = (int32_t)((uint32_t)(int32_t)x[k + 1] << 16 | (uint16_t)(int16_t)x[k]);
         else
             for (int64_t j = 0; j < 4; j++) ((int8_t *)to)[j] = (int8_t)x[k + j];
@@ -146,7 +146,7 @@ static void round_row(const Weight *w, const float *x, int64_t K, Rounded to, in
                 if (alone) byte = least_up(byte, CHUNK);
                 continue;
             }
-            if (to.many) arrange_words(piece, count, each, (int32_t *)(to.numbers + m * to.wide) + at / each * LONG + i);
+            if (to.many) arrange_words(piece, count, each, (int32_t *)(to.numbers + m * to.wide) + at / each * REGISTER_FLOATS + i);
             else arrange_all(piece, count, step, tile, to.numbers + m * to.wide + at * tile + i * step);
             int32_t sum = 0;
             for (int64_t k = 0; k < count; k++) sum += (int32_t)piece[k];

@@ -6,13 +6,13 @@
 #define RONDO_SLIM_H
 #include "turned.h"
 
-enum { DEEP = 256 };
+enum { KC = 256 };
 
 #if defined __AVX512F__
 enum { SLIM = 16, COLUMNS_WIDE = 16 };
 typedef __m512 Columns;
 #define NO_COLUMNS _mm512_setzero_ps()
-#define MEET(x, columns, sum) _mm512_fmadd_ps(_mm512_set1_ps(x), columns, sum)
+#define FMA(x, columns, sum) _mm512_fmadd_ps(_mm512_set1_ps(x), columns, sum)
 #define EVEN(pairs) _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(pairs), 16))
 #define ODD(pairs) _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(pairs), _mm512_set1_epi32((int32_t)0xffff0000)))
 #define ADD_TO(at, sum) _mm512_storeu_ps(at, _mm512_add_ps(_mm512_loadu_ps(at), sum))
@@ -21,14 +21,14 @@ typedef __m512 Columns;
 enum { SLIM = 8, COLUMNS_WIDE = 8 };
 typedef __m256 Columns;
 #define NO_COLUMNS _mm256_setzero_ps()
-#define MEET(x, columns, sum) _mm256_fmadd_ps(_mm256_set1_ps(x), columns, sum)
+#define FMA(x, columns, sum) _mm256_fmadd_ps(_mm256_set1_ps(x), columns, sum)
 #define EVEN(pairs) _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(pairs), 16))
 #define ODD(pairs) _mm256_castsi256_ps(_mm256_and_si256(_mm256_castps_si256(pairs), _mm256_set1_epi32((int32_t)0xffff0000)))
 #define ADD_TO(at, sum) _mm256_storeu_ps(at, _mm256_add_ps(_mm256_loadu_ps(at), sum))
 #define TURN_FOUR turn_eight
 #endif
 
-#ifdef MEET
+#ifdef FMA
 static inline int is_slim(int64_t M) { return M <= SLIM; }
 
 /* [K, M]: M rows a power of two apart would push each other out of the nearest cache. */
@@ -37,7 +37,7 @@ static void pack_slim(const float *x, int64_t M, int64_t K, float *packed) { tra
 /* Adds the products of one k to the sums of M rows. */
 ALWAYS_INLINE void meet(const float *x, Columns columns, Columns *sum, const int M) {
 #pragma GCC unroll 16
-    for (int m = 0; m < M; m++) sum[m] = MEET(x[m], columns, sum[m]);
+    for (int m = 0; m < M; m++) sum[m] = FMA(x[m], columns, sum[m]);
 }
 
 ALWAYS_INLINE void meet_words(int64_t type, const float *x, const Columns *turned, Columns *sum, const int words, const int M) {
@@ -91,8 +91,8 @@ ALWAYS_INLINE void slim_columns(int64_t type, const float *x, int64_t K, const v
     const int64_t size = type == F32 ? 4 : 2, wide = COLUMNS_WIDE * G;
     float sums[2 * SLIM * COLUMNS_WIDE];
     memset(sums, 0, G * M * COLUMNS_WIDE * sizeof(float));
-    for (int64_t k = 0; k < K; k += DEEP)
-        slim_tile(type, x + k * M, (const char *)w + (n * K + k) * size, K, least(DEEP, K - k), sums,
+    for (int64_t k = 0; k < K; k += KC)
+        slim_tile(type, x + k * M, (const char *)w + (n * K + k) * size, K, least(KC, K - k), sums,
                   (const char *)w + ((n + wide) * K + wide * k) * size, M, G);
     for (int g = 0; g < G; g++)
         for (int m = 0; m < M; m++) memcpy(out + m * apart + COLUMNS_WIDE * g, sums + (g * M + m) * COLUMNS_WIDE, COLUMNS_WIDE * sizeof(float));
@@ -101,9 +101,9 @@ ALWAYS_INLINE void slim_columns(int64_t type, const float *x, int64_t K, const v
 /* x is of one of M rows. */
 static float slim_one(int64_t type, const float *x, int64_t M, const void *w, int64_t offset, int64_t K) {
     float total = 0;
-    for (int64_t begin = 0; begin < K; begin += DEEP) {
+    for (int64_t begin = 0; begin < K; begin += KC) {
         float sum = 0;
-        for (int64_t k = begin; k < least(begin + DEEP, K); k++)
+        for (int64_t k = begin; k < least(begin + KC, K); k++)
             sum = __builtin_fmaf(x[k * M], type == F32 ? ((const float *)w)[offset + k] : from_bf16(((const uint16_t *)w)[offset + k]), sum);
         total += sum;
     }

@@ -16,7 +16,7 @@ from rondo.base.log import get_logger
 from rondo.ops.native import tuned
 from rondo.ops.native.build import library
 from rondo.ops.native.linear import TYPES, product
-from rondo.ops.native.tuned import AS_BUILT, COLUMNS, FEWS, Cut, Found, Product
+from rondo.ops.native.tuned import AS_BUILT, COLUMNS, FEWS, Product, TunedSplit, WorkSplit
 
 log = get_logger(__name__)
 
@@ -40,7 +40,7 @@ Way = tuple[str, int]
 """("rows" or "columns" that are shared, rows for each thread) or ("block", columns)."""
 
 
-def tune(products: Iterable[Product], seconds: float = SECONDS) -> dict[str, Found]:
+def tune(products: Iterable[Product], seconds: float = SECONDS) -> dict[str, TunedSplit]:
     """Uses what is known of these products, and tries the others for as long as there is time; all that is known then,
     by the products' names."""
     wanted = [each for each in dict.fromkeys(products) if _matters(each)]
@@ -65,7 +65,7 @@ def _matters(each: Product) -> bool:
     return each.dtype in TYPES and each.width * each.inputs >= SMALLEST and (each.threads > 1 or rounds)
 
 
-def _tried(each: Product, end: float) -> Found | None:
+def _tried(each: Product, end: float) -> TunedSplit | None:
     """None where time ends before."""
     ways = ways_of(each)
     best = dict.fromkeys(ways, float("inf"))
@@ -86,7 +86,7 @@ def ways_of(each: Product) -> dict[Way, Callable[[], float]]:
     most = max(MANY_ROWS, max(ROWS_EACH) * each.threads)
     x = torch.randn(most, each.inputs, generator=generator).to(each.dtype)
 
-    def timed(rows: int, cut: Cut, threads: int) -> Callable[[], float]:
+    def timed(rows: int, cut: WorkSplit, threads: int) -> Callable[[], float]:
         def once() -> float:
             seconds = torch.zeros(threads, dtype=torch.float64)
             product(x[:rows], next(weights), None, cut, threads, seconds)
@@ -98,15 +98,15 @@ def ways_of(each: Product) -> dict[Way, Callable[[], float]]:
     if each.threads > 1:
         for what, few in (("rows", 0), ("columns", most + 1)):
             for rows in ROWS_EACH:
-                cut = Cut(few=few)
+                cut = WorkSplit(few=few)
                 ways[what, rows] = timed(rows * each.threads, cut, each.threads)
     if each.dtype != torch.float32:
         for columns in COLUMNS:
-            ways["block", columns] = timed(MANY_ROWS, Cut(columns=columns), 1)
+            ways["block", columns] = timed(MANY_ROWS, WorkSplit(columns=columns), 1)
     return ways
 
 
-def chosen(seconds: Mapping[Way, float]) -> Found:
+def chosen(seconds: Mapping[Way, float]) -> TunedSplit:
     """What is best by how long each way took."""
 
     def share(rows: int, few: int) -> float:
@@ -121,7 +121,7 @@ def chosen(seconds: Mapping[Way, float]) -> Found:
         few, with_few = _better(AS_BUILT.few, {few: shared(few) for few in FEWS})
     blocks = {columns: taken for (what, columns), taken in seconds.items() if what == "block"}
     columns, with_many = _better(AS_BUILT.columns, blocks) if blocks else (AS_BUILT.columns, 1.0)
-    return Found(few=few, columns=columns, times_with_few_rows=with_few, times_with_many_rows=with_many)
+    return TunedSplit(few=few, columns=columns, times_with_few_rows=with_few, times_with_many_rows=with_many)
 
 
 def _better(built: int, seconds: Mapping[int, float]) -> tuple[int, float]:

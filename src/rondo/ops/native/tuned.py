@@ -25,7 +25,7 @@ FEWS = (8, 12, 16, 24, 32)
 COLUMNS = (128, 256, 512, 1024)
 
 
-class Cut(NamedTuple):
+class WorkSplit(NamedTuple):
     """Columns are shared among threads where there are fewer than `few` rows for each, else rows. Where results are
     rounded, `columns` of them are made at a time."""
 
@@ -33,7 +33,7 @@ class Cut(NamedTuple):
     columns: int = 256
 
 
-AS_BUILT = Cut()
+AS_BUILT = WorkSplit()
 
 
 class Product(NamedTuple):
@@ -49,7 +49,7 @@ class Product(NamedTuple):
         return f"{SHORT[self.dtype]} {self.width} x {self.inputs}, {self.threads} thread{'s' * (self.threads > 1)}"
 
 
-class Found(BaseModel):
+class TunedSplit(BaseModel):
     """What was best for a product, and how many times as fast as the cut as built that is: at the numbers of rows where
     it matters whose share is what, and at many rows."""
 
@@ -65,19 +65,19 @@ class _File(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     machine: str
-    products: dict[str, Found]
+    products: dict[str, TunedSplit]
 
 
-_cuts: dict[tuple[torch.dtype, int, int, int], Cut] = {}
+_cuts: dict[tuple[torch.dtype, int, int, int], WorkSplit] = {}
 
 
-def cut_of(dtype: torch.dtype, width: int, inputs: int, threads: int) -> Cut:
+def cut_of(dtype: torch.dtype, width: int, inputs: int, threads: int) -> WorkSplit:
     return _cuts.get((dtype, width, inputs, threads), AS_BUILT)
 
 
-def use(product: Product, found: Found) -> None:
+def use(product: Product, found: TunedSplit) -> None:
     """From now on, in this process."""
-    _cuts[product] = Cut(found.few, found.columns)
+    _cuts[product] = WorkSplit(found.few, found.columns)
 
 
 def machine() -> str:
@@ -92,7 +92,7 @@ def path() -> Path:
     return cache_dir() / "tuned" / f"linear-{digest}.json"
 
 
-def read() -> dict[str, Found]:
+def read() -> dict[str, TunedSplit]:
     """What was found on this machine before, by the products' names."""
     file = path()
     try:
@@ -114,7 +114,7 @@ def read() -> dict[str, Found]:
     return said.products
 
 
-def add(found: dict[str, Found]) -> None:
+def add(found: dict[str, TunedSplit]) -> None:
     """To the file, whole or not at all. Processes that write together lose at most what the other had just found."""
     text = _File(machine=machine(), products=read() | found).model_dump_json(indent=1)
     try:

@@ -52,14 +52,14 @@ def refuse_shards(what: str, *given: object) -> None:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ShardLayout:
     """Where an operation's tensors lie. All DTensors among them are of one mesh."""
 
     mesh: DeviceMesh
     tensors: tuple[DTensor, ...]
 
     @classmethod
-    def of(cls, *given: Tensor) -> Layout:
+    def of(cls, *given: Tensor) -> ShardLayout:
         from torch.distributed.tensor import DTensor, Replicate
 
         mesh = next(each.device_mesh for each in given if isinstance(each, DTensor))

@@ -20,7 +20,7 @@ from rondo.ops.linear import linear
 from rondo.ops.logprobs import _token_logprobs
 from rondo.ops.norm import rms_norm
 from rondo.ops.rope import RopeSpec, rotate
-from rondo.ops.sharded.layout import Dims, Layout, Way, shards_among
+from rondo.ops.sharded.layout import Dims, ShardLayout, Way, shards_among
 
 
 def _any_shards(*args: Any, **kwargs: Any) -> bool:
@@ -29,7 +29,7 @@ def _any_shards(*args: Any, **kwargs: Any) -> bool:
 
 @linear.fast(_any_shards, first=True)
 def linear_on_shards(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    layout = Layout.of(x, weight) if bias is None else Layout.of(x, weight, bias)
+    layout = ShardLayout.of(x, weight) if bias is None else ShardLayout.of(x, weight, bias)
     ways = [_linear_way(cut, x.ndim - 1) for cut in layout.cuts()]
     # Of the ranks whose results are added up, the first alone adds the bias.
     first = layout.rank([axis for axis, way in enumerate(ways) if way.adds]) == 0
@@ -67,7 +67,7 @@ def _of(
 
 @rms_norm.fast(_any_shards, first=True)
 def rms_norm_on_shards(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
-    layout = Layout.of(x, weight)
+    layout = ShardLayout.of(x, weight)
     whole = x.ndim - 1
     ways = [
         Way((None, None)) if of_x in (None, whole) else Way((of_x, None), of_x, summed=(1,))
@@ -79,7 +79,7 @@ def rms_norm_on_shards(x: Tensor, weight: Tensor, eps: float, offset: float = 0.
 
 @gated.fast(_any_shards, first=True)
 def gated_on_shards(kind: str, gate: Tensor, up: Tensor) -> Tensor:
-    layout = Layout.of(gate, up)
+    layout = ShardLayout.of(gate, up)
     cuts = [of_gate if of_gate is not None else of_up for of_gate, of_up in layout.cuts()]
     ways = [Way((cut, cut), cut) for cut in cuts]
     result: Tensor = layout.run(lambda gate, up: gated(kind, gate, up), ways, gate.shape)
@@ -89,7 +89,7 @@ def gated_on_shards(kind: str, gate: Tensor, up: Tensor) -> Tensor:
 @rotate.fast(_any_shards, first=True)
 def rotate_on_shards(spec: RopeSpec, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Tables follow the tokens; all heads have the same."""
-    layout = Layout.of(x, cos, sin)
+    layout = ShardLayout.of(x, cos, sin)
     by_cut = {0: Way((0, 0, 0), 0), 1: Way((1, None, None), 1, summed=(1, 2))}
     ways = [by_cut.get(-1 if cut[0] is None else cut[0], Way((None,) * 3)) for cut in layout.cuts()]
     result: Tensor = layout.run(lambda x, cos, sin: rotate(spec, x, cos, sin), ways, x.shape)
@@ -99,7 +99,7 @@ def rotate_on_shards(spec: RopeSpec, x: Tensor, cos: Tensor, sin: Tensor) -> Ten
 @_token_logprobs.fast(_any_shards, first=True)
 def token_logprobs_on_shards(logits: Tensor, tokens: Tensor, scale: Tensor | None, entropy: bool) -> Tensor:
     """By rows: where the vocabulary is cut each rank is given whole rows instead, as many numbers as it had."""
-    layout = Layout.of(logits, tokens) if scale is None else Layout.of(logits, tokens, scale)
+    layout = ShardLayout.of(logits, tokens) if scale is None else ShardLayout.of(logits, tokens, scale)
     of_scale = 0 if scale is not None and scale.shape[0] == logits.shape[0] > 1 else None
     ways = [
         Way((None,) * len(cut)) if cut[0] is None else _of(cut, (0, 0, of_scale), 0, summed=(2,))
@@ -124,7 +124,7 @@ def packed_attention_on_shards(
 ) -> Tensor:
     """By heads, where each rank has equally many and they go with the same keys, or with whole groups of them; else
     every rank computes all."""
-    layout = Layout.of(q, k, v) if sinks is None else Layout.of(q, k, v, sinks)
+    layout = ShardLayout.of(q, k, v) if sinks is None else ShardLayout.of(q, k, v, sinks)
     cuts = layout.cuts()
     axes = [axis for axis, cut in enumerate(cuts) if 1 in cut[:3]]
     ranks = prod(layout.mesh.size(axis) for axis in axes)

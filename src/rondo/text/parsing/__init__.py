@@ -1,6 +1,15 @@
 """What a model wrote, taken apart as it comes: reasoning, content, tool calls."""
 
-from rondo.text.parsing.dialect import Dialect, choose_dialect
-from rondo.text.parsing.parts import Arguments, Call, Content, Parser, Part, Reasoning
+from rondo.text.parsing.dialect import ToolCallFormat, choose_dialect
+from rondo.text.parsing.parts import ArgumentsDelta, Call, Content, OutputParser, Part, Reasoning
 
-__all__ = ["Arguments", "Call", "Content", "Dialect", "Parser", "Part", "Reasoning", "choose_dialect"]
+__all__ = [
+    "ArgumentsDelta",
+    "Call",
+    "Content",
+    "OutputParser",
+    "Part",
+    "Reasoning",
+    "ToolCallFormat",
+    "choose_dialect",
+]

@@ -14,7 +14,7 @@ from rondo.text.parsing.harmony import MARKERS as HARMONY_MARKERS
 from rondo.text.parsing.harmony import SHAPE as HARMONY_SHAPE
 from rondo.text.parsing.marked import CallFormat, MarkedCalls, Tools
 from rondo.text.parsing.markup import Dsml, Glm, MiniMax, QwenCoder, SeedOss
-from rondo.text.parsing.parts import Parser
+from rondo.text.parsing.parts import OutputParser
 from rondo.text.parsing.pythonic import Olmo3, Pythonic
 from rondo.text.parsing.think import Think
 
@@ -95,14 +95,14 @@ _REASONING_BY_TEMPLATE = (
 
 
 @dataclass(frozen=True)
-class Dialect:
+class ToolCallFormat:
     """How a model writes calls and reasoning; None: it does not, or nobody asks."""
 
     calls: str | None = None
     reasoning: str | None = None
 
-    def without_calls(self) -> Dialect:
-        return Dialect(None, self.reasoning)
+    def without_calls(self) -> ToolCallFormat:
+        return ToolCallFormat(None, self.reasoning)
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -113,7 +113,7 @@ class Dialect:
         written = () if format is None else (*format.starts, *format.noise, *format.inner)
         return (*written, *REASONING.get(self.reasoning or "", ()))
 
-    def parser(self, prompt: str, tools: Tools = (), continued: bool = False) -> Parser | None:
+    def parser(self, prompt: str, tools: Tools = (), continued: bool = False) -> OutputParser | None:
         """For the answer that follows `prompt`, of which the end is enough, or that goes on with it, where that is
         what the model has said so far. None: all of it is content."""
         if self._harmony:
@@ -171,11 +171,11 @@ class Dialect:
         return self.calls == HARMONY or self.reasoning == HARMONY_REASONING
 
 
-def choose_dialect(template: str | None, calls: str = "auto", reasoning: str = "auto") -> Dialect:
+def choose_dialect(template: str | None, calls: str = "auto", reasoning: str = "auto") -> ToolCallFormat:
     """`auto` looks at what the template itself writes."""
     _check("tool_call_parser", calls, TOOL_PARSERS)
     _check("reasoning_parser", reasoning, REASONING_PARSERS)
-    return Dialect(
+    return ToolCallFormat(
         _pick(calls, template or "", _CALLS_BY_TEMPLATE),
         _pick(reasoning, template or "", _REASONING_BY_TEMPLATE),
     )

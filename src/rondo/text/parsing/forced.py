@@ -17,7 +17,7 @@ SpecialId = Callable[[str], int | None]
 
 
 @dataclass(frozen=True)
-class Shape:
+class CallSyntax:
     """How calls are written; `{name}` in `before` is the function's. Without `between` there is one call at most."""
 
     before: str
@@ -75,7 +75,7 @@ class Grammar:
         again = f"({self.literal(thought.opening)})?" if thought.opened else self.literal(thought.opening)
         return self.rule("think", f"{again} {said} {blanks}") + ("" if thought.opened else "?")
 
-    def calls(self, shape: Shape, arguments: Mapping[str, str], parallel: bool) -> str:
+    def calls(self, shape: CallSyntax, arguments: Mapping[str, str], parallel: bool) -> str:
         """`arguments` are the rules of each function's."""
         names = []
         for index, (name, rule) in enumerate(arguments.items()):

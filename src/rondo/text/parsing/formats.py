@@ -7,7 +7,7 @@ import re
 from typing import ClassVar, Protocol
 
 from rondo.text.parsing.calls import call_from, call_of, named_call, read_json
-from rondo.text.parsing.forced import Shape
+from rondo.text.parsing.forced import CallSyntax
 from rondo.text.parsing.marked import CallFormat
 from rondo.text.parsing.parts import Call
 from rondo.text.parsing.scan import LONGEST_HEAD, JsonScan
@@ -98,8 +98,8 @@ class Hermes(CallFormat):
         call = call_from(text.removeprefix("<tool_call>").strip().removesuffix("</tool_call>"))
         return None if call is None else [call]
 
-    def shape(self, template: str) -> Shape:
-        return Shape('<tool_call>\n{"name": "{name}", "arguments": ', "}\n</tool_call>", "\n")
+    def shape(self, template: str) -> CallSyntax:
+        return CallSyntax('<tool_call>\n{"name": "{name}", "arguments": ', "}\n</tool_call>", "\n")
 
 
 class Llama3(CallFormat):
@@ -133,8 +133,8 @@ class Llama3(CallFormat):
         call = call_of(value) if isinstance(value, dict) else _builtin(body)
         return None if call is None else [call]
 
-    def shape(self, template: str) -> Shape:
-        return Shape('{"name": "{name}", "parameters": ', "}", "; ")
+    def shape(self, template: str) -> CallSyntax:
+        return CallSyntax('{"name": "{name}", "parameters": ', "}", "; ")
 
 
 def _builtin(text: str) -> Call | None:
@@ -177,9 +177,9 @@ class JsonList(CallFormat):
     def heads_after(self, marker: str) -> tuple[str, ...]:
         return ("{",) if marker == "," else ()
 
-    def shape(self, template: str) -> Shape:
+    def shape(self, template: str) -> CallSyntax:
         opening, closing = f"{self.starts[0]}[", f"]{self.closing}"
-        return Shape('{"name": "{name}", "arguments": ', "}", ", ", opening, closing)
+        return CallSyntax('{"name": "{name}", "arguments": ', "}", ", ", opening, closing)
 
 
 class Granite(JsonList):
@@ -224,10 +224,12 @@ class Mistral(JsonList):
         call = named_call(name, arguments, id)
         return None if call is None else [call]
 
-    def shape(self, template: str) -> Shape:
+    def shape(self, template: str) -> CallSyntax:
         if "[ARGS]" in template:
-            return Shape("[TOOL_CALLS]{name}[ARGS]", between="")
-        return Shape('{"name": "{name}", "arguments": ', "}", ", ", opening="[TOOL_CALLS] [", closing="]")
+            return CallSyntax("[TOOL_CALLS]{name}[ARGS]", between="")
+        return CallSyntax(
+            '{"name": "{name}", "arguments": ', "}", ", ", opening="[TOOL_CALLS] [", closing="]"
+        )
 
 
 class DeepSeek(CallFormat):
@@ -260,12 +262,12 @@ class DeepSeek(CallFormat):
         call = named_call(name, arguments) if sep else None
         return None if call is None else [call]
 
-    def shape(self, template: str) -> Shape:
+    def shape(self, template: str) -> CallSyntax:
         opening, closing = self.noise
         if "```json" in template:
             before, after = f"{self.BEGIN}function{self.SEP}{{name}}\n```json\n", f"\n```{self.END}"
-            return Shape(before, after, "\n", opening, closing)
-        return Shape(f"{self.BEGIN}{{name}}{self.SEP}", self.END, "", opening, closing)
+            return CallSyntax(before, after, "\n", opening, closing)
+        return CallSyntax(f"{self.BEGIN}{{name}}{self.SEP}", self.END, "", opening, closing)
 
 
 class KimiK2(CallFormat):
@@ -289,7 +291,7 @@ class KimiK2(CallFormat):
         call = None if found is None else named_call(found["name"], found["body"], found["id"])
         return None if call is None else [call]
 
-    def shape(self, template: str) -> Shape:
+    def shape(self, template: str) -> CallSyntax:
         """One call: each would have a number of its own."""
         opening, closing = self.noise
-        return Shape(f"{self.BEGIN}functions.{{name}}:0{self.SEP}", self.END, None, opening, closing)
+        return CallSyntax(f"{self.BEGIN}functions.{{name}}:0{self.SEP}", self.END, None, opening, closing)

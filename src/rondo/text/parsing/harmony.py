@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from rondo.text.parsing.calls import named_call
-from rondo.text.parsing.forced import Shape, Thought
-from rondo.text.parsing.parts import Arguments, Call, Content, Part, Reasoning
+from rondo.text.parsing.forced import CallSyntax, Thought
+from rondo.text.parsing.parts import ArgumentsDelta, Call, Content, Part, Reasoning
 from rondo.text.parsing.scan import LONGEST_HEAD, PIECE, first_of, held_back, taken
 from rondo.text.parsing.streamed import OPENED, JsonText
 
@@ -21,7 +21,7 @@ _ARGUMENTS = re.compile(r"\s*+(?=" + OPENED + ")")
 _LONGEST = max(map(len, MARKERS))
 
 
-SHAPE = Shape("<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>")
+SHAPE = CallSyntax("<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>")
 THOUGHT = Thought("<|channel|>analysis<|message|>", "<|end|><|start|>assistant", blanks=False)
 FINAL = "<|channel|>final<|message|>"
 
@@ -147,7 +147,7 @@ class Harmony:
         if self._streamed is not None:
             said, rest = self._streamed.take(text)
             if said:
-                parts.append(Arguments(said))
+                parts.append(ArgumentsDelta(said))
         if rest is not None:
             self._streamed = None
             rest = rest.lstrip()

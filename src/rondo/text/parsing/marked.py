@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, ClassVar, Protocol
 
-from rondo.text.parsing.forced import Grammar, Shape, json_arguments
-from rondo.text.parsing.parts import Arguments, Call, Content, Part
+from rondo.text.parsing.forced import CallSyntax, Grammar, json_arguments
+from rondo.text.parsing.parts import ArgumentsDelta, Call, Content, Part
 from rondo.text.parsing.scan import LONGEST_HEAD, PIECE, held_back, taken
 from rondo.text.parsing.streamed import StreamedCall, Tail
 
@@ -17,7 +17,7 @@ Tools = Sequence[Mapping[str, Any]]
 """The functions that may be called: `name` and `parameters`, a JSON schema."""
 
 
-class Block(Protocol):
+class CallBlock(Protocol):
     """One stretch of calls that has begun."""
 
     def feed(self, text: str) -> int | None:
@@ -43,7 +43,7 @@ class CallFormat(ABC):
         self.tools = {tool["name"]: tool.get("parameters") or {} for tool in tools}
 
     @abstractmethod
-    def block(self) -> Block: ...
+    def block(self) -> CallBlock: ...
 
     def begins(self, text: str) -> re.Match[str] | None:
         """The beginning of a call that can be given as it comes; `text` is that of a block."""
@@ -63,7 +63,7 @@ class CallFormat(ABC):
         """What is called in a block, whose end may be missing; None if that cannot be read."""
 
     @abstractmethod
-    def shape(self, template: str) -> Shape:
+    def shape(self, template: str) -> CallSyntax:
         """How a model with that chat template writes calls, where it must."""
 
     def arguments(self, grammar: Grammar, rule: str, function: Mapping[str, Any]) -> str:
@@ -81,7 +81,7 @@ class MarkedCalls:
         self._backwards = _any_of("\\s", *(re.escape(marker[::-1]) for marker in format.noise))
         self._starting = re.compile("|".join(map(re.escape, format.starts)))
         self._text = ""
-        self._block: Block | None = None
+        self._block: CallBlock | None = None
         # What of an open block has come, joined only once it is known what it is: it may be long.
         self._open: list[str] = []
         self._may_begin = True
@@ -134,7 +134,7 @@ class MarkedCalls:
         self._block, self._may_begin = self._format.block(), True
         return True
 
-    def _read_on(self, block: Block, parts: list[Part]) -> bool:
+    def _read_on(self, block: CallBlock, parts: list[Part]) -> bool:
         text, self._text = self._text, ""
         self._open.append(text)
         end = block.feed(text)
@@ -170,7 +170,7 @@ class MarkedCalls:
         said, rest = call.feed(self._text)
         self._text = rest or ""
         if said:
-            parts.append(Arguments(said))
+            parts.append(ArgumentsDelta(said))
         if rest is None:
             return False
         self._streamed = None

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from rondo.text.parsing.calls import named_call, read_json
-from rondo.text.parsing.forced import Grammar, Shape, options_of
+from rondo.text.parsing.forced import CallSyntax, Grammar, options_of
 from rondo.text.parsing.formats import MarkedEnd
-from rondo.text.parsing.marked import Block, CallFormat
+from rondo.text.parsing.marked import CallBlock, CallFormat
 from rondo.text.parsing.parts import Call
 
 
@@ -24,9 +24,9 @@ class Markup(CallFormat):
     block_end: ClassVar[str] = ""
     tags: ClassVar[tuple[str, str]]
     """Around a value, as the model writes them; `{key}` and `{string}` are filled in."""
-    written: ClassVar[Shape]
+    written: ClassVar[CallSyntax]
 
-    def block(self) -> Block:
+    def block(self) -> CallBlock:
         return MarkedEnd(self.block_end)
 
     def calls(self, text: str) -> list[Call] | None:
@@ -44,7 +44,7 @@ class Markup(CallFormat):
         call = named_call(name, arguments)
         return None if call is None or body[at:].strip() else [call]
 
-    def shape(self, template: str) -> Shape:
+    def shape(self, template: str) -> CallSyntax:
         return self.written
 
     def arguments(self, grammar: Grammar, rule: str, function: Mapping[str, Any]) -> str:
@@ -106,14 +106,14 @@ class QwenCoder(Markup):
     argument = _argument(r"<parameter=(?P<key>[^>\s]+)>", "</parameter>")
     block_end = "</function>"
     tags = ("<parameter={key}>\n", "\n</parameter>\n")
-    written = Shape("<tool_call>\n<function={name}>\n", "</function>\n</tool_call>", "\n")
+    written = CallSyntax("<tool_call>\n<function={name}>\n", "</function>\n</tool_call>", "\n")
 
 
 class SeedOss(QwenCoder):
     starts = ("<seed:tool_call>", "<function=")
     noise = ("</seed:tool_call>",)
     function = _function("<seed:tool_call>", r"<function=([^>\s]+)>", "</function>", "</seed:tool_call>")
-    written = Shape("<seed:tool_call>\n<function={name}>\n", "</function>\n</seed:tool_call>", "\n")
+    written = CallSyntax("<seed:tool_call>\n<function={name}>\n", "</function>\n</seed:tool_call>", "\n")
 
 
 class MiniMax(Markup):
@@ -127,7 +127,7 @@ class MiniMax(Markup):
     argument = _argument(r'<parameter name="?(?P<key>[^">\s]+)"?>', "</parameter>")
     block_end = "</invoke>"
     tags = ('<parameter name="{key}">', "</parameter>\n")
-    written = Shape(
+    written = CallSyntax(
         '<invoke name="{name}">\n', "</invoke>\n", "", "<minimax:tool_call>\n", "</minimax:tool_call>"
     )
 
@@ -148,7 +148,7 @@ class Dsml(Markup):
     )
     block_end = "</｜DSML｜invoke>"
     tags = ('<｜DSML｜parameter name="{key}" string="{string}">', "</｜DSML｜parameter>\n")
-    written = Shape(
+    written = CallSyntax(
         '<｜DSML｜invoke name="{name}">\n',
         "</｜DSML｜invoke>\n",
         "",
@@ -197,7 +197,7 @@ class Glm(Markup):
     function = _function("<tool_call>", r"([^<\s]++)\s*+", "</tool_call>", "")
     argument = _argument(r"<arg_key>(?P<key>[^<]++)</arg_key>\s*+<arg_value>", "</arg_value>")
     tags = ("<arg_key>{key}</arg_key>\n<arg_value>", "</arg_value>\n")
-    written = Shape("<tool_call>{name}\n", "</tool_call>", "\n")
+    written = CallSyntax("<tool_call>{name}\n", "</tool_call>", "\n")
 
     def block(self) -> GlmEnd:
         return GlmEnd()

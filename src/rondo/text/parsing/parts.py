@@ -18,8 +18,8 @@ class Reasoning:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """`arguments` is the text of a JSON object, or of as much of it as is there; `Arguments` may follow. `id` is there
-    if the model wrote one."""
+    """`arguments` is the text of a JSON object, or of as much of it as is there; `ArgumentsDelta` may follow. `id` is
+    there if the model wrote one."""
 
     name: str
     arguments: str
@@ -27,16 +27,16 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Arguments:
+class ArgumentsDelta:
     """More of the last call's."""
 
     text: str
 
 
-Part = Content | Reasoning | Call | Arguments
+Part = Content | Reasoning | Call | ArgumentsDelta
 
 
-class Parser(Protocol):
+class OutputParser(Protocol):
     """Reads one answer. However its text is cut, the parts are the same, but for where texts are divided.
 
     A call whose arguments are written as JSON begins once its name and their first key are there, and is one then,

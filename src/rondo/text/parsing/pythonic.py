@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from rondo.text.parsing.calls import named_call
-from rondo.text.parsing.forced import Grammar, Shape, options_of
+from rondo.text.parsing.forced import CallSyntax, Grammar, options_of
 from rondo.text.parsing.formats import HeadedEnd, MarkedEnd
-from rondo.text.parsing.marked import Block, CallFormat
+from rondo.text.parsing.marked import CallBlock, CallFormat
 from rondo.text.parsing.parts import Call
 
 NAMES = {"true": True, "false": False, "null": None}
@@ -58,7 +58,7 @@ class Pythonic(CallFormat):
 
     _HEAD = re.compile(r"(?:<\|python_start\|>\s*+)?\[")
 
-    def block(self) -> Block:
+    def block(self) -> CallBlock:
         return HeadedEnd(self._HEAD, ListScan())
 
     def calls(self, text: str) -> list[Call] | None:
@@ -68,8 +68,8 @@ class Pythonic(CallFormat):
             return None
         return calls
 
-    def shape(self, template: str) -> Shape:
-        return Shape("{name}(", ")", ", ", "[", "]")
+    def shape(self, template: str) -> CallSyntax:
+        return CallSyntax("{name}(", ")", ", ", "[", "]")
 
     def arguments(self, grammar: Grammar, rule: str, function: Mapping[str, Any]) -> str:
         """`key=value`, required ones first; values are JSON, which is read as Python is."""
@@ -97,15 +97,15 @@ class Olmo3(Pythonic):
     head_starts = ()
     noise = ("</function_calls>",)
 
-    def block(self) -> Block:
+    def block(self) -> CallBlock:
         return MarkedEnd("</function_calls>")
 
     def calls(self, text: str) -> list[Call] | None:
         body = text.removeprefix("<function_calls>").strip().removesuffix("</function_calls>")
         return _calls(f"[{','.join(filter(None, map(str.strip, body.splitlines())))}]")
 
-    def shape(self, template: str) -> Shape:
-        return Shape("{name}(", ")", "\n", "<function_calls>\n", "\n</function_calls>")
+    def shape(self, template: str) -> CallSyntax:
+        return CallSyntax("{name}(", ")", "\n", "<function_calls>\n", "\n</function_calls>")
 
 
 def _calls(text: str) -> list[Call] | None:

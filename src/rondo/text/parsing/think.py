@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from rondo.text.parsing.parts import Content, Parser, Part, Reasoning
+from rondo.text.parsing.parts import Content, OutputParser, Part, Reasoning
 from rondo.text.parsing.scan import held_back, taken
 
 
@@ -14,7 +14,7 @@ class Think:
     `inside` says that the prompt has opened the reasoning already. Blanks around the markers are nobody's.
     """
 
-    def __init__(self, opening: str, closing: str, inside: bool, then: Parser | None = None) -> None:
+    def __init__(self, opening: str, closing: str, inside: bool, then: OutputParser | None = None) -> None:
         self._opening = opening
         self._closing = closing
         self._inside = inside

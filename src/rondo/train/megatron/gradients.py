@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed
 
-from rondo.train.megatron.part import Part
+from rondo.train.megatron.part import MegatronShard
 
 if TYPE_CHECKING:
     from rondo.parallel.mesh import Mesh
@@ -20,7 +20,7 @@ OF_OWN_HEADS = ("q_layernorm.weight", "k_layernorm.weight")
 
 
 @torch.no_grad()
-def add_up(part: Part, mesh: Mesh | None) -> None:
+def add_up(part: MegatronShard, mesh: Mesh | None) -> None:
     """Over the ranks that had other heads, or other rows."""
     if mesh is None:
         return
@@ -33,7 +33,7 @@ def add_up(part: Part, mesh: Mesh | None) -> None:
             dist.all_reduce(parameter.grad, group=mesh.dp)
 
 
-def clip(part: Part, limit: float) -> float:
+def clip(part: MegatronShard, limit: float) -> float:
     """Scales the gradients down to a norm of at most `limit` (0: only measures); returns the norm before."""
     elsewhere = {id(parameter) for parameter in part.counted_elsewhere}
     found = {id(p): p.grad for p in part.parameters.values() if p.grad is not None}

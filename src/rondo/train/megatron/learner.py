@@ -23,14 +23,14 @@ from rondo.train.config import OptimConfig
 from rondo.train.learner import Learner
 from rondo.train.megatron.check import FIELD, check, check_installed
 from rondo.train.megatron.gradients import add_up, clip
-from rondo.train.megatron.part import Part
+from rondo.train.megatron.part import MegatronShard
 from rondo.train.megatron.passes import MegatronPasses
 from rondo.train.states import (
     AVERAGE,
     MODEL,
     OPTIMIZER,
     RANDOM,
-    Stored,
+    TensorMeta,
     differences,
     random_states,
     set_random_states,
@@ -50,7 +50,7 @@ class MegatronLearner(Learner):
             )
         check(model.config, config, None if mesh is None else mesh.degrees)
         check_installed()
-        self._part = Part(model, mesh)
+        self._part = MegatronShard(model, mesh)
         super().__init__(model, config, mesh)
         self.model = models.build(model.config).to(model.dtype)
 
@@ -128,7 +128,7 @@ class MegatronLearner(Learner):
                 found[f"{OPTIMIZER}{key}/"][name] = value
         return found
 
-    def _make_room(self, stored: Mapping[str, Stored]) -> None:
+    def _make_room(self, stored: Mapping[str, TensorMeta]) -> None:
         """For what is stored of the optimizer."""
         self.optimizer.state.clear()
         for fused in self._part.table:
@@ -146,7 +146,7 @@ class MegatronLearner(Learner):
         gathered = self._part.gathered(parts, parts)
         return {name: tensor.cpu().contiguous() for name, tensor in gathered if self._first}
 
-    def _check(self, folder: str | Path, stored: Mapping[str, Stored]) -> None:
+    def _check(self, folder: str | Path, stored: Mapping[str, TensorMeta]) -> None:
         own = {name: tuple(parameter.shape) for name, parameter in self.model.named_parameters()}
         prefixes = (MODEL,) if self.ema is None else (MODEL, AVERAGE)
         shapes = {prefix + name: shape for prefix in prefixes for name, shape in own.items()}

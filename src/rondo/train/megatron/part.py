@@ -25,7 +25,7 @@ dist: Any = torch.distributed
 """Its types are incomplete."""
 
 
-class Part:
+class MegatronShard:
     """Its parameters have Megatron-Core's names and forms; `apart` and `fill` read and write them by ours."""
 
     def __init__(self, model: Decoder, mesh: Mesh | None = None) -> None:

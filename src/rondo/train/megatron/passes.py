@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rondo.data.packing import Row
+from rondo.data.packing import PackedRow
 from rondo.models.architecture import ModelConfig
 from rondo.models.parts import take
 from rondo.ops.logprobs import token_logprobs
@@ -18,7 +18,7 @@ from rondo.ops.rope import rope_angles
 from rondo.ops.split_logprobs import split_logprobs
 from rondo.parallel.collectives import gather_equal
 from rondo.train.losses import Loss, LossOutput, needs_entropy
-from rondo.train.megatron.part import Part
+from rondo.train.megatron.part import MegatronShard
 from rondo.train.megatron.samples import samples_of
 from rondo.train.passes import predictions
 
@@ -26,7 +26,7 @@ from rondo.train.passes import predictions
 class MegatronPasses:
     """Ranks of dp do not meet in a pass, and may have different numbers of rows."""
 
-    def __init__(self, part: Part, model: ModelConfig) -> None:
+    def __init__(self, part: MegatronShard, model: ModelConfig) -> None:
         rope = model.layers[0].attention.rope
         assert rope is not None
         self._part, self._rope, self._tied = part, rope, model.tied
@@ -38,7 +38,7 @@ class MegatronPasses:
 
     def forward_backward(
         self,
-        rows: Sequence[Row],
+        rows: Sequence[PackedRow],
         loss: Loss,
         valid: float,
         temperature: float,
@@ -52,16 +52,16 @@ class MegatronPasses:
             done(output)
 
     @torch.no_grad()
-    def logprobs(self, rows: Sequence[Row], temperature: float) -> list[Tensor]:
+    def logprobs(self, rows: Sequence[PackedRow], temperature: float) -> list[Tensor]:
         return [self._scored(row, temperature, entropy=False) for row in rows]
 
     @torch.no_grad()
-    def measure(self, rows: Sequence[Row], loss: Loss, done: Callable[[LossOutput], None]) -> None:
+    def measure(self, rows: Sequence[PackedRow], loss: Loss, done: Callable[[LossOutput], None]) -> None:
         """The outputs of the losses, and no gradient."""
         for row in rows:
             done(loss(predictions(row, self._scored(row, 1.0, needs_entropy(loss)), self._part.device)))
 
-    def _scored(self, row: Row, temperature: float, entropy: bool) -> Tensor:
+    def _scored(self, row: PackedRow, temperature: float, entropy: bool) -> Tensor:
         """Only what is predicted from goes through the head."""
         samples = samples_of(row)
         rows, where = np.unique(samples.places[row.where], return_inverse=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rondo.data.packing import Ints, Row, plan_rows
+from rondo.data.packing import Ints, PackedRow, plan_rows
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Samples:
     places: Ints
 
 
-def samples_of(row: Row) -> Samples:
+def samples_of(row: PackedRow) -> Samples:
     places, shape = _places(row)
     return Samples(
         _spread(row.tokens, places, shape),
@@ -35,7 +35,7 @@ def samples_of(row: Row) -> Samples:
     )
 
 
-def _places(row: Row) -> tuple[Ints, tuple[int, int]]:
+def _places(row: PackedRow) -> tuple[Ints, tuple[int, int]]:
     """A segment is put behind those of its tree that come before it, and trees into samples as documents into rows."""
     lengths = np.diff(row.cu_seqlens).tolist()
     tree_of, sizes, behind = list[int](), list[int](), list[int]()
@@ -66,7 +66,7 @@ def _spread(values: Ints, places: Ints, shape: tuple[int, int]) -> Ints:
     return found
 
 
-def _seen(row: Row, places: Ints, shape: tuple[int, int]) -> NDArray[np.bool_]:
+def _seen(row: PackedRow, places: Ints, shape: tuple[int, int]) -> NDArray[np.bool_]:
     """A segment sees of its parent, and of whatever that continues, what comes before its own first position."""
     samples, size = shape
     seen = np.broadcast_to(np.eye(size, dtype=bool), (samples, size, size)).copy()

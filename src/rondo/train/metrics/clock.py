@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 
 
-class Clock:
+class PhaseTimer:
     """Seconds by phase, added up until they are taken. On a GPU a phase ends when its work is done there."""
 
     def __init__(self, device: torch.device | None = None) -> None:

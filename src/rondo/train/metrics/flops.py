@@ -13,14 +13,14 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from rondo.data.packing import Row
+from rondo.data.packing import PackedRow
 from rondo.models.adapters import adapter_of
 from rondo.models.architecture import Dense, Gqa, Layer, Mla, Moe
 from rondo.models.decoder import Decoder
 
 
 @dataclass(frozen=True)
-class Work:
+class RowFlops:
     """Of some rows: tokens that go in, and the operations that all of them take, attention counted in full or not."""
 
     tokens: float
@@ -41,11 +41,13 @@ class Flops:
         if adapter is not None:
             self._added = sum(p.numel() for part in adapter.parts.values() for p in part.parameters())
 
-    def of(self, rows: Iterable[Row]) -> Work:
+    def of(self, rows: Iterable[PackedRow]) -> RowFlops:
         works = [self._of_row(row) for row in rows]
-        return Work(*(float(sum(getattr(work, field.name) for work in works)) for field in fields(Work)))
+        return RowFlops(
+            *(float(sum(getattr(work, field.name) for work in works)) for field in fields(RowFlops))
+        )
 
-    def _of_row(self, row: Row) -> Work:
+    def _of_row(self, row: PackedRow) -> RowFlops:
         """In the last layer only the rows that something is predicted from go on after attention, and to the head."""
         tokens, read = len(row.tokens), len(np.unique(row.where))
         *before, last = self._layers
@@ -59,7 +61,7 @@ class Flops:
             products + 3 * sum(2.0 * each.width * pairs[each.window][i] for each in self._layers)
             for i in range(2)
         )
-        return Work(tokens, full, causal)
+        return RowFlops(tokens, full, causal)
 
 
 @dataclass(frozen=True)

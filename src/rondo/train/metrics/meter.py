@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rondo.base.log import get_logger
-from rondo.data.packing import Row
+from rondo.data.packing import PackedRow
 from rondo.parallel.precision import computing_type
-from rondo.train.metrics.clock import Clock, named
+from rondo.train.metrics.clock import PhaseTimer, named
 from rondo.train.metrics.flops import Flops
 from rondo.train.metrics.memory import memory_of
 from rondo.train.metrics.peak import peak_of
@@ -29,7 +29,7 @@ class Meter:
     def __init__(self, learner: Learner, peak: float = 0.0) -> None:
         """`peak` in Tflop/s of one device, where it is to be told."""
         model = learner.model
-        self.clock = Clock(learner.device)
+        self.clock = PhaseTimer(learner.device)
         self._learner = learner
         self._device = learner.device
         self._flops = Flops(model)
@@ -40,7 +40,7 @@ class Meter:
                 "the peak of this device is not known, so there is no mfu: say it, train.metrics.peak"
             )
 
-    def step(self, rows: Sequence[Row]) -> Metrics:
+    def step(self, rows: Sequence[PackedRow]) -> Metrics:
         """What the clock and `rows`, this rank's of the step, come to. A checkpoint's time is the next step's."""
         phases = self.clock.take()
         seconds = sum(phases.get(phase, 0.0) for phase in STEP)
@@ -48,7 +48,7 @@ class Meter:
         found["loader_share"] = phases.get("load", 0.0) / seconds
         return found | named(phases) | memory_of(self._device)
 
-    def _rates(self, rows: Sequence[Row], seconds: float) -> Metrics:
+    def _rates(self, rows: Sequence[PackedRow], seconds: float) -> Metrics:
         own = self._flops.of(rows)
         tokens, full, causal = self._learner.totals(own.tokens, own.full, own.causal)
         found = {

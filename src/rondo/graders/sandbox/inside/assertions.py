@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from .errors import caught
-from .proxies import Object, Program, next_item
+from .proxies import Object, RemoteProgram, next_item
 
 _CHECK = re.compile(r"assert|(raises|warns)$")
 _CATCHES = ("raises", "assertRaises", "assertRaisesRegex", "suppress")
@@ -28,7 +28,7 @@ class Counter:
     """What happened in one file of tests. Assertions in functions that the program called count apart: the program
     decides whether and with what they run."""
 
-    def __init__(self, program: Program, reached: bool) -> None:
+    def __init__(self, program: RemoteProgram, reached: bool) -> None:
         self._program = program
         self.held = 0
         self.held_in_callbacks = 0

@@ -27,7 +27,7 @@ _ABOVE = 200
 
 
 @dataclass(frozen=True)
-class Limits:
+class JailLimits:
     memory: int
     """Bytes of address space of each process, and what all of them may hold together."""
     cpu: int
@@ -51,7 +51,7 @@ class Walls:
     """The filter of system calls."""
 
 
-def start(walls: Walls, limits: Limits, handles: Sequence[int], life: Callable[[], int]) -> int:
+def start(walls: Walls, limits: JailLimits, handles: Sequence[int], life: Callable[[], int]) -> int:
     """Forks a cage and returns its first process. `life` is the program's, whose 0, 1, 2 and so on `handles` become."""
     kernel.unshare(kernel.CLONE_NEWPID)
     try:
@@ -65,7 +65,7 @@ def start(walls: Walls, limits: Limits, handles: Sequence[int], life: Callable[[
     return first
 
 
-def _first(walls: Walls, limits: Limits, handles: Sequence[int], life: Callable[[], int]) -> NoReturn:
+def _first(walls: Walls, limits: JailLimits, handles: Sequence[int], life: Callable[[], int]) -> NoReturn:
     code = FAILED
     try:
         _close_in(walls, limits, handles)
@@ -82,7 +82,7 @@ def _first(walls: Walls, limits: Limits, handles: Sequence[int], life: Callable[
         os._exit(code)
 
 
-def _close_in(walls: Walls, limits: Limits, handles: Sequence[int]) -> None:
+def _close_in(walls: Walls, limits: JailLimits, handles: Sequence[int]) -> None:
     os.setsid()
     for handled in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
         # A program can send to its first process whatever that one handles.
@@ -103,7 +103,7 @@ def _close_in(walls: Walls, limits: Limits, handles: Sequence[int]) -> None:
     kernel.filter_calls(walls.calls)
 
 
-def _limit(limits: Limits) -> None:
+def _limit(limits: JailLimits) -> None:
     hard = {
         resource.RLIMIT_AS: limits.memory,
         resource.RLIMIT_FSIZE: limits.disk,

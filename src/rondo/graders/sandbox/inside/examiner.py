@@ -12,7 +12,7 @@ from typing import Any
 
 from . import literal, suites, wire
 from .errors import NotPassed
-from .proxies import Awaitable, Program
+from .proxies import Awaitable, RemoteProgram
 from .script import forget_harness, read_all
 
 _LONGEST = 500
@@ -21,18 +21,18 @@ _LONGEST = 500
 def life() -> int:
     exam = literal.decode(json.loads(read_all(3)))
     forget_harness()
-    verdict = examine(exam, Program(wire.Wire(4, 5), exam["in_place"]))
+    verdict = examine(exam, RemoteProgram(wire.MessagePipe(4, 5), exam["in_place"]))
     data = json.dumps(verdict).encode()
     while data:
         data = data[os.write(6, data) :]
     return 0
 
 
-def examine(exam: dict[str, Any], program: Program) -> dict[str, Any]:
+def examine(exam: dict[str, Any], program: RemoteProgram) -> dict[str, Any]:
     """`results` are pairs of passed and why not; `broken` says why there is no verdict."""
     try:
         files = [] if "calls" in exam else suites.prepare(exam["tests"])
-    except suites.Broken as error:
+    except suites.BrokenTests as error:
         return {"ran": False, "results": [], "broken": str(error)}
     try:
         outline = program.ask("outline")
@@ -44,14 +44,14 @@ def examine(exam: dict[str, Any], program: Program) -> dict[str, Any]:
             results = [_call(program, call, exam["tolerance"]) for call in exam["calls"]]
         else:
             results = suites.Suite(program, files, exam["entry_point"], outline).run()
-    except (NotPassed, suites.Broken) as error:
+    except (NotPassed, suites.BrokenTests) as error:
         return {"ran": True, "results": [], "broken": str(error)}
     except BaseException as error:
         return {"ran": True, "results": [[False, short(error)]], "broken": ""}
     return {"ran": True, "results": [[passed, why[:_LONGEST]] for passed, why in results], "broken": ""}
 
 
-def _call(program: Program, call: dict[str, Any], tolerance: float) -> tuple[bool, str]:
+def _call(program: RemoteProgram, call: dict[str, Any], tolerance: float) -> tuple[bool, str]:
     name = call["function"]
     try:
         owner, _, last = name.rpartition(".")

@@ -11,14 +11,14 @@ from typing import Any
 from . import pytest_stand_in
 from .assertions import TEST
 from .errors import NotPassed, caught, is_failure
-from .proxies import Awaitable, Program, shown
+from .proxies import Awaitable, RemoteProgram, shown
 
 Result = tuple[bool, str]
 
 _FIXED = re.compile(r"(setup|teardown)(_module|_function|_class|_method)?$")
 
 
-class Broken(Exception):
+class BrokenTests(Exception):
     """The tests themselves cannot be run."""
 
 
@@ -63,10 +63,10 @@ def _awaiting(function: Callable[..., Any]) -> Callable[..., Any]:
     return replaced
 
 
-class Runner:
+class FormRunner:
     """Runs the tests of one file, each with results of its own."""
 
-    def __init__(self, program: Program, file: str) -> None:
+    def __init__(self, program: RemoteProgram, file: str) -> None:
         self._program, self._file, self._requests = program, file, program.requests
         threading.excepthook = self._failed_in_thread
 
@@ -76,7 +76,7 @@ class Runner:
         self._program.begin()
         try:
             action()
-        except (Broken, NotPassed):
+        except (BrokenTests, NotPassed):
             raise
         except BaseException as raised:
             error = raised
@@ -87,7 +87,7 @@ class Runner:
         if error is None:
             return [(True, "")] if passed else []
         if self._is_own_fault(error):
-            raise Broken(f"{label} failed by themselves: {said(error)}") from None
+            raise BrokenTests(f"{label} failed by themselves: {said(error)}") from None
         return [(False, f"{label}: {said(error)}")]
 
     def run(self, names: dict[str, Any]) -> list[Result]:
@@ -131,7 +131,7 @@ class Runner:
         tests = [name for name in members if TEST.match(name) and callable(getattr(kind, name))]
         inner = [each for name, each in members.items() if name.startswith("Test") and inspect.isclass(each)]
         if tests and kind.__init__ is not object.__init__:  # type: ignore[misc]
-            raise Broken(f"{kind.__name__} has an __init__, with which pytest does not run it either")
+            raise BrokenTests(f"{kind.__name__} has an __init__, with which pytest does not run it either")
         if not tests and not inner:
             return []
         marks = marks + pytest_stand_in.marks_of(kind)
@@ -163,14 +163,14 @@ class Runner:
         instance: object = None,
     ) -> list[Result]:
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            raise Broken(f"{name} is a generator; tests that yield cannot be run")
+            raise BrokenTests(f"{name} is a generator; tests that yield cannot be run")
         if pytest_stand_in.is_skipped(marks):
             return []
         results: list[Result] = []
         for given in pytest_stand_in.parameters(marks):
             missing = pytest_stand_in.missing(function, given, fixtures)
             if missing:
-                raise Broken(
+                raise BrokenTests(
                     f"{name} asks for arguments ({missing}) that no parametrize or fixture of the tests gives"
                 )
 
@@ -219,7 +219,7 @@ class Runner:
 class _Outcome(unittest.TestResult):
     """One result a test; the tests' own skips are none."""
 
-    def __init__(self, program: Program, runner: Runner) -> None:
+    def __init__(self, program: RemoteProgram, runner: FormRunner) -> None:
         super().__init__()
         self.results: dict[str, Result] = {}
         self.left_out: set[str] = set()
@@ -241,7 +241,7 @@ class _Outcome(unittest.TestResult):
         if isinstance(err[1], NotPassed):
             self.broken = err[1]
         elif self._runner._is_own_fault(err[1]):
-            self.broken = Broken(f"{test.id()} failed by itself: {said(err[1])}")
+            self.broken = BrokenTests(f"{test.id()} failed by itself: {said(err[1])}")
         self.results[test.id()] = (False, f"{test.id()}: {said(err[1])}")
 
     def addFailure(self, test: unittest.TestCase, err: Any) -> None:

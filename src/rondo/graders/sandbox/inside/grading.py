@@ -13,7 +13,7 @@ from .program import ProgramResult, request, result
 
 
 def life() -> int:
-    channel, lock = wire.Wire(4, 5), threading.Lock()
+    channel, lock = wire.MessagePipe(4, 5), threading.Lock()
 
     def run_program(
         code: str, stdin: str = "", call: tuple[Any, ...] | None = None, seconds: float = 10.0

@@ -25,14 +25,14 @@ _MOST_CALLBACKS = 10_000
 """Calls of the tests' functions that one call of the program may make."""
 
 
-class Program:
+class RemoteProgram:
     """Asks the process that has the program.
 
     `fault` is set by failures that the tests must not be able to catch: the end of the program, a message that cannot
     be read, memory that ran out, an assertion that failed in a function which the program called.
     """
 
-    def __init__(self, channel: wire.Wire, in_place: bool = False) -> None:
+    def __init__(self, channel: wire.MessagePipe, in_place: bool = False) -> None:
         self._channel, self._in_place = channel, in_place
         self._given: list[Callable[..., Any]] = []
         self._errors = ErrorTypes()
@@ -57,10 +57,10 @@ class Program:
         """What the program's process answers; what it raises is raised, as its nearest type of Python's own."""
         with self._lock:
             if self._gone:
-                raise wire.Gone(self._gone)
+                raise wire.PeerLost(self._gone)
             try:
                 return self._asked(verb, values, named)
-            except wire.Gone as error:
+            except wire.PeerLost as error:
                 self.fault = self._gone = self._gone or str(error)
                 raise
             except NotPassed as error:
@@ -81,7 +81,7 @@ class Program:
         while "callback" in answer:
             called += 1
             if called > _MOST_CALLBACKS:
-                raise wire.Gone(
+                raise wire.PeerLost(
                     f"the program called functions of the tests more than {_MOST_CALLBACKS} times"
                 )
             self._channel.send(self._called_back(answer))
@@ -149,7 +149,7 @@ class Program:
         self.callbacks += 1
         try:
             return {"value": self._encode(function(*values, **named))}
-        except (wire.Gone, NotPassed):
+        except (wire.PeerLost, NotPassed):
             raise
         except BaseException as error:
             if isinstance(error, AssertionError) and id(error) not in self._error_numbers:
@@ -198,8 +198,8 @@ class _readable:
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None and not isinstance(error, wire.Gone):
-            raise wire.Gone("the program sent what nobody can read") from error
+        if error is not None and not isinstance(error, wire.PeerLost):
+            raise wire.PeerLost("the program sent what nobody can read") from error
 
 
 def shown(error: BaseException) -> str:
@@ -226,9 +226,9 @@ class Object:
 
     __slots__ = ("_number", "_program")
     _number: int
-    _program: Program
+    _program: RemoteProgram
 
-    def __init__(self, program: Program, number: int) -> None:
+    def __init__(self, program: RemoteProgram, number: int) -> None:
         object.__setattr__(self, "_program", program)
         object.__setattr__(self, "_number", number)
 
@@ -242,7 +242,7 @@ class Object:
             program.fault = (
                 f"the program gave a {type(value).__name__} where Python asks for a {kind.__name__}"
             )
-            raise wire.Gone(program.fault)
+            raise wire.PeerLost(program.fault)
         return value
 
     def __call__(self, *values: Any, **named: Any) -> Any:
@@ -328,7 +328,7 @@ class Awaitable(Object):
 class Items:
     """An iteration over an object of the program."""
 
-    def __init__(self, program: Program, source: Any) -> None:
+    def __init__(self, program: RemoteProgram, source: Any) -> None:
         self._program, self._source, self._ended = program, source, False
 
     @property
@@ -347,7 +347,7 @@ class Items:
 
 
 class AsyncItems:
-    def __init__(self, program: Program, source: Any) -> None:
+    def __init__(self, program: RemoteProgram, source: Any) -> None:
         self._program, self._source = program, source
 
     def __aiter__(self) -> AsyncItems:
@@ -367,7 +367,7 @@ def next_item(iterator: Any, *default: Any) -> Any:
     try:
         return next(iterator)
     except (StopIteration, Stopped) as error:
-        program: Program = object.__getattribute__(iterator, "_program")
+        program: RemoteProgram = object.__getattribute__(iterator, "_program")
         if default and not program.is_raised(error):
             return default[0]
         raise Stopped from None

@@ -20,12 +20,12 @@ def life() -> int:
     source = read_all(3)
     open_streams()
     forget_harness()
-    Server(wire.Wire(4, 5), source).run()
+    ProgramServer(wire.MessagePipe(4, 5), source).run()
     return 0
 
 
-class Server:
-    def __init__(self, channel: wire.Wire, source: str) -> None:
+class ProgramServer:
+    def __init__(self, channel: wire.MessagePipe, source: str) -> None:
         self._channel = channel
         self._source = source
         self._module = new_module(NAME)
@@ -40,7 +40,7 @@ class Server:
         while True:
             try:
                 asked = self._channel.receive()
-            except wire.Gone:
+            except wire.PeerLost:
                 return
             self._answer(asked)
 
@@ -126,7 +126,7 @@ class Server:
 
 
 class Callback:
-    def __init__(self, server: Server, number: int) -> None:
+    def __init__(self, server: ProgramServer, number: int) -> None:
         self._server, self._number = server, number
 
     def __call__(self, *values: Any, **named: Any) -> Any:

@@ -13,10 +13,10 @@ from typing import Any
 
 from . import assertions, forms, pytest_stand_in
 from .names import CANDIDATE, MODULE, Names, names_of, of_library
-from .proxies import Program
+from .proxies import RemoteProgram
 
 Result = forms.Result
-Broken = forms.Broken
+BrokenTests = forms.BrokenTests
 
 
 @dataclass(frozen=True)
@@ -46,25 +46,25 @@ def _prepare(source: str, name: str) -> File:
         asserting = assertions.defines_assertions(tree)
         reached = assertions.rewrite(tree)
     except (SyntaxError, ValueError, RecursionError) as error:
-        raise Broken(f"{name} are no Python: {error}") from None
+        raise BrokenTests(f"{name} are no Python: {error}") from None
     if names.evaluated:
-        raise Broken(
+        raise BrokenTests(
             f"{name} call {names.evaluated} with what the program gives, which could then decide its own verdict. "
             "Compare the text, or read it with ast.literal_eval."
         )
     if names.forgotten:
-        raise Broken(
+        raise BrokenTests(
             f"{name} use {names.forgotten} without importing it. Import it, or write "
             f"`from {MODULE} import {names.forgotten}` if it is the program's."
         )
     if not asserting:
-        raise Broken(f"{name} have no assertion that can run, so that they would pass any program.")
+        raise BrokenTests(f"{name} have no assertion that can run, so that they would pass any program.")
     return File(name, source, tree, names, calls_check, reached)
 
 
 class Suite:
     def __init__(
-        self, program: Program, files: list[File], entry_point: str, outline: dict[str, list[str]]
+        self, program: RemoteProgram, files: list[File], entry_point: str, outline: dict[str, list[str]]
     ) -> None:
         self._program, self._files = program, files
         self._entry_point, self._outline = entry_point, outline
@@ -80,7 +80,7 @@ class Suite:
         results = [result for file in self._files for result in self._run(file)]
         if self._doubts and all(passed for passed, _ in results):
             file, name = self._doubts[0]
-            raise Broken(f"{file} use {name} without importing it, and the program does not define it.")
+            raise BrokenTests(f"{file} use {name} without importing it, and the program does not define it.")
         return results
 
     def _run(self, file: File) -> list[Result]:
@@ -91,7 +91,7 @@ class Suite:
             counter.names(), __builtins__=__builtins__, __file__="tests.py", exit=sys.exit, quit=sys.exit
         )
         asked = self._program.calls + self._program.lacked
-        runner = forms.Runner(self._program, file.name)
+        runner = forms.FormRunner(self._program, file.name)
         results = runner.attempt("", lambda: self._fill(file, names))
         results = results or runner.attempt("", lambda: self._execute(file, names))
         if not results:
@@ -102,7 +102,7 @@ class Suite:
         if counter.held_in_callbacks and not counter.reached:
             return results or [(True, "")]
         if self._program.calls + self._program.lacked == asked:
-            raise Broken(f"{file.name} executed no assertion, so that they would pass any program.")
+            raise BrokenTests(f"{file.name} executed no assertion, so that they would pass any program.")
         return [(False, f"{file.name}: no assertion was executed with what this program gives")]
 
     def _execute(self, file: File, names: dict[str, Any]) -> None:
@@ -140,7 +140,7 @@ class Suite:
         found = self._program.ask("get", owner or method)
         return getattr(found(), method) if owner else found
 
-    def _check(self, file: File, runner: forms.Runner, names: dict[str, Any]) -> list[Result]:
+    def _check(self, file: File, runner: forms.FormRunner, names: dict[str, Any]) -> list[Result]:
         check = names.get("check")
         if file.calls_check or not isinstance(check, types.FunctionType) or check.__code__.co_argcount != 1:
             return []
@@ -150,7 +150,7 @@ class Suite:
 class _Solution(types.ModuleType):
     """The program as a module."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: RemoteProgram) -> None:
         super().__init__(MODULE)
         # `import *` brings nothing: names in use are found anyway, and none of the program's hides one of the tests'.
         self.__all__: list[str] = []

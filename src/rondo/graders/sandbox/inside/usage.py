@@ -11,7 +11,7 @@ _NANO = 1e-9
 
 
 @dataclass(frozen=True)
-class Task:
+class ProcessTask:
     """A thread."""
 
     path: str
@@ -25,17 +25,17 @@ class Task:
 
 
 @dataclass
-class Usage:
+class ProcessUsage:
     memory: int = 0
     """Bytes. Pages that processes share count once for each."""
     cpu: float = 0.0
     """Seconds of all processes, with those that have ended."""
-    tasks: dict[str, Task] = field(default_factory=dict)
+    tasks: dict[str, ProcessTask] = field(default_factory=dict)
     first: str = ""
     """The task of the cage's first process, which computes only to start the program."""
 
 
-def of_cages(proc: int) -> dict[int, Usage]:
+def of_cages(proc: int) -> dict[int, ProcessUsage]:
     """By a cage's first process, as the worker numbers it."""
     worker = os.readlink("self", dir_fd=proc)
     return {
@@ -53,13 +53,13 @@ def number_for_worker(proc: int, process: str) -> int | None:
     return None
 
 
-def starved(before: Usage, now: Usage) -> float:
+def starved(before: ProcessUsage, now: ProcessUsage) -> float:
     """Seconds between two looks in which work of others kept the cage from running.
 
     A thread also waits while other threads of its own cage run: that is no more than the CPU time which they used.
     """
     used = now.cpu - before.cpu
-    nothing = Task("", False, 0, 0.0, 0.0)
+    nothing = ProcessTask("", False, 0, 0.0, 0.0)
     waits = [0.0]
     for name, task in now.tasks.items():
         last = before.tasks.get(name, nothing)
@@ -68,8 +68,8 @@ def starved(before: Usage, now: Usage) -> float:
     return max(waits)
 
 
-def _usage(proc: int, first: str) -> Usage:
-    usage = Usage(first=first)
+def _usage(proc: int, first: str) -> ProcessUsage:
+    usage = ProcessUsage(first=first)
     family = [first]
     for process in family:
         threads = _tasks(proc, process)
@@ -83,12 +83,12 @@ def _usage(proc: int, first: str) -> Usage:
     return usage
 
 
-def _task(proc: int, path: str) -> Task | None:
+def _task(proc: int, path: str) -> ProcessTask | None:
     fields, times = _fields(proc, path), _text(proc, f"{path}/schedstat").split()
     if not fields:
         return None
     cpu, waited = (int(each) * _NANO for each in (times or "00")[:2])  # a kernel may be built without these
-    return Task(path, fields[0] == "R", int(fields[16]), cpu, waited)
+    return ProcessTask(path, fields[0] == "R", int(fields[16]), cpu, waited)
 
 
 def _fields(proc: int, path: str) -> list[str]:

@@ -9,14 +9,14 @@ MOST_BYTES = 8 << 20
 """Of one message. Whoever sends more, or what is not JSON, is treated as gone."""
 
 
-class Gone(BaseException):
+class PeerLost(BaseException):
     """The other process has ended or sends messages that cannot be read.
 
     Not an `Exception`, so that the end of a program is none of its exceptions.
     """
 
 
-class Wire:
+class MessagePipe:
     def __init__(self, reads: int, writes: int) -> None:
         self._reads, self._writes = reads, writes
 
@@ -31,17 +31,17 @@ class Wire:
             try:
                 data = data[os.write(self._writes, data) :]
             except OSError:
-                raise Gone("the program has ended") from None
+                raise PeerLost("the program has ended") from None
 
     def receive(self) -> Any:
         [length] = struct.unpack("=I", self._read(4))
         if length > MOST_BYTES:
             self._reads = -1  # what follows cannot be told apart
-            raise Gone(f"the program sent a message of {length} bytes")
+            raise PeerLost(f"the program sent a message of {length} bytes")
         try:
             return json.loads(self._read(length))
         except (ValueError, RecursionError):
-            raise Gone("the program sent what nobody can read") from None
+            raise PeerLost("the program sent what nobody can read") from None
 
     def _read(self, count: int) -> bytes:
         data = bytearray()
@@ -51,6 +51,6 @@ class Wire:
             except OSError:
                 part = b""
             if not part:
-                raise Gone("the program has ended")
+                raise PeerLost("the program has ended")
             data += part
         return bytes(data)

@@ -56,13 +56,13 @@ class Caged:
     first: int
     watch: int
     """A handle that can be waited on for its end."""
-    limits: cage.Limits
+    limits: cage.JailLimits
     began: float
     wall: float
     """Seconds that it may take, but for those in which other work kept it from running."""
     longest: float
     """Seconds that it may take in all."""
-    used: usage.Usage = field(default_factory=usage.Usage)
+    used: usage.ProcessUsage = field(default_factory=usage.ProcessUsage)
     starved: float = 0.0
     running: int = 0
     nice: int = 0
@@ -106,7 +106,7 @@ def _serve(control: socket.socket, proc: int) -> NoReturn:
     try:
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
         space = os.open("self/ns/pid", os.O_RDONLY, dir_fd=proc)
-        worker = Worker(control, cage.Walls(proc, space, filter.program()))
+        worker = ForkServer(control, cage.Walls(proc, space, filter.program()))
         gc.collect()
         gc.freeze()
         _tell(control, ready=True)
@@ -118,7 +118,7 @@ def _serve(control: socket.socket, proc: int) -> NoReturn:
         os._exit(1)
 
 
-class Worker:
+class ForkServer:
     def __init__(self, control: socket.socket, walls: cage.Walls) -> None:
         self._control, self._walls = control, walls
         self._cages: dict[int, Caged] = {}
@@ -153,7 +153,7 @@ class Worker:
         return True
 
     def _start(self, asked: dict[str, Any], handles: list[int]) -> None:
-        limits = cage.Limits(**asked["limits"])
+        limits = cage.JailLimits(**asked["limits"])
         try:
             first = cage.start(self._walls, limits, handles, _ROLES[asked["role"]])
         except OSError as error:
@@ -186,7 +186,7 @@ class Worker:
             elif took > each.longest:
                 self._kill(each, "busy")
 
-    def _count(self, caged: Caged, used: usage.Usage) -> None:
+    def _count(self, caged: Caged, used: usage.ProcessUsage) -> None:
         used.cpu = max(used.cpu, caged.used.cpu)  # a process that is just ending is in no list for a moment
         # A wait is counted at its end, and so two that overlap may be counted one after the other.
         waited = caged.starved + usage.starved(caged.used, used)
