@@ -35,25 +35,27 @@ up: $(CORE)
 	@$(BIN)/rondo up --port $(PORT)
 
 # Programs in C of their own, compiled with sanitizers for each level in minutes: `make sanitize` runs them, once.
-PRODUCTS := tests/ops/test_products.py
+PRODUCTS := tests/ops/native/test_products.py
 
 test: lint
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not real and not gpu" --ignore=$(PRODUCTS) $(PYTEST_ARGS)
 
 # What the compiled kernels have tests in: see RONDO_CPU in docs/serving.md.
-KERNEL_TESTS := tests/ops tests/engine/test_compiled.py tests/engine/test_compiled_quantized.py \
-  tests/engine/test_attend.py tests/engine/test_rounding.py tests/engine/test_deterministic.py
+KERNEL_TESTS := tests/ops tests/engine/runner/test_compiled.py tests/engine/runner/test_compiled_quantized.py \
+  tests/engine/runner/test_attend.py tests/engine/runner/test_rounding.py tests/engine/runner/test_deterministic.py
 
 test-levels: $(DEV)
-	@for level in $$($(BIN)/python -c 'from rondo.ops.native.level import available; print(*available()[1:])'); do \
+	@for level in $$($(BIN)/python -c 'from rondo.ops.native.build.level import available; print(*available()[1:])'); do \
 	  echo "== RONDO_CPU=$$level"; \
 	  RONDO_CPU=$$level $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --ignore=$(PRODUCTS) $(KERNEL_TESTS) || exit 1; \
 	done
 	@echo "== RONDO_NATIVE=0"; RONDO_NATIVE=0 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --ignore=$(PRODUCTS) $(KERNEL_TESTS)
 
 # Where the kernels' memory is at stake; not what measures how much of it a process has, since a sanitizer keeps what is freed.
-SANITIZED_TESTS := $(addprefix tests/ops/test_,attention.py paged_decode.py low_rank.py pointwise.py draw.py logprobs.py quantized_native.py native_linear.py random_shapes.py) \
-  tests/engine/test_attend.py tests/engine/test_compiled.py -k "not second_copy"
+SANITIZED_TESTS := $(addprefix tests/ops/,attention/test_attention.py attention/test_paged_decode.py gemm/test_low_rank.py \
+  pointwise/test_pointwise.py vocabulary/test_draw.py vocabulary/test_logprobs.py native/test_quantized_native.py \
+  native/test_native_linear.py test_random_shapes.py) \
+  tests/engine/runner/test_attend.py tests/engine/runner/test_compiled.py -k "not second_copy"
 
 sanitize: $(DEV)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PRODUCTS)

@@ -17,8 +17,8 @@ from typing import Any
 LINE = 32
 OTHER = {
     "evaluate": "rondo.rl.loop:Loop.evaluate",
-    "store": "rondo.rl.watch:Watch.__call__",
-    "log": "rondo.train.job:Job.log",
+    "store": "rondo.rl.record.observer:Watch.__call__",
+    "log": "rondo.jobs.job:Job.log",
     "restore": "rondo.rl.loop:Loop.restore",
     "leave": "rondo.rl.jobs:export",
 }
@@ -54,9 +54,9 @@ class Told:
 def main(file: str, command: list[str]) -> int:
     told = Told(file)
     from rondo.cli.main import main as rondo
-    from rondo.rl.clock import LoopTimer
     from rondo.rl.loop import Loop
-    from rondo.train import dcp
+    from rondo.rl.record.timer import LoopTimer
+    from rondo.train.checkpoints import dcp
 
     timed, step, write = LoopTimer.__call__, Loop.step, dcp.write
 

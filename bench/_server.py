@@ -14,12 +14,12 @@ from typing import TextIO
 import torch
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from rondo.base.log import setup
+from rondo.base.telemetry.log import setup
 from rondo.base.threads import yield_soon
-from rondo.cli.serve import without_collector
+from rondo.cli.commands.serve import without_collector
 from rondo.client.engine import ServedEngine
 from rondo.engine.config import EngineConfig
-from rondo.engine.step import StepOutput
+from rondo.engine.schedule.step import StepOutput
 from rondo.server.config import ServerConfig
 from rondo.server.load import load_app
 from rondo.server.run import bind, make_server, run_server, url_of

@@ -22,7 +22,7 @@ from datasets import Dataset  # noqa: E402
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback  # noqa: E402
 from trl import GRPOConfig, GRPOTrainer  # noqa: E402
 
-from rondo.rl import puzzles  # noqa: E402  (plain Python: the very grader the other side uses)
+from rondo.rl.tasks import puzzles  # noqa: E402  (plain Python: the very grader the other side uses)
 
 torch.set_num_threads(settings["threads"])
 seen: dict[str, Any] = {}

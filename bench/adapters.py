@@ -19,7 +19,7 @@ import torch
 from common import THREADS, Report, alternate, arguments, median, say
 from rondo.client.types import SamplingParams
 from rondo.engine.config import EngineConfig
-from rondo.engine.llm import LLM
+from rondo.engine.entrypoints.llm import LLM
 from rondo.models import load
 from rondo.models.adapters import LoraSpec, attach_lora, detach, save_lora, trainable
 from small_model import LARGER, write_small_model

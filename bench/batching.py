@@ -15,8 +15,8 @@ from common import THREADS, Report, alternate, arguments, median
 from rollout import rate
 from rondo.client.types import SamplingParams
 from rondo.engine.config import EngineConfig
-from rondo.engine.llm import LLM
-from rondo.engine.seats import Batching
+from rondo.engine.entrypoints.llm import LLM
+from rondo.engine.schedule.seats import Batching
 from rondo.models import load
 from small_model import write_small_model
 

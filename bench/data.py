@@ -14,16 +14,16 @@ import tempfile
 from pathlib import Path
 
 from common import Report, alternate, arguments, median, say, seconds
-from rondo.data.datasets import Dataset
-from rondo.data.loader import Loader
-from rondo.data.prefetch import Prefetch
-from rondo.data.prepare import PrepareRequest, prepare
-from rondo.data.sampler import Position
-from rondo.data.shards import Shards, read_index
+from rondo.data.batching.datasets import Dataset
+from rondo.data.batching.loader import Loader
+from rondo.data.batching.prefetch import Prefetch
+from rondo.data.batching.sampler import Position
+from rondo.data.preparation.prepare import PrepareRequest, prepare
+from rondo.data.storage.shards import Shards, read_index
 from rondo.models import load
 from rondo.text.bpe import train_bpe
 from rondo.train.config import TrainConfig
-from rondo.train.learner import Learner
+from rondo.train.learner.learner import Learner
 from rondo.train.loop import train
 from small_model import write_small_model
 

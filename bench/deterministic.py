@@ -16,9 +16,9 @@ import torch
 from common import Report, alternate, arguments, median, seconds
 from rondo import ops
 from rondo.client.types import SamplingParams
-from rondo.engine.compiled import CompiledDecoder
 from rondo.engine.config import EngineConfig
-from rondo.engine.llm import LLM
+from rondo.engine.entrypoints.llm import LLM
+from rondo.engine.runner.compiled import CompiledDecoder
 from rondo.models import Decoder, Packed, load
 from small_model import write_small_model
 
@@ -31,7 +31,7 @@ def by_torch() -> Iterator[None]:
     with ExitStack() as stack:
         for op in (ops.linear, ops.packed_attention):
             stack.enter_context(patch.object(op, "_fast", op._fast[1:]))
-        stack.enter_context(patch("rondo.engine.layout.library", lambda name: None))
+        stack.enter_context(patch("rondo.engine.runner.layout.library", lambda name: None))
         yield
 
 

@@ -21,7 +21,7 @@ from rondo.client.types import GenerateRequest, SamplingParams
 from rondo.engine.config import EngineConfig
 from rondo.engine.core import EngineCore
 from rondo.models import load
-from rondo.ops.linear import cpu_multiplies_bf16
+from rondo.ops.gemm.linear import cpu_multiplies_bf16
 
 MOST, LONGEST = 64, 2064
 """Requests at once and tokens of each that vLLM is set up for: with other settings it would compile again."""

@@ -16,9 +16,9 @@ from torch import Tensor
 from common import Report, arguments, median
 from rondo import models
 from rondo.client.types import GenerateRequest, SamplingParams
-from rondo.engine.cache import block_bytes
 from rondo.engine.config import EngineConfig
 from rondo.engine.core import EngineCore
+from rondo.engine.kv.cache import block_bytes
 from rondo.models import Decoder
 from small_model import QWEN3_06B, SHAPE
 

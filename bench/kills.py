@@ -31,14 +31,14 @@ import psutil
 
 # ruff: isort: on
 from rondo import models
-from rondo.base.hashing import sha256_file
-from rondo.base.home import cache_dir
-from rondo.rl.recipe import QUICK, DemoRecipe, hf_config, tokenizer_for
+from rondo.base.storage.hashing import sha256_file
+from rondo.base.storage.home import cache_dir
+from rondo.demo.recipe import QUICK, DemoRecipe, hf_config, tokenizer_for
 
 SEED = 0
 SLOW = """
 import time
-from rondo.rl.custom import Custom
+from rondo.rl.tasks.custom import Custom
 
 def make(random):
     return f"say {random.randint(0, 9999)}", {}

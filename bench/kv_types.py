@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from common import THREADS, Report, alternate, arguments, median, say, seconds
-from rondo.engine.attend import Paged, StepLayout
-from rondo.engine.cache import KV_DTYPES, KVCache, block_bytes
+from rondo.engine.kv.cache import KV_DTYPES, KVCache, block_bytes
+from rondo.engine.runner.attend import Paged, StepLayout
 from rondo.models import Decoder, new
 from rondo.ops import DecodeStep
 from small_model import SHAPE

@@ -25,11 +25,11 @@ from common import THREADS, Report, say
 import torch
 
 # ruff: isort: on
+from rondo.demo.pipeline import DemoModel, prepare
+from rondo.demo.recipe import QUICK, recipe_for
 from rondo.rl.config import RlConfig
-from rondo.rl.demo import DemoModel, prepare
 from rondo.rl.loop import Loop
-from rondo.rl.recipe import QUICK, recipe_for
-from rondo.rl.tasks import TASKS, task
+from rondo.rl.tasks.registry import TASKS, task
 
 BEGIN, GOAL = 0.3, 0.9
 ALGORITHMS = ("grpo", "ppo", "rloo", "online_dpo")

@@ -17,9 +17,9 @@ import torch
 
 from common import THREADS, Report, arguments, say
 from rondo.client.types import GenerateRequest, SamplingParams
-from rondo.engine.async_engine import AsyncEngine
 from rondo.engine.config import EngineConfig
 from rondo.engine.core import EngineCore
+from rondo.engine.entrypoints.async_engine import AsyncEngine
 from rondo.models import load
 from small_model import write_small_model
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from common import THREADS
-from rondo.engine.vllm.process import first_error
+from rondo.engine.vllm.child.process import first_error
 
 ROOT = Path(os.environ.get("RONDO_PEERS") or "~/.cache/rondo/peers").expanduser()
 SECONDS = 600

@@ -1,8 +1,9 @@
 """The planner beside published training runs: memory of the fullest GPU in GiB, and tokens a second of one GPU.
 
 Nothing is measured here: the columns are arithmetic and other people's figures, and the ratio is ours over theirs. A
-row marked with * is one that constants were fitted on (`rondo.plan.calibration`); the others are held out. Those missed
-by more than a tenth (memory) or a quarter (speed) are named below the table, with the reason as far as it is known.
+row marked with * is one that constants were fitted on (`rondo.plan.cost.calibration`); the others are held out. Those
+missed by more than a tenth (memory) or a quarter (speed) are named below the table, with the reason as far as it is
+known.
 """
 
 import sys
@@ -12,8 +13,8 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
 from common import Report, arguments
-from rondo.plan.calibration import MEMORY_FITTED_ON, SPEED_FITTED_ON
-from rondo.plan.estimate import Estimate
+from rondo.plan.cost.calibration import MEMORY_FITTED_ON, SPEED_FITTED_ON
+from rondo.plan.cost.estimate import Estimate
 from support.published_runs import Row, rows
 
 MEMORY, SPEED = 0.10, 0.25

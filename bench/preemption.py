@@ -26,16 +26,16 @@ import torch
 
 from common import THREADS, Report, alternate, arguments, median, say
 from rondo.client.types import GenerateRequest, SamplingParams
-from rondo.engine.blocks import BlockPool
-from rondo.engine.cache import block_bytes
 from rondo.engine.config import EngineConfig
 from rondo.engine.core import EngineCore
-from rondo.engine.groups import GroupedPool, Pairs
-from rondo.engine.host import HostCache
-from rondo.engine.load import pick_device
-from rondo.engine.request import Request
-from rondo.engine.scheduler import Scheduler
-from rondo.engine.swap import Cost
+from rondo.engine.entrypoints.load import pick_device
+from rondo.engine.kv.blocks import BlockPool
+from rondo.engine.kv.cache import block_bytes
+from rondo.engine.kv.groups import GroupedPool, Pairs
+from rondo.engine.kv.host import HostCache
+from rondo.engine.kv.swap import Cost
+from rondo.engine.schedule.request import Request
+from rondo.engine.schedule.scheduler import Scheduler
 from rondo.models import Decoder, new
 from small_model import SHAPE
 
@@ -161,7 +161,7 @@ def measure(report: Report, model: Decoder, context: int, runs: int, where: str 
 def measure_link(report: Report, model: Decoder, rates: Cost, contexts: tuple[int, int], runs: int) -> None:
     """`rates` are those without a link."""
     latency = rates.compute_seconds(0, TURN) / 2 - rates.move_seconds(bytes_of(model, TURN))
-    with mock.patch("rondo.engine.host.HostCache", linked(latency)):
+    with mock.patch("rondo.engine.kv.host.HostCache", linked(latency)):
         for context in contexts:
             anew = measure(report, model, context, runs, ", behind a link")
     report.notes.append(

@@ -15,7 +15,7 @@ from common import THREADS, Report, alternate, arguments, median, say, seconds
 from rondo.client.types import GenerateRequest, SamplingParams
 from rondo.engine.config import EngineConfig
 from rondo.engine.core import EngineCore
-from rondo.engine.load import pick_device
+from rondo.engine.entrypoints.load import pick_device
 from rondo.models import Decoder, new
 from small_model import LARGER, SHAPE
 

@@ -20,8 +20,8 @@ from rondo.engine.config import EngineConfig
 from rondo.engine.core import EngineCore
 from rondo.models import Decoder, new
 from rondo.models.quantized.parts import QuantizedLinear
-from rondo.ops.native.layers import PROJECTIONS, DenseDecoder, Ends
-from rondo.ops.quantized import Quantized, pack
+from rondo.ops.gemm.quantized import Quantized, pack
+from rondo.ops.native.decoder.layers import PROJECTIONS, DenseDecoder, Ends
 
 PRODUCTS = {"qkv": (1024, 4096), "gate and up": (1024, 6144), "down": (3072, 1024)}
 """[K, N]."""

@@ -2,10 +2,10 @@
 
 The plan: four bytes each of a trained weight, its gradient and both moments; four of a weight that only computes; keys
 and values of a step's tokens (the whole cache is larger, but is no memory before it is written to); what the planner
-says that a microbatch of the most tokens keeps (`rondo.plan.memory`, which counts values of two bytes: here they have
-four), with what the norms of queries and keys keep; and `HEAP` times all that, since on a CPU freed memory stays with
-the process. Models are new, nearly all answers are as long as they may be, and every group teaches. Each case has a
-process of its own.
+says that a microbatch of the most tokens keeps (`rondo.plan.cost.memory`, which counts values of two bytes: here they
+have four), with what the norms of queries and keys keep; and `HEAP` times all that, since on a CPU freed memory stays
+with the process. Models are new, nearly all answers are as long as they may be, and every group teaches. Each case has
+a process of its own.
 """
 
 import argparse
@@ -20,14 +20,14 @@ import torch
 
 # ruff: isort: on
 from rondo import models
-from rondo.plan.hf import shape_of
-from rondo.plan.layout import Layout, Policy, StepBatch
-from rondo.plan.memory import memory
+from rondo.demo.recipe import DemoRecipe, hf_config, tokenizer_for
+from rondo.plan.cost.layout import Layout, Policy, StepBatch
+from rondo.plan.cost.memory import memory
+from rondo.plan.sizes.hf import shape_of
 from rondo.rl.config import RlConfig
 from rondo.rl.loop import Loop
-from rondo.rl.recipe import DemoRecipe, hf_config, tokenizer_for
-from rondo.rl.rollout import SampleGroup
-from rondo.rl.tasks import task
+from rondo.rl.rollout.types import SampleGroup
+from rondo.rl.tasks.registry import task
 from train_memory import resident
 
 SMALL, LARGE = DemoRecipe(), DemoRecipe(hidden=512, layers=8)
@@ -42,8 +42,8 @@ CASES: dict[str, tuple[DemoRecipe, dict[str, object]]] = {
 }
 STEPS = 4
 HEAP = 1.4
-"""The learner keeps what it freed, which saves up to a third of a small model's step (`rondo.train.memory`), with
-holes: returned at once, two models' peak is 3.1 GB where it is 4.3, and the step takes 15 to 30% longer."""
+"""The learner keeps what it freed, which saves up to a third of a small model's step (`rondo.train.learner.memory`),
+with holes: returned at once, two models' peak is 3.1 GB where it is 4.3, and the step takes 15 to 30% longer."""
 
 
 def measure(name: str) -> None:

@@ -21,12 +21,12 @@ from common import THREADS, Report, median, say
 import torch
 
 # ruff: isort: on
+from rondo.demo.pipeline import DemoModel, prepare
+from rondo.demo.recipe import QUICK, DemoRecipe
 from rondo.graders import Sample, Score
 from rondo.rl.config import RlConfig
-from rondo.rl.demo import DemoModel, prepare
 from rondo.rl.loop import Loop
-from rondo.rl.recipe import QUICK, DemoRecipe
-from rondo.rl.tasks import Problem, Split, task
+from rondo.rl.tasks.registry import Problem, Split, task
 
 TASK = "reverse"
 MODES: dict[str, dict[str, object]] = {

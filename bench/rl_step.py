@@ -28,10 +28,10 @@ import torch
 # ruff: isort: on
 import peers
 from rondo import models
-from rondo.rl.demo import prepare
+from rondo.demo.pipeline import prepare
+from rondo.demo.recipe import QUICK, DemoRecipe
 from rondo.rl.loop import Loop
-from rondo.rl.recipe import QUICK, DemoRecipe
-from rondo.rl.tasks import task
+from rondo.rl.tasks.registry import task
 from rondo.text.tokenizer import Tokenizer
 
 TASK = "reverse"

@@ -33,7 +33,7 @@ import torch
 import peers
 from rondo.client.types import SamplingParams
 from rondo.engine.config import EngineConfig
-from rondo.engine.llm import LLM
+from rondo.engine.entrypoints.llm import LLM
 from rondo.models import load
 from small_model import write_small_model
 

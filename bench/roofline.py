@@ -17,9 +17,9 @@ import torch
 
 from common import THREADS, Report, alternate, arguments, median, say
 from rondo.client.bench.plot import need_plots
-from rondo.ops import probe
-from rondo.ops.limits import HardwareLimits, measure_limits
-from rondo.ops.native.ahead import compile_all, runs
+from rondo.ops.measure import probe
+from rondo.ops.measure.limits import HardwareLimits, measure_limits
+from rondo.ops.native.build.ahead import compile_all, runs
 
 ROWS = (1, 4, 8, 16, 64, 256)
 WEIGHTS = ((3072, 1024), (1024, 3072), (2048, 1024), (1024, 2048), (151936, 1024))

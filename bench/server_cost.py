@@ -24,9 +24,9 @@ import torch
 from common import Report, arguments, median, say
 from rondo.client.bench.wire import ConnectionPool, ServerAddress
 from rondo.client.types import GenerateRequest, SamplingParams
-from rondo.engine.async_engine import AsyncEngine
 from rondo.engine.config import EngineConfig
 from rondo.engine.core import EngineCore
+from rondo.engine.entrypoints.async_engine import AsyncEngine
 from rondo.models import load
 from rondo.text.tokenizer import Tokenizer
 from small_model import TINY, write_small_model

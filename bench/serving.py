@@ -38,7 +38,7 @@ from rondo.client.bench.plot import need_plots, save_sweeps
 from rondo.client.bench.prompts import LengthDistribution, PromptDataset, make_prompts
 from rondo.client.bench.report import LoadRun
 from rondo.client.bench.wire import ServerAddress
-from rondo.ops.linear import cpu_multiplies_bf16
+from rondo.ops.gemm.linear import cpu_multiplies_bf16
 from servers import Served, Setting
 from small_model import TINY, write_qwen3_06b, write_small_model
 

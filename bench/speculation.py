@@ -22,7 +22,7 @@ import torch
 from common import THREADS, Report, alternate, arguments, median
 from rondo.client.types import SamplingParams
 from rondo.engine.config import EngineConfig
-from rondo.engine.llm import LLM
+from rondo.engine.entrypoints.llm import LLM
 from rondo.models import Decoder, new, save
 from small_model import SHAPE
 

@@ -20,9 +20,9 @@ from common import Report, arguments, median
 from rondo.client.types import GenerateRequest, SamplingParams
 from rondo.engine.config import EngineConfig
 from rondo.engine.core import EngineCore
-from rondo.engine.output import SampleReader
-from rondo.engine.request import Request
-from rondo.engine.sampler import Sampled, Sampler
+from rondo.engine.entrypoints.output import SampleReader
+from rondo.engine.runner.sampler import Sampled, Sampler
+from rondo.engine.schedule.request import Request
 from rondo.models import load
 from rondo.text.tokenizer import Tokenizer
 from small_model import write_small_model

@@ -22,7 +22,7 @@ from rondo.client.bench.figures import percentile
 from rondo.client.bench.wire import ConnectionPool, ServerAddress
 from rondo.client.types import SamplingParams
 from rondo.engine.config import EngineConfig
-from rondo.engine.llm import LLM
+from rondo.engine.entrypoints.llm import LLM
 from server_cost import TINY, served
 from small_model import write_small_model
 

@@ -19,7 +19,7 @@ from rollout import rate
 from rondo.client.structured import StructuredOutputsParams
 from rondo.client.types import SamplingParams
 from rondo.engine.config import EngineConfig
-from rondo.engine.llm import LLM
+from rondo.engine.entrypoints.llm import LLM
 from rondo.models import load
 from rondo.text.tokenizer import Tokenizer
 from small_model import LARGER, write_small_model

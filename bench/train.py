@@ -31,12 +31,12 @@ import torch
 # ruff: isort: on
 import peers
 from rondo import models
-from rondo.data.packing import PackedRow, flat_row
+from rondo.data.batching.packing import PackedRow, flat_row
 from rondo.models.decoder import Decoder
-from rondo.ops.linear import cpu_multiplies_bf16
+from rondo.ops.gemm.linear import cpu_multiplies_bf16
 from rondo.train.config import OptimConfig
-from rondo.train.learner import Learner
-from rondo.train.losses import cross_entropy
+from rondo.train.learner.learner import Learner
+from rondo.train.losses.sums import cross_entropy
 from rondo.train.metrics.flops import Flops
 from rondo.train.metrics.peak import peak_of
 

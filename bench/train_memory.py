@@ -19,10 +19,10 @@ import torch
 
 from common import THREADS, Report, arguments, say
 from rondo import models
-from rondo.data.packing import Document, pack
+from rondo.data.batching.packing import Document, pack
 from rondo.train.config import OptimConfig
-from rondo.train.learner import Learner
-from rondo.train.losses import cross_entropy
+from rondo.train.learner.learner import Learner
+from rondo.train.losses.sums import cross_entropy
 
 SHAPE = {
     "architectures": ["LlamaForCausalLM"],

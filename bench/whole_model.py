@@ -38,9 +38,9 @@ import torch
 # ruff: isort: on
 import peers
 from generators import QUANTIZED, SIDES, Answers, Work, library_dtype, turn
-from rondo.engine.cache import block_bytes
+from rondo.engine.kv.cache import block_bytes
 from rondo.models import load
-from rondo.ops.limits import HardwareLimits, measure_limits
+from rondo.ops.measure.limits import HardwareLimits, measure_limits
 from serving import agreement
 from small_model import write_qwen3_06b, write_small_model
 

@@ -9,9 +9,9 @@ import torch
 
 from common import THREADS, Report, arguments, say
 from rondo.client.types import GenerateRequest, SamplingParams
-from rondo.engine.cache import block_bytes
 from rondo.engine.config import EngineConfig
 from rondo.engine.core import EngineCore
+from rondo.engine.kv.cache import block_bytes
 from rondo.models import Decoder, new
 
 SHAPE = {

@@ -2,8 +2,8 @@
 
 2, 4 and 8 processes of this machine take one step of a Llama of 8 layers in bf16; a mode of PyTorch's dispatch sees
 every collective and counts what goes to other ranks. Ours is what the rank that sends the most has sent, the limit what
-`rondo.plan.traffic` says of the same model, layout and batch. Of experts the formula supposes that tokens choose all
-ranks equally often; here a router with random weights chooses. Numbers that ranks tell each other about the batch
+`rondo.plan.cost.traffic` says of the same model, layout and batch. Of experts the formula supposes that tokens choose
+all ranks equally often; here a router with random weights chooses. Numbers that ranks tell each other about the batch
 (how many rows, the loss) are not counted: they are some hundred bytes.
 """
 
@@ -21,17 +21,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from common import Report, arguments, say
 from rondo import models
-from rondo.data.packing import Document, pack
+from rondo.data.batching.packing import Document, pack
 from rondo.parallel.config import LayoutConfig
-from rondo.parallel.mesh import Mesh, join
-from rondo.parallel.world import World
-from rondo.plan.hf import hf_of
-from rondo.plan.layout import Layout, Policy, StepBatch
-from rondo.plan.model import ExpertShape, ModelShape
-from rondo.plan.traffic import traffic
+from rondo.parallel.ranks.mesh import Mesh, join
+from rondo.parallel.ranks.world import World
+from rondo.plan.cost.layout import Layout, Policy, StepBatch
+from rondo.plan.cost.traffic import traffic
+from rondo.plan.sizes.hf import hf_of
+from rondo.plan.sizes.model import ExpertShape, ModelShape
 from rondo.train.config import OptimConfig
-from rondo.train.learner import Learner
-from rondo.train.losses import cross_entropy
+from rondo.train.learner.learner import Learner
+from rondo.train.losses.sums import cross_entropy
 
 LENGTH, ROWS = 256, 8
 DENSE = ModelShape("dense", 8, 64, 8, 8, 8, 128, 512)
@@ -149,7 +149,7 @@ def _degrees(layout: Layout) -> dict[str, Any]:
 
 def main() -> None:
     options = arguments(__doc__.splitlines()[0])
-    report = Report("wire", limit={"how": "rondo.plan.traffic"})
+    report = Report("wire", limit={"how": "rondo.plan.cost.traffic"})
     ratios = report.columns.setdefault("over the formula", {})
     for ranks in (2,) if options.quick else (2, 4, 8):
         given = cases(ranks)

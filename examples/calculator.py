@@ -12,18 +12,18 @@ import json
 import random
 
 from rondo import models
-from rondo.base.files import atomic_dir
+from rondo.base.storage.files import atomic_dir
 from rondo.models.store import place
 from rondo.rl.config import RlConfig
-from rondo.rl.games import GAMES
-from rondo.rl.imitation import conversations
+from rondo.rl.environments.imitation import conversations
 from rondo.rl.loop import Loop
+from rondo.rl.tasks.games import GAMES
 from rondo.text.bpe import train_bpe
-from rondo.text.messages import adapt_messages
-from rondo.train import sft
+from rondo.text.conversation.messages import adapt_messages
 from rondo.train.config import TrainConfig
-from rondo.train.learner import Learner
+from rondo.train.learner.learner import Learner
 from rondo.train.loop import train
+from rondo.train.recipes import sft
 
 GAME = GAMES["calculator"]
 TEMPLATE = """\

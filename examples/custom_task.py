@@ -11,16 +11,16 @@ import random
 from typing import Any
 
 from rondo import models
+from rondo.demo.corpus import solved
 from rondo.models.store import create_model, resolve
 from rondo.rl.config import RlConfig
-from rondo.rl.corpus import solved
 from rondo.rl.loop import Loop
-from rondo.rl.tasks import Task
+from rondo.rl.tasks.registry import Task
 from rondo.text.tokenizer import Tokenizer
-from rondo.train import sft
 from rondo.train.config import TrainConfig
-from rondo.train.learner import Learner
+from rondo.train.learner.learner import Learner
 from rondo.train.loop import train
+from rondo.train.recipes import sft
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 

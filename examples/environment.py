@@ -13,15 +13,15 @@ import random
 from rondo import models
 from rondo.models.store import create_model, resolve
 from rondo.rl.config import RlConfig
-from rondo.rl.environment import Bounds, Turn
-from rondo.rl.games import Game
-from rondo.rl.imitation import conversations
+from rondo.rl.environments.environment import Bounds, Turn
+from rondo.rl.environments.imitation import conversations
 from rondo.rl.loop import Loop
+from rondo.rl.tasks.games import Game
 from rondo.text.tokenizer import Tokenizer
-from rondo.train import sft
 from rondo.train.config import TrainConfig
-from rondo.train.learner import Learner
+from rondo.train.learner.learner import Learner
 from rondo.train.loop import train
+from rondo.train.recipes import sft
 
 
 class Guess:

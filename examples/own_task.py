@@ -3,7 +3,7 @@
 rondo rl --model demo --task examples/own_task.py:DOUBLE --rl.steps=20
 """
 
-from rondo.rl.custom import Custom
+from rondo.rl.tasks.custom import Custom
 
 
 def make(random):

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from rondo.client.http import AsyncClient, Client
     from rondo.client.structured import StructuredOutputsParams
     from rondo.client.types import SamplingParams
-    from rondo.engine.llm import LLM
+    from rondo.engine.entrypoints.llm import LLM
 
 __all__ = [
     "LLM",
@@ -29,7 +29,7 @@ __getattr__ = lazy(
     {
         "AsyncClient": ".client.http",
         "Client": ".client.http",
-        "LLM": ".engine.llm",
+        "LLM": ".engine.entrypoints.llm",
         "SamplingParams": ".client.types",
         "StructuredOutputsParams": ".client.structured",
     },

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import Field, model_validator
 
-from rondo.base.config import RESERVED, Section, leaves, load, split_flags
 from rondo.base.errors import ConfigError
+from rondo.base.settings.config import RESERVED, Section, leaves, load, split_flags
 
 
 class GRPO(Section):

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rondo.base import files
 from rondo.base.errors import Conflict, ModelError, NotFound, StorageError
-from rondo.base.files import atomic_dir, atomic_write, parse_json, read_json, write_json
+from rondo.base.storage import files
+from rondo.base.storage.files import atomic_dir, atomic_write, parse_json, read_json, write_json
 
 
 def listing(folder: Path) -> list[str]:
@@ -61,7 +61,7 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path):
     script = (
         "import resource, signal, sys\n"
         "from rondo.base.errors import StorageError\n"
-        "from rondo.base.files import atomic_dir, atomic_write\n"
+        "from rondo.base.storage.files import atomic_dir, atomic_write\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))\n"
         "for attempt in ('file', 'dir'):\n"
@@ -122,7 +122,7 @@ def test_dir_takes_an_empty_place(tmp_path: Path):
 @pytest.mark.parametrize("kernel_can", [True, False])
 def test_dir_replaces(tmp_path: Path, kernel_can: bool, monkeypatch: pytest.MonkeyPatch):
     if not kernel_can:
-        monkeypatch.setattr("rondo.base.exchange.ctypes.CDLL", lambda *_, **__: object())
+        monkeypatch.setattr("rondo.base.storage.exchange.ctypes.CDLL", lambda *_, **__: object())
     (tmp_path / "demo").mkdir()
     (tmp_path / "demo" / "old").write_text("old")
     with atomic_dir(tmp_path / "demo", replace=True) as temp:

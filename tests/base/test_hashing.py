@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rondo.base.errors import InvalidRequest, NotFound
-from rondo.base.hashing import canonical_json, sha256_file, sha256_json
+from rondo.base.storage.hashing import canonical_json, sha256_file, sha256_json
 
 WORDS = st.text(st.characters(exclude_categories=["Cs"]))
 JSON = st.recursive(

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from rondo.base.log import bind, get_logger, setup
+from rondo.base.telemetry.log import bind, get_logger, setup
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,7 @@
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from rondo.base import metrics
+from rondo.base.telemetry import metrics
 
 
 def samples(text: bytes) -> dict[str, float]:

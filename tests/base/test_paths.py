@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 
 from rondo.base.errors import InvalidRequest
-from rondo.base.home import home
-from rondo.base.paths import path_of
+from rondo.base.storage.home import home
+from rondo.base.storage.paths import path_of
 
 
 @pytest.mark.parametrize(

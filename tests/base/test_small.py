@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from rondo.base.errors import MissingExtra, NotFound, RondoError
-from rondo.base.home import home, jobs_dir, models_dir
 from rondo.base.ids import new_id
+from rondo.base.storage.home import home, jobs_dir, models_dir
 from rondo.base.units import human_bytes, human_count, human_seconds
 
 

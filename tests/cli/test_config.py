@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from rondo.base.config_keys import keys_of
+from rondo.base.settings.config_keys import keys_of
 from rondo.cli.main import main
-from rondo.cli.tree import RondoConfig, read_command_line
+from rondo.cli.options.tree import RondoConfig, read_command_line
 
 
 @pytest.fixture(autouse=True)
@@ -29,9 +29,7 @@ def test_every_key_is_described_and_has_a_default():
 
 
 def test_the_tree_is_free_of_torch_and_http():
-    code = (
-        "import sys, rondo.cli.tree\nprint([name for name in ('torch', 'starlette') if name in sys.modules])"
-    )
+    code = "import sys, rondo.cli.options.tree\nprint([name for name in ('torch', 'starlette') if name in sys.modules])"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )

@@ -6,11 +6,11 @@ import json
 import pytest
 
 from rondo.base.errors import ConfigError
-from rondo.cli import doctor
+from rondo.cli.commands import doctor
 from rondo.cli.main import main
-from rondo.ops import limits, probe
-from rondo.ops.native import level, tune
-from rondo.ops.native.tuned import TunedSplit
+from rondo.ops.measure import limits, probe
+from rondo.ops.native.build import level, tune
+from rondo.ops.native.build.tuned import TunedSplit
 from rondo.ops.triton import report
 
 
@@ -99,7 +99,7 @@ def test_programs_get_numbers(capsys):
 
 
 def test_what_is_missing_is_said(capsys, monkeypatch):
-    monkeypatch.setattr("rondo.ops.native.ahead.compiler", list)
+    monkeypatch.setattr("rondo.ops.native.build.ahead.compiler", list)
     doctor.run([])
     assert "missing: there is no C compiler" in capsys.readouterr().out
 

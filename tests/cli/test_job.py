@@ -13,8 +13,8 @@ import rondo
 from rondo import models
 from rondo.base.errors import NotFound
 from rondo.cli.main import main
-from rondo.cli.steps import facts
-from rondo.train.job import Job
+from rondo.cli.view.steps import facts
+from rondo.jobs.job import Job
 from support.tiny import tiny_model, tiny_tokenizer
 
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from rondo.cli.main import main
-from rondo.cli.model_new import ARCHITECTURES, PRESETS
-from rondo.cli.progress import byte_progress
+from rondo.cli.subcommands.model_new import ARCHITECTURES, PRESETS
+from rondo.cli.view.progress import byte_progress
 from rondo.models import load, parse
 from rondo.models.families import FAMILIES
 

@@ -11,14 +11,14 @@ import httpx
 import pytest
 
 from rondo import models
-from rondo.cli.arguments import VerbParser
-from rondo.cli.flags import FLAGS
 from rondo.cli.main import main
-from rondo.cli.short import read_short
-from rondo.plan.cluster import GPUS, Cluster
-from rondo.plan.hf import shape_of
+from rondo.cli.options.arguments import VerbParser
+from rondo.cli.options.flags import FLAGS
+from rondo.cli.options.short import read_short
+from rondo.plan.cost.cluster import GPUS, Cluster
 from rondo.plan.report import flags, quantize_flags
 from rondo.plan.serving import Load, Replica, Serving, replicas
+from rondo.plan.sizes.hf import shape_of
 from server.running import start
 from support.home import own_home
 from support.tiny import TINY_MLA, TINY_MOE, tiny_config, tiny_model, tiny_tokenizer

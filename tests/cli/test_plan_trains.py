@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from rondo.base.config import load
+from rondo.base.settings.config import load
 from rondo.cli.main import main
-from rondo.cli.tree import RondoConfig, read_command_line
+from rondo.cli.options.tree import RondoConfig, read_command_line
+from rondo.jobs.job import Job
 from rondo.models.families import parse
-from rondo.parallel.degrees import degrees
-from rondo.plan.hf import hf_of
-from rondo.plan.shapes import SHAPES
-from rondo.train.job import Job
+from rondo.parallel.layout.degrees import degrees
+from rondo.plan.sizes.hf import hf_of
+from rondo.plan.sizes.shapes import SHAPES
 from support.home import own_home
 from support.one_job import pretraining
 from support.tiny import tiny_config

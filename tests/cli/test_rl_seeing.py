@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
 from rl._rollouts import asked, equally, judged, said
-from rondo.cli.live import LiveView
 from rondo.cli.main import main
+from rondo.cli.view.live import LiveView
 from rondo.graders import Score
-from rondo.rl.events import EventLog
-from rondo.rl.plot import _one, lanes
-from rondo.rl.store import FOLDER, RolloutStore
-from rondo.train.job import Job
+from rondo.jobs.job import Job
+from rondo.rl.record.events import EventLog
+from rondo.rl.record.plot import _one, lanes
+from rondo.rl.record.store import FOLDER, RolloutStore
 
 LONG = "c\n\x1b[31m" + "x" * 90
 

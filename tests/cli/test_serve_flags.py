@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from rondo.base.errors import ConfigError
-from rondo.cli.arguments import VerbParser
-from rondo.cli.flags import AS_IT_IS, FLAGS, REFUSED
-from rondo.cli.short import read_short
+from rondo.cli.options.arguments import VerbParser
+from rondo.cli.options.flags import AS_IT_IS, FLAGS, REFUSED
+from rondo.cli.options.short import read_short
 
 
 @pytest.fixture(autouse=True)
@@ -195,14 +195,14 @@ def test_other_verbs_have_only_their_own() -> None:
 
 
 def test_keys_are_for_nobodys_screen(capsys: pytest.CaptureFixture[str]) -> None:
-    from rondo.cli import config
+    from rondo.cli.commands import config
 
     config.run(["server", '--server.api_key=["hush", "hidden"]'])
     assert "hush" not in capsys.readouterr().out
 
 
 def test_help_has_them_all(capsys: pytest.CaptureFixture[str]) -> None:
-    from rondo.cli import serve
+    from rondo.cli.commands import serve
 
     assert serve.run(["--help"]) == 0
     shown = capsys.readouterr().out

@@ -3,12 +3,12 @@ from pathlib import Path
 
 import pytest
 
-from rondo.base.config import SettingSource
 from rondo.base.errors import ConfigError
-from rondo.cli import up
-from rondo.cli.arguments import VerbParser
-from rondo.cli.flags import FLAGS
-from rondo.cli.short import read_short
+from rondo.base.settings.config import SettingSource
+from rondo.cli.commands import up
+from rondo.cli.options.arguments import VerbParser
+from rondo.cli.options.flags import FLAGS
+from rondo.cli.options.short import read_short
 
 
 @pytest.fixture(autouse=True)
@@ -107,8 +107,8 @@ def test_up_shows_the_demos_view_while_a_model_is_made(monkeypatch, events):
         served.append((args[0], list(seen), options))
         return 0
 
-    monkeypatch.setattr("rondo.cli.demo_view.demo_view", view)
-    monkeypatch.setattr("rondo.rl.demo.ensure_demo_model", ensure)
+    monkeypatch.setattr("rondo.cli.view.demo_view.demo_view", view)
+    monkeypatch.setattr("rondo.demo.pipeline.ensure_demo_model", ensure)
     monkeypatch.setattr(up, "serve", serve)
     assert up.run(["--port", "0"]) == 0
     shown = ["open", 0, 1, 2, "closed"] if events else []

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from rondo.cli.live import LiveView
 from rondo.cli.main import main
-from rondo.cli.sparkline import sparkline
-from rondo.train.job import Job
+from rondo.cli.view.live import LiveView
+from rondo.cli.view.sparkline import sparkline
+from rondo.jobs.job import Job
 
 
 def drawn(block: LiveView, width: int) -> str:

@@ -342,7 +342,7 @@ def test_plots(tmp_path: Path) -> None:
 def test_a_plot_without_its_extra_is_refused_before_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
-    from rondo.cli import bench
+    from rondo.cli.commands import bench
 
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(MissingExtra, match=r"rondo\[plot\]"):
@@ -350,7 +350,7 @@ def test_a_plot_without_its_extra_is_refused_before_the_load(monkeypatch: pytest
 
 
 def test_a_picture_of_no_known_kind_is_refused_before_the_load(tmp_path: Path) -> None:
-    from rondo.cli import bench
+    from rondo.cli.commands import bench
 
     with pytest.raises(ConfigError, match=r"x\.docx: a picture ends in \..*\.png"):
         bench.serve(["--base-url", "http://127.0.0.1:1", "--plot", str(tmp_path / "x.docx")])

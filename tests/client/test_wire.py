@@ -7,11 +7,11 @@ import pytest
 from pydantic import ValidationError
 
 from rondo.base.errors import InvalidRequest
-from rondo.client.openai import ChatRequest, CompletionRequest
-from rondo.client.refusals import parse
-from rondo.client.response_input import messages_of
-from rondo.client.responses import ResponsesRequest
-from rondo.client.wire import shown
+from rondo.client.protocol.openai import ChatRequest, CompletionRequest
+from rondo.client.protocol.refusals import parse
+from rondo.client.protocol.response_input import messages_of
+from rondo.client.protocol.responses import ResponsesRequest
+from rondo.client.protocol.wire import shown
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
 PART = {"type": "image"}

@@ -2,8 +2,8 @@
 
 import resource
 
-from rondo.data import worker
-from rondo.data.tar import ShardWriter
+from rondo.data.preparation import worker
+from rondo.data.storage.tar import ShardWriter
 
 SHARDS, ROOM = 5, 4096
 

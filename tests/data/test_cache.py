@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from rondo.base.errors import InvalidRequest, StorageError
-from rondo.data.cache import PARTIAL, Cache
-from rondo.data.places import SourceFile
+from rondo.data.storage.cache import PARTIAL, Cache
+from rondo.data.storage.places import SourceFile
 
 
 @pytest.fixture
@@ -70,8 +70,8 @@ def test_what_a_killed_process_left_half_done_is_removed_and_fetched_again(
 SCRIPT = """
 import sys
 from pathlib import Path
-from rondo.data.cache import Cache
-from rondo.data.places import SourceFile
+from rondo.data.storage.cache import Cache
+from rondo.data.storage.places import SourceFile
 cache, files = Cache(100, Path(sys.argv[1])), [SourceFile(name, 25, "1") for name in sys.argv[2:]]
 print(all(cache.fetch(file).read_bytes() == file.name[-1].encode() * 25 for _ in range(20) for file in files))
 """

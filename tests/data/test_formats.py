@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rondo.base.errors import ConfigError, InvalidRequest, MissingExtra, NotFound
-from rondo.data import remote
-from rondo.data.formats import Form, lines_before, parts_of, read_part
-from rondo.data.places import SourceFile, find_files
-from rondo.data.sources import read_records
+from rondo.data.input.formats import Form, lines_before, parts_of, read_part
+from rondo.data.input.sources import read_records
+from rondo.data.storage import remote
+from rondo.data.storage.places import SourceFile, find_files
 
 
 def file_of(path: Path) -> SourceFile:

@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rondo.base.errors import StorageError
-from rondo.data.datasets import InMemory
-from rondo.data.loader import Batch, DataRank, Loader
-from rondo.data.packing import Document, PackedRow, pack
-from rondo.data.prefetch import Prefetch
-from rondo.data.sampler import Position
+from rondo.data.batching.datasets import InMemory
+from rondo.data.batching.loader import Batch, DataRank, Loader
+from rondo.data.batching.packing import Document, PackedRow, pack
+from rondo.data.batching.prefetch import Prefetch
+from rondo.data.batching.sampler import Position
 
 documents = st.lists(st.lists(st.integers(1, 99), min_size=1, max_size=20), min_size=1, max_size=12).filter(
     lambda found: any(len(tokens) > 1 for tokens in found)

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rondo.base.errors import InvalidRequest
-from rondo.data.packing import Document, PackedRow, Tree, pack, padded, plan_rows
+from rondo.data.batching.packing import Document, PackedRow, Tree, pack, padded, plan_rows
 
 alike = st.lists(st.lists(st.integers(1, 2), min_size=1, max_size=6), min_size=1, max_size=12)
 documents = st.lists(st.lists(st.integers(1, 99), min_size=1, max_size=20), min_size=1, max_size=12)

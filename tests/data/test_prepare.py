@@ -18,11 +18,11 @@ import pytest
 from data import full_worker
 from rondo.base.errors import Conflict, InvalidRequest, NotFound, StorageError, Unavailable
 from rondo.cli.main import main as rondo
-from rondo.data import pool
-from rondo.data.index import INDEX
-from rondo.data.prepare import RECORDS, PrepareRequest, Progress, prepare
-from rondo.data.sampler import DocumentSpan
-from rondo.data.shards import Shards, check_shards, read_index
+from rondo.data.batching.sampler import DocumentSpan
+from rondo.data.preparation import pool
+from rondo.data.preparation.prepare import RECORDS, PrepareRequest, Progress, prepare
+from rondo.data.storage.index import INDEX
+from rondo.data.storage.shards import Shards, check_shards, read_index
 from rondo.text.tokenizer import Tokenizer
 from support.waiting import wait_until
 
@@ -123,7 +123,7 @@ def alive(pid: int) -> bool:
 SCRIPT = """
 import sys
 from pathlib import Path
-from rondo.data.prepare import PrepareRequest, prepare
+from rondo.data.preparation.prepare import PrepareRequest, prepare
 source, tokenizer, out = sys.argv[1:]
 prepare(PrepareRequest([source], Path(tokenizer), out, workers=2, part_bytes=4096, shard_bytes=30_000),
         lambda now: print(now.documents, flush=True))
@@ -172,7 +172,7 @@ def test_a_worker_that_is_killed_is_replaced(
 def test_a_part_that_kills_its_workers_is_an_error_that_names_it(
     prepared: tuple[Path, Path], tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rondo.data.prepare.WORKER", "data.deadly_worker")
+    monkeypatch.setattr("rondo.data.preparation.prepare.WORKER", "data.deadly_worker")
     monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parents[1]}:{os.environ.get('PYTHONPATH', '')}")
     with pytest.raises(Unavailable, match=r"text\.jsonl \(bytes 0 to 4096\) was killed by signal 9.*3 times"):
         prepare(request(prepared[0], tmp_path / "out", tokenizer_folder))
@@ -184,7 +184,7 @@ def test_a_full_disk_is_said_so_and_it_goes_on_once_there_is_room(
     out = tmp_path / "out"
     again = request(prepared[0], out, tokenizer_folder, shard_bytes=30_000)
     with monkeypatch.context() as patch:
-        patch.setattr("rondo.data.prepare.WORKER", "data.full_worker")
+        patch.setattr("rondo.data.preparation.prepare.WORKER", "data.full_worker")
         patch.setenv("PYTHONPATH", f"{Path(__file__).parents[1]}:{os.environ.get('PYTHONPATH', '')}")
         with pytest.raises(StorageError, match=r"No space left to write .*shard-\d+-\d+\.tar") as error:
             prepare(again)
@@ -204,7 +204,7 @@ def test_a_full_disk_is_said_so_and_it_goes_on_once_there_is_room(
 def test_a_worker_that_says_nothing_is_not_waited_for(
     prepared: tuple[Path, Path], tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rondo.data.prepare.WORKER", "data.silent_worker")
+    monkeypatch.setattr("rondo.data.preparation.prepare.WORKER", "data.silent_worker")
     monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parents[1]}:{os.environ.get('PYTHONPATH', '')}")
     monkeypatch.setattr(pool, "SILENT_SECONDS", 0.2)
     monkeypatch.setattr(pool, "START_SECONDS", 0.2)

@@ -6,7 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rondo.base.errors import InvalidRequest, StorageError
-from rondo.data.sampler import LOOKAHEAD, DocumentSampler, DocumentSpan, DocumentSpans, Position, Shuffle
+from rondo.data.batching.sampler import (
+    LOOKAHEAD,
+    DocumentSampler,
+    DocumentSpan,
+    DocumentSpans,
+    Position,
+    Shuffle,
+)
 
 lengths = st.lists(st.integers(0, 40), min_size=1, max_size=20).filter(lambda found: max(found) > 1)
 

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from rondo.base.errors import InvalidRequest, NotFound
-from rondo.data.sources import dataset_hash, read_records
+from rondo.data.input.sources import dataset_hash, read_records
 
 
 def write(path: Path, *lines: str) -> Path:

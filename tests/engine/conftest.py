@@ -2,8 +2,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from rondo.engine.async_engine import AsyncEngine
 from rondo.engine.core import EngineCore
+from rondo.engine.entrypoints.async_engine import AsyncEngine
 from rondo.models import Decoder, new
 from support.engines import Pace, threaded
 

@@ -8,8 +8,8 @@ import torch
 from rondo.base.errors import Conflict, InvalidRequest, Overloaded
 from rondo.client.types import GenerateRequest, SamplingParams
 from rondo.engine.config import EngineConfig
-from rondo.engine.llm import LLM
-from rondo.engine.randomness import derive
+from rondo.engine.entrypoints.llm import LLM
+from rondo.engine.schedule.randomness import derive
 from rondo.models import Packed, save
 from rondo.ops import token_logprobs
 

@@ -5,7 +5,7 @@ import pytest
 from rondo.base.errors import InvalidRequest
 from rondo.client.types import SamplingParams
 from rondo.engine.config import EngineConfig
-from rondo.engine.llm import LLM
+from rondo.engine.entrypoints.llm import LLM
 from support.tiny import tiny_model, tiny_tokenizer
 
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from graders.garbage import GARBAGE
 from rondo.base.errors import ConfigError, InvalidRequest
 from rondo.graders import Sample, Score
-from rondo.graders.formula import formula
-from rondo.graders.overlap import common
+from rondo.graders.definition.formula import formula
 from rondo.graders.registry import grader_of
+from rondo.graders.rules.overlap import common
 
 ITEM = {"answer": "Lima"}
 
@@ -95,7 +95,7 @@ def test_similarity_of_garbage(metric: str, answer: str) -> None:
 
 
 def test_texts_that_are_too_long_to_compare_are_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rondo.graders.similarity.SECONDS", 0.5)
+    monkeypatch.setattr("rondo.graders.rules.similarity.SECONDS", 0.5)
     long = "ab" * 5_000_000
     spec = {
         "type": "text_similarity",

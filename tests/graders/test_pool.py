@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from rondo.base.errors import InvalidRequest, NotFound, Unavailable
-from rondo.base.metrics import render
+from rondo.base.telemetry.metrics import render
 from rondo.graders import Sample, Score, guarded
-from rondo.graders import pool as pool_module
-from rondo.graders.function import FunctionGrader
-from rondo.graders.pool import GraderFailed, GraderPool
+from rondo.graders.execution.function import FunctionGrader
+from rondo.graders.processes import pool as pool_module
+from rondo.graders.processes.pool import GraderFailed, GraderPool
 from support.processes import wait_until_gone
 from support.waiting import wait_until
 
@@ -213,7 +213,7 @@ def test_what_a_late_function_has_started_ends_with_it(file: str, tmp_path: Path
 
 OWNER = """
 import asyncio, sys
-from rondo.graders.pool import call
+from rondo.graders.processes.pool import call
 asyncio.run(call(sys.argv[1], *sys.argv[2:], seconds=1.0))
 """
 
@@ -288,5 +288,5 @@ def test_a_process_starts_without_torch(pool: GraderPool, file: str) -> None:
 
 def test_nor_does_a_user_s_task_load_torch(pool: GraderPool, file: str) -> None:
     """Its file is imported by each process that grades for it."""
-    assert call(pool, f"{file}:torch_is_loaded", "rondo.rl.custom") is False
-    assert call(pool, f"{file}:torch_is_loaded", "rondo.rl.games") is False
+    assert call(pool, f"{file}:torch_is_loaded", "rondo.rl.tasks.custom") is False
+    assert call(pool, f"{file}:torch_is_loaded", "rondo.rl.tasks.games") is False

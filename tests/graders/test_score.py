@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rondo.base.errors import ConfigError
-from rondo.base.metrics import render
+from rondo.base.telemetry.metrics import render
 from rondo.graders import Grader, Sample, Score, combine, guarded, judged
 
 SAMPLE = Sample(prompt="2 + 2", completion="4")

@@ -7,7 +7,7 @@ import pytest
 from graders.garbage import GARBAGE
 from rondo.base.errors import ConfigError, InvalidRequest
 from rondo.graders import Sample
-from rondo.graders.templates import NotInOutput, sample_of, template
+from rondo.graders.definition.templates import NotInOutput, sample_of, template
 
 TOOLS = [{"type": "function", "function": {"name": "weather", "arguments": '{"city": "Lima"}'}}]
 ITEM = {"answer": "4", "n": 4, "names": ["a", {"first": "b"}], "odd key": True, "none": None, "0": "zero"}

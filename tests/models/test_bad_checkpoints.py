@@ -381,7 +381,7 @@ def test_unreadable_file(good: dict[str, Path], tmp_path: Path) -> None:
 
 def test_file_that_shrinks_while_it_is_read(good: dict[str, Path], tmp_path: Path) -> None:
     """Streaming (another dtype is asked for) meets the end of the file, and says so."""
-    from rondo.models import safetensors
+    from rondo.models.files import safetensors
 
     folder = copy_of(good["llama2"], tmp_path / "model")
     stored = safetensors.open_checkpoint(folder)["lm_head.weight"]

@@ -10,9 +10,9 @@ import torch
 
 from rondo.base.errors import ConfigError, ModelError
 from rondo.engine.config import EngineConfig
-from rondo.engine.load import load_core
+from rondo.engine.entrypoints.load import load_core
 from rondo.models import load, parse, save
-from rondo.models.mapping import slots
+from rondo.models.files.mapping import slots
 from rondo.models.quantized import scheme
 from rondo.models.quantized.reading import divide
 from support.families import reference

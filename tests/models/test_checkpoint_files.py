@@ -13,7 +13,7 @@ import transformers as hf
 from safetensors.torch import load_file, save_file
 
 from rondo.base.errors import Conflict, RondoError, StorageError
-from rondo.base.files import atomic_dir
+from rondo.base.storage.files import atomic_dir
 from rondo.models import Decoder, Packed, load, save, save_into
 from support.disk import small_disk
 from support.families import VOCAB, reference

@@ -11,13 +11,14 @@ from torch import Tensor
 
 from rondo.base.errors import Conflict, InvalidRequest, ModelError
 from rondo.models import Decoder, Packed, load, save
-from rondo.models.quantized import awq, formats, gptq, rounding
+from rondo.models.quantized import formats
 from rondo.models.quantized.folder import quantize_folder
-from rondo.models.quantized.folding import folds
-from rondo.models.quantized.making import QuantizationRecipe, planned, quantize
-from rondo.models.quantized.methods import CALIBRATED, METHODS, Method
-from rondo.models.quantized.observing import matrices
 from rondo.models.quantized.parts import QuantizedLinear
+from rondo.models.quantized.quantize import awq, gptq, rounding
+from rondo.models.quantized.quantize.folding import folds
+from rondo.models.quantized.quantize.making import QuantizationRecipe, planned, quantize
+from rondo.models.quantized.quantize.methods import CALIBRATED, METHODS, Method
+from rondo.models.quantized.quantize.observing import matrices
 from rondo.models.quantized.writing import outgoing, write_into
 from rondo.ops.dispatch import use_reference
 from support.families import VOCAB, reference

@@ -10,7 +10,8 @@ import pytest
 
 from rondo.base.errors import Conflict, InvalidRequest, ModelError, NotFound
 from rondo.cli.main import main
-from rondo.models import checkpoint, load, new, save, store
+from rondo.models import load, new, save, store
+from rondo.models.files import checkpoint
 
 CONFIG = {
     "model_type": "llama",

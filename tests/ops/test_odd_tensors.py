@@ -10,19 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rondo.ops import (
-    AttentionSpec,
-    DecodeStep,
-    Pages,
-    linear,
-    packed_attention,
-    paged_decode,
-    probe,
-    token_logprobs,
-)
-from rondo.ops.native import build
-from rondo.ops.native.linear import takes_bf16
-from rondo.ops.quantized import Quantized, quantized_linear
+from rondo.ops import AttentionSpec, DecodeStep, Pages, linear, packed_attention, paged_decode, token_logprobs
+from rondo.ops.gemm.quantized import Quantized, quantized_linear
+from rondo.ops.measure import probe
+from rondo.ops.native.build import build
+from rondo.ops.native.gemm.linear import takes_bf16
 from support.strides import turned, unaligned, with_gaps
 
 CASES = {f"{case.operation} {case.dtype}": case for case in probe.cases((1,), streamed=1)}

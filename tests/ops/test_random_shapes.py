@@ -33,12 +33,12 @@ from rondo.ops import (
     rotate,
     token_logprobs,
 )
-from rondo.ops.activation import SWIGLU_ALPHA
-from rondo.ops.native.ahead import runs
-from rondo.ops.native.build import compiler
-from rondo.ops.native.linear import takes_bf16
-from rondo.ops.native.pointwise import KINDS
-from rondo.ops.pages import encode
+from rondo.ops.attention.pages import encode
+from rondo.ops.native.build.ahead import runs
+from rondo.ops.native.build.build import compiler
+from rondo.ops.native.gemm.linear import takes_bf16
+from rondo.ops.native.pointwise.pointwise import KINDS
+from rondo.ops.pointwise.activation import SWIGLU_ALPHA
 from support.strides import turned, unaligned, with_gaps
 
 pytestmark = pytest.mark.skipif(

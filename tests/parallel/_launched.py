@@ -9,9 +9,9 @@ import torch.distributed as dist
 
 from rondo.parallel.collectives import all_to_all, copy_to, gather_rows, sum_over
 from rondo.parallel.config import LayoutConfig
-from rondo.parallel.degrees import Degrees
-from rondo.parallel.mesh import Mesh
-from rondo.parallel.world import read_world
+from rondo.parallel.layout.degrees import Degrees
+from rondo.parallel.ranks.mesh import Mesh
+from rondo.parallel.ranks.world import read_world
 
 
 def of_default_group() -> dict[str, list[float]]:

@@ -10,11 +10,11 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from rondo.parallel.apply import parallelize
 from rondo.parallel.config import LayoutConfig
 from rondo.parallel.data import keep_whole, widen
-from rondo.parallel.degrees import degrees
-from rondo.parallel.mesh import Mesh
-from rondo.parallel.own_part import local_of
-from rondo.parallel.stage import Stage
-from rondo.parallel.world import World
+from rondo.parallel.layout.degrees import degrees
+from rondo.parallel.pipeline.stage import Stage
+from rondo.parallel.ranks.mesh import Mesh
+from rondo.parallel.ranks.world import World
+from rondo.parallel.tensor.own_part import local_of
 from rondo.train.config import TrainConfig
 from support.alive import most_bytes_in
 from support.tiny import TINY_MLA, tiny_model

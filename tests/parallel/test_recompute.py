@@ -20,9 +20,9 @@ from rondo.ops.dispatch import use_reference
 from rondo.ops.kept import SelectiveCheckpoint
 from rondo.parallel.config import Checkpointing
 from rondo.parallel.recompute import recompute
-from rondo.plan.hf import shape_of
-from rondo.plan.layout import Layout, Policy
-from rondo.plan.memory import saved_a_layer
+from rondo.plan.cost.layout import Layout, Policy
+from rondo.plan.cost.memory import saved_a_layer
+from rondo.plan.sizes.hf import shape_of
 from support.alive import bytes_left_by
 from support.families import CONFIGS
 from support.tiny import tiny_config, tiny_model

@@ -14,7 +14,7 @@ import torch
 
 from parallel._sharded import CASES
 from rondo import ops
-from rondo.ops.native.build import compiler
+from rondo.ops.native.build.build import compiler
 from rondo.ops.sharded.layout import shards_among
 
 RANK = Path(__file__).with_name("_sharded.py")

@@ -9,15 +9,15 @@ import torch
 from rondo import models
 from rondo.base.errors import ConfigError
 from rondo.models.attend import Packed
-from rondo.ops.native.build import compiler
-from rondo.plan.cluster import GPUS, Cluster, gpu_of
-from rondo.plan.hf import shape_of
-from rondo.plan.layout import Layout, Policy, StepBatch, check
-from rondo.plan.memory import everything, in_flight, layers_of_stage, memory
-from rondo.plan.model import ModelShape
-from rondo.plan.shapes import SHAPES, gpt
-from rondo.plan.time import bubble_share, step
-from rondo.plan.traffic import traffic
+from rondo.ops.native.build.build import compiler
+from rondo.plan.cost.cluster import GPUS, Cluster, gpu_of
+from rondo.plan.cost.layout import Layout, Policy, StepBatch, check
+from rondo.plan.cost.memory import everything, in_flight, layers_of_stage, memory
+from rondo.plan.cost.time import bubble_share, step
+from rondo.plan.cost.traffic import traffic
+from rondo.plan.sizes.hf import shape_of
+from rondo.plan.sizes.model import ModelShape
+from rondo.plan.sizes.shapes import SHAPES, gpt
 from support.tiny import tiny_config
 
 LLAMA = SHAPES["llama-3-8b"]

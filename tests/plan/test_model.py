@@ -7,9 +7,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from rondo import models
 from rondo.base.errors import ConfigError
-from rondo.plan.hf import read_config, shape_of
-from rondo.plan.model import ModelShape
-from rondo.plan.shapes import SHAPES
+from rondo.plan.sizes.hf import read_config, shape_of
+from rondo.plan.sizes.model import ModelShape
+from rondo.plan.sizes.shapes import SHAPES
 from support.families import CONFIGS
 from support.tiny import tiny_config
 

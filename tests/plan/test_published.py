@@ -2,9 +2,9 @@
 
 import pytest
 
-from rondo.plan.calibration import MEMORY_FITTED_ON, SPEED_FITTED_ON
-from rondo.plan.estimate import Estimate
-from rondo.plan.layout import check
+from rondo.plan.cost.calibration import MEMORY_FITTED_ON, SPEED_FITTED_ON
+from rondo.plan.cost.estimate import Estimate
+from rondo.plan.cost.layout import check
 from support.published_runs import Row, rows
 
 GIB = 2**30

@@ -7,14 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rondo.base.errors import ConfigError
-from rondo.plan.classic import classic
-from rondo.plan.cluster import GPUS, Cluster
-from rondo.plan.layout import Layout, Policy, StepBatch, check
-from rondo.plan.memory import stage_parameters
-from rondo.plan.planning import plan
-from rondo.plan.reasons import reasons
-from rondo.plan.search import MOST_VIRTUAL, ROOM, TRAINER, PlanningTask, refusals, search
-from rondo.plan.shapes import SHAPES
+from rondo.plan.choice.classic import classic
+from rondo.plan.choice.planning import plan
+from rondo.plan.choice.reasons import reasons
+from rondo.plan.choice.search import MOST_VIRTUAL, ROOM, TRAINER, PlanningTask, refusals, search
+from rondo.plan.cost.cluster import GPUS, Cluster
+from rondo.plan.cost.layout import Layout, Policy, StepBatch, check
+from rondo.plan.cost.memory import stage_parameters
+from rondo.plan.sizes.shapes import SHAPES
 
 
 def task(

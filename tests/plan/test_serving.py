@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from rondo.base.errors import ConfigError
-from rondo.plan.cluster import GPUS, Cluster
+from rondo.plan.cost.cluster import GPUS, Cluster
 from rondo.plan.report import flags
 from rondo.plan.serving import Load, Replica, group_size, plan_serving, replicas
-from rondo.plan.shapes import SHAPES
+from rondo.plan.sizes.shapes import SHAPES
 
 CHAT = Load(rate=5, prompt=1000, answer=300)
 
@@ -141,7 +141,7 @@ def test_a_tighter_target_leaves_less_of_a_step_to_prompts():
 
 
 def test_flags_are_those_of_the_server():
-    from rondo.cli.flags import FLAGS
+    from rondo.cli.options.flags import FLAGS
 
     best = plan_serving(SHAPES["llama-3-70b"], Cluster(GPUS["h100"], 8), CHAT, cache="fp8").best
     assert best is not None

@@ -11,7 +11,7 @@ import torch
 from rondo import models
 from rondo.train import jobs
 from rondo.train.config import Kind, TrainConfig
-from rondo.train.learner import Learner
+from rondo.train.learner.learner import Learner
 from support.home import own_home
 from support.launch import launch
 from support.megatron import CLIPPED, MODELS, Outcome, Share, alone, model_of, on_ranks, resumed

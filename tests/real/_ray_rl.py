@@ -11,9 +11,10 @@ import ray
 from ray.cluster_utils import Cluster
 
 from rondo.base.errors import RondoError
-from rondo.rl import jobs, on_ray
+from rondo.rl import jobs
 from rondo.rl.config import RlConfig
-from rondo.rl.far_config import RayConfig
+from rondo.rl.remote import ray as on_ray
+from rondo.rl.remote.config import RayConfig
 
 
 class Nodes:

@@ -12,7 +12,7 @@ import pytest
 from rondo import models
 from rondo.client.types import SamplingParams
 from rondo.engine.config import EngineConfig
-from rondo.engine.llm import LLM
+from rondo.engine.entrypoints.llm import LLM
 from support.peers import peer_python, run_peer
 from support.tiny import VOCAB, tiny_model, tiny_tokenizer
 

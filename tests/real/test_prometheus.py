@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from rondo import models
-from rondo.base.files import atomic_dir
+from rondo.base.storage.files import atomic_dir
 from rondo.server.config import ServerConfig
 from rondo.train import jobs
 from rondo.train.config import MetricsConfig, TrainConfig

@@ -13,17 +13,17 @@ import torch
 from safetensors.torch import load_file
 
 from rondo import models
-from rondo.base.files import atomic_dir
+from rondo.base.storage.files import atomic_dir
 from rondo.cli.main import main
-from rondo.data import remote
-from rondo.data.cache import Cache
-from rondo.data.places import find_files
-from rondo.data.prepare import PrepareRequest, prepare
-from rondo.data.sampler import DocumentSpan
-from rondo.data.shards import Shards, check_shards, read_index
+from rondo.data.batching.sampler import DocumentSpan
+from rondo.data.preparation.prepare import PrepareRequest, prepare
+from rondo.data.storage import remote
+from rondo.data.storage.cache import Cache
+from rondo.data.storage.places import find_files
+from rondo.data.storage.shards import Shards, check_shards, read_index
+from rondo.jobs.job import Job
 from rondo.train import loop
-from rondo.train.checkpoint import existing
-from rondo.train.job import Job
+from rondo.train.checkpoints.checkpoint import existing
 from support.ceph import S3, ceph
 from support.home import own_home
 from support.ports import free_port
@@ -89,7 +89,7 @@ def test_shards_made_in_the_bucket_are_those_made_on_the_disk(ground: Path) -> N
 SCRIPT = """
 import sys
 from pathlib import Path
-from rondo.data.prepare import PrepareRequest, prepare
+from rondo.data.preparation.prepare import PrepareRequest, prepare
 prepare(PrepareRequest([sys.argv[1]], Path(sys.argv[2]), sys.argv[3], part_bytes=8000, shard_bytes=60_000, workers=2),
         lambda now: print(now.documents, flush=True))
 """

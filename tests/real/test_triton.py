@@ -12,7 +12,7 @@ SOURCES = {"PYTHONPATH": str(TESTS.parent / "src")}
 
 
 def test_interpreted_they_are_the_references_and_none_is_skipped() -> None:
-    files = TESTS / "ops" / "test_triton.py", TESTS / "engine" / "test_triton_engine.py"
+    files = TESTS / "ops/triton/test_triton.py", TESTS / "engine/runner/test_triton_engine.py"
     interpreted = {"TRITON_INTERPRET": "1", "RONDO_NATIVE": "0"}
     options = "-v", "-p", "no:cacheprovider", "-W", "ignore"
     said = run_peer("triton", "-m", "pytest", *options, *files, seconds=800, **SOURCES, **interpreted)

@@ -8,17 +8,17 @@ import pytest
 import torch
 
 from rondo import models
-from rondo.data.packing import pack
+from rondo.data.batching.packing import pack
 from rondo.text.tokenizer import Tokenizer
-from rondo.train.answers import pairs
 from rondo.train.config import OptimConfig
-from rondo.train.evaluator import Evaluator
-from rondo.train.learner import Learner
-from rondo.train.objective import LossRequest, next_tokens
-from rondo.train.preference import Preference, pair_trees
-from rondo.train.preference_losses import Dpo
-from rondo.train.reference import Computed
-from rondo.train.sft import examples
+from rondo.train.evaluation.evaluator import Evaluator
+from rondo.train.learner.learner import Learner
+from rondo.train.losses.objective import LossRequest, next_tokens
+from rondo.train.losses.preference import Dpo
+from rondo.train.recipes.answers import pairs
+from rondo.train.recipes.preference import Preference, pair_trees
+from rondo.train.recipes.reference import Computed
+from rondo.train.recipes.sft import examples
 from support.peers import run_peer
 from support.tiny import tiny_model, tiny_tokenizer
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from rondo.data.packing import Document, Tree, pack
-from rondo.rl.advantages import divergences, token_advantages, token_weights
+from rondo.data.batching.packing import Document, Tree, pack
 from rondo.rl.config import RlConfig
-from rondo.rl.objective import policy_loss
-from rondo.train.losses import Predictions
+from rondo.rl.update.advantages import divergences, token_advantages, token_weights
+from rondo.rl.update.objective import policy_loss
+from rondo.train.losses.sums import Predictions
 from support.peers import run_peer
 
 pytestmark = pytest.mark.real

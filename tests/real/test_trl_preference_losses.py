@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from rondo.data.packing import Document, Tree, pack
+from rondo.data.batching.packing import Document, Tree, pack
 from rondo.train.config import PreferenceConfig
-from rondo.train.losses import Loss, Predictions, counted
-from rondo.train.preference import loss_of
-from rondo.train.preference_losses import BradleyTerry, Kto
+from rondo.train.losses.preference import BradleyTerry, Kto
+from rondo.train.losses.sums import Loss, Predictions, counted
+from rondo.train.recipes.preference import loss_of
 from support.peers import run_peer
 
 pytestmark = pytest.mark.real

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from rondo.ops import token_logprobs
-from rondo.rl.distill import distilled
-from rondo.rl.sections import DistillConfig
-from rondo.train.losses import Predictions
-from rondo.train.policy_loss import PolicyLoss
+from rondo.rl.update.config import DistillConfig
+from rondo.rl.update.distill import distilled
+from rondo.train.losses.policy import PolicyLoss
+from rondo.train.losses.sums import Predictions
 from support.peers import run_peer
 
 pytestmark = pytest.mark.real

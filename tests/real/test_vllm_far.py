@@ -10,13 +10,13 @@ import httpx
 import pytest
 
 from rondo import models
-from rondo.data.packing import Document, pack
-from rondo.engine.vllm.plugins import write_plugins
+from rondo.data.batching.packing import Document, pack
+from rondo.engine.vllm.child.plugins import write_plugins
 from rondo.rl.config import RlConfig
-from rondo.rl.dialects import GENERATE
-from rondo.rl.far_config import FarConfig
 from rondo.rl.loop import Loop
-from rondo.rl.rollout import RlStep
+from rondo.rl.remote.config import FarConfig
+from rondo.rl.remote.servers import GENERATE
+from rondo.rl.rollout.types import RlStep
 from rondo.text.tokenizer import Tokenizer
 from support.awake import cores_awake
 from support.far import Lengths, fleet_of

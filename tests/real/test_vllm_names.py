@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from rondo.engine import distribution
 from rondo.engine.core import EngineCore
-from rondo.engine.metrics import EngineMetrics
+from rondo.engine.metrics import distribution
+from rondo.engine.metrics.counters import EngineMetrics
 from support.peers import peer_python
 from support.tiny import tiny_model
 

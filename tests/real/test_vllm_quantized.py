@@ -9,10 +9,10 @@ import pytest
 
 from rondo import SamplingParams, models
 from rondo.engine.config import EngineConfig
-from rondo.engine.llm import LLM
+from rondo.engine.entrypoints.llm import LLM
 from rondo.models.quantized.folder import quantize_folder
-from rondo.models.quantized.making import QuantizationRecipe
-from rondo.models.quantized.methods import Method
+from rondo.models.quantized.quantize.making import QuantizationRecipe
+from rondo.models.quantized.quantize.methods import Method
 from support.peers import run_peer
 from support.tiny import tiny_model, tiny_tokenizer
 from support.vllm import write_folders

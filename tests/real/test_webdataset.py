@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rondo.data.prepare import PrepareRequest, prepare
+from rondo.data.preparation.prepare import PrepareRequest, prepare
 from rondo.text.tokenizer import Tokenizer
 from support.peers import run_peer
 from support.tiny import tiny_tokenizer

@@ -13,15 +13,15 @@ from typing import Any
 import torch
 
 from rondo.rl import jobs
-from rondo.rl.clock import PHASES, LoopTimer
 from rondo.rl.config import RlConfig
+from rondo.rl.record.timer import PHASES, LoopTimer
 
 WITHIN = {
     "evaluate": "rondo.rl.loop:Loop.evaluate",
-    "store": "rondo.rl.watch:Watch.__call__",
-    "log": "rondo.train.job:Job.log",
-    "save": "rondo.train.dcp:write",
-    "manifest": "rondo.train.saving:prune",
+    "store": "rondo.rl.record.observer:Watch.__call__",
+    "log": "rondo.jobs.job:Job.log",
+    "save": "rondo.train.checkpoints.dcp:write",
+    "manifest": "rondo.train.checkpoints.saving:prune",
     "restore": "rondo.rl.loop:Loop.restore",
     "leave": "rondo.rl.jobs:export",
 }

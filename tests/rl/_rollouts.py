@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from rondo.graders import Score
-from rondo.rl.rollout import Rollout, SampleGroup
-from rondo.rl.tasks import Problem
+from rondo.rl.rollout.types import Rollout, SampleGroup
+from rondo.rl.tasks.registry import Problem
 
 
 def judged(total: float, **parts: float) -> Score:

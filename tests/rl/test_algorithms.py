@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from rondo.base.config import load
 from rondo.base.errors import ConfigError
-from rondo.cli.tree import RondoConfig
+from rondo.base.settings.config import load
+from rondo.cli.options.tree import RondoConfig
 from rondo.rl.algorithms import PRESETS
 from rondo.rl.config import RlConfig
-from rondo.rl.objective import policy_loss
-from rondo.train.policy_loss import Correction, PolicyLoss
+from rondo.rl.update.objective import policy_loss
+from rondo.train.losses.policy import Correction, PolicyLoss
 
 
 @pytest.mark.parametrize("name", PRESETS)

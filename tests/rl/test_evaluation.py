@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from rondo.graders import Score
 from rondo.rl.evaluation import bootstrap, pass_at, pass_metrics, wilson
-from rondo.rl.rollout import Rollout, SampleGroup, reward_metrics
-from rondo.rl.tasks import Problem
+from rondo.rl.rollout.types import Rollout, SampleGroup, reward_metrics
+from rondo.rl.tasks.registry import Problem
 
 
 @given(st.integers(1, 8), st.data())

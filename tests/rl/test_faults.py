@@ -19,20 +19,20 @@ import pytest
 
 from rondo import models
 from rondo.base.errors import StorageError, Unavailable
-from rondo.base.files import atomic_dir
-from rondo.base.hashing import sha256_file
+from rondo.base.storage.files import atomic_dir
+from rondo.base.storage.hashing import sha256_file
 from rondo.engine.core import EngineCore
 from rondo.graders import Sample, Score
-from rondo.graders.python import PythonGrader
+from rondo.graders.execution.python import PythonGrader
 from rondo.graders.sandbox.isolation import isolation
+from rondo.jobs.job import Job
 from rondo.rl import jobs
 from rondo.rl.config import RlConfig
 from rondo.rl.loop import Loop
-from rondo.rl.rollout import RlStep
-from rondo.rl.store import steps_in
-from rondo.rl.tasks import AnyTask, task
-from rondo.train.job import Job
-from rondo.train.learner import Learner
+from rondo.rl.record.store import steps_in
+from rondo.rl.rollout.types import RlStep
+from rondo.rl.tasks.registry import AnyTask, task
+from rondo.train.learner.learner import Learner
 from rondo.weights.in_place import InPlace
 from support.disk import resize, small_disk
 from support.home import own_home
@@ -157,7 +157,7 @@ def test_whatever_a_grader_does_its_answer_is_not_judged_and_the_others_are() ->
 
 NAMED = """
 import os, pathlib, sys, time, zlib
-from rondo.rl.custom import Custom
+from rondo.rl.tasks.custom import Custom
 
 def make(random):
     return f"say {random.randint(0, 999)}", {}
@@ -188,7 +188,7 @@ def named(tmp_path: Path) -> Path:
 
 
 def test_a_grader_that_kills_its_process_is_not_judged(named: Path) -> None:
-    from rondo.rl.tasks import find
+    from rondo.rl.tasks.registry import find
 
     loop, steps = loop_of(find(f"{named}:DEADLY"), prompts_per_step=2)
     metrics = loop.step()
@@ -225,8 +225,8 @@ def check_same(steps: list[RlStep], calm: list[RlStep]) -> None:
 def test_a_killed_process_of_the_graders_changes_nothing(
     named: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rondo.graders import pool
-    from rondo.rl.tasks import find
+    from rondo.graders.processes import pool
+    from rondo.rl.tasks.registry import find
 
     calm, steps_of_calm = loop_of(find(f"{named}:TASK"))
     calm.step(), calm.step()
@@ -349,7 +349,7 @@ def test_a_job_in_which_all_earn_the_same_leaves_its_model_and_says_so(
     model: Path, home: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "same.py").write_text(
-        "from rondo.rl.custom import Custom\n"
+        "from rondo.rl.tasks.custom import Custom\n"
         "TASK = Custom(lambda random: (f'say {random.random()}', {}), lambda facts, answer: 1)\n"
     )
     plan = plan_of(model, task=f"{tmp_path / 'same.py'}:TASK", steps=2)

@@ -8,12 +8,12 @@ import pytest
 
 from rondo import models
 from rondo.base.errors import NotFound
-from rondo.base.files import atomic_dir
+from rondo.base.storage.files import atomic_dir
 from rondo.cli.main import main
-from rondo.models.scorer import make_scorer
+from rondo.jobs.job import Job
+from rondo.models.heads.scorer import make_scorer
 from rondo.rl import jobs
 from rondo.rl.config import RlConfig
-from rondo.train.job import Job
 from support.home import own_home
 from support.tiny import tiny_model, tiny_tokenizer
 

@@ -10,17 +10,17 @@ import torch
 
 from rondo import models
 from rondo.base.errors import ConfigError
-from rondo.base.files import atomic_dir
-from rondo.base.hashing import sha256_file
-from rondo.engine.llm import LLM
+from rondo.base.storage.files import atomic_dir
+from rondo.base.storage.hashing import sha256_file
+from rondo.engine.entrypoints.llm import LLM
 from rondo.graders import Sample, Score
 from rondo.rl import jobs
-from rondo.rl.collect import SyncCollector
 from rondo.rl.config import RlConfig
-from rondo.rl.learning import Learning
 from rondo.rl.loop import Loop, NothingToLearn
-from rondo.rl.rollout import RlStep, Rollout, SampleGroup
-from rondo.rl.tasks import Problem, Split, task
+from rondo.rl.rollout.sync_collector import SyncCollector
+from rondo.rl.rollout.types import RlStep, Rollout, SampleGroup
+from rondo.rl.tasks.registry import Problem, Split, task
+from rondo.rl.update.learning import Learning
 from support.home import own_home
 from support.tiny import tiny_model, tiny_tokenizer
 

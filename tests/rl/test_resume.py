@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from rondo import models
-from rondo.base.files import atomic_dir
-from rondo.base.hashing import sha256_file
-from rondo.parallel.crew import Paused, RankSupervisor
+from rondo.base.storage.files import atomic_dir
+from rondo.base.storage.hashing import sha256_file
+from rondo.parallel.ranks.crew import Paused, RankSupervisor
 from rondo.rl import jobs
 from rondo.rl.config import RlConfig
 from rondo.rl.loop_config import EvalConfig
@@ -24,7 +24,7 @@ from support.tiny import tiny_model, tiny_tokenizer
 STEPS = 8
 SLOW = """
 import asyncio, zlib
-from rondo.rl.custom import Custom
+from rondo.rl.tasks.custom import Custom
 
 def make(random):
     return f"say {random.randint(0, 999)}", {}

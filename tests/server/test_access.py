@@ -16,10 +16,10 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from rondo.base.errors import ConfigError
-from rondo.base.log import setup
-from rondo.base.tracing import Tracer
-from rondo.server.access import operation
+from rondo.base.telemetry.log import setup
+from rondo.base.telemetry.tracing import Tracer
 from rondo.server.config import ServerConfig
+from rondo.web.access import operation
 from server.running import Running, start
 
 BODY = {"model": "tiny", "prompt": "abc secret words", "max_tokens": 5, "ignore_eos": True}

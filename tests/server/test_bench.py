@@ -10,7 +10,8 @@ import httpx
 import pytest
 
 from rondo.base.errors import ConfigError
-from rondo.cli import bench, bench_types
+from rondo.cli.commands import bench
+from rondo.cli.subcommands import bench_types
 from server.running import Running
 
 SMALL = "--num-prompts 12 --random-input-len 20 --random-output-len 8 --ignore-eos --seed 3"

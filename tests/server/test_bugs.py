@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from rondo.base.errors import Unavailable
-from rondo.cli.serve import serve
-from rondo.cli.tree import RondoConfig
+from rondo.cli.commands.serve import serve
+from rondo.cli.options.tree import RondoConfig
 from rondo.engine.config import EngineConfig
 from rondo.server.config import ServerConfig
 from rondo.server.load import load_app
@@ -62,7 +62,7 @@ def test_a_bug_in_the_middle_of_a_stream_is_an_event(running, monkeypatch, caplo
 
 
 def test_a_bug_outside_the_routes_is_a_500_too(caplog):
-    from rondo.server.access import Access
+    from rondo.web.access import Access
 
     async def broken(scope, receive, send):
         raise KeyError("secret")
@@ -78,7 +78,7 @@ def test_a_bug_outside_the_routes_is_a_500_too(caplog):
 
 
 def test_events_hold_no_separators_that_clients_split_at():
-    from rondo.server.http import event_of
+    from rondo.web.http import event_of
 
     assert event_of({"text": "a\u2028b\u0085c\u2029"}).isascii()
 

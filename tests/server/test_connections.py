@@ -16,9 +16,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from rondo.server.config import ServerConfig
-from rondo.server.connections import Connections
 from rondo.server.run import bind, make_server, run_server, url_of
-from rondo.server.spare_log import MOST, Sparing
+from rondo.web.connections import Connections
+from rondo.web.spare_log import MOST, Sparing
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 
@@ -153,7 +153,7 @@ SERVER = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
 sys.path.insert(0, {tests!r})
-from rondo.base.log import setup
+from rondo.base.telemetry.log import setup
 setup("human", "info", sys.stderr)
 from rondo.server.config import ServerConfig
 from rondo.server.run import bind, make_server, run_server, url_of

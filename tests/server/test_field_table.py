@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from rondo.client.openai import ChatRequest, CompletionRequest
+from rondo.client.protocol.openai import ChatRequest, CompletionRequest
 from server.test_request_fields import ONLY_COMPLETIONS, TABLE
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "request-fields.md"

@@ -11,11 +11,11 @@ import pytest
 from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 
-from rondo.client.openai import ChatRequest, CompletionRequest, StreamOptions
-from rondo.client.responses import ResponsesRequest
-from rondo.server.embeddings import EmbeddingRequest
-from rondo.server.scoring import RerankRequest, ScoreRequest
-from rondo.server.tokenize import DetokenizeRequest, TokenizeRequest
+from rondo.client.protocol.openai import ChatRequest, CompletionRequest, StreamOptions
+from rondo.client.protocol.responses import ResponsesRequest
+from rondo.server.routes.embeddings import EmbeddingRequest
+from rondo.server.routes.scoring import RerankRequest, ScoreRequest
+from rondo.server.routes.tokenize import DetokenizeRequest, TokenizeRequest
 
 TABLE: dict[str, dict[str, dict[str, Any]]] = json.loads(
     (Path(__file__).parent / "request_fields.json").read_text()

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from rondo.client.types import GenerateRequest, SamplingParams
-from rondo.engine.async_engine import AsyncEngine
 from rondo.engine.core import EngineCore
+from rondo.engine.entrypoints.async_engine import AsyncEngine
 
 PARAMS = SamplingParams(max_tokens=60, seed=1, ignore_eos=True, detokenize=False)
 

@@ -1,9 +1,9 @@
 """What the device and the host would hold, for tests of the scheduler: every slot says whose key it is."""
 
-from rondo.engine.blocks import GONE, BlockPool
-from rondo.engine.plan import StepPlan
-from rondo.engine.request import Request
-from rondo.engine.scheduler import Scheduler
+from rondo.engine.kv.blocks import GONE, BlockPool
+from rondo.engine.schedule.plan import StepPlan
+from rondo.engine.schedule.request import Request
+from rondo.engine.schedule.scheduler import Scheduler
 
 Entry = tuple[int, int]
 """Hash of the adapter and of the tokens up to this one, and the weight version that computed it."""

@@ -1,10 +1,10 @@
 """RL with engines of other processes."""
 
 from rondo.graders import Sample, Score
-from rondo.rl.ahead import AsyncCollector
-from rondo.rl.fleet import EnginePool
 from rondo.rl.loop import Loop
-from rondo.rl.tasks import task
+from rondo.rl.remote.engine_pool import EnginePool
+from rondo.rl.rollout.async_collector import AsyncCollector
+from rondo.rl.tasks.registry import task
 
 
 class Lengths:

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from rondo import models
-from rondo.engine.cache import KVCache
-from rondo.engine.compiled import CompiledDecoder, CompiledStep
+from rondo.engine.kv.cache import KVCache
+from rondo.engine.runner.compiled import CompiledDecoder, CompiledStep
 from rondo.models import Decoder, Packed
 from rondo.ops.dispatch import use_reference
-from rondo.ops.native.layers import TokenRows
+from rondo.ops.native.decoder.layers import TokenRows
 from support.threads import threads
 from support.tiny import tiny_config
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from rondo.base.home import cache_dir
+from rondo.base.storage.home import cache_dir
 
 
 def own_home(folder: Path) -> Path:

@@ -10,24 +10,24 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from rondo.data.groups import Groups, row_of_groups
-from rondo.data.loader import rows_of_all
-from rondo.data.packing import PackedRow, Tree
-from rondo.models.scorer import make_scorer
+from rondo.data.batching.groups import Groups, row_of_groups
+from rondo.data.batching.loader import rows_of_all
+from rondo.data.batching.packing import PackedRow, Tree
+from rondo.models.heads.scorer import make_scorer
 from rondo.parallel.config import LayoutConfig
-from rondo.parallel.mesh import Mesh, join
-from rondo.parallel.world import read_world
-from rondo.train import reward
-from rondo.train.answers import Judged, PreferencePair
+from rondo.parallel.ranks.mesh import Mesh, join
+from rondo.parallel.ranks.world import read_world
 from rondo.train.config import OptimConfig
-from rondo.train.evaluate import choose
-from rondo.train.evaluator import Evaluator
-from rondo.train.learner import Learner
-from rondo.train.objective import Objective
-from rondo.train.preference import Preference, judged_trees, mismatched, pair_trees
-from rondo.train.preference_losses import BradleyTerry, Dpo, Kto
-from rondo.train.reference import Computed
-from rondo.train.tasks import MultipleChoice
+from rondo.train.evaluation.evaluate import choose
+from rondo.train.evaluation.evaluator import Evaluator
+from rondo.train.evaluation.tasks import MultipleChoice
+from rondo.train.learner.learner import Learner
+from rondo.train.losses.objective import Objective
+from rondo.train.losses.preference import BradleyTerry, Dpo, Kto
+from rondo.train.recipes import reward
+from rondo.train.recipes.answers import Judged, PreferencePair
+from rondo.train.recipes.preference import Preference, judged_trees, mismatched, pair_trees
+from rondo.train.recipes.reference import Computed
 from support.tiny import VOCAB, tiny_model
 
 Said = tuple[list[dict[str, float]], dict[str, Tensor]]

@@ -14,18 +14,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from rondo.data.packing import Document, PackedRow, Tree, pack
+from rondo.data.batching.packing import Document, PackedRow, Tree, pack
 from rondo.models import Decoder, decoder
 from rondo.models.adapters.attached import trainable
 from rondo.models.adapters.lora import attach_lora
 from rondo.models.adapters.lora_config import LoraSpec
 from rondo.models.adapters.tokenformer import TokenformerSpec, attach_tokenformer
 from rondo.parallel.config import LayoutConfig
-from rondo.parallel.mesh import Mesh, join
-from rondo.parallel.world import read_world
+from rondo.parallel.ranks.mesh import Mesh, join
+from rondo.parallel.ranks.world import read_world
 from rondo.train.config import OptimConfig
-from rondo.train.learner import Learner
-from rondo.train.losses import Loss, LossOutput, Predictions, cross_entropy
+from rondo.train.learner.learner import Learner
+from rondo.train.losses.sums import Loss, LossOutput, Predictions, cross_entropy
 from support.tiny import VOCAB, tiny_model
 from support.wire import Wire
 

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 from rondo import models
-from rondo.data.packing import Document, PackedRow, Tree, pack
+from rondo.data.batching.packing import Document, PackedRow, Tree, pack
 from rondo.models import Decoder
 from rondo.parallel.config import LayoutConfig
-from rondo.parallel.mesh import Mesh, join
-from rondo.parallel.world import read_world
+from rondo.parallel.ranks.mesh import Mesh, join
+from rondo.parallel.ranks.world import read_world
 from rondo.train.config import OptimConfig
-from rondo.train.learner import Learner, Metrics
-from rondo.train.losses import Loss, cross_entropy
+from rondo.train.learner.learner import Learner, Metrics
+from rondo.train.losses.policy import PolicyLoss
+from rondo.train.losses.sums import Loss, cross_entropy
 from rondo.train.megatron.learner import MegatronLearner
-from rondo.train.policy_loss import PolicyLoss
 from support.tiny import tiny_config
 
 # With an epsilon of 1 a first step of AdamW is the gradient, but for what is large in it.

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file
 
 from rondo import models
-from rondo.base.files import atomic_dir
+from rondo.base.storage.files import atomic_dir
 from rondo.cli.main import main
-from rondo.train.job import Job
+from rondo.jobs.job import Job
 from support.home import own_home
 from support.tiny import tiny_model, tiny_tokenizer
 

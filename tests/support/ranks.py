@@ -12,7 +12,7 @@ import torch
 import torch.distributed
 from torch.distributed import ProcessGroup
 
-from rondo.parallel.group import RankGroup, _gloo, connect
+from rondo.parallel.tensor.group import RankGroup, _gloo, connect
 from support.waiting import scaled
 
 dist: Any = torch.distributed

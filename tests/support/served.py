@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 
 from rondo import models
-from rondo.base.files import atomic_dir
+from rondo.base.storage.files import atomic_dir
 from rondo.models import Decoder
 from support.home import own_home
 from support.ports import free_port

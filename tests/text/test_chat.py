@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from rondo.base.errors import InvalidRequest, ModelError
 from rondo.text import Tokenizer, train_bpe
-from rondo.text.templates import CHATML
+from rondo.text.conversation.templates import CHATML
 
 Conversation = list[dict[str, Any]]
 

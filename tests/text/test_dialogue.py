@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from rondo.text import Tokenizer, train_bpe
-from rondo.text.answers import ParsedAnswer, ParsedCall, read_answer
-from rondo.text.dialogue import Dialogue, ParsedTurn
+from rondo.text.conversation.answers import ParsedAnswer, ParsedCall, read_answer
+from rondo.text.conversation.dialogue import Dialogue, ParsedTurn
+from rondo.text.conversation.templates import CHATML
 from rondo.text.parsing import choose_dialect
-from rondo.text.templates import CHATML
 
 TEMPLATES = {path.stem: path.read_text() for path in (Path(__file__).parent / "templates").glob("*.jinja")}
 TEMPLATES["chatml"] = CHATML

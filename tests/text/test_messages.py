@@ -1,8 +1,8 @@
 import pytest
 
 from rondo.base.errors import InvalidRequest
-from rondo.text.chat import render
-from rondo.text.messages import adapt_messages
+from rondo.text.conversation.chat import render
+from rondo.text.conversation.messages import adapt_messages
 
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": "é", "b": [1]}'}}
 

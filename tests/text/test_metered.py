@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from rondo.text.chat import is_bounded, render
+from rondo.text.conversation.chat import is_bounded, render
+from rondo.text.conversation.templates import CHATML
 from rondo.text.metered import TooMuchWork, metered
-from rondo.text.templates import CHATML
 from server import families
 
 MESSAGES: list[dict[str, Any]] = [

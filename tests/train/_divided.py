@@ -11,16 +11,16 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rondo.data.packing import Document, pack
+from rondo.data.batching.packing import Document, pack
 from rondo.models import Packed
-from rondo.parallel import rows
 from rondo.parallel.config import LayoutConfig
-from rondo.parallel.mesh import join
-from rondo.parallel.tensor import divide
-from rondo.parallel.world import read_world
+from rondo.parallel.ranks.mesh import join
+from rondo.parallel.ranks.world import read_world
+from rondo.parallel.tensor import rows
+from rondo.parallel.tensor.tensor import divide
 from rondo.train.config import OptimConfig
-from rondo.train.learner import Learner
-from rondo.train.losses import cross_entropy
+from rondo.train.learner.learner import Learner
+from rondo.train.losses.sums import cross_entropy
 from support.layouts import Outcome, on_ranks
 from support.tiny import VOCAB, tiny_model
 from support.wire import Wire

@@ -11,9 +11,10 @@ import torch
 
 from rondo.base.errors import RondoError, StorageError
 from rondo.cli.main import _fail
-from rondo.parallel.crew import Paused, together
-from rondo.parallel.world import read_world
-from rondo.train import dcp, jobs
+from rondo.parallel.ranks.crew import Paused, together
+from rondo.parallel.ranks.world import read_world
+from rondo.train import jobs
+from rondo.train.checkpoints import dcp
 from rondo.train.config import TrainConfig
 from support.processes import children_of
 

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 
 from rondo import models
-from rondo.base.files import atomic_dir
+from rondo.base.storage.files import atomic_dir
 from rondo.cli.main import main
-from rondo.data.packing import PackedRow
+from rondo.data.batching.packing import PackedRow
+from rondo.jobs.job import Job
 from rondo.train import jobs
 from rondo.train.config import TrainConfig
-from rondo.train.faults import Diverged, Faults
-from rondo.train.job import Job
-from rondo.train.learner import Learner, Metrics
-from rondo.train.losses import Loss
-from rondo.train.stragglers import Pace, slow
+from rondo.train.learner.learner import Learner, Metrics
+from rondo.train.losses.sums import Loss
+from rondo.train.metrics.faults import Diverged, Faults
+from rondo.train.metrics.stragglers import Pace, slow
 from support.home import own_home
 from support.tiny import tiny_model, tiny_tokenizer
 from support.waiting import wait_until

@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 
 from rondo import models
 from rondo.base.errors import ConfigError
-from rondo.base.files import atomic_dir
-from rondo.base.hashing import sha256_file
+from rondo.base.storage.files import atomic_dir
+from rondo.base.storage.hashing import sha256_file
 from rondo.parallel.config import LayoutConfig
 from rondo.train import jobs
 from rondo.train.config import TrainConfig

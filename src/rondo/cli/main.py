@@ -10,22 +10,25 @@ import sys
 from collections.abc import Sequence
 
 from rondo.base.errors import RondoError, StorageError
-from rondo.cli.verbs import unknown_verb
+from rondo.cli.options.verbs import unknown_verb
 
 VERBS: dict[str, tuple[str, str]] = {
-    "up": ("rondo.cli.up", "serve the demo model, made first if there is none, and print the URL"),
-    "serve": ("rondo.cli.serve", "serve a model over the OpenAI API"),
-    "demo": ("rondo.cli.demo", "pretrain, RL-tune and try a small model on this machine"),
-    "train": ("rondo.cli.train", "pretrain or fine-tune a model"),
-    "evaluate": ("rondo.cli.evaluate", "measure a model on held-out records and on tasks"),
-    "rl": ("rondo.cli.rl", "tune a model with reinforcement learning"),
-    "plan": ("rondo.cli.plan", "say how to lay a model out over GPUs, and what that comes to"),
-    "data": ("rondo.cli.data", "tokenize text into shards for training, and look into them"),
-    "job": ("rondo.cli.job", "list the training jobs of this machine and show one"),
-    "model": ("rondo.cli.model", "make, import, export, quantize, inspect and list models"),
-    "bench": ("rondo.cli.bench", "measure a server, or a model without one"),
-    "doctor": ("rondo.cli.doctor", "say what computes on this machine, and how near it comes to its limits"),
-    "config": ("rondo.cli.config", "show every setting and where its value comes from"),
+    "up": ("rondo.cli.commands.up", "serve the demo model, made first if there is none, and print the URL"),
+    "serve": ("rondo.cli.commands.serve", "serve a model over the OpenAI API"),
+    "demo": ("rondo.cli.commands.demo", "pretrain, RL-tune and try a small model on this machine"),
+    "train": ("rondo.cli.commands.train", "pretrain or fine-tune a model"),
+    "evaluate": ("rondo.cli.commands.evaluate", "measure a model on held-out records and on tasks"),
+    "rl": ("rondo.cli.commands.rl", "tune a model with reinforcement learning"),
+    "plan": ("rondo.cli.commands.plan", "say how to lay a model out over GPUs, and what that comes to"),
+    "data": ("rondo.cli.commands.data", "tokenize text into shards for training, and look into them"),
+    "job": ("rondo.cli.commands.job", "list the training jobs of this machine and show one"),
+    "model": ("rondo.cli.commands.model", "make, import, export, quantize, inspect and list models"),
+    "bench": ("rondo.cli.commands.bench", "measure a server, or a model without one"),
+    "doctor": (
+        "rondo.cli.commands.doctor",
+        "say what computes on this machine, and how near it comes to its limits",
+    ),
+    "config": ("rondo.cli.commands.config", "show every setting and where its value comes from"),
 }
 """Each module has `run(argv: list[str]) -> int` and answers `--help` itself."""
 

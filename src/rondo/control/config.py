@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from rondo.base.config import Section
+from rondo.base.settings.config import Section
 
 
 class QueueConfig(Section):

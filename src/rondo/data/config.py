@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from rondo.base.config import Section
+from rondo.base.settings.config import Section
 
 
 class LoaderConfig(Section):

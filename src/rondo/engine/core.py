@@ -12,37 +12,37 @@ from torch import Tensor
 
 from rondo.base.errors import ConfigError, Conflict, RondoError
 from rondo.client.types import FinishReason, GenerateRequest
-from rondo.engine.adapter_reader import AdapterReader
-from rondo.engine.adapters import Adapters, LoadedAdapter, unloaded
-from rondo.engine.announce import announce
-from rondo.engine.autotune import autotune
-from rondo.engine.blocks import BlockPool
-from rondo.engine.cache import KVCache, block_bytes, choose_num_blocks, kv_dtype
 from rondo.engine.config import EngineConfig
-from rondo.engine.deterministic import hold_bits
-from rondo.engine.groups import GroupedPool
-from rondo.engine.host import host_caches, swap_of
-from rondo.engine.intake import InputProcessor, max_model_len, not_finite, nothing_left
-from rondo.engine.native import check_native
-from rondo.engine.plan import StepPlan
-from rondo.engine.pooling import is_usable
-from rondo.engine.renew import check_version, read_version
-from rondo.engine.request import Request
-from rondo.engine.runner import Runner, StepResult
-from rondo.engine.sampler import Sampled, Sampler
-from rondo.engine.scheduler import Scheduler
-from rondo.engine.sleep import Reload, Sleeper, check_level, put
+from rondo.engine.kv.blocks import BlockPool
+from rondo.engine.kv.cache import KVCache, block_bytes, choose_num_blocks, kv_dtype
+from rondo.engine.kv.groups import GroupedPool
+from rondo.engine.kv.host import host_caches, swap_of
+from rondo.engine.kv.window import group_layers
+from rondo.engine.metrics.startup_log import announce
+from rondo.engine.runner.autotune import autotune
+from rondo.engine.runner.deterministic import hold_bits
+from rondo.engine.runner.native import check_native
+from rondo.engine.runner.pooling import is_usable
+from rondo.engine.runner.runner import Runner, StepResult
+from rondo.engine.runner.sampler import Sampled, Sampler
+from rondo.engine.schedule.intake import InputProcessor, max_model_len, not_finite, nothing_left
+from rondo.engine.schedule.plan import StepPlan
+from rondo.engine.schedule.request import Request
+from rondo.engine.schedule.scheduler import Scheduler
+from rondo.engine.schedule.step import NOTHING, StepOutput
 from rondo.engine.speculate.make import load_draft, make_speculation
 from rondo.engine.speculate.speculation import accepted_rows
-from rondo.engine.step import NOTHING, StepOutput
 from rondo.engine.structured.grammars import Grammars
-from rondo.engine.weight_update import WeightUpdate
-from rondo.engine.window import group_layers
+from rondo.engine.weights.adapter_reader import AdapterReader
+from rondo.engine.weights.adapters import Adapters, LoadedAdapter, unloaded
+from rondo.engine.weights.sleep import Reload, Sleeper, check_level, put
+from rondo.engine.weights.weight_reload import check_version, read_version
+from rondo.engine.weights.weight_update import WeightUpdate
 from rondo.models import Decoder, load
 from rondo.models.adapters.mixed import Mixer
-from rondo.models.scorer import check_writes
+from rondo.models.heads.scorer import check_writes
 from rondo.ops import NO_TOKEN
-from rondo.ops.native.ahead import compile_all
+from rondo.ops.native.build.ahead import compile_all
 
 
 class EngineCore:

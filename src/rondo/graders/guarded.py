@@ -9,8 +9,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 from rondo.base.errors import ConfigError
-from rondo.base.log import get_logger
-from rondo.base.metrics import counter
+from rondo.base.telemetry.log import get_logger
+from rondo.base.telemetry.metrics import counter
 from rondo.graders.score import Grader, Sample, Score
 
 _log = get_logger(__name__)

@@ -7,21 +7,21 @@ from dataclasses import replace
 from typing import Any
 
 from rondo.base.errors import ConfigError
-from rondo.graders.choice import ChoiceGrader
-from rondo.graders.code import CodeGrader
-from rondo.graders.combine import Multi, combine
-from rondo.graders.format import FormatChecker
-from rondo.graders.function import FunctionGrader
+from rondo.graders.definition.combine import Multi, combine
+from rondo.graders.definition.spec import build, located, refuse_unknown
+from rondo.graders.execution.code import CodeGrader
+from rondo.graders.execution.function import FunctionGrader
+from rondo.graders.execution.python import PythonGrader
 from rondo.graders.guarded import guarded
-from rondo.graders.judge import LabelModel, ScoreModel
-from rondo.graders.match import AnswerMatcher
-from rondo.graders.mathematics import MathAnswer
-from rondo.graders.python import PythonGrader
+from rondo.graders.judges.judge import LabelModel, ScoreModel
+from rondo.graders.rules.choice import ChoiceGrader
+from rondo.graders.rules.format import FormatChecker
+from rondo.graders.rules.match import AnswerMatcher
+from rondo.graders.rules.mathematics import MathAnswer
+from rondo.graders.rules.similarity import TextSimilarity
+from rondo.graders.rules.string_check import StringCheck
 from rondo.graders.sandbox.shared import shared
 from rondo.graders.score import Grader
-from rondo.graders.similarity import TextSimilarity
-from rondo.graders.spec import build, located, refuse_unknown
-from rondo.graders.string_check import StringCheck
 
 Maker = Callable[[Mapping[str, Any], str], Grader]
 DEEPEST = 8

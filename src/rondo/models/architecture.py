@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from rondo.models.quantized.scheme import Quantization
-from rondo.ops.moe import RouterSpec
-from rondo.ops.rope import RopeSpec
+from rondo.ops.gemm.moe import RouterSpec
+from rondo.ops.pointwise.rope import RopeSpec
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from rondo.base.errors import ModelError
-from rondo.models.additions import added
 from rondo.models.architecture import Gqa, Layer, ModelConfig, Moe
 from rondo.models.attend import Attend, SequenceLengths
+from rondo.models.heads.additions import added
 from rondo.models.parts import (
     DenseMlp,
     GqaAttention,
@@ -27,7 +27,7 @@ from rondo.models.parts import (
 from rondo.ops import AttentionSpec, RopeSpec, rope_tables, token_logprobs
 
 if TYPE_CHECKING:
-    from rondo.models.mapping import Slot
+    from rondo.models.files.mapping import Slot
 
 
 class Embed(nn.Module):
@@ -197,7 +197,7 @@ class Decoder(nn.Module):
 
     def to_hf(self) -> Iterator[tuple[str, Tensor]]:
         """Hugging Face names and tensors: views of the parameters where the layout allows, else copies."""
-        from rondo.models.mapping import to_hf
+        from rondo.models.files.mapping import to_hf
 
         return to_hf(self)
 

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from rondo.models.checkpoint import build
 from rondo.models.decoder import Decoder
 from rondo.models.families import parse
+from rondo.models.files.checkpoint import build
 from rondo.models.parts import Norm
 
 

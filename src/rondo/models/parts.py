@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
-from rondo.models.additions import added
 from rondo.models.architecture import Dense, Gqa, Mla, ModelConfig, Moe
 from rondo.models.attend import Attend
+from rondo.models.heads.additions import added
 from rondo.ops import (
     AttentionSpec,
     ExpertWeights,

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rondo.base.errors import InvalidRequest, ModelError, NotFound, StorageError
-from rondo.base.files import atomic_dir, refuse_existing
-from rondo.base.hashing import sha256_file, sha256_json
-from rondo.base.home import jobs_dir, models_dir
-from rondo.base.jobs import ADAPTER, EXPORT, HASH, SHORT, find_job
-from rondo.base.paths import path_of
+from rondo.base.storage.files import atomic_dir, refuse_existing
+from rondo.base.storage.hashing import sha256_file, sha256_json
+from rondo.base.storage.home import jobs_dir, models_dir
+from rondo.base.storage.paths import path_of
+from rondo.jobs.folders import ADAPTER, EXPORT, HASH, SHORT, find_job
 from rondo.models import families
-from rondo.models.headers import Header, read_config, read_headers
+from rondo.models.files.headers import Header, read_config, read_headers
 from rondo.models.quantized.scheme import FIELD, numbers_of
 
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ def place(name: str) -> Path:
 def _copy(source: Path, target: Path, replace: bool, report: Report | None) -> Path:
     """Checked as a whole, then copied as it is: nothing is converted, so every file keeps its bytes."""
     refuse_target(source, target, replace)
-    from rondo.models import checkpoint
+    from rondo.models.files import checkpoint
     from rondo.text.tokenizer import Tokenizer
 
     weights = {tensor.file.path for tensor in checkpoint.check(source).values()}
@@ -260,7 +260,7 @@ def _write(
     replace: bool,
     report: Report | None,
 ) -> Path:
-    from rondo.models.checkpoint import save_into
+    from rondo.models.files.checkpoint import save_into
 
     needed = sum(parameter.nbytes for parameter in model.parameters())
     with atomic_dir(target, replace=replace, needed=needed) as partial:

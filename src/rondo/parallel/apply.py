@@ -6,13 +6,13 @@ from rondo.models.decoder import Decoder
 from rondo.parallel.config import MemoryConfig
 from rondo.parallel.data import shard
 from rondo.parallel.experts import spread
-from rondo.parallel.mesh import Mesh
-from rondo.parallel.pieces import keep_own, own_pieces
+from rondo.parallel.pipeline.pieces import keep_own, own_pieces
+from rondo.parallel.pipeline.stage import Stage
+from rondo.parallel.pipeline.tie import part_ends
 from rondo.parallel.precision import computing_type, kept_type, multiply_in_fp8
+from rondo.parallel.ranks.mesh import Mesh
 from rondo.parallel.recompute import keep_less
-from rondo.parallel.stage import Stage
-from rondo.parallel.tensor import divide
-from rondo.parallel.tie import part_ends
+from rondo.parallel.tensor.tensor import divide
 
 
 def parallelize(model: Decoder, mesh: Mesh, memory: MemoryConfig) -> list[Stage]:

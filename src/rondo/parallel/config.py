@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from rondo.base.config import Section
+from rondo.base.settings.config import Section
 
 Precision = Literal["float32", "bfloat16", "float16", "fp8", "fp8-rowwise"]
 Checkpointing = Literal["none", "selective", "full"]

@@ -21,10 +21,10 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 
-from rondo.models.checkpoint import KEPT_AS_STORED
 from rondo.models.decoder import Decoder
-from rondo.parallel.mesh import Mesh
-from rondo.parallel.stage import Stage
+from rondo.models.files.checkpoint import KEPT_AS_STORED
+from rondo.parallel.pipeline.stage import Stage
+from rondo.parallel.ranks.mesh import Mesh
 
 
 def shard(

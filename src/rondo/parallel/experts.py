@@ -18,12 +18,12 @@ from rondo.models.decoder import Decoder
 from rondo.models.parts import Experts, take
 from rondo.ops import ExpertWeights, grouped_experts
 from rondo.parallel.collectives import all_to_all, exchanged
-from rondo.parallel.own_part import local_of
+from rondo.parallel.tensor.own_part import local_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from rondo.parallel.mesh import Mesh
+    from rondo.parallel.ranks.mesh import Mesh
 
 
 def spread(decoder: Decoder, mesh: Mesh) -> None:

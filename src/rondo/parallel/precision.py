@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from rondo.base.errors import ConfigError
-from rondo.models.additions import added
 from rondo.models.decoder import Decoder
+from rondo.models.heads.additions import added
 from rondo.models.parts import Linear
-from rondo.ops.fp8 import MULTIPLE, fp8_linear
+from rondo.ops.gemm.fp8 import MULTIPLE, fp8_linear
 from rondo.parallel.config import MemoryConfig, Precision
 
 FIELD = "train.precision"

@@ -6,7 +6,7 @@ import json
 import math
 from typing import Any
 
-from rondo.plan.estimate import Estimate
+from rondo.plan.cost.estimate import Estimate
 
 PRECISIONS = {"bf16": "bfloat16", "fp16": "float16", "fp8": "fp8"}
 LOGITS = {"plain": "whole", "chunked": "chunked"}

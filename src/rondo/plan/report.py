@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from rondo.base.units import human_count
-from rondo.plan.estimate import Estimate
-from rondo.plan.planning import TrainingPlan
+from rondo.plan.choice.planning import TrainingPlan
+from rondo.plan.cost.estimate import Estimate
 from rondo.plan.serving import GROUPS, Load, Serving, ServingChoice, group_size
 
 GIB = 2**30

@@ -14,9 +14,9 @@ from functools import cached_property
 from itertools import product
 
 from rondo.base.errors import ConfigError
-from rondo.plan import calibration as known
-from rondo.plan.cluster import Cluster
-from rondo.plan.model import ModelShape
+from rondo.plan.cost import calibration as known
+from rondo.plan.cost.cluster import Cluster
+from rondo.plan.sizes.model import ModelShape
 
 WEIGHT_BYTES = {"bf16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.53}
 """Of one parameter, with scales."""

@@ -8,11 +8,11 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from rondo.rl.algorithms import PRESETS, Advantage, Aggregate, Normalise, contradictions, with_preset
-from rondo.rl.far_config import FarConfig, RayConfig
-from rondo.rl.ignored import ignored
 from rondo.rl.loop_config import LoopConfig
-from rondo.rl.sections import CriticConfig, DistillConfig, PairsConfig, RewardModelConfig
-from rondo.rl.watch_config import AlarmsConfig, RolloutsConfig
+from rondo.rl.record.config import AlarmsConfig, RolloutsConfig
+from rondo.rl.record.unused_settings import ignored
+from rondo.rl.remote.config import FarConfig, RayConfig
+from rondo.rl.update.config import CriticConfig, DistillConfig, PairsConfig, RewardModelConfig
 from rondo.train.config import MetricsConfig
 
 

@@ -9,12 +9,12 @@ import numpy as np
 
 from rondo.client.types import SamplingParams
 from rondo.graders import Score
-from rondo.rl.collect import Collector
 from rondo.rl.config import RlConfig
-from rondo.rl.draws import SPREAD
-from rondo.rl.rollout import SampleGroup, reward_metrics
-from rondo.rl.tasks import AnyTask
-from rondo.train.evaluator import Metrics
+from rondo.rl.rollout.prompt_sampler import SPREAD
+from rondo.rl.rollout.sync_collector import Collector
+from rondo.rl.rollout.types import SampleGroup, reward_metrics
+from rondo.rl.tasks.registry import AnyTask
+from rondo.train.evaluation.evaluator import Metrics
 
 CONFIDENCE_Z = 1.959963984540054
 """Of 95%."""

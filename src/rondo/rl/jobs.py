@@ -12,27 +12,27 @@ import torch
 
 from rondo import models
 from rondo.base.errors import ConfigError, NotFound, RondoError, Unavailable
-from rondo.base.log import get_logger
+from rondo.base.telemetry.log import get_logger
+from rondo.jobs.job import Job
 from rondo.models import Decoder
 from rondo.models.devices import device_named
 from rondo.models.families import parse
-from rondo.models.headers import read_config
+from rondo.models.files.headers import read_config
 from rondo.models.store import fingerprint, resolve
-from rondo.parallel.crew import Paused, RankSupervisor
-from rondo.parallel.world import read_world
+from rondo.parallel.ranks.crew import Paused, RankSupervisor
+from rondo.parallel.ranks.world import read_world
 from rondo.rl.config import RlConfig
 from rondo.rl.loop import TAUGHT_NOTHING, Loop
-from rondo.rl.tasks import AnyTask, find
-from rondo.rl.tasks import fingerprint as fingerprint_of_task
-from rondo.rl.watch import Watch
+from rondo.rl.record.observer import Watch
+from rondo.rl.tasks.registry import AnyTask, find
+from rondo.rl.tasks.registry import fingerprint as fingerprint_of_task
 from rondo.text.tokenizer import Tokenizer
-from rondo.train import adapter
-from rondo.train.checkpoint import Keep
-from rondo.train.job import Job
-from rondo.train.learner import Metrics
+from rondo.train.checkpoints.checkpoint import Keep
+from rondo.train.checkpoints.saving import Checkpoints
+from rondo.train.learner.learner import Metrics
 from rondo.train.loop import OnResume, export
 from rondo.train.metrics.sinks import telling
-from rondo.train.saving import Checkpoints
+from rondo.train.recipes import adapter
 
 log = get_logger(__name__)
 

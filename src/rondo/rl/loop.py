@@ -2,13 +2,14 @@
 
 One step, whatever the algorithm and whoever generates:
 
-    collect   the step's groups: a prompt and its samples, each scored as soon as it is done   (collect.py, ahead.py)
+    collect   the step's groups: a prompt and its samples, each scored as soon as it is done
+              (rollout/sync_collector.py, rollout/async_collector.py)
     prepare   rewards to advantages, samples to packed rows, and what is known of each token
               before the first mini-batch: the learner's own log-probabilities, the
               reference's, the critic's values                                                 (learning.py)
     learn     epochs x mini-batches, each an optimizer step                                    (learning.py)
     push      the engine has the next version of the weights                                   (weights/)
-    store     observers are told: rollouts go to the disk, alarms are given                    (watch.py)
+    store     observers are told: rollouts go to the disk, alarms are given                    (observer.py)
 
 Where the engine is, whether it works beside the learner and how far it may run ahead is the collector's (engines.py).
 """
@@ -24,16 +25,16 @@ from torch import Tensor
 from rondo.base.errors import ConfigError, RondoError
 from rondo.models import Decoder
 from rondo.rl import evaluation
-from rondo.rl.asking import RolloutBatch
-from rondo.rl.clock import LoopTimer
 from rondo.rl.config import RlConfig
-from rondo.rl.engines import collector_for, shared_engine
-from rondo.rl.learning import Learning
-from rondo.rl.metrics import group_metrics
-from rondo.rl.rollout import RlStep, SampleGroup
-from rondo.rl.tasks import AnyTask
+from rondo.rl.record.metrics import group_metrics
+from rondo.rl.record.timer import LoopTimer
+from rondo.rl.rollout.engines import collector_for, shared_engine
+from rondo.rl.rollout.requests import RolloutBatch
+from rondo.rl.rollout.types import RlStep, SampleGroup
+from rondo.rl.tasks.registry import AnyTask
+from rondo.rl.update.learning import Learning
 from rondo.text.tokenizer import Tokenizer
-from rondo.train.learner import Learner, Metrics
+from rondo.train.learner.learner import Learner, Metrics
 
 TAUGHT_NOTHING = (
     "the task is too hard or too easy for this model, or its grader fails (`unjudged` says how often). "

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from rondo.base.config import Section
+from rondo.base.settings.config import Section
 from rondo.train.config import AdapterConfig, OptimConfig
 
 Mode = Literal["sync", "one_step_off", "async"]

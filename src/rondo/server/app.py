@@ -15,40 +15,40 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rondo import __version__
-from rondo.base import metrics
-from rondo.base.account import current
 from rondo.base.errors import RondoError
-from rondo.base.tracing import Tracer
+from rondo.base.telemetry import metrics
+from rondo.base.telemetry.account import current
+from rondo.base.telemetry.tracing import Tracer
 from rondo.client.engine import ServedEngine
-from rondo.client.openai import ModelCard, ModelList
+from rondo.client.protocol.openai import ModelCard, ModelList
 from rondo.client.types import Pooling
-from rondo.engine.weight_session import WeightSession
+from rondo.engine.weights.weight_session import WeightSession
 from rondo.models import ModelConfig
-from rondo.server.access import Access
-from rondo.server.adapters import ADAPTER_PATHS, adapter_routes
-from rondo.server.bodies import Bodies, body_limit
-from rondo.server.chat import chat
-from rondo.server.completions import completions
+from rondo.server.answers.prompts import Prompts
+from rondo.server.answers.replies import Replies
+from rondo.server.answers.salts import Salts
+from rondo.server.answers.shapes import Tokens
 from rondo.server.config import ServerConfig
-from rondo.server.embeddings import Dimensions, Embedder
-from rondo.server.errors import error_body, of_rondo, on_bug, on_http_error, on_rondo_error
 from rondo.server.hosts import protect
-from rondo.server.http import bearer_of, check_json
-from rondo.server.lifecycle import lifecycle_routes
 from rondo.server.openapi import openapi_route
-from rondo.server.prompts import Prompts
-from rondo.server.replies import Replies
-from rondo.server.responses import input_tokens, responses, stored_routes
-from rondo.server.rollouts import RL, rollout_routes
-from rondo.server.salts import Salts
-from rondo.server.scoring import PairScorer
+from rondo.server.routes.adapters import ADAPTER_PATHS, adapter_routes
+from rondo.server.routes.chat import chat
+from rondo.server.routes.completions import completions
+from rondo.server.routes.embeddings import Dimensions, Embedder
+from rondo.server.routes.lifecycle import lifecycle_routes
+from rondo.server.routes.responses import input_tokens, responses, stored_routes
+from rondo.server.routes.rollouts import RL, rollout_routes
+from rondo.server.routes.scoring import PairScorer
+from rondo.server.routes.tokenize import detokenize, tokenize, tokenizer_info_route
+from rondo.server.routes.weights import weight_routes
 from rondo.server.served import ServedModel
-from rondo.server.shapes import Tokens
-from rondo.server.templates import Templates
-from rondo.server.tokenize import detokenize, tokenize, tokenizer_info_route
-from rondo.server.weights import weight_routes
+from rondo.server.workers.bodies import Bodies, body_limit
+from rondo.server.workers.templates import Templates
 from rondo.text.parsing import choose_dialect
 from rondo.text.tokenizer import Tokenizer
+from rondo.web.access import Access
+from rondo.web.errors import error_body, of_rondo, on_bug, on_http_error, on_rondo_error
+from rondo.web.http import bearer_of, check_json
 
 OUTSIDE_V1 = (
     "/tokenize",

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from rondo.base.config import Section
+from rondo.base.settings.config import Section
 
 
 def _one_or_several(value: object) -> object:

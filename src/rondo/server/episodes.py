@@ -23,29 +23,29 @@ from starlette.types import ASGIApp
 
 from rondo.base.errors import RondoError, Unauthorized, Unavailable
 from rondo.client.engine import Engine
-from rondo.client.openai import ChatRequest, ModelCard, ModelList
-from rondo.client.refusals import parse
-from rondo.client.tools import ToolDefinition
-from rondo.client.wire import WireModel
-from rondo.rl.agents import EpisodeAddress
-from rondo.rl.recording import Read, Recorder
+from rondo.client.protocol.openai import ChatRequest, ModelCard, ModelList
+from rondo.client.protocol.refusals import parse
+from rondo.client.protocol.tools import ToolDefinition
+from rondo.client.protocol.wire import WireModel
+from rondo.rl.environments.agents import EpisodeAddress
+from rondo.rl.environments.recording import Read, Recorder
+from rondo.server.answers.prompts import ENDING, ChatPrompt, Prompts, beside, variables_of
+from rondo.server.answers.replies import Replies
+from rondo.server.answers.shapes import Tokens
+from rondo.server.answers.turn import functions_of
 from rondo.server.app import ModelApp
-from rondo.server.bodies import Bodies
-from rondo.server.chat import chat
-from rondo.server.completions import completions
-from rondo.server.errors import on_bug, on_http_error, on_rondo_error
-from rondo.server.http import Json, bearer_of, read_body
-from rondo.server.prompts import ENDING, ChatPrompt, Prompts, beside, variables_of
-from rondo.server.protocol import Protocol
-from rondo.server.replies import Replies
-from rondo.server.responses import responses
+from rondo.server.routes.chat import chat
+from rondo.server.routes.completions import completions
+from rondo.server.routes.responses import responses
 from rondo.server.run import bind, url_of
 from rondo.server.served import ServedModel
-from rondo.server.shapes import Tokens
-from rondo.server.turn import functions_of
-from rondo.text.answers import read_answer
-from rondo.text.dialogue import Dialogue, Prompt
+from rondo.server.workers.bodies import Bodies
+from rondo.text.conversation.answers import read_answer
+from rondo.text.conversation.dialogue import Dialogue, Prompt
 from rondo.text.parsing import choose_dialect
+from rondo.web.errors import on_bug, on_http_error, on_rondo_error
+from rondo.web.http import Json, bearer_of, read_body
+from rondo.web.protocol import Protocol
 
 NAME = "policy"
 START_SECONDS, LOOK_SECONDS = 30.0, 0.005

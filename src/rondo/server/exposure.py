@@ -6,7 +6,7 @@ import ipaddress
 import socket
 
 from rondo.base.errors import ConfigError
-from rondo.base.log import get_logger
+from rondo.base.telemetry.log import get_logger
 from rondo.server.config import ServerConfig
 from rondo.server.run import bind
 

@@ -14,8 +14,8 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rondo.server.config import ServerConfig
-from rondo.server.errors import error_body
 from rondo.server.exposure import is_loopback
+from rondo.web.errors import error_body
 
 SAFE = frozenset(["GET", "HEAD", "OPTIONS"])
 ANY = "*"

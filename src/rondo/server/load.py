@@ -10,17 +10,17 @@ from typing import cast
 import torch
 from starlette.types import ASGIApp
 
-from rondo.base import metrics
 from rondo.base.errors import ConfigError
-from rondo.base.log import get_logger
-from rondo.base.paths import path_of
-from rondo.base.tracing import check_traces
+from rondo.base.storage.paths import path_of
+from rondo.base.telemetry import metrics
+from rondo.base.telemetry.log import get_logger
+from rondo.base.telemetry.tracing import check_traces
 from rondo.client.engine import ServedEngine
-from rondo.engine.async_engine import AsyncEngine
 from rondo.engine.config import EngineConfig
-from rondo.engine.load import load_core
-from rondo.engine.metrics import RequestMetrics
-from rondo.engine.output import TextSource
+from rondo.engine.entrypoints.async_engine import AsyncEngine
+from rondo.engine.entrypoints.load import load_core
+from rondo.engine.entrypoints.output import TextSource
+from rondo.engine.metrics.counters import RequestMetrics
 from rondo.engine.speculate.make import check_tokenizer
 from rondo.models import ModelConfig
 from rondo.models.store import name_of, resolve

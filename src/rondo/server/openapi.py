@@ -13,16 +13,16 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from rondo import __version__
-from rondo.client.openai import ChatRequest, CompletionRequest, ModelCard, ModelList
-from rondo.client.responses import InputTokensRequest, ResponsesRequest
-from rondo.client.wire import WireModel
-from rondo.server.adapters import LoadAdapter, UnloadAdapter
-from rondo.server.embeddings import EmbeddingRequest
-from rondo.server.event_schemas import ChatCompletionChunk, CompletionChunk, ResponseEvent
-from rondo.server.lifecycle import MODES, AbortRequests
-from rondo.server.scoring import RerankRequest, ScoreRequest
-from rondo.server.tokenize import DetokenizeRequest, TokenizeRequest
-from rondo.server.weights import FinishUpdate, InitTransfer, UpdateWeights
+from rondo.client.protocol.openai import ChatRequest, CompletionRequest, ModelCard, ModelList
+from rondo.client.protocol.responses import InputTokensRequest, ResponsesRequest
+from rondo.client.protocol.wire import WireModel
+from rondo.server.answers.event_schemas import ChatCompletionChunk, CompletionChunk, ResponseEvent
+from rondo.server.routes.adapters import LoadAdapter, UnloadAdapter
+from rondo.server.routes.embeddings import EmbeddingRequest
+from rondo.server.routes.lifecycle import MODES, AbortRequests
+from rondo.server.routes.scoring import RerankRequest, ScoreRequest
+from rondo.server.routes.tokenize import DetokenizeRequest, TokenizeRequest
+from rondo.server.routes.weights import FinishUpdate, InitTransfer, UpdateWeights
 
 Schema = dict[str, Any]
 PATH = "/openapi.json"

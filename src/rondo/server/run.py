@@ -17,14 +17,14 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from rondo.base.errors import ConfigError
-from rondo.base.log import get_logger
+from rondo.base.telemetry.log import get_logger
 from rondo.client.engine import ServedEngine, fault_of
 from rondo.server.config import ServerConfig
-from rondo.server.connections import BoundedConnection, Connections
-from rondo.server.spare_log import Sparing
+from rondo.web.connections import BoundedConnection, Connections
+from rondo.web.spare_log import Sparing
 
 log = get_logger("rondo.server")
-loop_log = logging.getLogger("rondo.server.connections")
+loop_log = logging.getLogger("rondo.web.connections")
 
 SWEEP_TICKS = 10
 """Ticks of a tenth of a second between two looks at the connections."""

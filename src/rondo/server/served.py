@@ -6,16 +6,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from rondo.base.account import current
 from rondo.base.errors import InvalidRequest, NotFound
+from rondo.base.telemetry.account import current
 from rondo.client.engine import Engine
-from rondo.client.openai import ChatRequest, CompletionRequest, SamplingBody
+from rondo.client.protocol.openai import ChatRequest, CompletionRequest, SamplingBody
 from rondo.client.types import GenerateRequest, SamplingParams
-from rondo.server.bodies import Bodies
-from rondo.server.prompts import Prompts
-from rondo.server.replies import Replies
-from rondo.server.salts import Salts
-from rondo.server.shapes import Tokens
+from rondo.server.answers.prompts import Prompts
+from rondo.server.answers.replies import Replies
+from rondo.server.answers.salts import Salts
+from rondo.server.answers.shapes import Tokens
+from rondo.server.workers.bodies import Bodies
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ import tokenizers
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 
 from rondo.base.errors import ConfigError
+from rondo.text.conversation.templates import CHATML, CHATML_TOKENS
 from rondo.text.folder import TokenizerFolder
-from rondo.text.templates import CHATML, CHATML_TOKENS
 from rondo.text.tokenizer import Tokenizer
 
 # Words with their leading space, contractions, single digits, runs of punctuation, newlines.

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from rondo.base.errors import ModelError
-from rondo.base.files import parse_json
+from rondo.base.storage.files import parse_json
 
 TEMPLATE_DIR = "additional_chat_templates"
 

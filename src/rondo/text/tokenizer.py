@@ -10,9 +10,9 @@ from typing import Any
 import tokenizers
 
 from rondo.base.errors import InvalidRequest
-from rondo.base.hashing import sha256_json
-from rondo.text import chat, special
+from rondo.base.storage.hashing import sha256_json
 from rondo.text.backend import decoder_spec, load_backend
+from rondo.text.conversation import chat, special
 from rondo.text.decoding import parse_decoder
 from rondo.text.detokenize import ByteDetokenizer, Detokenizer, PieceDetokenizer
 from rondo.text.folder import TEMPLATE_DIR, TokenizerFolder, read_folder, read_model_config

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from rondo.base.config import Section
+from rondo.base.settings.config import Section
 from rondo.data.config import LoaderConfig
 from rondo.parallel.config import LayoutConfig, MemoryConfig
 

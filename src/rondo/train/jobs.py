@@ -9,32 +9,33 @@ from pathlib import Path
 import torch
 
 from rondo.base.errors import ConfigError, RondoError
-from rondo.base.files import atomic_dir
-from rondo.data.prefetch import Prefetch
+from rondo.base.storage.files import atomic_dir
+from rondo.data.batching.prefetch import Prefetch
+from rondo.jobs.job import Job, State
 from rondo.models import Decoder, ModelConfig
 from rondo.models.devices import device_named
 from rondo.models.families import parse
-from rondo.models.headers import read_config
-from rondo.models.scorer import make_scorer
+from rondo.models.files.headers import read_config
+from rondo.models.heads.scorer import make_scorer
 from rondo.models.store import fingerprint, resolve
-from rondo.parallel.crew import Paused, RankSupervisor
-from rondo.parallel.degrees import degrees
-from rondo.parallel.mesh import join
-from rondo.parallel.world import World
+from rondo.parallel.layout.degrees import degrees
+from rondo.parallel.ranks.crew import Paused, RankSupervisor
+from rondo.parallel.ranks.mesh import join
+from rondo.parallel.ranks.world import World
 from rondo.text.tokenizer import Tokenizer
-from rondo.train import adapter, data, learners
-from rondo.train.checkpoint import try_place
+from rondo.train.checkpoints.checkpoint import try_place
+from rondo.train.checkpoints.export import export_checkpoint
+from rondo.train.checkpoints.reading import read_model
+from rondo.train.checkpoints.states import AVERAGE, MODEL
 from rondo.train.config import Kind, TrainConfig
-from rondo.train.evaluate import Evaluation
-from rondo.train.export import export_checkpoint
-from rondo.train.job import Job, State
-from rondo.train.learner import Learner
-from rondo.train.learners import learner_of
+from rondo.train.evaluation.evaluate import Evaluation
+from rondo.train.learner import factory
+from rondo.train.learner.factory import learner_of
+from rondo.train.learner.learner import Learner
 from rondo.train.loop import OnResume, OnStep, export, train
 from rondo.train.metrics.sinks import telling
-from rondo.train.reading import read_model
-from rondo.train.recipes import Recipe, RecipeInputs, recipe
-from rondo.train.states import AVERAGE, MODEL
+from rondo.train.recipes import adapter, data
+from rondo.train.recipes.registry import Recipe, RecipeInputs, recipe
 
 HOW = {
     *("model", "data", "learner", "loader", "layout", "evaluate", "metrics", "profile"),
@@ -82,7 +83,7 @@ def plan(kind: Kind, config: TrainConfig, crew: RankSupervisor | None = None) ->
 
 
 def _check_ranks(kind: Kind, config: TrainConfig, model: ModelConfig, ranks: int) -> None:
-    learners.check(kind, config, model, degrees(config.layout, ranks, model))
+    factory.check(kind, config, model, degrees(config.layout, ranks, model))
     if ranks > 1 and kind == "preference" and config.preference.reference == "before":
         raise ConfigError(
             "one process alone computes the reference before the first step: leave it at batch, or train on one",

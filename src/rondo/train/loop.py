@@ -10,21 +10,21 @@ from pathlib import Path
 
 from rondo import models
 from rondo.base.errors import RondoError
-from rondo.base.files import atomic_dir
-from rondo.base.log import get_logger
-from rondo.data.loader import Batch
-from rondo.data.sampler import Position
-from rondo.parallel.crew import Paused, RankSupervisor
-from rondo.train.checkpoint import Keep
+from rondo.base.storage.files import atomic_dir
+from rondo.base.telemetry.log import get_logger
+from rondo.data.batching.loader import Batch
+from rondo.data.batching.sampler import Position
+from rondo.jobs.job import Job
+from rondo.parallel.ranks.crew import Paused, RankSupervisor
+from rondo.train.checkpoints.checkpoint import Keep
+from rondo.train.checkpoints.saving import Checkpoints
 from rondo.train.config import TrainConfig
-from rondo.train.faults import Diverged, Faults
-from rondo.train.job import Job
-from rondo.train.learner import Learner, Metrics
+from rondo.train.learner.learner import Learner, Metrics
+from rondo.train.losses.objective import Objective, next_tokens
+from rondo.train.metrics.faults import Diverged, Faults
 from rondo.train.metrics.meter import Meter
-from rondo.train.objective import Objective, next_tokens
-from rondo.train.saving import Checkpoints
-from rondo.train.schedule import learning_rate
-from rondo.train.stragglers import look
+from rondo.train.metrics.stragglers import look
+from rondo.train.optim.schedule import learning_rate
 
 log = get_logger(__name__)
 

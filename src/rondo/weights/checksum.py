@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from rondo.base.hashing import sha256_json
+from rondo.base.storage.hashing import sha256_json
 
 
 def checksum(shards: Iterable[tuple[str, Tensor]]) -> str:

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rondo.base.account import RequestStats
 from rondo.base.errors import (
     ConfigError,
     Conflict,
@@ -19,6 +18,7 @@ from rondo.base.errors import (
     RondoError,
     Unavailable,
 )
+from rondo.base.telemetry.account import RequestStats
 from rondo.client.engine import fault_of
 from rondo.client.structured import StructuredOutputsParams
 from rondo.client.types import GenerateRequest, SamplingParams

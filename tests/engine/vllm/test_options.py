@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from rondo.base.errors import ConfigError
-from rondo.cli.arguments import VerbParser
-from rondo.cli.flags import FLAGS
-from rondo.cli.short import read_short
+from rondo.cli.options.arguments import VerbParser
+from rondo.cli.options.flags import FLAGS
+from rondo.cli.options.short import read_short
 from rondo.engine.config import EngineConfig, VllmConfig
-from rondo.engine.llm import LLM
+from rondo.engine.entrypoints.llm import LLM
 from rondo.engine.vllm.folder import RunFolder
 from rondo.engine.vllm.options import check, environment, flags, options
 from support.tiny import tiny_model

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from rondo.base.errors import ConfigError, RondoError, Unavailable
-from rondo.engine.vllm.process import VllmProcess, first_error
+from rondo.engine.vllm.child.process import VllmProcess, first_error
 from support.waiting import scaled
 
 

@@ -16,12 +16,12 @@ from rondo.base.errors import ConfigError, RondoError, Unavailable
 from rondo.client.types import GenerateRequest, SamplingParams
 from rondo.engine.config import EngineConfig, VllmConfig
 from rondo.engine.vllm.backend import VllmAdapter
+from rondo.engine.vllm.child.process import VllmProcess
+from rondo.engine.vllm.child.restarts import Restarts
 from rondo.engine.vllm.folder import RunFolder
 from rondo.engine.vllm.load import load_vllm
 from rondo.engine.vllm.options import environment
-from rondo.engine.vllm.process import VllmProcess
 from rondo.engine.vllm.remote import Remote
-from rondo.engine.vllm.restarts import Restarts
 from rondo.engine.vllm.versions import check_version
 from rondo.models import save
 from support import waiting
@@ -237,7 +237,7 @@ from functools import partial
 import threading
 from rondo.engine.config import EngineConfig
 from rondo.engine.vllm.options import environment
-from rondo.engine.vllm.process import VllmProcess
+from rondo.engine.vllm.child.process import VllmProcess
 VllmProcess(sys.argv[1], partial(environment, EngineConfig()), 60).start(["--model", "x"], threading.Event())
 print("ready", flush=True)
 time.sleep(300)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rondo.engine.vllm.waiting import _sleep, rest
+from rondo.engine.vllm.child.waiting import _sleep, rest
 
 
 @pytest.mark.parametrize("on_cpu", [True, False])

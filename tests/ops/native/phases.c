@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "phases.h"
+#include "quantized/phases.h"
 
 enum { THREADS = 4, PHASES = 400, MOST_SHARES = 9, ROUNDS = 4 };
 

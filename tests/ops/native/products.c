@@ -2,7 +2,7 @@
  * wherever columns are cut. Memory is of the exact size, for a sanitizer to see what is beyond it. */
 #include "emulated.h"
 
-#include "product.h"
+#include "gemm/product.h"
 
 enum { MOST = 40 };
 

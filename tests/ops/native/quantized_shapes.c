@@ -2,7 +2,7 @@
  * see what is beyond it. What comes out is compared elsewhere. */
 #include <stdlib.h>
 
-#include "quantized.c"
+#include "quantized/quantized.c"
 
 enum { ROUNDS = 400, MOST_EXPERTS = 3 };
 

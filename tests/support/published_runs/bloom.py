@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from rondo.plan.cluster import GPUS
-from rondo.plan.layout import Policy
-from rondo.plan.shapes import gpt
+from rondo.plan.cost.cluster import GPUS
+from rondo.plan.cost.layout import Policy
+from rondo.plan.sizes.shapes import gpt
 from support.published_runs.row import Row, row
 
 _HALF = Policy(

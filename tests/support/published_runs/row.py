@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from rondo.plan.cluster import GPUS, Cluster, Gpu
-from rondo.plan.layout import Layout, Policy, StepBatch
-from rondo.plan.model import ModelShape
+from rondo.plan.cost.cluster import GPUS, Cluster, Gpu
+from rondo.plan.cost.layout import Layout, Policy, StepBatch
+from rondo.plan.sizes.model import ModelShape
 
 
 @dataclass(frozen=True)

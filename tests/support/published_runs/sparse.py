@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from rondo.plan.layout import Policy
-from rondo.plan.shapes import SHAPES
+from rondo.plan.cost.layout import Policy
+from rondo.plan.sizes.shapes import SHAPES
 from support.published_runs.row import Row, row
 
 

@@ -9,9 +9,9 @@ from rondo import models
 from rondo.base.errors import ConfigError, MissingExtra
 from rondo.models.adapters import LoraSpec, attach_lora
 from rondo.parallel.config import LayoutConfig
-from rondo.parallel.degrees import degrees
-from rondo.train import learners
+from rondo.parallel.layout.degrees import degrees
 from rondo.train.config import Kind, OptimConfig, TrainConfig
+from rondo.train.learner import factory
 from rondo.train.megatron.check import check
 from rondo.train.megatron.learner import MegatronLearner
 from support.tiny import (
@@ -93,9 +93,9 @@ def test_a_job_that_it_does_not_do_is_refused_before_any_work(
     model = models.parse(tiny_config())
     config = TrainConfig(learner="megatron", **changes)
     with pytest.raises(ConfigError, match=f"does not train {what}") as error:
-        learners.check(kind, config, model, ONE)
+        factory.check(kind, config, model, ONE)
     assert error.value.param == "train.learner"
-    learners.check(kind, config.model_copy(update={"learner": "native"}), model, ONE)
+    factory.check(kind, config.model_copy(update={"learner": "native"}), model, ONE)
 
 
 @pytest.mark.skipif(
@@ -105,4 +105,4 @@ def test_without_megatron_core_the_extra_is_named() -> None:
     with pytest.raises(MissingExtra, match=r"rondo\[megatron\]"):
         MegatronLearner(tiny_model(), OptimConfig())
     with pytest.raises(MissingExtra):
-        learners.check("pretrain", TrainConfig(learner="megatron"), models.parse(tiny_config()), ONE)
+        factory.check("pretrain", TrainConfig(learner="megatron"), models.parse(tiny_config()), ONE)

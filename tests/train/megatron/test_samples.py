@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rondo.data.packing import Document, PackedRow, Tree, pack
+from rondo.data.batching.packing import Document, PackedRow, Tree, pack
 from rondo.train.megatron.samples import samples_of
 
 TOKENS = st.lists(st.integers(1, 4), min_size=2, max_size=9)

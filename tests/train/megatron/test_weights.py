@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rondo.parallel.split import split
+from rondo.parallel.layout.split import split
 from rondo.train.megatron.weights import Fused, table
 from support.tiny import TINY_BIASES, tiny_model
 

@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from rondo.data.packing import Document, PackedRow, Tree, pack
+from rondo.data.batching.packing import Document, PackedRow, Tree, pack
 from rondo.models.adapters import LoraSpec, attach_lora
 from rondo.models.decoder import Decoder
 from rondo.ops import AttentionSpec
 from rondo.ops.dispatch import use_reference
-from rondo.parallel.context import Context
-from rondo.parallel.stage import Stage
-from rondo.plan.hf import shape_of
+from rondo.parallel.context.context import Context
+from rondo.parallel.pipeline.stage import Stage
+from rondo.plan.sizes.hf import shape_of
+from rondo.train.learner.passes import inputs_of
 from rondo.train.metrics.flops import Flops
-from rondo.train.passes import inputs_of
 from support.tiny import TINY_MLA, TINY_MOE, VOCAB, tiny_config, tiny_model
 
 WINDOWS: dict[str, Any] = {

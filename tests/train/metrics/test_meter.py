@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from rondo.data.loader import Batch
-from rondo.data.packing import Document, pack
-from rondo.data.sampler import Position
-from rondo.ops.limits import measure_limits
-from rondo.plan.cluster import GPUS, gpu_called
+from rondo.data.batching.loader import Batch
+from rondo.data.batching.packing import Document, pack
+from rondo.data.batching.sampler import Position
+from rondo.ops.measure.limits import measure_limits
+from rondo.plan.cost.cluster import GPUS, gpu_called
 from rondo.train.config import MetricsConfig, TrainConfig
-from rondo.train.learner import Learner, Metrics
+from rondo.train.learner.learner import Learner, Metrics
 from rondo.train.loop import train
 from rondo.train.metrics.clock import PhaseTimer
 from rondo.train.metrics.memory import memory_of

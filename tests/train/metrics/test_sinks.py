@@ -11,8 +11,8 @@ import torch
 from prometheus_client.parser import text_string_to_metric_families
 
 from rondo.base.errors import ConfigError, MissingExtra
+from rondo.jobs.job import Job
 from rondo.train.config import MetricsConfig
-from rondo.train.job import Job
 from rondo.train.metrics.events import EventFile, _checksum, crc32c
 from rondo.train.metrics.prometheus import FILE, Prometheus
 from rondo.train.metrics.sinks import telling

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rondo.base.errors import ConfigError, MissingExtra
-from rondo.base.files import storage_error
+from rondo.base.storage.files import storage_error
 from rondo.client.bench.figures import METRICS, tpot
 from rondo.client.bench.report import LoadRun
 

@@ -1,7 +1,7 @@
-"""Guessing a request's next tokens, so that one step computes several of them.
+"""Speculative decoding: proposed tokens are verified by the model in the same step as a request's last token.
 
-A decoding request may carry proposed tokens: the model computes them in the same step as its last token, and the
-sampler gives a token at each of their positions, from the model's own distribution and with that position's own random
-number. A proposal counts while the sampled token equals it. That is rejection sampling for a proposal that is certain
-of itself, and since every position has its random number, the tokens are those of an engine that does not speculate.
+The sampler draws a token at each proposed position from the model's own distribution and with that position's own
+random number, and a proposal is accepted while the drawn token equals it. The output is therefore identical to decoding
+without speculation. Proposals come from n-grams of the request (`ngram.py`) or from a draft model (`draft.py`);
+`controller.py` adapts their number to the acceptance rate.
 """

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rondo.engine.plan import StepPlan
-from rondo.engine.request import Request
-from rondo.engine.runner import Runner
-from rondo.engine.sleep import Sleeper
+from rondo.engine.runner.runner import Runner
+from rondo.engine.schedule.plan import StepPlan
+from rondo.engine.schedule.request import Request
+from rondo.engine.weights.sleep import Sleeper
 from rondo.ops import NO_TOKEN
 
 

@@ -6,15 +6,15 @@ from functools import partial
 from pathlib import Path
 
 from rondo.base.errors import ConfigError, InvalidRequest, NotFound
-from rondo.engine.cache import KVCache, kv_dtype
 from rondo.engine.config import EngineConfig
-from rondo.engine.runner import Runner
-from rondo.engine.scheduler import Scheduler
-from rondo.engine.sleep import Sleeper
+from rondo.engine.kv.cache import KVCache, kv_dtype
+from rondo.engine.runner.runner import Runner
+from rondo.engine.schedule.scheduler import Scheduler
 from rondo.engine.speculate.controller import Controller
 from rondo.engine.speculate.draft import DraftProposer
 from rondo.engine.speculate.ngram import NgramProposer
 from rondo.engine.speculate.speculation import Proposer, Speculation
+from rondo.engine.weights.sleep import Sleeper
 from rondo.models import Decoder, load
 from rondo.models.store import resolve
 from rondo.text.tokenizer import Tokenizer

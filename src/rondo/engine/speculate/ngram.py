@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from rondo.engine.request import Request
+from rondo.engine.schedule.request import Request
 
 CANDIDATES = 8
 """Earlier places that are compared; the most recent ones."""

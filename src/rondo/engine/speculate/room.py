@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 
-from rondo.engine.groups import GroupedPool
-from rondo.engine.request import Request
+from rondo.engine.kv.groups import GroupedPool
+from rondo.engine.schedule.request import Request
 
 
 def make_room(

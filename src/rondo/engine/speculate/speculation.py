@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from rondo.engine.plan import StepPlan
-from rondo.engine.request import Request
-from rondo.engine.runner import Runner, StepResult
-from rondo.engine.scheduler import Scheduler
+from rondo.engine.runner.runner import Runner, StepResult
+from rondo.engine.schedule.plan import StepPlan
+from rondo.engine.schedule.request import Request
+from rondo.engine.schedule.scheduler import Scheduler
 from rondo.engine.speculate.controller import Controller
 from rondo.ops import NO_TOKEN
 

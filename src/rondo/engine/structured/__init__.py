@@ -1,4 +1,5 @@
-"""Answers of a given form: grammars are compiled beside the steps, and say for each token what may come next.
+"""Structured output: JSON schemas, regular expressions, grammars and choices as token masks, with `llguidance`.
 
-`llguidance` does both. It is imported when the first request asks for such a form.
+Grammars are compiled once, next to the engine's steps, and cached. Only requests that use a new grammar wait for its
+compilation. `llguidance` is imported with the first such request.
 """

@@ -16,9 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rondo.engine.request import Request
+from rondo.engine.schedule.request import Request
 from rondo.engine.structured.matcher import GrammarMatcher, follow_all
-from rondo.ops.draw import WORD
+from rondo.ops.vocabulary.draw import WORD
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher
 
-    from rondo.engine.request import Request
+    from rondo.engine.schedule.request import Request
 
 ENDED = ("NoExtension", "EndOfSentence")
 

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from rondo.base.errors import ConfigError, InvalidRequest, NotFound, Overloaded
-from rondo.base.paths import path_of
+from rondo.base.storage.paths import path_of
 from rondo.engine.config import EngineConfig
 from rondo.engine.vllm.backend import Backend, VllmAdapter
 from rondo.models.adapters.files import read_config

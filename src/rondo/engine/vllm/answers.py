@@ -13,12 +13,12 @@ import torch
 from numpy.typing import NDArray
 
 from rondo.base.errors import RondoError, Unavailable
-from rondo.base.log import get_logger
+from rondo.base.telemetry.log import get_logger
 from rondo.client.types import FinishReason
-from rondo.engine.intake import not_finite
-from rondo.engine.metrics import RequestMetrics
-from rondo.engine.request import Request
-from rondo.engine.step import StepOutput
+from rondo.engine.metrics.counters import RequestMetrics
+from rondo.engine.schedule.intake import not_finite
+from rondo.engine.schedule.request import Request
+from rondo.engine.schedule.step import StepOutput
 from rondo.engine.vllm.backend import Backend, OutputDelta, VllmRequest
 
 log = get_logger("rondo.engine.vllm")

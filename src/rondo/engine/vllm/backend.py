@@ -12,7 +12,7 @@ from prometheus_client.core import Metric
 
 from rondo.client.engine import PauseMode
 from rondo.client.types import GenerateRequest, PromptLogprobs
-from rondo.engine.request import Request
+from rondo.engine.schedule.request import Request
 
 
 @dataclass(frozen=True, slots=True)

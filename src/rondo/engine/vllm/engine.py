@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from rondo.base.account import current
 from rondo.base.errors import (
     ConfigError,
     Conflict,
@@ -17,20 +16,21 @@ from rondo.base.errors import (
     RondoError,
     Unavailable,
 )
-from rondo.base.log import get_logger
+from rondo.base.telemetry.account import current
+from rondo.base.telemetry.log import get_logger
 from rondo.client.engine import PauseMode, WeightState
 from rondo.client.types import GenerateRequest, TokenChunk
-from rondo.engine.accounts import tell
 from rondo.engine.config import EngineConfig
-from rondo.engine.intake import InputProcessor
-from rondo.engine.output import SampleReader, TextSource
-from rondo.engine.renew import check_version
-from rondo.engine.sleep import TAGS, check_level, check_tags
+from rondo.engine.entrypoints.output import SampleReader, TextSource
+from rondo.engine.metrics.accounts import tell
+from rondo.engine.schedule.intake import InputProcessor
 from rondo.engine.vllm.adapters import VllmAdapters
 from rondo.engine.vllm.answers import AnswerStream
 from rondo.engine.vllm.backend import Backend, VllmRequest
 from rondo.engine.vllm.metrics import VllmMetrics
-from rondo.engine.weight_update import WeightUpdate
+from rondo.engine.weights.sleep import TAGS, check_level, check_tags
+from rondo.engine.weights.weight_reload import check_version
+from rondo.engine.weights.weight_update import WeightUpdate
 from rondo.models import ModelConfig
 
 log = get_logger("rondo.engine.vllm")

@@ -9,10 +9,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from rondo.base.errors import StorageError
-from rondo.base.files import storage_error
-from rondo.base.home import home
 from rondo.base.lock import hold, locked_folder, remove_unheld
-from rondo.engine.vllm.plugins import write_plugins
+from rondo.base.storage.files import storage_error
+from rondo.base.storage.home import home
+from rondo.engine.vllm.child.plugins import write_plugins
 
 PREFIX = "vllm-"
 LONGEST = 80

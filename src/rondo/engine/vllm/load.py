@@ -7,18 +7,18 @@ from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
-from rondo.engine.cache import DEFAULT_CPU_BYTES
 from rondo.engine.config import EngineConfig
-from rondo.engine.intake import max_model_len
-from rondo.engine.output import TextSource
+from rondo.engine.entrypoints.output import TextSource
+from rondo.engine.kv.cache import DEFAULT_CPU_BYTES
+from rondo.engine.schedule.intake import max_model_len
 from rondo.engine.vllm.adapters import VllmAdapters
+from rondo.engine.vllm.child.process import VllmProcess
 from rondo.engine.vllm.engine import VllmEngine
 from rondo.engine.vllm.options import check, environment, flags, options, threads
-from rondo.engine.vllm.process import VllmProcess
 from rondo.engine.vllm.remote import Remote
 from rondo.models import parse, read_config
-from rondo.models.checkpoint import check as check_checkpoint
 from rondo.models.devices import device_named
+from rondo.models.files.checkpoint import check as check_checkpoint
 
 
 def load_vllm(

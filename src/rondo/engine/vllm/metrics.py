@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from prometheus_client.core import Metric
 
-from rondo.engine.exposition import PREFIX, Families
-from rondo.engine.metrics import RequestMetrics
+from rondo.engine.metrics.counters import RequestMetrics
+from rondo.engine.metrics.exposition import PREFIX, Families
 
 if TYPE_CHECKING:
     from rondo.engine.vllm.engine import VllmEngine

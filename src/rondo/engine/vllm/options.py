@@ -10,8 +10,8 @@ from pathlib import Path
 from rondo.base.errors import ConfigError
 from rondo.client.limits import MAX_LOGPROBS
 from rondo.engine.config import EngineConfig
+from rondo.engine.vllm.child.plugins import ENTRY_POINTS
 from rondo.engine.vllm.folder import RunFolder
-from rondo.engine.vllm.plugins import ENTRY_POINTS
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 MOST_LORAS_TOGETHER = 8

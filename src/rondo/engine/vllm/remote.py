@@ -14,14 +14,14 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from rondo.base.errors import RondoError, Unavailable
-from rondo.base.log import get_logger
+from rondo.base.telemetry.log import get_logger
 from rondo.client.answers import SseParser
 from rondo.client.engine import PauseMode
-from rondo.engine.sleep import TAGS
 from rondo.engine.vllm.backend import OutputDelta, VllmAdapter, VllmRequest
-from rondo.engine.vllm.process import URL, VllmProcess
-from rondo.engine.vllm.restarts import Restarts
+from rondo.engine.vllm.child.process import URL, VllmProcess
+from rondo.engine.vllm.child.restarts import Restarts
 from rondo.engine.vllm.wire import generation, pieces, prompt_logprobs, refusal
+from rondo.engine.weights.sleep import TAGS
 
 log = get_logger("rondo.engine.vllm")
 

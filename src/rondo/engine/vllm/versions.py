@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from rondo.base.errors import ConfigError
-from rondo.base.log import get_logger
+from rondo.base.telemetry.log import get_logger
 
 log = get_logger("rondo.engine.vllm")
 

@@ -1,4 +1,8 @@
-"""Runs programs that nobody trusts."""
+"""Sandbox for untrusted programs: a warm process per slot, isolated by Linux namespaces, seccomp and resource limits.
+
+`pool.py` hands out workers, `worker.py` speaks with one of them, `runs.py` describes a run and its verdict, and
+`inside/` is the code that runs within the isolated process.
+"""
 
 from rondo.graders.sandbox.limits import SandboxLimits
 from rondo.graders.sandbox.pool import Sandbox

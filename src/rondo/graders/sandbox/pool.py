@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from rondo.base.errors import ConfigError
-from rondo.base.metrics import counter
+from rondo.base.telemetry.metrics import counter
 from rondo.graders.sandbox.limits import SandboxLimits
 from rondo.graders.sandbox.requests import Serve, run_grader
 from rondo.graders.sandbox.runs import Exam, SandboxRun, Verdict, run_exam, run_script

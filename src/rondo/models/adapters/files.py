@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from rondo.base.errors import ModelError
-from rondo.base.files import atomic_dir, parse_json
-from rondo.models import safetensors
+from rondo.base.storage.files import atomic_dir, parse_json
+from rondo.models.files import safetensors
 
 CONFIG = "adapter_config.json"
 TENSORS = "adapter_model.safetensors"

@@ -18,7 +18,7 @@ from rondo.models.adapters.attached import AttachedAdapter, attach, attached, de
 from rondo.models.adapters.lora_config import LoraSpec
 from rondo.models.architecture import Moe
 from rondo.models.decoder import Decoder
-from rondo.models.mapping import TensorMapping, slots
+from rondo.models.files.mapping import TensorMapping, slots
 from rondo.models.parts import Linear
 from rondo.models.quantized.parts import QuantizedLinear, QuantizedTensors
 from rondo.ops import linear

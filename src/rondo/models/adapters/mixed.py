@@ -16,7 +16,7 @@ from rondo.models.adapters.tokenformer import Tokenformer
 from rondo.models.decoder import Decoder
 from rondo.models.parts import Linear
 from rondo.ops import RANK_MULTIPLE, Pair, Pairs, RowGroups, add_low_rank, add_low_rank_to
-from rondo.ops.native.build import library
+from rondo.ops.native.build.build import library
 
 MANY_ROWS = 256
 """From this many rows on, an adapter's own matrix products are the fastest."""

@@ -11,12 +11,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from rondo.base.errors import ModelError
-from rondo.models import scorer
+from rondo.models.heads import scorer
 from rondo.models.quantized import scheme
 
 if TYPE_CHECKING:
     from rondo.models.architecture import ModelConfig
-    from rondo.models.mapping import Slot
+    from rondo.models.files.mapping import Slot
 
 FAMILIES = {
     "llama": "llama",

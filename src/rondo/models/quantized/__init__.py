@@ -1,1 +1,5 @@
-"""Checkpoints of quantized weights: what their config says, reading each format into the one form, and making them."""
+"""Quantized checkpoints: GPTQ, AWQ, compressed-tensors and FP8 are read into one representation, and written back.
+
+`scheme.py` parses `quantization_config`, `formats.py` unpacks each format, `reading.py` reads a checkpoint tensor by
+tensor, and `quantize/` quantizes a model. Read `scheme.py` first.
+"""

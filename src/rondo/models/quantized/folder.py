@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rondo.base.errors import InvalidRequest
-from rondo.base.files import atomic_dir
-from rondo.models import safetensors
-from rondo.models.checkpoint import load
+from rondo.base.storage.files import atomic_dir
 from rondo.models.decoder import Decoder
-from rondo.models.headers import INDEX
-from rondo.models.quantized.making import QuantizationRecipe, planned, quantize
-from rondo.models.quantized.methods import CALIBRATED
-from rondo.models.quantized.text import Text, built_in, perplexity, prepare
+from rondo.models.files import safetensors
+from rondo.models.files.checkpoint import load
+from rondo.models.files.headers import INDEX
+from rondo.models.quantized.quantize.making import QuantizationRecipe, planned, quantize
+from rondo.models.quantized.quantize.methods import CALIBRATED
+from rondo.models.quantized.quantize.text import Text, built_in, perplexity, prepare
 from rondo.models.quantized.writing import write_into
 from rondo.models.store import Report, companions, copy_file, refuse_target
 from rondo.text.tokenizer import Tokenizer

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rondo.models.quantized.scheme import Format, Scheme
 from rondo.ops import Quantized
-from rondo.ops.quantized import MX_GROUP, SYMMETRIC_ZERO, pack, unpack
+from rondo.ops.gemm.quantized import MX_GROUP, SYMMETRIC_ZERO, pack, unpack
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 INT32 = (torch.int32,)

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from rondo.models.additions import added
+from rondo.models.heads.additions import added
 from rondo.models.parts import Experts, Linear
 from rondo.ops import ExpertWeights, Quantized, grouped_experts, quantized_linear
 

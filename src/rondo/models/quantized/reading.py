@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from rondo.base.errors import ModelError
 from rondo.models.decoder import Decoder
-from rondo.models.headers import some
-from rondo.models.mapping import Slot, TensorMapping
+from rondo.models.files.headers import some
+from rondo.models.files.mapping import Slot, TensorMapping
+from rondo.models.files.safetensors import StoredTensor
 from rondo.models.parts import Experts, Linear
 from rondo.models.quantized.formats import LAYOUTS, Want
 from rondo.models.quantized.parts import QuantizedExperts, QuantizedLinear
 from rondo.models.quantized.scheme import FIELD, Scheme
-from rondo.models.safetensors import StoredTensor
 from rondo.ops import Quantized
 
 Files = dict[str, StoredTensor]

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from rondo.models.decoder import Decoder
-from rondo.models.mapping import Outgoing, Slot, TensorMapping, plain_outgoing
+from rondo.models.files.mapping import Outgoing, Slot, TensorMapping, plain_outgoing
+from rondo.models.files.safetensors_write import write
 from rondo.models.quantized.formats import LAYOUTS
 from rondo.models.quantized.parts import QuantizedLinear, QuantizedTensors
 from rondo.models.quantized.reading import Weight, stacked
-from rondo.models.safetensors_write import write
 from rondo.ops import Quantized
 
 MAX_SHARD_BYTES = 5 * 10**9

@@ -1,1 +1,15 @@
-"""Small C kernels, compiled for this very CPU when first needed; without a compiler only speed is lost."""
+"""Operations in C for CPUs, compiled on this machine on first use; without a compiler only speed is lost.
+
+Each folder holds kernels by what they compute, with the Python module that registers them next to the C file. A
+`#include` names the header with its folder, such as `"gemm/pairs.h"`.
+
+    build/       compilation and its cache, CPU levels, shared headers, tuning
+    gemm/        linear layers and low-rank products
+    attention/   attention over packed rows and over pages
+    quantized/   products with quantized weights
+    pointwise/   norms, activations, rotary embedding, log-probabilities, sampling
+    decoder/     a whole decoder step in one call
+
+A library's file name contains a hash of its sources, all headers, the compiler and the CPU. Read `build/build.py`
+first.
+"""

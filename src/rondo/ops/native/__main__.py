@@ -1,7 +1,7 @@
 """Compiles the kernels, and says which there are."""
 
 from rondo.base.errors import RondoError
-from rondo.ops.native.ahead import compile_all, lost, runs
+from rondo.ops.native.build.ahead import compile_all, lost, runs
 
 
 def main() -> None:

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rondo.ops.activation import gated
-from rondo.ops.attention import AttentionSpec, packed_attention
-from rondo.ops.linear import linear
-from rondo.ops.logprobs import _token_logprobs
-from rondo.ops.norm import rms_norm
-from rondo.ops.rope import RopeSpec, rotate
+from rondo.ops.attention.packed import AttentionSpec, packed_attention
+from rondo.ops.gemm.linear import linear
+from rondo.ops.pointwise.activation import gated
+from rondo.ops.pointwise.norm import rms_norm
+from rondo.ops.pointwise.rope import RopeSpec, rotate
 from rondo.ops.sharded.layout import Dims, ShardLayout, Way, shards_among
+from rondo.ops.vocabulary.logprobs import _token_logprobs
 
 
 def _any_shards(*args: Any, **kwargs: Any) -> bool:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from rondo.ops.native.readable import unwatched
+from rondo.ops.native.build.readable import unwatched
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rondo.ops.attention import AttentionSpec
-from rondo.ops.chunks import Chunks, chunk_attention
-from rondo.ops.paged_attention import DecodeStep, paged_decode
-from rondo.ops.pages import Pages
+from rondo.ops.attention.chunks import Chunks, chunk_attention
+from rondo.ops.attention.packed import AttentionSpec
+from rondo.ops.attention.paged import DecodeStep, paged_decode
+from rondo.ops.attention.pages import Pages
 from rondo.ops.triton.at_hand import FLOATS, launch, power_of_two, takes, warps
 
 SLICE = 256

@@ -7,9 +7,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from rondo.ops.activation import SWIGLU_ALPHA, SWIGLU_LIMIT, gated
-from rondo.ops.norm import add_rms_norm, rms_norm
-from rondo.ops.rope import RopeSpec, rotate
+from rondo.ops.pointwise.activation import SWIGLU_ALPHA, SWIGLU_LIMIT, gated
+from rondo.ops.pointwise.norm import add_rms_norm, rms_norm
+from rondo.ops.pointwise.rope import RopeSpec, rotate
 from rondo.ops.triton.at_hand import launch, power_of_two, takes, warps, with_gradient
 
 WIDEST = 1 << 15

@@ -7,17 +7,17 @@ from typing import Any
 
 import torch
 
-from rondo.ops.activation import gated
-from rondo.ops.chunks import chunk_attention
+from rondo.ops.attention.chunks import chunk_attention
+from rondo.ops.attention.paged import paged_decode
 from rondo.ops.dispatch import Op, references_only
-from rondo.ops.draw import choose_tokens
-from rondo.ops.linear import linear
-from rondo.ops.logprobs import row_logprobs
-from rondo.ops.norm import add_rms_norm, rms_norm
-from rondo.ops.paged_attention import paged_decode
-from rondo.ops.quantized import quantized_linear
-from rondo.ops.rope import rotate
+from rondo.ops.gemm.linear import linear
+from rondo.ops.gemm.quantized import quantized_linear
+from rondo.ops.pointwise.activation import gated
+from rondo.ops.pointwise.norm import add_rms_norm, rms_norm
+from rondo.ops.pointwise.rope import rotate
 from rondo.ops.triton.at_hand import missing, version
+from rondo.ops.vocabulary.draw import choose_tokens
+from rondo.ops.vocabulary.logprobs import row_logprobs
 
 OPERATIONS: dict[str, Op[..., Any]] = {
     "linear": linear,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rondo.ops.draw import choose_tokens
-from rondo.ops.logprobs import row_logprobs
 from rondo.ops.triton.at_hand import launch, power_of_two, takes
+from rondo.ops.vocabulary.draw import choose_tokens
+from rondo.ops.vocabulary.logprobs import row_logprobs
 
 SLICE = 4096
 """Of the vocabulary: what one program looks through. A row's slices are shared out over the card."""

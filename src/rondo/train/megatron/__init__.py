@@ -1,1 +1,1 @@
-"""Megatron-Core as a second learner, behind the same verbs."""
+"""Megatron-Core as a second learner with the same interface as the native one. Needs the extra `megatron`."""

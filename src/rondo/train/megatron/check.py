@@ -12,7 +12,7 @@ from rondo.parallel.config import MemoryConfig
 from rondo.train.config import OptimConfig
 
 if TYPE_CHECKING:
-    from rondo.parallel.degrees import Degrees
+    from rondo.parallel.layout.degrees import Degrees
 
 FIELD = "train.learner"
 

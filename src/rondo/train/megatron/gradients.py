@@ -11,7 +11,7 @@ import torch.distributed
 from rondo.train.megatron.part import MegatronShard
 
 if TYPE_CHECKING:
-    from rondo.parallel.mesh import Mesh
+    from rondo.parallel.ranks.mesh import Mesh
 
 dist: Any = torch.distributed
 """Its types are incomplete."""

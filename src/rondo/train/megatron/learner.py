@@ -15,17 +15,11 @@ from rondo import models
 from rondo.base.errors import ConfigError, ModelError
 from rondo.models.adapters.attached import adapter_of
 from rondo.models.decoder import Decoder
-from rondo.models.mapping import plain_outgoing
+from rondo.models.files.mapping import plain_outgoing
 from rondo.parallel.config import MemoryConfig
-from rondo.parallel.own_part import local_of
-from rondo.train import dcp
-from rondo.train.config import OptimConfig
-from rondo.train.learner import Learner
-from rondo.train.megatron.check import FIELD, check, check_installed
-from rondo.train.megatron.gradients import add_up, clip
-from rondo.train.megatron.part import MegatronShard
-from rondo.train.megatron.passes import MegatronPasses
-from rondo.train.states import (
+from rondo.parallel.tensor.own_part import local_of
+from rondo.train.checkpoints import dcp
+from rondo.train.checkpoints.states import (
     AVERAGE,
     MODEL,
     OPTIMIZER,
@@ -35,9 +29,15 @@ from rondo.train.states import (
     random_states,
     set_random_states,
 )
+from rondo.train.config import OptimConfig
+from rondo.train.learner.learner import Learner
+from rondo.train.megatron.check import FIELD, check, check_installed
+from rondo.train.megatron.gradients import add_up, clip
+from rondo.train.megatron.part import MegatronShard
+from rondo.train.megatron.passes import MegatronPasses
 
 if TYPE_CHECKING:
-    from rondo.parallel.mesh import Mesh
+    from rondo.parallel.ranks.mesh import Mesh
 
 
 class MegatronLearner(Learner):

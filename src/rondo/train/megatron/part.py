@@ -14,12 +14,12 @@ from rondo.base.errors import ConfigError
 from rondo.models.architecture import Dense, Gqa, ModelConfig
 from rondo.models.decoder import Decoder
 from rondo.parallel.collectives import gather_equal
-from rondo.parallel.split import split
+from rondo.parallel.layout.split import split
 from rondo.train.megatron.cpu import without_cuda
 from rondo.train.megatron.weights import table
 
 if TYPE_CHECKING:
-    from rondo.parallel.mesh import Mesh
+    from rondo.parallel.ranks.mesh import Mesh
 
 dist: Any = torch.distributed
 """Its types are incomplete."""

@@ -10,17 +10,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rondo.data.packing import PackedRow
+from rondo.data.batching.packing import PackedRow
 from rondo.models.architecture import ModelConfig
 from rondo.models.parts import take
-from rondo.ops.logprobs import token_logprobs
-from rondo.ops.rope import rope_angles
-from rondo.ops.split_logprobs import split_logprobs
+from rondo.ops.pointwise.rope import rope_angles
+from rondo.ops.vocabulary.logprobs import token_logprobs
+from rondo.ops.vocabulary.split_logprobs import split_logprobs
 from rondo.parallel.collectives import gather_equal
-from rondo.train.losses import Loss, LossOutput, needs_entropy
+from rondo.train.learner.passes import predictions
+from rondo.train.losses.sums import Loss, LossOutput, needs_entropy
 from rondo.train.megatron.part import MegatronShard
 from rondo.train.megatron.samples import samples_of
-from rondo.train.passes import predictions
 
 
 class MegatronPasses:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rondo.data.packing import Ints, PackedRow, plan_rows
+from rondo.data.batching.packing import Ints, PackedRow, plan_rows
 
 
 @dataclass(frozen=True)

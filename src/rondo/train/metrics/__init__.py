@@ -1,1 +1,5 @@
-"""What is said of each step of a training job: how it is measured, and where it goes."""
+"""Training metrics: step times, throughput, MFU, memory, stragglers and non-finite steps, and the services they are
+sent to.
+
+`meter.py` computes the figures of a step; `sinks.py` forwards them to TensorBoard, W&B, Prometheus and the profiler.
+"""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from rondo.data.packing import PackedRow
+from rondo.data.batching.packing import PackedRow
 from rondo.models.adapters import adapter_of
 from rondo.models.architecture import Dense, Gqa, Layer, Mla, Moe
 from rondo.models.decoder import Decoder

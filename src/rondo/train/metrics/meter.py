@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rondo.base.log import get_logger
-from rondo.data.packing import PackedRow
+from rondo.base.telemetry.log import get_logger
+from rondo.data.batching.packing import PackedRow
 from rondo.parallel.precision import computing_type
 from rondo.train.metrics.clock import PhaseTimer, named
 from rondo.train.metrics.flops import Flops
@@ -15,7 +15,7 @@ from rondo.train.metrics.memory import memory_of
 from rondo.train.metrics.peak import peak_of
 
 if TYPE_CHECKING:
-    from rondo.train.learner import Learner, Metrics
+    from rondo.train.learner.learner import Learner, Metrics
 
 log = get_logger(__name__)
 

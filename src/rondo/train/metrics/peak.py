@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from rondo.ops.limits import measure_flops
-from rondo.plan.cluster import gpu_called
+from rondo.ops.measure.limits import measure_flops
+from rondo.plan.cost.cluster import gpu_called
 
 BUDGET = 0.3
 """Seconds of measuring a CPU."""

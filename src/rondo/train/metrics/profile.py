@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from rondo.base.files import atomic_dir
-from rondo.base.log import get_logger
+from rondo.base.storage.files import atomic_dir
+from rondo.base.telemetry.log import get_logger
 
 log = get_logger(__name__)
 

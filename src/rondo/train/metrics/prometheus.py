@@ -11,9 +11,9 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, generate_latest
 
 from rondo.base.errors import ConfigError
-from rondo.base.files import atomic_write
-from rondo.base.log import get_logger
-from rondo.base.metrics import CONTENT_TYPE, PREFIX
+from rondo.base.storage.files import atomic_write
+from rondo.base.telemetry.log import get_logger
+from rondo.base.telemetry.metrics import CONTENT_TYPE, PREFIX
 
 log = get_logger(__name__)
 

@@ -8,8 +8,8 @@ from typing import Protocol
 
 import torch
 
+from rondo.jobs.job import Job
 from rondo.train.config import MetricsConfig
-from rondo.train.job import Job
 from rondo.train.metrics.profile import Profiler
 
 OnStep = Callable[[int, dict[str, float]], None]

@@ -1,4 +1,5 @@
-"""Rows of a KV cache's pages: how they are read and written in each of the types that `ops/pages.py` knows."""
+"""Rows of a KV cache's pages: how they are read and written in each of the types that `ops/attention/pages.py`
+knows."""
 
 import triton
 import triton.language as tl

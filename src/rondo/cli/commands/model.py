@@ -1,0 +1,177 @@
+"""`rondo model new|import|export|quantize|inspect|list`: the models of this machine."""
+
+import json
+
+from rondo.base.errors import RondoError
+from rondo.base.storage.home import models_dir
+from rondo.base.storage.paths import path_of
+from rondo.base.units import human_bytes, human_count
+from rondo.cli.options.arguments import VerbParser
+from rondo.cli.options.verbs import Verb, run_verb
+from rondo.cli.view.progress import byte_progress
+
+USAGE = """usage: rondo model VERB [options]
+
+  new       make a small model with random weights
+  import    take in a Hugging Face folder, checked as a whole
+  export    write a model where transformers loads it from
+  quantize  make its weights take a half or a quarter of the memory
+  inspect   what a model is: family, size, layers, adapter targets
+  list      the models of this machine
+
+  rondo model VERB --help   what a verb takes"""
+
+
+def run(argv: list[str]) -> int:
+    return run_verb("rondo model", VERBS, USAGE, argv)
+
+
+def _import(argv: list[str]) -> int:
+    parser = VerbParser("rondo model import", "Take in a Hugging Face folder, checked as a whole.")
+    parser.add_argument("source", metavar="FOLDER", help="config.json, safetensors and the tokenizer's files")
+    parser.add_argument(
+        "name", metavar="NAME", nargs="?", help="what to call it; the folder's own name by default"
+    )
+    parser.add_argument("--replace", action="store_true", help="put it in the place of a model of that name")
+    arguments = parser.parse_args(argv)
+    name = arguments.name or path_of(arguments.source, "FOLDER").resolve().name
+    from rondo.models.store import import_model, place
+
+    place(name)
+    with byte_progress(f"importing {name}") as report:
+        path = import_model(arguments.source, name, replace=arguments.replace, report=report)
+    print(f"{name} is in {path}")
+    return 0
+
+
+def _export(argv: list[str]) -> int:
+    parser = VerbParser("rondo model export", "Write a model where transformers loads it from.")
+    parser.add_argument(
+        "model", metavar="MODEL", help="a name from `rondo model list`, a folder, or a job's hash"
+    )
+    parser.add_argument("destination", metavar="FOLDER", help="a folder that is absent or empty")
+    parser.add_argument(
+        "--replace", action="store_true", help="put it in the place of the folder that is there"
+    )
+    arguments = parser.parse_args(argv)
+    from rondo.models.store import export_model
+
+    with byte_progress(f"exporting {arguments.model}") as report:
+        path = export_model(arguments.model, arguments.destination, replace=arguments.replace, report=report)
+    print(f"{arguments.model} is in {path}")
+    return 0
+
+
+def _inspect(argv: list[str]) -> int:
+    parser = VerbParser(
+        "rondo model inspect", "What a model is, read from its config and the headers of its weights."
+    )
+    parser.add_argument(
+        "model", metavar="MODEL", help="a name from `rondo model list`, a folder, or a job's hash"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    arguments = parser.parse_args(argv)
+    from rondo.models.store import facts, resolve
+
+    found = facts(resolve(arguments.model))
+    config = found.config
+    if arguments.json:
+        answer = {
+            "path": str(found.path),
+            "family": config.family,
+            "parameters": found.parameters,
+            "dtypes": list(found.dtypes),
+            "quantization": None if config.quantization is None else config.quantization.method,
+            "weight_bytes": found.weight_bytes,
+            "disk_bytes": found.disk_bytes,
+            "layers": len(config.layers),
+            "hidden_size": config.hidden_size,
+            "vocab_size": config.vocab_size,
+            "context": config.max_positions,
+            "adapter_targets": list(found.adapter_targets),
+            "tokenizer": found.has_tokenizer,
+        }
+        print(json.dumps(answer))
+        return 0
+    rows = {
+        "folder": str(found.path),
+        "family": config.family,
+        "parameters": f"{human_count(found.parameters)} ({found.parameters:,})",
+        "dtype": ", ".join(found.dtypes),
+        "quantization": "none" if config.quantization is None else config.quantization.method,
+        "size on disk": f"{human_bytes(found.disk_bytes)} ({human_bytes(found.weight_bytes)} of weights)",
+        "layers": f"{len(config.layers)} of width {config.hidden_size}",
+        "vocabulary": f"{config.vocab_size:,}" + (", head tied to the embedding" if config.tied else ""),
+        "context": f"{config.max_positions:,} tokens",
+        "adapter targets": ", ".join(found.adapter_targets) or "none",
+        "tokenizer": "yes" if found.has_tokenizer else "none",
+    }
+    print("\n".join(f"{label:<16} {value}" for label, value in rows.items()))
+    return 0
+
+
+def _list(argv: list[str]) -> int:
+    parser = VerbParser("rondo model list", "The models of this machine, in RONDO_HOME/models.")
+    parser.add_argument("--json", action="store_true", help="print one JSON array")
+    arguments = parser.parse_args(argv)
+    from rondo.models.store import list_models, summary
+
+    rows: list[dict[str, object]] = []
+    for name, path in list_models():
+        try:
+            found = summary(path)
+        except RondoError as error:
+            rows.append({"name": name, "path": str(path), "error": error.message})
+            continue
+        except Exception as error:  # one folder that nobody thought of must not hide the others
+            said = " ".join(f"{type(error).__name__}: {error}".split())
+            rows.append({"name": name, "path": str(path), "error": said})
+            continue
+        rows.append(
+            {
+                "name": name,
+                "path": str(path),
+                "family": found.family,
+                "parameters": found.parameters,
+                "dtypes": list(found.dtypes),
+                "disk_bytes": found.disk_bytes,
+            }
+        )
+    if arguments.json:
+        print(json.dumps(rows))
+    elif not rows:
+        print(f"There are no models in {models_dir()} yet. Make one: rondo model new NAME --preset tiny")
+    else:
+        width = max(len(str(row["name"])) for row in rows)
+        print("\n".join(f"{row['name']:<{width}}  {_summary(row)}" for row in rows))
+    return 0
+
+
+def _summary(row: dict[str, object]) -> str:
+    match row:
+        case {"family": family, "parameters": int(count), "dtypes": list(dtypes), "disk_bytes": int(size)}:
+            return f"{family}  {human_count(count)}  {'/'.join(dtypes)}  {human_bytes(size)}"
+        case _:
+            return f"broken: {row['error']}"
+
+
+def _new(argv: list[str]) -> int:
+    from rondo.cli.subcommands.model_new import run as make
+
+    return make(argv)
+
+
+def _quantize(argv: list[str]) -> int:
+    from rondo.cli.subcommands.model_quantize import run as quantize
+
+    return quantize(argv)
+
+
+VERBS: dict[str, Verb] = {
+    "new": _new,
+    "import": _import,
+    "export": _export,
+    "quantize": _quantize,
+    "inspect": _inspect,
+    "list": _list,
+}

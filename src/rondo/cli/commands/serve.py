@@ -1,0 +1,88 @@
+"""`rondo serve MODEL`: one engine behind the OpenAI API."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rondo.base.telemetry.log import get_logger
+from rondo.cli.options.arguments import VerbParser
+from rondo.cli.options.flags import FLAGS
+from rondo.cli.options.short import read_short
+from rondo.cli.options.tree import RondoConfig
+
+if TYPE_CHECKING:
+    import socket
+
+log = get_logger("rondo.cli.commands.serve")
+
+
+def run(argv: list[str]) -> int:
+    parser = VerbParser("rondo serve", "Serve a model over the OpenAI API.")
+    parser.add_argument("model", help="a model's name, a folder in Hugging Face layout, or a job's hash")
+    parser.usage = "rondo serve MODEL [flags]"
+    parser.epilog = (
+        "Every other setting is a flag too: --engine.block_size=32; `rondo config` lists them. Flags of `vllm serve` "
+        "that have no meaning here are refused, with what to do instead."
+    )
+    command = read_short(parser, tuple(FLAGS), argv)
+    if command is None:
+        return 0
+    return serve(parser.parse_args(command.rest).model, command.config.tree)
+
+
+def serve(model: str | Path, tree: RondoConfig, banner: bool = False) -> int:
+    """Blocks until a signal ends the server."""
+    from rondo.server.exposure import listen
+    from rondo.server.run import url_of
+
+    listener = listen(tree.server)
+    try:
+        return _serve(model, tree, listener, url_of(listener), banner)
+    finally:
+        listener.close()
+
+
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """Imports and loading make a great many objects that all stay: looking for garbage among them costs a tenth of
+    the start, and later a pause at each full collection."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def _serve(model: str | Path, tree: RondoConfig, listener: socket.socket, url: str, banner: bool) -> int:
+    with without_collector():
+        from rondo.client.engine import fault_of
+        from rondo.server.exposure import warn_of_no_key
+        from rondo.server.load import load_app
+        from rondo.server.run import make_server, run_server
+
+        app, engine, name = load_app(model, tree.engine, tree.server)
+
+    def on_start() -> None:
+        log.info("serving", extra={"model": name, "url": url})
+        warn_of_no_key(tree.server, listener)
+        if banner:
+            _print_banner(name, url)
+
+    try:
+        run_server(make_server(app, tree.server, engine), listener, on_start)
+        if fault := fault_of(engine):
+            raise fault
+    finally:
+        engine.stop()
+    return 0
+
+
+def _print_banner(name: str, url: str) -> None:
+    body = f'{{"model": "{name}", "messages": [{{"role": "user", "content": "reverse PLANET"}}]}}'
+    print(f"\n  {url}/v1   model: {name}\n", flush=True)
+    print(f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'\n", flush=True)

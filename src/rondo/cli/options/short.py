@@ -1,0 +1,118 @@
+"""Short flags of single verbs, such as `--port 80`: other spellings of settings, here `--server.port=80`."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from rondo.base.errors import ConfigError
+from rondo.base.settings.config import SettingSource
+from rondo.cli.options.flags import ALIASES, AS_IT_IS, FLAGS, REFUSED, Flag, check_vllm, refuse
+from rondo.cli.options.tree import CommandLine, read_command_line
+
+
+def read_short(parser: argparse.ArgumentParser, flags: Sequence[str], argv: list[str]) -> CommandLine | None:
+    """`read_command_line` for a verb that also takes `flags`. None when help was asked for, and given."""
+    add_flags(parser, flags)
+    if any(flag in argv for flag in ("-h", "--help")):
+        parser.print_help()
+        return None
+    spelled = spell_out(flags, argv)
+    try:
+        command = read_command_line(spelled.long)
+    except ConfigError as error:
+        # An error names the flag that was written, not the one it stands for.
+        message = error.message
+        for path, flag in sorted(spelled.written.items(), reverse=True):  # the longer of two paths first
+            message = message.replace(f"--{path}", flag)
+        raise ConfigError(message, param=error.param, code=error.code) from None
+    if command.config.tree.engine.backend == "vllm":
+        check_vllm(argv)
+    sources = dict(command.config.sources)
+    for path, flag in spelled.written.items():
+        if sources[path] == SettingSource("flag", f"--{path}"):
+            sources[path] = SettingSource("flag", flag)
+    return replace(command, config=replace(command.config, sources=sources))
+
+
+def add_flags(parser: argparse.ArgumentParser, flags: Sequence[str]) -> None:
+    """For the help alone: by the time the parser reads the command line they are gone from it."""
+    groups: dict[str, argparse._ArgumentGroup] = {}
+    for name in flags:
+        flag = FLAGS[name]
+        group = groups.get(flag.group) or groups.setdefault(flag.group, parser.add_argument_group(flag.group))
+        if flag.alone is not None:
+            group.add_argument(name, action="store_true", help=flag.text)
+        else:
+            group.add_argument(name, metavar=flag.name, help=flag.text)
+
+
+@dataclass
+class Spelled:
+    """The command line in settings' own names, and which setting each short flag stands for."""
+
+    long: list[str] = field(default_factory=list)
+    written: dict[str, str] = field(default_factory=dict)
+
+    def set(self, name: str, flag: Flag, values: Sequence[str]) -> None:
+        for path, value in flag.read(values).items():
+            self.written[path] = name
+            self.long.append(f"--{path}={value}")
+
+    @property
+    def has_argument(self) -> bool:
+        """Whether the verb's own argument came first, so that no other can follow."""
+        return bool(self.long) and not self.long[0].startswith("-")
+
+
+def spell_out(flags: Sequence[str], argv: Sequence[str]) -> Spelled:
+    spelled, left = Spelled(), list(argv)
+    given: dict[str, list[str]] = {}
+    known_here = len(flags) == len(FLAGS)
+    while left:
+        token = left.pop(0)
+        if token == "--":
+            spelled.long += [token, *left]
+            break
+        name, equals, value = token.partition("=")
+        name = ALIASES.get(
+            name, name.replace("_", "-") if name.startswith("--") and "." not in name else name
+        )
+        if name in flags:
+            flag = FLAGS[name]
+            if equals and flag.alone == "false":
+                raise ConfigError(f"The flag {name} stands alone, without ={value}.", param=name)
+            values = given.setdefault(name, [])
+            values += [value] if equals else _values(name, flag, left, spelled.has_argument)
+            spelled.set(name, flag, values if flag.several else values[-1:])
+        elif known_here and (name in AS_IT_IS or name in REFUSED):
+            follows = left and not left[0].startswith("-") and AS_IT_IS.get(name) != frozenset()
+            refuse(name, [value] if equals else [left.pop(0)] if follows else [])
+        else:
+            if known_here and name.startswith("--") and "." not in name and name != "--config":
+                raise _unknown(name)
+            spelled.long.append(token)
+            spelled.written.pop(name.removeprefix("--").replace("-", "_"), None)
+            if name == "--config" and not equals and left:
+                spelled.long.append(left.pop(0))
+    return spelled
+
+
+def _unknown(name: str) -> ConfigError:
+    close = difflib.get_close_matches(name, [*FLAGS, *AS_IT_IS, *REFUSED], n=1)
+    hint = f" Did you mean {close[0]}?" if close else ""
+    return ConfigError(f"There is no flag {name}.{hint} See rondo serve --help.", param=name)
+
+
+def _values(name: str, flag: Flag, left: list[str], last: bool) -> list[str]:
+    """What follows the flag. One that takes several takes all of them where nothing else can follow."""
+    if flag.alone is not None:
+        return [flag.alone]
+    if not left or left[0].startswith("--"):
+        raise ConfigError(f"The flag {name} needs a value: {name}=...")
+    values = [left.pop(0)]
+    while flag.several and last and left and not left[0].startswith("-"):
+        values.append(left.pop(0))
+    return values

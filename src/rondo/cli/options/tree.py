@@ -1,0 +1,65 @@
+"""The whole config tree, put together from each room's part, and the flags that set it."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import Field
+
+from rondo.base.errors import ConfigError
+from rondo.base.settings.config import Loaded, Section, load, split_flags
+from rondo.base.storage.home import home
+from rondo.base.storage.paths import path_of
+from rondo.base.telemetry.log import LogConfig, setup
+from rondo.engine.config import EngineConfig
+from rondo.rl.config import RlConfig
+from rondo.server.config import ServerConfig
+from rondo.train.config import TrainConfig
+
+
+class RondoConfig(Section):
+    engine: EngineConfig = Field(EngineConfig(), description="inference")
+    server: ServerConfig = Field(ServerConfig(), description="the HTTP server")
+    train: TrainConfig = Field(TrainConfig(), description="pretraining and fine-tuning")
+    rl: RlConfig = Field(RlConfig(), description="reinforcement learning")
+    log: LogConfig = Field(LogConfig(), description="logs")
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    config: Loaded[RondoConfig]
+    rest: list[str]
+    """What is left for the verb: its own flags and positional arguments, in their order."""
+
+
+def read_command_line(argv: Sequence[str]) -> CommandLine:
+    """Takes `--config FILE` and settings (`--train.lr=3e-4`) out of `argv`, loads the tree, starts logs."""
+    file, argv = _config_file(list(argv))
+    flags, rest = split_flags(RondoConfig, argv)
+    config = load(RondoConfig, file, flags=flags)
+    setup(config.tree.log.format, config.tree.log.level)
+    return CommandLine(config, rest)
+
+
+def _config_file(argv: list[str]) -> tuple[Path | None, list[str]]:
+    """`--config`, else `RONDO_CONFIG`, else `config.toml` in RONDO_HOME if it is there."""
+    rest: list[str] = []
+    chosen: str | None = os.environ.get("RONDO_CONFIG") or None
+    while argv:
+        token = argv.pop(0)
+        if token == "--":
+            rest += [token, *argv]
+            break
+        if token == "--config":
+            if not argv:
+                raise ConfigError("The flag --config needs a file: --config FILE.")
+            chosen = argv.pop(0)
+        elif token.startswith("--config="):
+            chosen = token.partition("=")[2]
+        else:
+            rest.append(token)
+    if chosen is not None:
+        return path_of(chosen, "--config"), rest
+    usual = home() / "config.toml"
+    return (usual if usual.is_file() else None), rest

@@ -1,0 +1,123 @@
+"""From a body to the checked request, or to words that name what is wrong with it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from rondo.base.errors import InvalidRequest
+from rondo.client.protocol.wire import WireModel, shown
+
+Body = TypeVar("Body", bound=WireModel)
+
+KNOWN_UNSUPPORTED = frozenset(
+    [
+        "functions",
+        "function_call",
+        "audio",
+        "prediction",
+        "web_search_options",
+        "moderation",
+        "length_penalty",
+    ]
+)
+"""Fields of OpenAI's or vLLM's API that exist, but that this engine does not do: said plainly, not as a
+typo."""
+
+
+SHAPES = {
+    "prompt": "must be a text, a list of texts, a list of token ids, or a list of lists of token ids",
+    "stop": "must be a text or a list of texts",
+    "input": "must be a text, a list of texts, a list of token ids, or a list of lists of token ids",
+    "messages": "must be a list of {role, content}, content a text or a list of text parts",
+    "tools": 'must be a list of {"type": "function", "function": {"name", "description", "parameters"}}',
+    "tool_choice": 'must be "none", "auto", "required", {"type": "function", "function": {"name"}} '
+    'or {"type": "allowed_tools", "allowed_tools": {"mode", "tools"}}',
+    "response_format": "must be {type: text | json_object}, {type: json_schema, json_schema: {name, schema, strict}}, "
+    "{type: json | regex, value} or {type: structural_tag, structures, triggers}",
+    "suffix": "is not supported",
+    "store": "is not supported, except as false",
+    "use_beam_search": "is not supported, except as false",
+    "modalities": 'is supported as ["text"] alone',
+    "verbosity": "must be low, medium or high (it has no effect here)",
+    "service_tier": "must be auto or default",
+    "prompt_cache_retention": "must be in_memory or 24h (it has no effect here)",
+}
+"""Said in place of pydantic's message, where a field has several forms."""
+
+MOST_ERRORS = 1000
+"""Who looks at the first error has all of them made: not of a body of nothing but mistakes."""
+
+
+def parse(kind: type[Body], raw: bytes) -> Body:
+    """The checked request, or an `InvalidRequest` that names the field."""
+    try:
+        return kind.model_validate_json(raw, strict=True)
+    except ValidationError as error:
+        raise _explain(kind, error) from None
+
+
+def checked(kind: type[Body], given: Mapping[str, Any]) -> Body:
+    """`parse`, of what is no JSON any more."""
+    try:
+        return kind.model_validate(given, strict=True)
+    except ValidationError as error:
+        raise _explain(kind, error) from None
+
+
+def _explain(kind: type[WireModel], error: ValidationError) -> InvalidRequest:
+    if error.error_count() > MOST_ERRORS:
+        return InvalidRequest(
+            f"{error.error_count()} fields are unknown or wrong: /openapi.json has those that there are.",
+            code="invalid_value",
+        )
+    first = error.errors(include_url=False)[0]
+    location = [str(part) for part in first["loc"]]
+    if not location:
+        reason = first["msg"] if first["type"] == "json_invalid" else "the request body must be a JSON object"
+        return InvalidRequest(f"{reason}.", code="invalid_json")
+    name, where = location[0], ".".join(location)
+    if first["type"] == "extra_forbidden":
+        return _unknown(kind, location)
+    if first["type"] == "missing" and len(location) == 1:
+        return InvalidRequest(f"{where} is required.", param=name, code="missing_required_parameter")
+    message = kind.shapes.get(name) or SHAPES.get(name, f"is wrong ({first['msg']})")
+    return InvalidRequest(f"{name} {message}; got {shown(first['input'])}.", param=name, code="invalid_value")
+
+
+def _unknown(kind: type[WireModel], location: list[str]) -> InvalidRequest:
+    where = ".".join(location)
+    if len(location) == 1 and where in KNOWN_UNSUPPORTED:
+        return InvalidRequest(f"{where} is not supported.", param=where, code="unsupported_parameter")
+    near = difflib.get_close_matches(location[-1], _fields_beside(kind, location), n=1)
+    hint = f" Did you mean {near[0]}?" if near else ""
+    return InvalidRequest(f"unknown field: {where}.{hint}", param=where, code="unknown_parameter")
+
+
+def _fields_beside(kind: type[BaseModel], location: list[str]) -> list[str]:
+    """Those that might have been meant in the place of the last one. Indices, and the names that pydantic has for the
+    forms of a field, lead to no field."""
+    models = [kind]
+    for step in location[:-1]:
+        field = next((found for model in models if (found := _fields(model).get(step)) is not None), None)
+        if field is not None:
+            models = list(_models(field.annotation))
+        else:
+            models = [model for model in models if model.__name__ == step] or models
+    return [name for model in models for name in _fields(model)]
+
+
+def _fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    return {field.alias or name: field for name, field in model.model_fields.items()}
+
+
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Of `Many[X] | Y | None`: X and Y."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _models(part)

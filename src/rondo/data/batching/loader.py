@@ -1,0 +1,110 @@
+"""Batches: what a step learns from, as rows for this rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rondo.data.batching.datasets import Dataset, Learned
+from rondo.data.batching.packing import PackedRow, flat_row, plan_rows
+from rondo.data.batching.sampler import DocumentSampler, DocumentSpan, DocumentSpans, Position
+
+MakeRow = Callable[[list[Any]], PackedRow]
+"""Of what a dataset reads."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    rows: list[PackedRow]
+    """Those of this rank."""
+    valid: int
+    """How many predictions, or whatever else the loss averages over, count in it, on all ranks together."""
+    position: Position
+    """Where the next batch begins."""
+    unfilled: float
+    """The share of the step's tokens that no piece was small enough for."""
+    epochs: float
+
+
+@dataclass(frozen=True)
+class DataRank:
+    """Which part of every batch is whose: rows are dealt round."""
+
+    number: int = 0
+    of: int = 1
+
+
+class Loader:
+    """Every rank plans the whole batch, which takes the documents' lengths alone, and reads its own rows."""
+
+    def __init__(
+        self,
+        datasets: Sequence[Dataset],
+        *,
+        seed: int,
+        tokens_per_step: int,
+        tokens_per_microbatch: int,
+        longest: int | None,
+        weights: Sequence[float] | None = None,
+        rank: DataRank | None = None,
+        make_row: MakeRow | None = None,
+    ) -> None:
+        """Documents with more than `longest` tokens to predict are cut; without it they stay whole."""
+        self._datasets = list(datasets)
+        pieces = [DocumentSpans(dataset.lengths, longest) for dataset in datasets]
+        shares = [1.0] * len(pieces) if weights is None else weights
+        self._sampler = DocumentSampler(pieces, shares, seed, tokens_per_step)
+        self._tokens_per_step = tokens_per_step
+        self._tokens_per_microbatch = tokens_per_microbatch
+        self._rank = rank or DataRank()
+        self._make_row = make_row or _flat
+
+    def __call__(self, position: Position) -> Batch:
+        pieces, after = self._sampler.take(position)
+        sizes = [piece.size for piece in pieces]
+        plan = plan_rows(sizes, self._tokens_per_microbatch)
+        return Batch(
+            rows=self._rows(pieces, plan[self._rank.number :: self._rank.of]),
+            valid=sum(self._datasets[piece.source].valid(piece) for piece in pieces),
+            position=after,
+            unfilled=max(0.0, 1 - sum(sizes) / self._tokens_per_step),
+            epochs=self._sampler.epochs(after),
+        )
+
+    def _rows(self, pieces: Sequence[DocumentSpan], plan: Sequence[Sequence[int]]) -> list[PackedRow]:
+        learned = self._read([pieces[i] for row in plan for i in row])
+        rows = []
+        for row in plan:
+            own, learned = learned[: len(row)], learned[len(row) :]
+            rows.append(self._make_row(own))
+        return rows
+
+    def _read(self, pieces: Sequence[DocumentSpan]) -> list[Any]:
+        """All of one source together: a store far away is asked once."""
+        found: dict[DocumentSpan, Any] = {}
+        for source, dataset in enumerate(self._datasets):
+            own = [piece for piece in pieces if piece.source == source]
+            found |= zip(own, dataset.read(own), strict=True)
+        return [found[piece] for piece in pieces]
+
+
+def rows_of_all(
+    dataset: Dataset,
+    tokens_per_microbatch: int,
+    *,
+    longest: int | None = None,
+    make_row: MakeRow | None = None,
+) -> list[PackedRow]:
+    """Every piece of a dataset once, in rows."""
+    pieces = DocumentSpans(dataset.lengths, longest)
+    all_pieces = pieces.at(np.arange(len(pieces)))
+    read = dataset.read(all_pieces)
+    plan = plan_rows([piece.size for piece in all_pieces], tokens_per_microbatch)
+    return [(make_row or _flat)([read[i] for i in row]) for row in plan]
+
+
+def _flat(own: list[Learned]) -> PackedRow:
+    return flat_row([tokens for tokens, _ in own], [weights for _, weights in own])

@@ -1,0 +1,285 @@
+"""Records out of files: JSON Lines, plain text and Parquet, some of them compressed, whole or a part of them."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO, Literal, cast
+
+from rondo.base.errors import InvalidRequest, MissingExtra
+from rondo.data.input.records import FIELDS, Record, check_record, shapes
+from rondo.data.storage.places import SourceFile, open_file
+
+Kind = Literal["jsonl", "text", "parquet"]
+Unit = Literal["file", "line"]
+Check = Callable[[Record], str | None]
+"""What is wrong with a record, or None."""
+
+KINDS: dict[str, Kind] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".txt": "text", ".parquet": "parquet"}
+COMPRESSIONS = ("", ".gz", ".zst")
+SUFFIXES = tuple(f"{kind}{end}" for kind in KINDS for end in (COMPRESSIONS if kind != ".parquet" else ("",)))
+
+LONGEST = 256 << 20
+"""More bytes than this in one line, or in one file that is one document, are a mistake."""
+ROWS = 256
+
+
+@dataclass(frozen=True)
+class Form:
+    """How documents stand in the files."""
+
+    fields: dict[str, str] = field(default_factory=dict)
+    """Other names of `text`, `messages`, `prompt`, `completion` and `tools` in the data."""
+    text: Unit = "file"
+    """What of a plain text file is a document."""
+
+
+@dataclass(frozen=True)
+class FilePart:
+    """What of a file is read at once: bytes `begin` to `end` of one that has lines, row groups of Parquet. A line is in
+    the part that its first byte is in."""
+
+    file: SourceFile
+    begin: int
+    end: int
+    size: int
+    """In bytes, by which progress is told."""
+
+
+@dataclass(frozen=True)
+class ParsedRecord:
+    number: int
+    """Of the line or row, from 1 at the part's own beginning."""
+    record: Record | None
+    problem: str = ""
+    done: int = 0
+    """How much of the part is read, in bytes of the file."""
+
+
+def kind_of(name: str) -> Kind:
+    stem = name.removesuffix(".gz").removesuffix(".zst")
+    for suffix, kind in KINDS.items():
+        if stem.endswith(suffix):
+            return kind
+    raise InvalidRequest(
+        f"{name}: what it holds is told by its name, which ends in {', '.join(SUFFIXES)}", param="data"
+    )
+
+
+def parts_of(file: SourceFile, form: Form, size: int) -> list[FilePart]:
+    """About `size` bytes each, where a file can be read from its middle."""
+    kind = kind_of(file.name)
+    if kind == "parquet":
+        return _row_groups(file, size)
+    if file.name.endswith((".gz", ".zst")) or (kind == "text" and form.text == "file"):
+        return [FilePart(file, 0, file.size, file.size)]
+    begins = range(0, file.size, size)
+    return [
+        FilePart(file, begin, end, end - begin) for begin in begins for end in [min(begin + size, file.size)]
+    ]
+
+
+def whole(file: SourceFile) -> FilePart:
+    end = _row_group_count(file) if kind_of(file.name) == "parquet" else file.size
+    return FilePart(file, 0, end, file.size)
+
+
+def unit_of(file: SourceFile) -> str:
+    return "row" if kind_of(file.name) == "parquet" else "line"
+
+
+def read_part(part: FilePart, form: Form, check: Check = check_record) -> Iterator[ParsedRecord]:
+    """Every record of a part, and every line that is none. Empty lines are nothing. `check` is for who reads JSON Lines
+    of another kind."""
+    match kind_of(part.file.name):
+        case "parquet":
+            yield from _parquet(part, form)
+        case "text" if form.text == "file":
+            yield _file(part)
+        case kind:
+            for number, line, done in _lines(part):
+                if line is None:
+                    yield ParsedRecord(number, None, f"a line of more than {LONGEST} bytes", done)
+                elif line.strip():
+                    record, problem = _json(line, form, check) if kind == "jsonl" else _text(line)
+                    yield ParsedRecord(number, record, problem, done)
+
+
+def lines_before(part: FilePart) -> int:
+    """How many lines or rows of the file come before a part."""
+    if kind_of(part.file.name) == "parquet":
+        with open_file(part.file.name) as file:
+            metadata = _parquet_file(file, part.file.name).metadata
+            return sum(metadata.row_group(i).num_rows for i in range(part.begin))
+    if part.begin == 0:
+        return 0
+    with open_file(part.file.name) as file:
+        left, count, last = part.begin, 0, b""
+        while left and (chunk := file.read(min(left, 1 << 20))):
+            left, count, last = left - len(chunk), count + chunk.count(b"\n"), chunk
+        return count + (not last.endswith(b"\n"))
+
+
+def _lines(part: FilePart) -> Iterator[tuple[int, bytes | None, int]]:
+    """(number, line, bytes done); None for a line that is too long."""
+    with open_file(part.file.name) as raw:
+        packed = part.file.name.endswith((".gz", ".zst"))
+        stream = _unpacked(raw, part.file.name) if packed else raw
+        at = part.begin
+        if at:
+            stream.seek(at - 1)
+            at += sum(map(len, _rest(stream))) - 1
+        number = 0
+        try:
+            while packed or at < part.end:
+                line = stream.readline(LONGEST + 1)
+                if not line:
+                    return
+                number += 1
+                at += len(line)
+                too_long = len(line) > LONGEST and not line.endswith(b"\n")
+                if too_long:
+                    at += sum(map(len, _rest(stream)))
+                yield number, None if too_long else line, raw.tell() if packed else at - part.begin
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise InvalidRequest(
+                f"{part.file.name} is damaged after line {number}: {error}", param="data"
+            ) from error
+        except OSError as error:
+            raise InvalidRequest(
+                f"{part.file.name} cannot be read after line {number}: {error}", param="data"
+            ) from error
+
+
+def _rest(stream: BinaryIO) -> Iterator[bytes]:
+    """What is left of a line, in bounded pieces."""
+    while line := stream.readline(1 << 20):
+        yield line
+        if line.endswith(b"\n"):
+            return
+
+
+def _unpacked(raw: BinaryIO, name: str) -> BinaryIO:
+    if name.endswith(".gz"):
+        return cast(BinaryIO, gzip.GzipFile(fileobj=raw))
+    pyarrow = _pyarrow()
+    return cast(BinaryIO, io.BufferedReader(pyarrow.CompressedInputStream(raw, "zstd"), 1 << 20))
+
+
+def _file(part: FilePart) -> ParsedRecord:
+    with open_file(part.file.name) as raw:
+        packed = part.file.name.endswith((".gz", ".zst"))
+        try:
+            data = (_unpacked(raw, part.file.name) if packed else raw).read(LONGEST + 1)
+        except (EOFError, OSError, zlib.error) as error:
+            raise InvalidRequest(f"{part.file.name} is damaged: {error}", param="data") from error
+    if len(data) > LONGEST:
+        return ParsedRecord(
+            1, None, f"one document of more than {LONGEST} bytes: take its lines as documents", part.size
+        )
+    record, problem = _text(data, strip=False)
+    return ParsedRecord(1, record, problem, part.size)
+
+
+def _text(data: bytes, strip: bool = True) -> tuple[Record | None, str]:
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        return None, f"not text in UTF-8 ({error})"
+    return {"text": text.rstrip("\r\n") if strip else text}, ""
+
+
+def _json(line: bytes, form: Form, check: Check) -> tuple[Record | None, str]:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:  # JSONDecodeError and UnicodeDecodeError are ValueErrors
+        return None, f"not JSON ({error})"
+    if not isinstance(record, dict):
+        of = f", one of {shapes()}" if check is check_record else ""
+        return None, f"a record is a JSON object{of}"
+    return _checked(record, form, check)
+
+
+def _checked(record: Record, form: Form, check: Check = check_record) -> tuple[Record | None, str]:
+    for name, theirs in form.fields.items():
+        if theirs in record:
+            record[name] = record.pop(theirs)
+        elif name == "text":
+            return None, f'no "{theirs}" in this record'
+    problem = check(record)
+    return (None, problem) if problem else (record, "")
+
+
+def _parquet(part: FilePart, form: Form) -> Iterator[ParsedRecord]:
+    with open_file(part.file.name) as raw:
+        file = _parquet_file(raw, part.file.name)
+        wanted = {form.fields.get(name, name) for name in FIELDS}
+        columns = [name for name in file.schema_arrow.names if name in wanted]
+        if not columns:
+            raise InvalidRequest(
+                f"{part.file.name} has no column {' or '.join(sorted(wanted))}, "
+                f"but: {', '.join(file.schema_arrow.names)}",
+                param="data",
+            )
+        groups = list(range(part.begin, part.end))
+        total = max(sum(file.metadata.row_group(i).num_rows for i in groups), 1)
+        number = 0
+        try:
+            for batch in file.iter_batches(ROWS, row_groups=groups, columns=columns):
+                for row in batch.to_pylist():
+                    number += 1
+                    record, problem = _checked(_present(row), form)
+                    yield ParsedRecord(number, record, problem, part.size * number // total)
+        except (OSError, ValueError) as error:
+            raise InvalidRequest(
+                f"{part.file.name} is damaged after row {number}: {error}", param="data"
+            ) from error
+
+
+def _present(value: Any) -> Any:
+    """A column gives every row all the fields that any has: those without a value are not there."""
+    if isinstance(value, list):
+        return [_present(each) for each in value]
+    if isinstance(value, dict):
+        return {name: _present(each) for name, each in value.items() if each is not None}
+    return value
+
+
+def _row_groups(file: SourceFile, size: int) -> list[FilePart]:
+    with open_file(file.name) as raw:
+        metadata = _parquet_file(raw, file.name).metadata
+        sizes = [metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups)]
+    parts, begin, held = [], 0, 0
+    for i, own in enumerate(sizes):
+        held += own
+        if held >= size or i == len(sizes) - 1:
+            parts.append(FilePart(file, begin, i + 1, held))
+            begin, held = i + 1, 0
+    return parts
+
+
+def _row_group_count(file: SourceFile) -> int:
+    with open_file(file.name) as raw:
+        return int(_parquet_file(raw, file.name).metadata.num_row_groups)
+
+
+def _parquet_file(raw: BinaryIO, name: str) -> Any:
+    _pyarrow()
+    import pyarrow.parquet
+
+    try:
+        return pyarrow.parquet.ParquetFile(raw)
+    except (OSError, ValueError) as error:
+        raise InvalidRequest(f"{name} is not a Parquet file: {error}", param="data") from error
+
+
+def _pyarrow() -> Any:
+    try:
+        import pyarrow
+    except ImportError:
+        raise MissingExtra("pyarrow", "data") from None
+    return pyarrow

@@ -1,0 +1,189 @@
+"""Files to read, and a folder to write into, on the local disk or in an object store."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol, cast
+
+from rondo.base.errors import NotFound, StorageError
+from rondo.base.storage.files import atomic_write, move_file
+from rondo.base.storage.paths import path_of
+from rondo.data.storage.remote import is_remote, store_of, translated
+
+AHEAD, BUFFER = 8 << 20, 1 << 16
+"""What is asked of a store at once, and what of that is handed on."""
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    name: str
+    """A path, or a URL."""
+    size: int
+    stamp: str
+    """Another one when the content is another: the store's ETag, or the time of the last change."""
+
+
+def find_files(source: str, suffixes: Sequence[str]) -> list[SourceFile]:
+    """A file, or those of a folder that end in one of `suffixes`, in name order."""
+    found = _remote_files(source, suffixes) if is_remote(source) else _local_files(source, suffixes)
+    if not found:
+        raise NotFound(
+            f"no data at {source}: name a .jsonl, .txt or .parquet file, or a folder that holds some",
+            param="data",
+        )
+    return found
+
+
+def open_file(name: str) -> BinaryIO:
+    if is_remote(name):
+        store, path = store_of(name)
+        with translated(name):
+            file = store.open(path, "rb", cache_type="readahead", block_size=AHEAD)
+            return cast(BinaryIO, io.BufferedReader(file, BUFFER))
+    try:
+        return open(name, "rb")
+    except OSError as error:
+        raise StorageError(f"Cannot read {name}: {error.strerror}.") from error
+
+
+def _local_files(source: str, suffixes: Sequence[str]) -> list[SourceFile]:
+    path = path_of(source, "data")
+    paths = sorted(p for p in path.iterdir() if p.name.endswith(tuple(suffixes))) if path.is_dir() else [path]
+    if not all(p.is_file() for p in paths):
+        return []
+    stats = [(p, p.stat()) for p in paths]
+    return [SourceFile(str(p), stat.st_size, str(stat.st_mtime_ns)) for p, stat in stats]
+
+
+def _remote_files(source: str, suffixes: Sequence[str]) -> list[SourceFile]:
+    store, path = store_of(source)
+    scheme = source.partition("://")[0]
+    with translated(source):
+        info = store.info(path)
+        if info["type"] == "directory":
+            listed = store.ls(path, detail=True)
+            infos = [
+                each for each in listed if each["type"] == "file" and each["name"].endswith(tuple(suffixes))
+            ]
+        else:
+            infos = [info]
+    return sorted(
+        (SourceFile(f"{scheme}://{each['name']}", int(each["size"]), _stamp(each)) for each in infos),
+        key=lambda file: file.name,
+    )
+
+
+def _stamp(info: dict[str, Any]) -> str:
+    return next((str(info[name]) for name in ("ETag", "etag", "mtime", "created") if info.get(name)), "")
+
+
+class OutputFolder(Protocol):
+    """Where a command writes. A file appears whole or not at all."""
+
+    name: str
+
+    def read(self, name: str) -> bytes | None:
+        """None where there is no such file."""
+
+    def read_all(self, folder: str) -> dict[str, bytes]:
+        """Every file of a folder in it, by its name there."""
+
+    def write(self, name: str, data: bytes) -> None: ...
+
+    def put(self, name: str, local: Path) -> None:
+        """Moves a finished file in."""
+
+    def names(self, folder: str = "") -> list[str]: ...
+
+    def remove(self, folder: str = "") -> None: ...
+
+
+def folder_of(name: str) -> OutputFolder:
+    return RemoteFolder(name.rstrip("/")) if is_remote(name) else LocalFolder(path_of(name, "--out"))
+
+
+class LocalFolder:
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        self.name = str(path)
+
+    def read(self, name: str) -> bytes | None:
+        try:
+            return (self.path / name).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise StorageError(f"Cannot read {self.path / name}: {error.strerror}.") from error
+
+    def read_all(self, folder: str) -> dict[str, bytes]:
+        files = [name for name in self.names(folder) if (self.path / folder / name).is_file()]
+        return {name: self.read(f"{folder}/{name}") or b"" for name in files}
+
+    def write(self, name: str, data: bytes) -> None:
+        atomic_write(self.path / name, data)
+
+    def put(self, name: str, local: Path) -> None:
+        move_file(local, self.path / name)
+
+    def names(self, folder: str = "") -> list[str]:
+        path = self.path / folder
+        return sorted(file.name for file in path.iterdir()) if path.is_dir() else []
+
+    def remove(self, folder: str = "") -> None:
+        with contextlib.suppress(FileNotFoundError):
+            path = self.path / folder
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+class RemoteFolder:
+    def __init__(self, url: str) -> None:
+        self.name = url
+        self._store, self._path = store_of(url)
+
+    def read(self, name: str) -> bytes | None:
+        with translated(f"{self.name}/{name}"):
+            try:
+                return bytes(self._store.cat_file(f"{self._path}/{name}"))
+            except FileNotFoundError:
+                return None
+
+    def read_all(self, folder: str) -> dict[str, bytes]:
+        paths = [f"{self._path}/{folder}/{name}" for name in self.names(folder)]
+        if not paths:
+            return {}
+        with translated(f"{self.name}/{folder}"):
+            found = self._store.cat(paths, on_error="raise")
+        return {name.rpartition("/")[2]: bytes(data) for name, data in found.items()}
+
+    def write(self, name: str, data: bytes) -> None:
+        with translated(f"{self.name}/{name}"):
+            self._make_parent(name)
+            self._store.pipe_file(f"{self._path}/{name}", data)
+
+    def put(self, name: str, local: Path) -> None:
+        with translated(f"{self.name}/{name}"):
+            self._make_parent(name)
+            self._store.put_file(str(local), f"{self._path}/{name}")
+        local.unlink()
+
+    def names(self, folder: str = "") -> list[str]:
+        with translated(self.name):
+            try:
+                found = self._store.ls(f"{self._path}/{folder}".rstrip("/"), detail=False)
+            except FileNotFoundError:
+                return []
+        return sorted(name.rstrip("/").rpartition("/")[2] for name in found)
+
+    def remove(self, folder: str = "") -> None:
+        with translated(self.name), contextlib.suppress(FileNotFoundError):
+            self._store.rm(f"{self._path}/{folder}".rstrip("/"), recursive=True)
+
+    def _make_parent(self, name: str) -> None:
+        """An object store has no folders, and a bucket that is not there is a mistake."""
+        if self.name.startswith("file://"):
+            self._store.makedirs(f"{self._path}/{name}".rpartition("/")[0], exist_ok=True)

@@ -1,0 +1,200 @@
+"""Who owns which KV block of a group of layers, and which blocks hold a prefix that somebody may want again.
+
+A block is *used* (someone holds it), *cached* (nobody holds it, but its content is published and can be hit until it
+is evicted, least recently used first) or *free*. The three always add up to the pool.
+
+A published block's identity is a hash chain over (parent, token ids), rooted in the weight version, the adapter and the
+request's cache salt. The hash only finds a candidate: a hit compares parent and token ids, so two prompts never share a
+block by accident.
+
+Where layers see no further back than a window, a hit needs only the blocks that the next token sees. The ones before
+may have been evicted, so their tokens cannot be compared: there the hash is a SHA-256, which stands for them.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+
+from rondo.engine.kv.window import Window
+
+Identity = tuple[int, int, tuple[int, ...]]
+"""Hash, the parent's hash, token ids."""
+
+GONE = -1
+"""Stands in a table for a block that no layer sees any more and that was given back."""
+
+
+@dataclass(slots=True)
+class Table:
+    """A request's blocks in one group of layers, in the order of its tokens; the first `passed` of them are GONE."""
+
+    blocks: list[int]
+    passed: int = 0
+
+
+class BlockPool:
+    def __init__(
+        self, num_blocks: int, block_size: int, prefix_cache: bool = True, window: Window | None = None
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.prefix_cache = prefix_cache
+        self.window = window
+        self._free = list(range(num_blocks - 1, -1, -1))
+        self._cached: OrderedDict[int, None] = OrderedDict()
+        self._refs = [0] * num_blocks
+        self._index: dict[int, int] = {}
+        self._identity: list[Identity | None] = [None] * num_blocks
+
+    @property
+    def available(self) -> int:
+        """Blocks that can be handed out, by eviction if need be."""
+        return len(self._free) + len(self._cached)
+
+    @property
+    def used(self) -> int:
+        return self.num_blocks - self.available
+
+    def blocks_for(self, length: int) -> int:
+        return -(-length // self.block_size)
+
+    def allocate(self, count: int) -> list[int]:
+        """The caller has made sure that `count <= available`."""
+        blocks = []
+        for _ in range(count):
+            block = self._free.pop() if self._free else self._evict()
+            self._refs[block] = 1
+            blocks.append(block)
+        return blocks
+
+    def share(self, blocks: Sequence[int]) -> None:
+        """One more owner for blocks that `match` found."""
+        for block in blocks:
+            if block == GONE:
+                continue
+            if self._refs[block] == 0:
+                del self._cached[block]
+            self._refs[block] += 1
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Last block first: a prefix outlives its continuations, without which they could not be reached."""
+        for block in reversed(blocks):
+            if block == GONE:
+                continue
+            self._refs[block] -= 1
+            if self._refs[block] == 0:
+                if self._identity[block] is None:
+                    self._free.append(block)
+                else:
+                    self._cached[block] = None
+
+    def match(self, keys: Sequence[int], root: int, tokens: Sequence[int], limit: int) -> list[int]:
+        """The blocks of the longest published beginning of `tokens`, at most `limit` of them. GONE are those that
+        the token after it does not see."""
+        if self.window is not None:
+            return self._match_tail(self.window, keys, root, tokens, min(limit, len(keys)))
+        found: list[int] = []
+        for i in range(min(limit, len(keys))):
+            block = self._lookup(keys, root, tokens, i)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def _match_tail(
+        self, window: Window, keys: Sequence[int], root: int, tokens: Sequence[int], count: int
+    ) -> list[int]:
+        """From the last block back, until enough in a row are there for the token after them."""
+        tail: list[int] = []
+        for i in range(count - 1, -1, -1):
+            block = self._lookup(keys, root, tokens, i)
+            if block is None:
+                tail, count = [], i
+                continue
+            tail.append(block)
+            if i <= window.passed(count * self.block_size):
+                break
+        return [GONE] * (count - len(tail)) + tail[::-1]
+
+    def _lookup(self, keys: Sequence[int], root: int, tokens: Sequence[int], i: int) -> int | None:
+        """The published block number `i` of `tokens`."""
+        block = self._index.get(keys[i])
+        size, parent = self.block_size, keys[i - 1] if i else root
+        if block is None or self._identity[block] != (
+            keys[i],
+            parent,
+            tuple(tokens[i * size : (i + 1) * size]),
+        ):
+            return None
+        return block
+
+    def publish(self, block: int, key: int, parent: int, tokens: Sequence[int]) -> bool:
+        """Makes a computed block findable. False if the hash belongs to other content: then nothing that follows
+        may be published under it either, since its children would be reached through the wrong parent."""
+        identity = (key, parent, tuple(tokens))
+        holder = self._index.get(key)
+        if holder is not None:
+            return self._identity[holder] == identity
+        self._index[key] = block
+        self._identity[block] = identity
+        return True
+
+    def published(self, key: int) -> bool:
+        return key in self._index
+
+    def identity(self, block: int) -> Identity | None:
+        """What it is published as."""
+        return self._identity[block]
+
+    def is_shared(self, block: int) -> bool:
+        """Whether it is published and has more than one owner."""
+        return self._refs[block] > 1 and self._identity[block] is not None
+
+    def forget(self) -> None:
+        """Empties the prefix cache; blocks in use stay with their owners but are no longer found."""
+        self._index.clear()
+        self._identity = [None] * self.num_blocks
+        self._free.extend(self._cached)
+        self._cached.clear()
+
+    def _evict(self) -> int:
+        block, _ = self._cached.popitem(last=False)
+        identity = self._identity[block]
+        assert identity is not None
+        del self._index[identity[0]]
+        self._identity[block] = None
+        return block
+
+    def check(self) -> None:
+        """Integrity: every block is in exactly one state, and the index and the blocks agree."""
+        free, cached = set(self._free), set(self._cached)
+        used = {block for block, refs in enumerate(self._refs) if refs > 0}
+        assert len(free) == len(self._free)
+        assert not free & cached
+        assert not free & used
+        assert not cached & used
+        assert len(free) + len(cached) + len(used) == self.num_blocks
+        assert all(refs >= 0 for refs in self._refs)
+        assert all(self._identity[block] is None for block in free)
+        assert all(self._identity[block] is not None for block in cached)
+        named = {identity[0]: b for b, identity in enumerate(self._identity) if identity is not None}
+        assert named == self._index
+
+
+def salt_of(text: str) -> int:
+    """The same in every process, unlike `hash`, and never 0, which is no salt."""
+    return int.from_bytes(sha256(text.encode("utf-8", "surrogatepass")).digest()[:31], "little") | 1
+
+
+def link(parent: int, tokens: Sequence[int]) -> int:
+    return hash((parent, tuple(tokens)))
+
+
+def link_for_good(parent: int, tokens: Sequence[int]) -> int:
+    """A hash that no two contents share."""
+    content = parent.to_bytes(32, "little", signed=True) + array("q", tokens).tobytes()
+    return int.from_bytes(sha256(content).digest()[:31], "little")

@@ -1,0 +1,214 @@
+"""What an engine counts as it goes, in plain numbers on the step's path.
+
+Names are those of vLLM's dashboards wherever the thing is the same; `exposition.py` has those that are read from the
+engine's state when asked for, and turns all of them into Prometheus form.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from rondo.engine.core import EngineCore
+from rondo.engine.metrics.distribution import (
+    BETWEEN_TOKENS,
+    FIRST_TOKEN,
+    LATENCY,
+    OPERATIONS,
+    PREEMPTIONS,
+    SAMPLES,
+    STEP_TOKENS,
+    Distribution,
+    one_two_five,
+)
+from rondo.engine.metrics.exposition import PREFIX, Families, state_of
+from rondo.engine.schedule.request import Request
+from rondo.engine.schedule.step import StepOutput
+
+SLEEPING = ("sleep", "wake_up")
+UPDATING = ("start_weight_update", "update_weights", "finish_weight_update")
+
+
+class RequestMetrics(Collector):
+    """Of the requests, whoever computes them. Register it with a Prometheus registry."""
+
+    unknown: frozenset[str] = frozenset()
+    """What whoever computes them does not tell."""
+
+    def __init__(self, max_model_len: int, model_name: str = "") -> None:
+        self.model_name = model_name
+        lengths = one_two_five(max_model_len)
+        self.first_token = Distribution(FIRST_TOKEN)
+        self.between_tokens = Distribution(BETWEEN_TOKENS)
+        self.mean_between_tokens = Distribution(BETWEEN_TOKENS)
+        self.latency = Distribution(LATENCY)
+        self.queue_time = Distribution(LATENCY)
+        self.inference_time = Distribution(LATENCY)
+        self.prefill_time = Distribution(LATENCY)
+        self.decode_time = Distribution(LATENCY)
+        self.step_tokens = Distribution(STEP_TOKENS)
+        self.request_prompt = Distribution(lengths)
+        self.request_computed = Distribution(lengths)
+        self.request_generated = Distribution(lengths)
+        self.request_most_generated = Distribution(lengths)
+        self.request_max_tokens = Distribution(lengths)
+        self.request_n = Distribution(SAMPLES)
+        self.request_preemptions = Distribution(PREEMPTIONS)
+        self.operations = {name: Distribution(OPERATIONS) for name in (*SLEEPING, *UPDATING)}
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+        self.generated_tokens = 0
+        self.finished: Counter[str] = Counter({"stop": 0, "length": 0, "abort": 0, "error": 0})
+        self.rejected = 0
+        self._ended: dict[str, list[int]] = {}
+        """Of requests that are not at their end: how long those samples got that are."""
+
+    def observe(self, step: StepOutput, now: float) -> None:
+        for request in step.admitted:
+            if request.preemptions == 0:
+                self._observe_begin(request)
+        # Requests that moved in the step before share one gap, so this is a few dictionary entries a step.
+        gaps = Counter([request.last_at for request in step.advanced])
+        for last, times in gaps.items():
+            if last:
+                self.between_tokens.observe(now - last, times)
+        for request in step.advanced:
+            if not request.last_at:
+                request.first_at = now
+                self.first_token.observe(now - request.added_at)
+            request.last_at = now
+        self.generated_tokens += len(step.advanced) + step.extra
+        for request in step.finished:
+            self.observe_end(request, now)
+
+    def _observe_begin(self, request: Request) -> None:
+        cached = max(request.first_cached, 0)
+        self.queue_time.observe(request.started_at - request.added_at)
+        self.prompt_tokens += request.prompt_length
+        self.cached_tokens += cached
+        self.request_computed.observe(request.prompt_length - cached)
+
+    def observe_end(self, request: Request, now: float) -> None:
+        self.finished["error" if request.error else request.finish_reason or "abort"] += 1
+        self.latency.observe(now - request.added_at)
+        self.request_prompt.observe(request.prompt_length)
+        self.request_generated.observe(request.generated)
+        self.request_preemptions.observe(request.preemptions)
+        if request.index == 0:
+            self.request_n.observe(request.sampling.n)
+            if request.sampling.max_tokens is not None:
+                self.request_max_tokens.observe(request.sampling.max_tokens)
+        ended = self._ended.setdefault(request.id, [])
+        ended.append(request.generated)
+        if len(ended) == request.sampling.n:
+            self.request_most_generated.observe(max(self._ended.pop(request.id)))
+        if request.first_at:
+            self._observe_phases(request)
+
+    def _observe_phases(self, request: Request) -> None:
+        """Preemptions count towards the phase in which they fell."""
+        self.prefill_time.observe(request.first_at - request.started_at)
+        self.decode_time.observe(request.last_at - request.first_at)
+        self.inference_time.observe(request.last_at - request.started_at)
+        later = request.generated - 1
+        # As in vLLM, an answer of one token counts as 0.
+        self.mean_between_tokens.observe((request.last_at - request.first_at) / later if later else 0.0)
+
+    @contextmanager
+    def operation(self, name: str) -> Iterator[None]:
+        """How long one of the operator's verbs took, where it came to an end."""
+        started = time.monotonic()
+        yield
+        self.operations[name].observe(time.monotonic() - started)
+
+    def collect(self) -> Iterator[Metric]:
+        families = Families(self.model_name)
+        for metric in (*self.state(families), *self._of_requests(families)):
+            if metric.name.removeprefix(PREFIX) not in self.unknown:
+                yield metric
+
+    def state(self, families: Families) -> Iterator[Metric]:
+        """What is read when asked for."""
+        yield from ()
+
+    def _of_requests(self, families: Families) -> Iterator[Metric]:
+        yield from self._counters(families)
+        for name, doc, values in self._histograms():
+            yield families.histogram(name, doc, values)
+        for name, doc, verbs in (
+            ("sleep_mode_operation_duration_seconds", "Time of one sleep or wake.", SLEEPING),
+            ("rl_weight_update_operation_duration_seconds", "Time of one part of a weight update.", UPDATING),
+        ):
+            yield families.histograms(name, doc, "operation", {verb: self.operations[verb] for verb in verbs})
+
+    def _counters(self, families: Families) -> Iterator[Metric]:
+        computed = self.prompt_tokens - self.cached_tokens
+        by_source = {"local_compute": computed, "local_cache_hit": self.cached_tokens}
+        yield families.counter("prompt_tokens", "Prompt tokens of requests that began.", self.prompt_tokens)
+        yield families.counter("prompt_tokens_cached", "Those that the prefix cache had.", self.cached_tokens)
+        yield families.counters("prompt_tokens_by_source", "Where they came from.", "source", by_source)
+        yield families.counter("generation_tokens", "Tokens generated.", self.generated_tokens)
+        yield families.counters("request_success", "Ended samples.", "finished_reason", self.finished)
+        yield families.counters(
+            "admission_rejections",
+            "Requests refused for a full queue.",
+            "reason",
+            {"max_num_queued_reqs": self.rejected},
+        )
+
+    def _histograms(self) -> Iterator[tuple[str, str, Distribution]]:
+        yield "time_to_first_token_seconds", "Arrival to first token.", self.first_token
+        yield "inter_token_latency_seconds", "Time between two tokens.", self.between_tokens
+        yield (
+            "request_time_per_output_token_seconds",
+            "Mean time between tokens of one answer, the first left out.",
+            self.mean_between_tokens,
+        )
+        yield "e2e_request_latency_seconds", "Arrival to end.", self.latency
+        yield "request_queue_time_seconds", "Arrival to first step.", self.queue_time
+        yield "request_inference_time_seconds", "First step to last token.", self.inference_time
+        yield "request_prefill_time_seconds", "First step to first token.", self.prefill_time
+        yield "request_decode_time_seconds", "First token to last token.", self.decode_time
+        yield "iteration_tokens_total", "Tokens computed in one step.", self.step_tokens
+        yield "request_prompt_tokens", "Prompt tokens of one sample.", self.request_prompt
+        yield (
+            "request_prefill_kv_computed_tokens",
+            "Prompt tokens of one sample that were not in the prefix cache.",
+            self.request_computed,
+        )
+        yield "request_generation_tokens", "Tokens of one sample.", self.request_generated
+        yield (
+            "request_max_num_generation_tokens",
+            "Tokens of the longest sample of one request.",
+            self.request_most_generated,
+        )
+        yield "request_params_max_tokens", "What requests say as max_tokens.", self.request_max_tokens
+        yield "request_params_n", "What requests say as n.", self.request_n
+        yield "request_num_preemptions", "How often one sample gave way.", self.request_preemptions
+
+
+class EngineMetrics(RequestMetrics):
+    """`serving` says whether those that wait could begin."""
+
+    def __init__(
+        self, core: EngineCore, model_name: str = "", serving: Callable[[], bool] = lambda: True
+    ) -> None:
+        super().__init__(core.max_model_len, model_name)
+        self.core = core
+        self.serving = serving
+        self._moved = core.scheduler.counters.moved
+
+    def observe(self, step: StepOutput, now: float) -> None:
+        super().observe(step, now)
+        moved = self.core.scheduler.counters.moved
+        if moved > self._moved:
+            self.step_tokens.observe(moved - self._moved)
+            self._moved = moved
+
+    def state(self, families: Families) -> Iterator[Metric]:
+        return state_of(self.core, families, self.serving())

@@ -1,0 +1,230 @@
+"""One engine on several ranks, each with a slice of the model and of the KV cache.
+
+Every rank has the same scheduler and does the same to it in the same order, so what rank 0 sends is not the plan nor
+the tokens but only what came from outside since the last step. All sample from the same gathered logits. With each step
+goes a hash of its plan, and of the tokens of the one before: a rank that thinks otherwise ends, and the engine with it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rondo.base.errors import ConfigError, RondoError
+from rondo.client.types import FinishReason, GenerateRequest
+from rondo.engine.config import EngineConfig
+from rondo.engine.core import EngineCore
+from rondo.engine.ranks.outbox import Outbox, SharedStep
+from rondo.engine.ranks.rank_core import RankCore, digest_of_plan, digest_of_tokens, load_shard
+from rondo.engine.ranks.ranks import Ranks, RankSetup
+from rondo.engine.ranks.shared_adapters import SharedReader
+from rondo.engine.runner.deterministic import check_settings
+from rondo.engine.runner.runner import StepResult
+from rondo.engine.schedule.plan import StepPlan
+from rondo.engine.schedule.request import Request
+from rondo.engine.schedule.step import NOTHING, StepOutput
+from rondo.engine.weights.adapter_reader import AdapterReader
+from rondo.engine.weights.adapters import LoadedAdapter, folder_of_adapters
+from rondo.engine.weights.sleep import check_tags
+from rondo.models import parse, read_config
+from rondo.models.devices import device_named
+from rondo.models.files.checkpoint import check
+from rondo.parallel.layout.split import split
+from rondo.parallel.tensor.group import RankGroup
+from rondo.parallel.tensor.shard import ShardedDecoder
+
+STEP_SECONDS = 60.0
+"""The longest that one rank waits for another within a step."""
+IMPORTED, LOADED = 1, 2
+"""What a rank has done when it has said so once, and twice."""
+
+
+def lead(
+    folder: Path,
+    config: EngineConfig,
+    eos_ids: tuple[int, ...] | None,
+    weight_version: int,
+) -> EngineCore:
+    """Starts the other ranks and returns rank 0. What is wrong with model or settings is said before that."""
+    size = config.tensor_parallel
+    folder_of_adapters(config)
+    check_settings(config)
+    check(folder)
+    whole = parse(read_config(folder))
+    if whole.quantization is not None:
+        raise ConfigError(
+            f"tensor_parallel is {size}, but the weights are quantized ({whole.quantization.method}), which only one "
+            "rank can hold: set tensor_parallel to 1.",
+            param="tensor_parallel",
+        )
+    split(whole, 0, size)
+    devices = _devices(config.device, size)
+    if devices[0] == "cpu" and config.threads is None:
+        config = config.model_copy(update={"threads": max(1, torch.get_num_threads() // size)})
+    ranks = Ranks(size, STEP_SECONDS)
+    setup = RankSetup(0, folder, config, devices[0], eos_ids, weight_version, ranks.meeting, ranks.seconds)
+    try:
+        for other in ranks.others:
+            own = replace(setup, rank=other.rank, device=devices[other.rank])
+            other.channel.send(own, ranks.seconds)
+        ranks.expect(IMPORTED)
+        model, group = load_shard(setup)
+        ranks.expect(LOADED)
+        ranks.send(None)
+        return Leader(model, group, setup, ranks)
+    except (RuntimeError, OSError) as error:
+        raise ranks.give_up(error) from error
+    except BaseException:
+        ranks.close()
+        raise
+
+
+def _devices(name: str, size: int) -> list[str]:
+    """Of each rank. GPUs are counted before one is looked at."""
+    if name.startswith("cuda:"):
+        raise ConfigError(
+            f"device is {name}, but tensor_parallel is {size}: the ranks take the GPUs from 0 on. "
+            "Choose among them with CUDA_VISIBLE_DEVICES, and set device to cuda.",
+            param="device",
+        )
+    if name != "cuda" and (device := device_named(name)).type != "cuda":
+        return [str(device)] * size
+    count = torch.cuda.device_count()
+    if count < size:
+        raise ConfigError(
+            f"tensor_parallel is {size}, but there are {count} GPUs. Lower it, or set device to cpu.",
+            param="tensor_parallel",
+        )
+    return [f"cuda:{rank}" for rank in range(size)]
+
+
+class Leader(RankCore):
+    """Rank 0. What is done to it is done to the others before the next step."""
+
+    def __init__(self, model: ShardedDecoder, group: RankGroup, setup: RankSetup, ranks: Ranks) -> None:
+        self.ranks = ranks
+        self.outbox = Outbox(ranks)
+        super().__init__(model, group, setup)
+        self.grammars.tell = self._tell_of_grammar
+        ranks.on_lost.append(lambda error: group.abort())
+        # Without a reference to this object: it closes the ranks when it is collected, or at the process's end.
+        self._close = weakref.finalize(self, ranks.close)
+
+    def add(self, request: GenerateRequest, adapter: LoadedAdapter | None = None) -> list[Request]:
+        self.ranks.check()
+        samples = super().add(request, adapter)
+        held = samples[0].adapter
+        if held is None:
+            self.outbox.tell("add", request)
+        else:
+            self.outbox.tell("add_with", request, self._reader.number(held.served), held.key)
+        return samples
+
+    def unload_adapter(self, name: str) -> list[Request]:
+        ended = super().unload_adapter(name)
+        self.outbox.send()
+        return ended
+
+    def abort(
+        self, request_id: str, index: int | None = None, reason: FinishReason = "abort"
+    ) -> list[Request]:
+        ended = super().abort(request_id, index, reason)
+        if ended:
+            self.outbox.tell("abort", request_id, index, reason)
+        return ended
+
+    def hold(self) -> None:
+        super().hold()
+        self.outbox.tell("hold")
+
+    def release(self) -> None:
+        super().release()
+        self.outbox.tell("release")
+
+    def reset_prefix_cache(self) -> None:
+        super().reset_prefix_cache()
+        self.outbox.tell("reset_prefix_cache")
+
+    def update_weights(self, folder: Path, version: int) -> None:
+        self._check_update(version)
+        self.ranks.check()
+        self.outbox.send(("update_weights", (folder, version)))
+        try:
+            super().update_weights(folder, version)
+        except RondoError:
+            raise
+        except Exception as error:
+            # Some may have the new version, and some not.
+            raise self.ranks.give_up(error) from error
+
+    def sleep(self, level: int = 1) -> None:
+        super().sleep(level)
+        self.outbox.tell("sleep", level)
+        self._wait()
+
+    def wake(self, tags: Sequence[str] | None = None) -> None:
+        """All ranks at once: each may have a large slice to read."""
+        check_tags(tags)
+        self.ranks.check()
+        self.outbox.send(("wake", (tags,)))
+        try:
+            super().wake(tags)
+        except Exception as error:
+            # Another rank may have had the memory: they are no longer alike.
+            raise self.ranks.give_up(error) from error
+        self._meet()
+
+    def step(self) -> StepOutput:
+        self._check_awake()
+        self.ranks.check()
+        step = super().step()
+        if step is NOTHING:
+            # They plan it too, and find as little to compute.
+            self.outbox.tell("step")
+        return step
+
+    def watch(self, fail: Callable[[RondoError], None]) -> None:
+        self.ranks.on_lost.append(fail)
+        if self.ranks.lost is not None:
+            fail(self.ranks.lost)
+
+    def close(self) -> None:
+        super().close()
+        self._close()
+
+    def _compute(self, plan: StepPlan) -> StepResult:
+        try:
+            together = SharedStep(digest_of_plan(plan), self.scheduler.lookahead > 0, self.sampled)
+            self.outbox.send(("step", ()), together=together)
+            result = super()._compute(plan)
+        except Exception as error:
+            raise self.ranks.give_up(error) from error
+        except BaseException as error:
+            self.ranks.give_up(error)
+            raise
+        self.sampled = digest_of_tokens(result)
+        return result
+
+    def _tell_of_grammar(self, name: str, args: tuple[Any, ...]) -> None:
+        self.outbox.tell(name, *args)
+
+    def _wait(self) -> None:
+        """Until every rank has done what it was told: memory is given back, or taken, on all of them."""
+        self.ranks.check()
+        self.outbox.send()
+        self._meet()
+
+    def _meet(self) -> None:
+        try:
+            self.group.least(0)
+        except RuntimeError as error:
+            raise self.ranks.give_up(error) from error
+
+    def _adapter_reader(self) -> AdapterReader:
+        self._reader = SharedReader(self.shard, self.config.max_adapter_rank, self.outbox)
+        return self._reader

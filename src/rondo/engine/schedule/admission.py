@@ -1,0 +1,126 @@
+"""Waiting requests that begin or go on: in order, while budget, rows, seats and blocks last."""
+
+from __future__ import annotations
+
+from rondo.engine.kv.blocks import GONE, Table
+from rondo.engine.kv.groups import GroupedPool
+from rondo.engine.kv.prefixes import Prefixes
+from rondo.engine.kv.swap import Swap
+from rondo.engine.schedule.plan import Counters
+from rondo.engine.schedule.queue import WaitingQueue
+from rondo.engine.schedule.request import Request
+from rondo.engine.schedule.running import Running
+from rondo.engine.schedule.seats import BatchingPolicy
+
+
+class Admission:
+    def __init__(
+        self,
+        pool: GroupedPool,
+        prefixes: Prefixes,
+        running: Running,
+        waiting: WaitingQueue,
+        seats: BatchingPolicy,
+        swap: Swap | None,
+        counters: Counters,
+    ) -> None:
+        self._pool = pool
+        self._prefixes = prefixes
+        self._running = running
+        self._waiting = waiting
+        self._seats = seats
+        self._swap = swap
+        self._counters = counters
+
+    def admit(self, budget: int) -> list[Request]:
+        """One whose next block is just being computed by another is put off: a step later it finds that block instead
+        of computing it twice."""
+        admitted: list[Request] = []
+        deferred: list[Request] = []
+        while budget > 0 and not self._running.full and len(deferred) < self._running.size:
+            request = self._waiting.pop()
+            if request is None:
+                break
+            if not self._seats.admits(request):
+                self._waiting.back(request)
+                break
+            copies = request.host
+            found = self._find(request)
+            next_key = None if copies else self._prefixes.next_key(request, len(found[0].blocks))
+            if self._prefixes.is_claimed(next_key):
+                deferred.append(request)
+                continue
+            if not self._pool.holds(request, found):
+                self._waiting.back(request)
+                break
+            budget -= self._resume(request, found, budget) if copies else self._begin(request, found, budget)
+            self._prefixes.claim(request, next_key)
+            admitted += [request, *self._gather(request, copies)]
+        for request in deferred:
+            self._waiting.back(request)
+        return admitted
+
+    def drop_copies(self, request: Request) -> None:
+        """It no longer comes back from host memory."""
+        if request.host and self._swap is not None:
+            self._swap.drop(request)
+
+    def _find(self, request: Request) -> list[Table]:
+        """What the prefix cache has of it. Of a swapped one that need not move; but after a push it goes on with its
+        own keys and values."""
+        if request.host:
+            request.publishable &= request.weight_version == self._prefixes.weight_version
+            whole = request.computed // self._pool.block_size
+            found = self._prefixes.find(request, whole) if request.publishable else self._pool.none()
+            return [
+                Table([GONE] * copies.passed + table.blocks[copies.passed :], copies.passed)
+                for table, copies in zip(found, request.host, strict=True)
+            ]
+        self._prefixes.begin(request)
+        # At least one token is left to compute: it gives the logits for the next.
+        return self._prefixes.find(request, (len(request.tokens) - 1) // self._pool.block_size)
+
+    def _begin(self, request: Request, found: list[Table], budget: int) -> int:
+        """Lets it start, or start again, after what was found of it; returns by how many tokens it moves."""
+        cached = len(found[0].blocks) * self._pool.block_size
+        self._counters.prefix_queries += len(request.tokens)
+        self._counters.prefix_hits += cached
+        request.cached = request.computed = cached
+        return self._enter(request, found, budget)
+
+    def _resume(self, request: Request, found: list[Table], budget: int) -> int:
+        """Lets a swapped request go on where it was; returns by how many tokens it moves."""
+        there = [len(table.blocks) for table in found]
+        count = self._enter(request, found, budget)
+        assert self._swap is not None
+        self._swap.restore(request, there)
+        return count
+
+    def _enter(self, request: Request, found: list[Table], budget: int) -> int:
+        count = self._pool.piece(request, found, budget)
+        self._waiting.taken()
+        self._running.enter(request, found)
+        self._pool.grow(request, request.computed + count)
+        self._seats.take(request, request.cached)
+        request.planned = count
+        return count
+
+    def _gather(self, leader: Request, copies: list[Table]) -> list[Request]:
+        """The other samples of the prompt that wait with the same tokens come along; `copies` are the host blocks
+        that the leader came back from, so that nobody gets other keys and values than their own."""
+        gathered = []
+        for sibling in leader.siblings:
+            if self._running.full:
+                break
+            if (
+                self._seats.admits(sibling)
+                and sibling.state == "waiting"
+                and sibling.tokens == leader.tokens
+                and sibling.host == copies
+                and self._waiting.take(sibling)
+            ):
+                self.drop_copies(sibling)
+                self._running.attach(leader, sibling)
+                self._seats.take(sibling, leader.cached)
+                gathered.append(sibling)
+        return gathered

@@ -1,0 +1,111 @@
+"""Whether a completion gives the right answer to a problem in mathematics, whatever form it is written in.
+
+What is equal is decided by math-verify, which reads LaTeX into sympy. That may take for ever: it is asked in the pool.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from rondo.base.errors import ConfigError, InvalidRequest
+from rondo.graders.extras import needs
+from rondo.graders.processes import pool
+from rondo.graders.rules.match import boxed, last_line
+from rondo.graders.rules.numbers import parse_number
+from rondo.graders.score import Sample, Score
+
+SECONDS = 10.0
+TAIL = 4000
+"""An answer stands at the end: of a text without a box, so many characters are read."""
+LONGEST = 4000
+"""More characters than this in a box are no answer."""
+
+
+@dataclass(frozen=True)
+class MathAnswer:
+    """Parts: `found` (there was something to read as mathematics) and `correct`, which is the total."""
+
+    seconds: float = SECONDS
+    """For one answer; whoever takes longer has the outcome `timeout`."""
+    digits: int = 6
+    """To how many decimals numbers must agree that are not exact."""
+
+    def __post_init__(self) -> None:
+        if self.seconds <= 0:
+            raise ConfigError(f"seconds is {self.seconds}; it must be above 0.", param="seconds")
+        if not 0 <= self.digits <= 50:
+            raise ConfigError(f"digits is {self.digits}; it must be from 0 to 50.", param="digits")
+        needs("math_verify", "math-verify")
+
+    async def score(self, sample: Sample) -> Score:
+        if sample.reference is None:
+            raise InvalidRequest("the sample has no reference answer to compare with.", param="reference")
+        references = [sample.reference] if isinstance(sample.reference, str) else list(sample.reference)
+        answer = final(sample.completion)
+        if any(plainly_equal(answer, reference) for reference in references):
+            return _scored(True, True)
+        if not answer.strip() or len(answer) > max(LONGEST, TAIL):
+            return _scored(False, False)
+        where = f"{__name__}:verified"
+        try:
+            found, correct = await pool.call(where, references, answer, self.digits, seconds=self.seconds)
+        except TimeoutError as error:
+            return Score("timeout", 0.0, detail=str(error))
+        return _scored(found, correct)
+
+
+def final(text: str) -> str:
+    """The last box, as `\\boxed{...}`; else the end of the text."""
+    box = boxed(text)
+    return rf"\boxed{{{box}}}" if box is not None else text[-TAIL:]
+
+
+def plainly_equal(answer: str, reference: str) -> bool:
+    """Equal as they stand, or the same number: true without asking a library. What is false here is not decided."""
+    inside, right_inside = boxed(answer), boxed(reference)
+    given = " ".join((last_line(answer) or "" if inside is None else inside).split())
+    right = " ".join((reference if right_inside is None else right_inside).split())
+    if not right or "%" in given + right:  # whether 50% is 50 or a half is for the library to say
+        return False
+    number = parse_number(given)
+    return given == right or (number is not None and number == parse_number(right))
+
+
+def verified(references: list[str], answer: str, digits: int) -> list[bool]:
+    """(there was an answer to read, it is one of the right ones). In the pool: nothing here is limited."""
+    import math_verify
+
+    given = _parsed(answer)
+    for reference in references:
+        expected = _parsed_reference(reference)
+        # limits of its own would be signals, which say of what is late that it is wrong
+        if given and math_verify.verify(expected, given, float_rounding=digits, timeout_seconds=None):
+            return [True, True]
+    return [bool(given), False]
+
+
+@lru_cache(4096)
+def _parsed_reference(reference: str) -> Any:
+    """As it stands, and else as LaTeX, for a reference may be written without dollars."""
+    text = reference if boxed(reference) is not None or "$" in reference else rf"\boxed{{{reference}}}"
+    found = _parsed(text) or _parsed(reference)
+    if not found:
+        raise InvalidRequest(
+            f"the reference {reference[:100]!r} cannot be read as mathematics.", param="reference"
+        )
+    return found
+
+
+def _parsed(text: str) -> Any:
+    from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
+
+    # an answer in a box is the answer, wherever else there is mathematics
+    targets = [LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig()]
+    return parse(text, targets, parsing_timeout=None)
+
+
+def _scored(found: bool, correct: bool) -> Score:
+    detail = "" if correct else "not equal to the reference" if found else "no answer found"
+    return Score("ok", float(correct), {"found": float(found), "correct": float(correct)}, detail)

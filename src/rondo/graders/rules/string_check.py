@@ -1,0 +1,48 @@
+"""OpenAI's `string_check`: one text against another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rondo.base.errors import ConfigError
+from rondo.graders.definition.templates import NotInOutput, template
+from rondo.graders.score import Sample, Score
+
+Operation = Literal["eq", "ne", "like", "ilike"]
+
+
+@dataclass(frozen=True)
+class StringCheck:
+    """1 or 0. `like`: the input contains the reference; `ilike`: whatever the case of its letters."""
+
+    input: str
+    reference: str
+    operation: Operation
+
+    def __post_init__(self) -> None:
+        if self.operation not in ("eq", "ne", "like", "ilike"):
+            raise ConfigError(
+                f"operation is {self.operation!r}; it must be eq, ne, like or ilike.", param="operation"
+            )
+        template(self.input, "input")
+        template(self.reference, "reference")
+
+    async def score(self, sample: Sample) -> Score:
+        try:
+            given = template(self.input, "input").fill(sample)
+            reference = template(self.reference, "reference").fill(sample)
+        except NotInOutput as error:
+            return Score("ok", 0.0, detail=str(error))
+        return Score("ok", float(self.holds(given, reference)))
+
+    def holds(self, given: str, reference: str) -> bool:
+        match self.operation:
+            case "eq":
+                return given == reference
+            case "ne":
+                return given != reference
+            case "like":
+                return reference in given
+            case "ilike":
+                return reference.casefold() in given.casefold()

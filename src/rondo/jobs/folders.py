@@ -1,0 +1,45 @@
+"""Which jobs there are. A job is called by its hash, or by the first characters of it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from rondo.base.errors import InvalidRequest, NotFound, StorageError
+from rondo.base.storage.home import jobs_dir
+
+SHORT = 12
+"""How much of a hash is shown."""
+SHORTEST_PREFIX = 6
+EXPORT = "export"
+"""In a job's folder: the model that it has left."""
+ADAPTER = "adapter"
+"""The adapter that it has left, where it has trained one."""
+HASH = re.compile(rf"[0-9a-f]{{{SHORTEST_PREFIX},64}}", re.IGNORECASE)
+
+
+def job_folders() -> list[Path]:
+    try:
+        return [file.parent for file in jobs_dir().glob("*/spec.json")]
+    except OSError as error:
+        raise StorageError(f"Cannot read {jobs_dir()}: {error.strerror}.") from error
+
+
+def find_job(prefix: str, param: str = "job") -> Path:
+    """The folder of the one job whose hash begins so."""
+    if len(prefix) < SHORTEST_PREFIX:
+        raise InvalidRequest(
+            f"{prefix!r} is too short to name a job: give {SHORTEST_PREFIX} characters of its hash or more.",
+            param=param,
+        )
+    found = [folder for folder in job_folders() if folder.name.startswith(prefix.lower())]
+    if not found:
+        raise NotFound(
+            f"There is no job {prefix!r} in {jobs_dir()}. `rondo job list` shows what there is.",
+            param=param,
+            code="job_not_found",
+        )
+    if len(found) > 1:
+        names = ", ".join(sorted(folder.name for folder in found))
+        raise InvalidRequest(f"{prefix!r} begins {len(found)} jobs: {names}. Give more of it.", param=param)
+    return found[0]

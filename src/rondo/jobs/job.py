@@ -1,0 +1,231 @@
+"""A job's directory: its spec, its state, one line of metrics a step. One process at a time works in it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rondo.base.errors import ConfigError, Conflict, NotFound, StorageError
+from rondo.base.lock import lock, open_lock
+from rondo.base.storage.files import atomic_write, read_json, storage_error, write_json
+from rondo.base.storage.hashing import sha256_json
+from rondo.base.storage.home import jobs_dir
+from rondo.jobs.folders import ADAPTER, EXPORT, SHORT, find_job, job_folders
+
+State = Literal["queued", "starting", "running", "pausing", "paused", "succeeded", "failed", "cancelled"]
+
+LOCK_SECONDS = 1.0
+"""How long to ask again for a job's lock: whoever looks whether a job runs holds it for an instant."""
+
+
+@dataclass(frozen=True)
+class Job:
+    path: Path
+    writes: bool = True
+    """Of a job's ranks one alone does: for the others, writing and locking do nothing."""
+
+    @classmethod
+    def of(cls, spec: dict[str, Any], *, writes: bool = True, **origin: str) -> Job:
+        """The directory of this spec: the same spec, its data's hash included, is the same job. `origin` is what
+        names the same thing differently from day to day, such as the model's, and is no part of it."""
+        job = cls(jobs_dir() / sha256_json(spec), writes)
+        if writes and not (job.path / "spec.json").exists():
+            write_json(job.path / "origin.json", {**origin, "started": time.time()})
+            write_json(job.path / "spec.json", spec)
+        job._check_place(origin.get("save_to", ""))
+        return job
+
+    def _check_place(self, asked: str) -> None:
+        """A job that goes on finds its checkpoints where it left them."""
+        there = str(self.origin().get("save_to", ""))
+        if asked and asked != there and (self.path / "spec.json").exists():
+            raise ConfigError(
+                f"Job {self.short} has its checkpoints at {self.checkpoints}. Leave train.save_to out; or move them to "
+                f"{asked.rstrip('/')}/{self.name}, and save_to in {self.path / 'origin.json'} with them.",
+                param="train.save_to",
+            )
+
+    @classmethod
+    def all(cls) -> list[Job]:
+        """Every job of this machine, the one that was started last first."""
+        return sorted(map(cls, job_folders()), key=lambda job: (-job.started, job.name))
+
+    @classmethod
+    def find(cls, prefix: str) -> Job:
+        """The one job whose hash begins so."""
+        return cls(find_job(prefix))
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def short(self) -> str:
+        return self.name[:SHORT]
+
+    @property
+    def export(self) -> Path:
+        return self.path / EXPORT
+
+    @property
+    def checkpoints(self) -> str:
+        """The folder or URL where they are."""
+        elsewhere = str(self.origin().get("save_to", "")).rstrip("/")
+        return f"{elsewhere}/{self.name}" if elsewhere else str(self.path / "checkpoints")
+
+    @property
+    def adapter(self) -> Path:
+        return self.path / ADAPTER
+
+    @property
+    def result(self) -> Path:
+        """A whole model, or the adapter where there is no telling them in one."""
+        return self.export if (self.export / "config.json").is_file() else self.adapter
+
+    @property
+    def done(self) -> bool:
+        left = (self.export / "config.json").is_file() or (self.adapter / "adapter_config.json").is_file()
+        return self.state() == "succeeded" and left
+
+    @property
+    def started(self) -> float:
+        """When it was first asked for, in seconds since 1970."""
+        with contextlib.suppress(StorageError):
+            return float(self.origin().get("started", 0))
+        return 0.0
+
+    def origin(self) -> dict[str, Any]:
+        """What `of` was told beside the spec; a job may lack it."""
+        return self._read("origin.json")
+
+    def spec(self) -> dict[str, Any]:
+        return self._read("spec.json")
+
+    def status(self) -> dict[str, Any]:
+        """What was last written about it. A process that was killed had no time to write that it ended."""
+        return self._read("status.json")
+
+    def state(self) -> State | None:
+        state: State | None = self.status().get("state")
+        return state
+
+    @property
+    def step(self) -> int:
+        """The last that was said to be done."""
+        return int(self.status().get("step", 0))
+
+    def set_status(self, state: State, step: int, **facts: object) -> None:
+        if self.writes:
+            write_json(
+                self.path / "status.json", {"state": state, "step": step, "time": time.time(), **facts}
+            )
+
+    def end(self, state: State, step: int, **facts: object) -> None:
+        """For who has an error to raise: that this cannot be written either must not stand in its place."""
+        with contextlib.suppress(StorageError):
+            self.set_status(state, step, **facts)
+
+    def succeed(self, step: int, **facts: float) -> Path:
+        self.set_status("succeeded", step, model=str(self.result), **facts)
+        return self.result
+
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[None]:
+        """A second process that wants the same job is told so. The lock ends with its process, however that ends."""
+        if not self.writes:
+            yield
+            return
+        handle = self._open_lock()
+        try:
+            if not lock(handle, LOCK_SECONDS, required=False):
+                raise Conflict(
+                    f"Another process{_writer(handle)} is working on job {self.short}. Wait until it has ended, "
+                    "or end it: the job resumes from its last checkpoint.",
+                    code="job_is_running",
+                )
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, str(os.getpid()).encode(), 0)
+            yield
+        finally:
+            os.close(handle)
+
+    def held(self) -> bool:
+        """Whether a process works on it."""
+        try:
+            handle = os.open(self.path / "lock", os.O_RDONLY)
+        except OSError:
+            return False
+        try:
+            return not lock(handle, required=False)
+        finally:
+            os.close(handle)
+
+    def log(self, row: dict[str, object]) -> None:
+        if not self.writes:
+            return
+        place = self.path / "metrics.jsonl"
+        try:
+            with place.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+        except OSError as error:
+            raise storage_error(place, error) from error
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """A row a step, of all that were written whole."""
+        try:
+            lines = (self.path / "metrics.jsonl").read_text().splitlines()
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise StorageError(f"Cannot read {self.path / 'metrics.jsonl'}: {error.strerror}.") from error
+        rows = []
+        for line in lines:
+            with contextlib.suppress(json.JSONDecodeError):
+                rows.append(json.loads(line))
+        return rows
+
+    def last_metrics(self) -> dict[str, Any]:
+        rows = self.metrics()
+        return rows[-1] if rows else {}
+
+    def forget_after(self, step: int) -> None:
+        """Drops the metrics of steps that will be done again, and a line that a crash cut short."""
+        file = self.path / "metrics.jsonl"
+        if not self.writes or not file.exists():
+            return
+        kept = []
+        for line in file.read_text().splitlines():
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError:
+                continue
+            if row["step"] <= step:
+                kept.append(line + "\n")
+        atomic_write(file, "".join(kept))
+
+    def _read(self, name: str) -> dict[str, Any]:
+        try:
+            found = read_json(self.path / name)
+        except NotFound:
+            return {}
+        if not isinstance(found, dict):
+            raise StorageError(f"{self.path / name} is not a JSON object. Restore it or remove it.")
+        return found
+
+    def _open_lock(self) -> int:
+        try:
+            return open_lock(self.path / "lock")
+        except OSError as error:
+            raise storage_error(self.path / "lock", error) from error
+
+
+def _writer(handle: int) -> str:
+    """Id of the process that wrote it into the lock file."""
+    text = os.pread(handle, 20, 0)
+    return f" ({int(text)})" if text.isdigit() else ""

@@ -1,0 +1,224 @@
+"""A model from a folder, and back: built on the meta device, then filled tensor by tensor, never twice in memory."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from rondo.base.errors import ModelError
+from rondo.base.storage.files import atomic_dir
+from rondo.models.architecture import ModelConfig
+from rondo.models.decoder import Decoder
+from rondo.models.devices import device_named
+from rondo.models.families import family_of, parse
+from rondo.models.files import safetensors
+from rondo.models.files.headers import read_config
+from rondo.models.files.mapping import Slot, outgoing, slots
+from rondo.models.files.safetensors import StoredTensor
+from rondo.models.files.safetensors_write import write
+from rondo.models.quantized.reading import check as check_quantized
+from rondo.models.quantized.reading import divide, put
+
+Progress = Callable[[int], None]
+"""Called with the number of bytes that were just read or written."""
+
+MAX_SHARD_BYTES = 5 * 10**9
+KEPT_AS_STORED = ("router.correction",)
+"""Small and added to fp32 scores: DeepSeek ships it in fp32 beside bf16 weights."""
+
+
+def build(config: ModelConfig) -> Decoder:
+    """The model's shape, on the meta device: no memory and no time."""
+    with torch.device("meta"):
+        return Decoder(config)
+
+
+def load(
+    folder: str | Path,
+    dtype: torch.dtype | None = None,
+    device: str | torch.device = "cpu",
+    progress: Progress | None = None,
+) -> Decoder:
+    """Load a Hugging Face folder. `dtype=None` keeps the one most of the weights are stored in.
+
+    On a CPU, tensors that need no change are mapped, not read: the pages are shared with other processes until written.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ModelError(f"{folder} is not a folder")
+    model = build(parse(read_config(folder)))
+    fill(model, slots(model), folder, dtype, device, progress)
+    model.folder = folder.absolute()
+    return model
+
+
+def fill(
+    model: Decoder,
+    table: list[Slot],
+    folder: Path,
+    dtype: torch.dtype | None,
+    device: str | torch.device,
+    progress: Progress | None,
+) -> None:
+    """Gives a model that was built without memory its parameters. `table` has every stored tensor, but its pieces may
+    be parts of them."""
+    stored = safetensors.open_checkpoint(folder)
+    plain, weights = divide(model, table)
+    _check(model, plain, check_quantized(weights, plain, stored, folder), folder)
+    target, count = device_named(device), progress or (lambda count: None)
+    _fill(model, plain, stored, dtype or _own_dtype(model.config, plain, stored), target, count)
+    if weights:
+        put(model, weights, stored, target, count)
+
+
+def check(folder: Path) -> dict[str, StoredTensor]:
+    """Whether the folder is a whole model, from its config and headers alone. Returns what it holds."""
+    model = build(parse(read_config(folder)))
+    stored = safetensors.open_checkpoint(folder)
+    plain, weights = divide(model, slots(model))
+    _check(model, plain, check_quantized(weights, plain, stored, folder), folder)
+    return stored
+
+
+def one_type(folder: Path) -> torch.dtype | None:
+    """What all weights are stored in, but those that are kept as they are. None: in several, or quantized."""
+    model = build(parse(read_config(folder)))
+    if model.config.quantization is not None:
+        return None
+    stored = safetensors.open_checkpoint(folder)
+    cast = [slot for slot in slots(model) if not slot.pieces[0].param.endswith(KEPT_AS_STORED)]
+    found = {stored[slot.name].dtype for slot in cast if slot.name in stored}
+    return found.pop() if len(found) == 1 else None
+
+
+def _own_dtype(config: ModelConfig, plain: list[Slot], stored: dict[str, StoredTensor]) -> torch.dtype:
+    """A step cannot mix dtypes, so tensors stored in another one are converted. Where weights are quantized few are
+    left to tell, and config.json does if it names one."""
+    hf = config.hf or {}
+    named = getattr(torch, str(hf.get("dtype") or hf.get("torch_dtype")), None)
+    if config.quantization is not None and named in safetensors.FLOATS:
+        return cast(torch.dtype, named)
+    sizes: Counter[torch.dtype] = Counter()
+    for slot in plain:
+        tensor = stored[slot.name]
+        sizes[tensor.dtype] += tensor.stop - tensor.start
+    return sizes.most_common(1)[0][0]
+
+
+def _check(model: Decoder, table: list[Slot], stored: dict[str, StoredTensor], folder: Path) -> None:
+    """Names and shapes must match exactly; what does not is listed."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    expected = {slot.name: slot.shape_for(parameters) for slot in table}
+    ignored = family_of(model.config.family).ignored(model.config)
+    extra = [name for name in stored if name not in expected]
+    dropped = {name for name in extra if any(re.search(pattern, name) for pattern in ignored)}
+    if model.config.tied and "lm_head.weight" in extra:
+        _check_tied(stored, folder)
+        dropped.add("lm_head.weight")
+    different = safetensors.differences(
+        expected, {n: tensor for n, tensor in stored.items() if n not in dropped}
+    )
+    if different:
+        raise ModelError(
+            f"{folder} does not match a {model.config.family} model of its config.json. {different}"
+        )
+
+
+def _check_tied(stored: dict[str, StoredTensor], folder: Path) -> None:
+    head, embed = stored["lm_head.weight"], stored.get("model.embed_tokens.weight")
+    if embed is None or head.shape != embed.shape or not torch.equal(head.mapped(), embed.mapped()):
+        raise ModelError(
+            f"{folder}: config.json ties lm_head.weight to the embedding, yet the two differ; "
+            "set tie_word_embeddings to false"
+        )
+
+
+def _fill(
+    model: Decoder,
+    table: list[Slot],
+    stored: dict[str, StoredTensor],
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Progress,
+) -> None:
+    held = {piece.param for slot in table for piece in slot.pieces}
+    parameters = {name: each for name, each in model.named_parameters() if name in held}
+    mapped = _mappable(table, stored, parameters, dtype) if device.type == "cpu" else {}
+    tensors = dict(mapped)
+    for name, parameter in parameters.items():
+        if name not in mapped:
+            target = _stored_dtype(name, table, stored) if name.endswith(KEPT_AS_STORED) else dtype
+            tensors[name] = torch.empty(parameter.shape, dtype=target, device=device)
+    for slot in table:
+        source = stored[slot.name]
+        if not all(piece.param in mapped for piece in slot.pieces):
+            _copy(slot, source, tensors)
+        progress(source.stop - source.start)
+    for name, tensor in tensors.items():
+        _replace(model, name, nn.Parameter(tensor, requires_grad=parameters[name].requires_grad))
+    model.tie()
+
+
+def _mappable(
+    table: list[Slot],
+    stored: dict[str, StoredTensor],
+    parameters: dict[str, nn.Parameter],
+    dtype: torch.dtype,
+) -> dict[str, Tensor]:
+    """Parameters that are, byte for byte, rows of one stored tensor."""
+    mapped = {}
+    for slot in table:
+        source = stored[slot.name]
+        for piece in slot.pieces:
+            kept = source.dtype == dtype or piece.param.endswith(KEPT_AS_STORED)
+            if not kept or not source.aligned:
+                continue
+            region = piece.theirs(source.mapped())
+            whole = piece.at is None and not piece.transposed and region.is_contiguous()
+            if whole and region.shape == parameters[piece.param].shape:
+                mapped[piece.param] = region
+    return mapped
+
+
+def _stored_dtype(name: str, table: list[Slot], stored: dict[str, StoredTensor]) -> torch.dtype:
+    return next(stored[slot.name].dtype for slot in table for piece in slot.pieces if piece.param == name)
+
+
+def _copy(slot: Slot, source: StoredTensor, parameters: dict[str, Tensor]) -> None:
+    if len(slot.pieces) == 1 and slot.pieces[0].into is None:
+        source.read_into(slot.pieces[0].ours(parameters))
+        return
+    whole = source.mapped()
+    for piece in slot.pieces:
+        piece.ours(parameters).copy_(piece.theirs(whole))
+
+
+def _replace(model: nn.Module, name: str, parameter: nn.Parameter) -> None:
+    path, _, leaf = name.rpartition(".")
+    setattr(model.get_submodule(path), leaf, parameter)
+
+
+def save(
+    model: Decoder,
+    folder: str | Path,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+    progress: Progress | None = None,
+) -> None:
+    """Write what transformers loads: config.json and safetensors. The folder appears whole or not at all."""
+    needed = sum(parameter.nbytes for parameter in model.parameters())
+    with atomic_dir(Path(folder), needed=needed) as partial:
+        save_into(model, partial, max_shard_bytes, progress)
+
+
+def save_into(
+    model: Decoder, folder: Path, max_shard_bytes: int = MAX_SHARD_BYTES, progress: Progress | None = None
+) -> None:
+    """Like `save`, into a folder that exists; the caller makes the whole atomic."""
+    config = dict(model.config.hf or {})
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    write(folder, outgoing(model), max_shard_bytes, progress or (lambda count: None))

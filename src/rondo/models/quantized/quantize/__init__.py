@@ -1,0 +1,3 @@
+"""Quantization of a model (`rondo model quantize`): round to nearest, GPTQ and AWQ, with calibration text and a
+measurement of the loss before and after. Read `making.py` first.
+"""

@@ -1,0 +1,1 @@
+"""Attention in C: decode and prefill over pages, and packed rows with the same order of summation."""

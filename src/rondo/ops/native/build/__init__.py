@@ -1,0 +1,5 @@
+"""Compilation of the kernels: instruction-set levels, the compiler call, the cache of libraries, tuning of block sizes.
+
+It also holds the headers that every kernel shares (`numbers.h`, `vectors.h`, `shares.h`) and the checks of tensor
+addresses. `ahead.py` compiles all kernels at installation and at the start of an engine.
+"""

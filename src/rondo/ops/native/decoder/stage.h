@@ -1,0 +1,28 @@
+/* Where a phase of a step is, and which tokens it is of. */
+#ifndef RONDO_STAGE_H
+#define RONDO_STAGE_H
+#include "decoder/layers.h"
+#include "quantized/phases.h"
+
+/* Phases are: tokens are taken in; those of each layer; those of the end. */
+typedef struct {
+    int64_t layer, what; /* layer is -1 at the start, and their number at the end */
+} Stage;
+
+static inline Stage stage_of(const Args *a, int64_t phase, int64_t each) {
+    if (phase == 0) return (Stage){-1, 0};
+    const int64_t layer = least((phase - 1) / each, a->count);
+    return (Stage){layer, phase - 1 - layer * each};
+}
+
+static inline const Layer *layer_at(const Args *a, Stage at) {
+    return at.layer < 0 || at.layer == a->count ? NULL : a->layers + at.layer;
+}
+
+/* In the last layer only tokens that are read are left once all keys and values are kept. */
+static inline int gathers(const Args *a, int64_t layer) { return layer == a->count - 1 && a->reads < a->tokens; }
+
+static inline int64_t rows_at(const Args *a, Stage at, int64_t gather) {
+    return a->count && (at.layer == a->count || (at.layer == a->count - 1 && at.what > gather)) ? a->reads : a->tokens;
+}
+#endif

@@ -1,0 +1,1 @@
+"""Norms, activations, rotary embedding, log-probabilities and sampling in C."""

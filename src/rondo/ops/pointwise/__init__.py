@@ -1,0 +1,1 @@
+"""Pointwise operations: RMS norm, gated activations (SwiGLU, GeGLU) and rotary position embedding."""

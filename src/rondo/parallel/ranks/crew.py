@@ -1,0 +1,391 @@
+"""The ranks of a job, from when they meet until they part: what ends one of them ends all, and the first says why.
+
+A rank that fails says so on the board, and waits until the first one knows. Then it ends, which breaks the collectives
+in which others may wait for it; they find its reason on the board.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import re
+import signal
+import socket
+import sys
+import threading
+import time
+from bisect import insort
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, TypeVar
+
+import torch
+
+from rondo.base.errors import RondoError, Unavailable
+from rondo.base.telemetry.log import get_logger
+from rondo.parallel.config import LayoutConfig
+from rondo.parallel.ranks.board import Failure, Heartbeat, RankStore, StoreLost, late
+from rondo.parallel.ranks.mesh import dist, leave, meet, said
+from rondo.parallel.ranks.world import World
+
+log = get_logger(__name__)
+T = TypeVar("T")
+
+BEAT_SECONDS = 0.5
+SILENT_SECONDS = 3.0
+"""A rank that has not beaten for so long is dead, or its machine is."""
+PARTING_SECONDS = 10.0
+"""How long a rank that has learned of a failure may take to end by itself."""
+PATIENCE = 5
+"""How many times longer than ever before the same work may take before it is a hang."""
+DUMP_SECONDS = 2.0
+INTERRUPTED = 130
+
+
+class RankFailed(RondoError):
+    """Another rank did, or all did over it."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(f"rank {failure.rank} on {failure.host}: {failure.message}")
+        self.exit_code = failure.exit_code
+
+
+class RankSupervisor:
+    """One process needs none of it, and `RankSupervisor()` does nothing."""
+
+    def __init__(
+        self, world: World | None = None, board: RankStore | None = None, config: LayoutConfig | None = None
+    ) -> None:
+        self.world = world or World()
+        self.asked_to_stop = False
+        self._watch = _Watch(board, config or LayoutConfig()) if board else None
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the rank that writes, and speaks for all."""
+        return self.world.first
+
+    @property
+    def host(self) -> str:
+        return socket.gethostname()
+
+    def doing(self, what: str) -> None:
+        """Said before anything that others may have to wait for."""
+        if self._watch:
+            self._watch.doing(what)
+
+    def on_hang(self, folder: Path, tell: Callable[[str], None]) -> None:
+        """Where each rank then leaves what it was at, and what the first one does before all end."""
+        if self._watch:
+            self._watch.folder, self._watch.tell = folder, tell
+
+    def said_by_all(self, own: T) -> list[T]:
+        return [own] if self._watch is None else said(own, None)
+
+    def first_says(self, own: T) -> T:
+        """What the first rank has found."""
+        if self._watch is None:
+            return own
+        found = [own]
+        dist.broadcast_object_list(found, src=0)
+        return found[0]
+
+    @contextlib.contextmanager
+    def heeding(self) -> Iterator[None]:
+        """Within it a SIGTERM ends nothing: it sets `asked_to_stop`. torchrun sends one after the end of another rank;
+        the next collective says so."""
+
+        def stop(number: int, frame: object) -> None:
+            self.asked_to_stop = True
+
+        with _handling(stop, among=self._watch is not None):
+            yield
+
+    def any_asked_to_stop(self) -> bool:
+        """The same answer on all ranks, which all ask at the same step."""
+        if self._watch is None:
+            return self.asked_to_stop
+        found = torch.tensor(int(self.asked_to_stop))
+        dist.all_reduce(found, dist.ReduceOp.MAX)
+        return bool(found)
+
+    def explained(self, error: BaseException) -> BaseException:
+        """The reason for which all ranks end, once one of them has met with `error`; the others learn of it."""
+        if self._watch is None or self._watch.failed or isinstance(error, SystemExit | Paused):
+            return error
+        return self._watch.explained(error)
+
+    def said(self, why: BaseException) -> BaseException:
+        """What to raise at last: the first rank tells its user, and the others end without a word if it does."""
+        return self._watch.said(why) if self._watch and self._watch.failed else why
+
+    def close(self) -> None:
+        if self._watch:
+            self._watch.close()
+
+
+@contextlib.contextmanager
+def together(world: World, config: LayoutConfig, device: torch.device) -> Iterator[RankSupervisor]:
+    """Meets the other ranks, and parts from them."""
+    if world.size == 1:
+        yield RankSupervisor()
+        return
+    meet(world, config.timeout, device)
+    crew = RankSupervisor(world, RankStore(world), config)
+    try:
+        with _handling(_terminate, among=True):
+            yield crew
+    except Paused:
+        leave()
+        raise
+    except BaseException as error:
+        why = crew.explained(error)
+        raise crew.said(why) from error
+    finally:
+        crew.close()
+    leave()
+
+
+@contextlib.contextmanager
+def _handling(handler: Callable[[int, FrameType | None], None], among: bool) -> Iterator[None]:
+    """A handler of SIGTERM. After an error among ranks none is needed: the process is about to end, and to say why."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, handler)
+    after: Any = before
+    try:
+        yield
+    except BaseException:
+        after = signal.SIG_IGN if among else before
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, after)
+
+
+class Paused(Exception):
+    """All ranks have stopped after the same step, because one was asked to, and what they had is saved."""
+
+    def __init__(self, step: int, steps: int) -> None:
+        super().__init__(f"step {step} of {steps} is saved: resume me with the same command")
+
+
+class Terminated(RondoError):
+    exit_code = 143
+
+    def __init__(self) -> None:
+        super().__init__("terminated. The same command resumes from the last checkpoint.")
+
+
+def _terminate(number: int, frame: object) -> None:
+    raise Terminated
+
+
+LEFT = "left"
+"""What a rank is at that has done its part, and beats no more."""
+
+
+@dataclass
+class _Seen:
+    beat: Heartbeat
+    moved: float
+    heard: float
+
+
+def _kind(what: str) -> str:
+    """Of work, whatever the step."""
+    return what.rpartition(": ")[2]
+
+
+class _Watch:
+    """A thread beside the work, which says that this rank lives and looks whether all go on."""
+
+    def __init__(self, board: RankStore, config: LayoutConfig) -> None:
+        self.folder: Path | None = None
+        self.tell: Callable[[str], None] = lambda reason: None
+        self._steps, self._what, self._since = 0, "start", time.monotonic()
+        self._longest: dict[str, list[float]] = {}
+        """Of each kind of work the two longest times: the first time of any is not as the others."""
+        self._board, self._world, self._config = board, board.world, config
+        self._seen: dict[int, _Seen] = {}
+        self._count = 0
+        self.failed: Failure | None = None
+        self._closed = threading.Event()
+        self._beat()
+        dist.barrier()  # from here on everybody has beaten
+        self._thread = threading.Thread(target=self._run, name="rondo-watch", daemon=True)
+        self._thread.start()
+
+    def doing(self, what: str) -> None:
+        now = time.monotonic()
+        longest = self._longest.setdefault(_kind(self._what), [])
+        insort(longest, now - self._since)
+        del longest[:-2]
+        self._steps, self._what, self._since = self._steps + 1, what, now
+
+    def explained(self, error: BaseException) -> BaseException:
+        try:
+            failure = self._board.fail(self._failure_of(error))
+            if self._world.first:
+                self._board.hear()  # who has failed too need not say so: what the first rank raises is shown
+        except StoreLost:
+            return _first_is_gone(error)
+        self.failed = failure
+        if failure.rank != self._world.rank:
+            return RankFailed(failure)
+        return Unavailable(failure.message) if timed_out(error) else error
+
+    def said(self, why: BaseException) -> BaseException:
+        if self._world.first or not self._board.wait_heard(PARTING_SECONDS):
+            return why
+        return SystemExit(getattr(why, "exit_code", 1))
+
+    def close(self) -> None:
+        self._closed.set()
+        self._thread.join(PARTING_SECONDS)
+        with contextlib.suppress(StoreLost):
+            self._what = LEFT
+            self._beat()
+
+    def _failure_of(self, error: BaseException) -> Failure:
+        """An error of a collective is another's end: that one's own words count, or it is the one that is silent."""
+        if lost_another(error) or isinstance(error, Terminated):
+            deadline = time.monotonic() + SILENT_SECONDS
+            before = self._board.beats()
+            while time.monotonic() < deadline:
+                if failure := self._board.failure():
+                    return failure
+                time.sleep(BEAT_SECONDS / 5)
+            now = self._board.beats()
+            for old, new in zip(before, now, strict=True):
+                if old.count == new.count and new.rank != self._world.rank:
+                    return Failure(
+                        new.rank, new.host, f"it was lost while others waited for it ({new.what})", 1
+                    )
+        if timed_out(error):
+            return self._late()
+        message = error.message if isinstance(error, RondoError) else repr(error)
+        code = error.exit_code if isinstance(error, RondoError) else 1
+        if isinstance(error, KeyboardInterrupt):
+            message, code = "interrupted", INTERRUPTED
+        return Failure(self._world.rank, self._board.host, message, code)
+
+    def _late(self) -> Failure:
+        """Whom the others have waited for, by what each is at; where all are at the same, nobody is to blame."""
+        beats = self._board.beats()
+        who = late(beats)
+        what = f"others have waited {self._config.timeout:.0f} s for it ({who[0].what})"
+        if len(who) == len(beats):
+            what = f"a rank has waited {self._config.timeout:.0f} s for others ({who[0].what}, as all are)"
+        return Failure(who[0].rank, who[0].host, what + _may_take("timeout"), 1)
+
+    def _run(self) -> None:
+        try:
+            while not self._closed.wait(BEAT_SECONDS):
+                self._beat()
+                failure = self.failed or self._board.failure()
+                if failure is None and self._world.first:
+                    failure = self._look()
+                if failure:
+                    self._end(failure)
+        except StoreLost:
+            if not self._closed.wait(PARTING_SECONDS):
+                self._exit("error: the first rank is gone, and with it what the ranks know of each other.", 1)
+
+    def _end(self, failure: Failure) -> None:
+        """The work learns of it by the end of the rank that failed, which waits for the first one to know of it. A
+        collective that never returns must not keep this process."""
+        if failure.hang:
+            self._dump()
+        if self._world.first:
+            self._board.hear()
+        if not self._closed.wait(DUMP_SECONDS if failure.hang else PARTING_SECONDS):
+            words = str(RankFailed(failure))
+            if self._world.first:
+                self.tell(words)
+            self._exit(f"error: {words}" if self._world.first else "", failure.exit_code)
+
+    def _look(self) -> Failure | None:
+        """Whether anybody gets on. What takes long without being a hang has mostly been done before."""
+        now, beats = time.monotonic(), [beat for beat in self._board.beats() if beat.what != LEFT]
+        if len(beats) == 1:  # what the job leaves is written by the first rank alone
+            return None
+        self._seen = {beat.rank: self._seen[beat.rank] for beat in beats if beat.rank in self._seen}
+        for beat in beats:
+            seen = self._seen.setdefault(beat.rank, _Seen(beat, now, now))
+            if beat.steps != seen.beat.steps:
+                seen.moved = now
+            if beat.count != seen.beat.count:
+                seen.heard = now
+            seen.beat = beat
+        known = self._longest.get(_kind(self._what), [])
+        setting = "timeout" if len(known) < 2 else "stall"
+        limit = self._config.timeout if len(known) < 2 else max(self._config.stall, PATIENCE * known[0])
+        silent = [
+            s.beat for s in self._seen.values() if now - s.heard > max(self._config.stall, SILENT_SECONDS)
+        ]
+        waited = now - max(seen.moved for seen in self._seen.values())
+        if not silent and waited <= limit:
+            return None
+        who = (silent or late(beats))[0]
+        others = next((beat for beat in beats if beat.steps > who.steps), None)
+        waits = f", while others wait at {others.what}" if others else ", as all ranks are"
+        if silent:
+            message = (
+                f"it has not been heard of for {now - self._seen[who.rank].heard:.0f} s (last: {who.what})"
+            )
+        else:
+            message = (
+                f"no rank has got on for {waited:.0f} s: this one is at {who.what}{waits}{_may_take(setting)}"
+            )
+        where = f". What each rank was at is in {self.folder}" if self.folder else ""
+        return self._board.fail(Failure(who.rank, who.host, message + where, 1, hang=True))
+
+    def _dump(self) -> None:
+        """The stack of each thread, and the collectives that torch's flight recorder knows of."""
+        if self.folder is None:
+            return
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with (self.folder / f"rank_{self._world.rank}.stacks").open("w") as file:
+                faulthandler.dump_traceback(file)
+            c10d: Any = torch._C._distributed_c10d
+            record = c10d._dump_fr_trace_json()
+            (self.folder / f"rank_{self._world.rank}.json").write_bytes(record)
+        except Exception as error:  # the end must come even so
+            log.warning("what rank %d was at could not be written: %r", self._world.rank, error)
+
+    def _exit(self, words: str, code: int) -> None:
+        if words:
+            print(words, file=sys.stderr, flush=True)
+        os._exit(code or 1)
+
+    def _beat(self) -> None:
+        self._count += 1
+        self._board.beat(Heartbeat(self._world.rank, self._board.host, self._steps, self._what, self._count))
+
+
+def _may_take(setting: str) -> str:
+    return f". If that takes so long, raise train.layout.{setting}"
+
+
+def timed_out(error: BaseException) -> bool:
+    """Whether it is what a collective, or the store, says when others have not come."""
+    return isinstance(error, RuntimeError) and re.search("timed? ?out", str(error), re.IGNORECASE) is not None
+
+
+def lost_another(error: BaseException) -> bool:
+    """Whether it is what a collective says when somebody else has ended."""
+    words = ("gloo", "Gloo", "NCCL", "Connection closed", "Connection reset", "Broken pipe")
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+
+
+def _first_is_gone(error: BaseException) -> BaseException:
+    if isinstance(error, RondoError):
+        return error
+    return Unavailable(
+        "The first rank has ended; the cause is in its own output. The same command resumes from the last checkpoint."
+    )

@@ -1,0 +1,1 @@
+"""Tensor parallelism: slices of attention heads, neurons and vocabulary, sequence-parallel rows, loading of slices."""

@@ -1,0 +1,65 @@
+"""What was found of a plan that was built without memory: kinds of ranks, and what one of each has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rondo.base.units import human_count
+from rondo.plan.cost.estimate import Estimate
+from rondo.plan.report import GIB, table
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Ranks that are alike, and what one of them has. `dense` and `experts` count its parameters before data
+    parallelism divides them, `divided` after. `memory` is the planner's figure with these parameters."""
+
+    stage: int
+    tp_rank: int
+    ranks: int
+    layers: int
+    dense: int
+    experts: int
+    divided: int
+    planned: float
+    memory: float
+    planned_memory: float
+
+
+TITLES = [
+    "stage",
+    "tp rank",
+    "ranks like it",
+    "layers",
+    "parameters",
+    "planned",
+    "a shard",
+    "memory",
+    "planned",
+]
+
+
+def lines(kinds: Sequence[Kind], plan: Estimate) -> list[str]:
+    ranks = sum(kind.ranks for kind in kinds)
+    most, room = max(kind.memory for kind in kinds), plan.cluster.gpu.memory
+    verdict = "fits" if most <= room else "does NOT fit"
+    return [
+        f"dry run: {ranks:,} ranks of {len(kinds)} kinds, each built and passed through forward and backward",
+        *table([TITLES, *map(_row, kinds)]),
+        f"the fullest needs {most / GIB:.1f} GiB of {room / GIB:.1f}: it {verdict}",
+    ]
+
+
+def _row(kind: Kind) -> list[str]:
+    return [
+        str(kind.stage),
+        str(kind.tp_rank),
+        f"{kind.ranks:,}",
+        str(kind.layers),
+        human_count(kind.dense + kind.experts),
+        human_count(round(kind.planned)),
+        human_count(kind.divided),
+        f"{kind.memory / GIB:.1f} GiB",
+        f"{kind.planned_memory / GIB:.1f} GiB",
+    ]

@@ -1,0 +1,96 @@
+"""The whole answer for training: the cost model's choice beside the classic rules'."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from rondo.base.errors import ConfigError
+from rondo.plan.choice.classic import Classic, agrees, classic
+from rondo.plan.choice.reasons import GIB, reasons
+from rondo.plan.choice.search import ROOM, PlanningTask, SearchResult, search
+from rondo.plan.cost.estimate import Estimate
+
+Profile = Literal["cost", "classic"]
+MOST_GPUS = 1 << 20
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """`chosen` is what to run; `cost` and `rules` are what it was chosen from. Without `cost`, nothing fits and
+    `reasons` say what would."""
+
+    profile: Profile
+    task: PlanningTask
+    found: SearchResult
+    cost: Estimate | None
+    rules: Classic | None
+    no_rules: str
+    reasons: list[str]
+
+    @property
+    def chosen(self) -> Estimate | None:
+        if self.profile == "classic":
+            return self.rules.plan if self.rules else None
+        return self.cost
+
+    @property
+    def agrees(self) -> bool:
+        return self.cost is not None and self.rules is not None and agrees(self.cost, self.rules)
+
+
+def plan(task: PlanningTask, profile: Profile = "cost") -> TrainingPlan:
+    found = search(task)
+    rules, no_rules = None, ""
+    try:
+        rules = classic(task)
+    except ConfigError as error:
+        if profile == "classic":
+            raise
+        no_rules = error.message
+    best = found.best
+    if profile == "classic" and rules is not None:
+        words = _of_rules(rules)
+    elif best is not None:
+        words = reasons(best, found)
+    else:
+        words = _what_would_fit(task, found)
+    return TrainingPlan(profile, task, found, best, rules, no_rules, words)
+
+
+def _of_rules(rules: Classic) -> list[str]:
+    words = [
+        f"matrix: {rules.rule}",
+        f"tree: undivided, one GPU would need {rules.over:.1f} times what it has; {rules.branch}",
+        *rules.notes,
+    ]
+    if not rules.plan.fits:
+        need, there = rules.plan.memory.total / GIB, rules.plan.cluster.gpu.memory / GIB
+        words.append(f"it does not fit: {need:.1f} GiB of {there:.1f}")
+    return words
+
+
+def _what_would_fit(task: PlanningTask, found: SearchResult) -> list[str]:
+    nearest = found.nearest
+    assert nearest is not None
+    need, there = nearest.memory.total / GIB, ROOM * task.cluster.gpu.memory / GIB
+    words = [
+        f"nothing fits: the least that the fullest GPU needs is {need:.1f} GiB, and a plan may take {there:.1f}"
+    ]
+    if need <= there:
+        host, room = nearest.memory.host / GIB, task.cluster.gpu.host_memory / GIB
+        words = [
+            f"nothing fits: beside a GPU's {there:.1f} GiB, {host:.1f} GiB wait in host memory, and a GPU's share of "
+            f"that is {room:.1f} (--host-memory)"
+        ]
+    gpus = task.cluster.gpus
+    while (gpus := 2 * gpus) <= min(MOST_GPUS, 64 * task.cluster.gpus):
+        more = replace(task, cluster=replace(task.cluster, gpus=gpus))
+        try:
+            enough = search(more).plans
+        except ConfigError:
+            continue
+        if enough:
+            words.append(f"with {gpus} such GPUs a plan fits")
+            break
+    return words

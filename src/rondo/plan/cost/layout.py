@@ -1,0 +1,184 @@
+"""How a model is laid out over ranks, and what each of them keeps: what a plan chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from rondo.base.errors import ConfigError
+from rondo.plan.cost.cluster import Cluster
+from rondo.plan.sizes.model import ModelShape
+
+Schedule = Literal["none", "gpipe", "1f1b", "interleaved", "zero-bubble"]
+Checkpointing = Literal["none", "selective", "full"]
+Offload = Literal["none", "optimizer", "all"]
+Swiglu = Literal["again", "kernel", "kept"]
+Loss = Literal["plain", "fused", "chunked"]
+ContextMethod = Literal["ulysses", "ring"]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Degrees of each parallelism. `dp` counts copies of the batch: ranks = dp * tp * pp * cp. Experts are divided
+    among `ep` ranks of those."""
+
+    dp: int = 1
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    ep: int = 1
+    virtual: int = 1
+    schedule: Schedule = "none"
+    cp_method: ContextMethod = "ring"
+
+    @property
+    def pieces(self) -> int:
+        """How many the layers are cut into: a zero-bubble schedule goes down the stages and back up, two a stage."""
+        return self.pp * (2 if self.schedule == "zero-bubble" and self.pp > 1 else self.virtual)
+
+    @property
+    def last(self) -> int:
+        """The stage with the head: a zero-bubble schedule ends where it begins."""
+        return 0 if self.schedule == "zero-bubble" else self.pp - 1
+
+    @property
+    def ranks(self) -> int:
+        return self.dp * self.tp * self.pp * self.cp
+
+    @property
+    def shards(self) -> int:
+        """Among how many ranks a state may be divided: those that have the same parameters."""
+        return self.dp * self.cp
+
+    @property
+    def expert_shards(self) -> int:
+        return max(1, self.dp * self.cp * self.tp // self.ep)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What is kept where. `zero` 1, 2 and 3 divide the optimizer's state, also gradients, also parameters. `swiglu`
+    says what is kept of it: gate and up (`again`: the rest is computed again), their product too, as by Rondo's own
+    kernel (`kernel`), and the activated gate, as by plain operations (`kept`). `overlap` hides tensor parallelism's
+    traffic behind products. `offloaded` is the share of saved activations that wait in host memory."""
+
+    zero: Literal[0, 1, 2, 3] = 1
+    microbatch: int = 1
+    checkpointing: Checkpointing = "none"
+    precision: str = "bf16"
+    low_experts: bool = True
+    """Whether experts multiply in that precision too, where it is below 16 bits."""
+    offload: Offload = "none"
+    loss: Loss = "fused"
+    swiglu: Swiglu = "again"
+    flash: bool = True
+    dropout: bool = False
+    sequence_parallel: bool = True
+    overlap: bool = True
+    expert_overlap: bool = False
+    captured: bool = False
+    """Kernels are replayed as a graph, not started one by one."""
+    gradient_bytes: int = 4
+    optimizer_bytes: int = 12
+    """Master weights and both moments; 8 with moments in bf16 or Muon on matrices, 6 with moments in 8 bits."""
+    gradient_shard_bytes: int = 0
+    """A further copy of the gradients in fp32, divided as the optimizer's state is (DeepSpeed's ZeRO-1)."""
+    gather_bytes: int = 2
+    reduce_bytes: int = 4
+    """Of a parameter gathered, and of a gradient reduced."""
+    offloaded: float = 0.0
+    layers_full: float = 1.0
+    """Of `full`: the share of layers that are computed again."""
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """Of one step: `sequences` over all ranks, each of `length` tokens."""
+
+    sequences: int
+    length: int
+
+    @property
+    def tokens(self) -> int:
+        return self.sequences * self.length
+
+
+def microbatches(layout: Layout, policy: Policy, batch: StepBatch) -> int:
+    return batch.sequences // (layout.dp * policy.microbatch)
+
+
+def check(shape: ModelShape, cluster: Cluster, layout: Layout, policy: Policy, batch: StepBatch) -> None:
+    """Raises what does not divide, or does not go together; the error names the field."""
+    for field, reason in problems(shape, cluster, layout, policy, batch):
+        raise ConfigError(f"{field}: {reason}.", param=field)
+
+
+def problems(
+    shape: ModelShape, cluster: Cluster, layout: Layout, policy: Policy, batch: StepBatch
+) -> Iterator[tuple[str, str]]:
+    """Fields at fault, each with the reason."""
+    for field in ("dp", "tp", "pp", "cp", "ep", "virtual"):
+        if getattr(layout, field) < 1:
+            yield field, "must be above 0"
+            return
+    if policy.microbatch < 1:
+        yield "microbatch", "must be above 0"
+        return
+    yield from _division_of_ranks(cluster, layout)
+    yield from _division_of_model(shape, layout)
+    yield from _division_of_batch(layout, policy, batch)
+
+
+def _division_of_ranks(cluster: Cluster, layout: Layout) -> Iterator[tuple[str, str]]:
+    if layout.ranks != cluster.gpus:
+        product = f"dp {layout.dp} x tp {layout.tp} x pp {layout.pp} x cp {layout.cp}"
+        yield "gpus", f"{product} is {layout.ranks}, and there are {cluster.gpus}"
+    if layout.dp * layout.cp * layout.tp % layout.ep:
+        yield "ep", f"{layout.ep} does not divide dp x cp x tp ({layout.dp * layout.cp * layout.tp})"
+
+
+def _division_of_model(shape: ModelShape, layout: Layout) -> Iterator[tuple[str, str]]:
+    tp = layout.tp
+    if shape.heads % tp:
+        yield "tp", f"{tp} does not divide {shape.heads} heads of {shape.name}"
+    elif shape.kv_heads % tp and tp % shape.kv_heads:
+        yield "tp", f"{tp} neither divides nor is a multiple of {shape.kv_heads} kv heads of {shape.name}"
+    elif layout.cp_method == "ulysses" and shape.heads // tp % layout.cp:
+        heads = shape.heads // tp
+        yield (
+            "cp",
+            f"{layout.cp} does not divide {heads} heads of {shape.name} that a rank has; a ring does not ask it",
+        )
+    if shape.intermediate % tp:
+        yield "tp", f"{tp} does not divide the intermediate width {shape.intermediate} of {shape.name}"
+    pieces = layout.pieces
+    if pieces > shape.layers + 2:
+        field = "pp" if layout.pp > shape.layers else "virtual" if layout.virtual > 1 else "schedule"
+        yield (
+            field,
+            f"{pieces} pieces are more than the {shape.layers} layers of {shape.name}, embedding and head",
+        )
+    if layout.virtual > 1 and layout.pp == 1:
+        yield "virtual", "needs pp above 1"
+    if layout.ep > 1:
+        if shape.experts is None:
+            yield "ep", f"{shape.name} has no experts"
+        elif shape.experts.count % layout.ep:
+            yield "ep", f"{layout.ep} does not divide {shape.experts.count} experts of {shape.name}"
+
+
+def _division_of_batch(layout: Layout, policy: Policy, batch: StepBatch) -> Iterator[tuple[str, str]]:
+    each = layout.dp * policy.microbatch
+    if batch.sequences % each:
+        yield (
+            "batch",
+            f"dp {layout.dp} x microbatch {policy.microbatch} does not divide {batch.sequences} sequences",
+        )
+        return
+    pieces = layout.cp * (layout.tp if layout.cp > 1 or policy.sequence_parallel else 1)
+    if batch.length % pieces:
+        yield "seq", f"{batch.length} tokens do not divide by {pieces} (tp and cp cut them)"
+    if layout.virtual > 1 and microbatches(layout, policy, batch) % layout.pp:
+        count = microbatches(layout, policy, batch)
+        yield "virtual", f"{count} microbatches do not divide by pp {layout.pp}, as interleaving needs"

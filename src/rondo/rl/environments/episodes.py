@@ -1,0 +1,290 @@
+"""Episodes: a policy and an environment take turns, and of each token it is known who chose it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from rondo.base.errors import ConfigError, InvalidRequest, Overloaded
+from rondo.base.ids import new_id
+from rondo.base.telemetry.log import get_logger
+from rondo.base.telemetry.metrics import counter, histogram
+from rondo.client.engine import Engine
+from rondo.client.types import GenerateRequest, SamplingParams
+from rondo.graders import Score
+from rondo.rl.environments.environment import Bounds, Environment, Message, Turn, messages_of
+from rondo.rl.environments.segment import Segment
+from rondo.rl.environments.tools import Tool, answer_call, as_tools
+from rondo.rl.environments.user_code import Aside, Late
+from rondo.rl.rollout.seeds import seed_of
+from rondo.rl.rollout.types import Rollout
+from rondo.rl.tasks.registry import Problem
+from rondo.text.conversation.answers import ParsedAnswer, read_answer
+from rondo.text.conversation.dialogue import Dialogue, ParsedTurn, Prompt
+from rondo.text.parsing import choose_dialect
+from rondo.text.tokenizer import Tokenizer
+
+log = get_logger(__name__)
+
+T = TypeVar("T")
+Past = Literal["segment", "error"]
+
+_episodes = counter("episodes", "Episodes, by how they ended.", ("task", "finish"))
+_turns = histogram(
+    "episode_turns", "Answers of the policy in an episode.", ("task",), (1, 2, 4, 8, 16, 32, 64)
+)
+_read = counter("episode_prompt_tokens", "Tokens of the prompts of all turns.", ("task",))
+_cached = counter("episode_cached_tokens", "Those of them that the prefix cache had.", ("task",))
+
+ROOM_SECONDS = 0.1
+"""How long an episode waits before it asks again an engine whose queue is full."""
+
+
+class BrokenEnvironment(Exception):
+    """The environment did what it must not, or was late."""
+
+    def __init__(self, finish: Literal["error", "timeout"], detail: str) -> None:
+        super().__init__(detail)
+        self.finish, self.detail = finish, detail
+
+
+@dataclass(frozen=True)
+class Player:
+    """Plays episodes of one task: `past` says what happens where the chat template changes earlier turns. "segment":
+    the conversation as the template has it becomes the prompt of another piece of the episode. "error": it ends."""
+
+    name: str
+    tokenizer: Tokenizer
+    max_model_len: int
+    bounds: Bounds
+    aside: Aside
+    past: Past = "segment"
+
+    async def play(
+        self,
+        engine: Engine,
+        environment: Environment,
+        problem: Problem,
+        sampling: SamplingParams,
+        seed: int,
+        index: int,
+    ) -> Rollout:
+        """Sample `index` of a group: a function of the weights, `seed` and `index`, if the environment is one. Whatever
+        the environment does, there is a rollout with a score, whose outcome is "ok" where the environment judged."""
+        episode = _Episode(self, engine, environment, sampling.with_(n=1, logprobs=0), seed, index)
+        detail = ""
+        try:
+            async with asyncio.timeout(self.bounds.seconds) as limit:
+                finish = await episode.run(problem)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            finish = "time"
+        except BrokenEnvironment as broken:
+            finish, detail = broken.finish, broken.detail
+            log.warning("an episode failed", extra={"task": self.name, "finish": finish, "detail": detail})
+        finally:
+            await episode.close()
+        _episodes.labels(self.name, finish).inc()
+        _turns.labels(self.name).observe(episode.turns)
+        return episode.rollout(finish, detail)
+
+
+class _Episode:
+    def __init__(
+        self,
+        player: Player,
+        engine: Engine,
+        environment: Environment,
+        sampling: SamplingParams,
+        seed: int,
+        index: int,
+    ) -> None:
+        self.player, self.engine, self.environment = player, engine, environment
+        self.seed, self.index = seed, index
+        self.tools = as_tools(getattr(environment, "tools", ()))
+        self.dialogue = Dialogue(player.tokenizer, [tool.shown for tool in self.tools])
+        dialect = choose_dialect(player.tokenizer.tool_template)
+        self.dialect = dialect if self.tools else dialect.without_calls()
+        self.functions = [
+            {"name": tool.name, "parameters": tool.parameters, "strict": None} for tool in self.tools
+        ]
+        self.sampling = sampling
+        self.kept = _kept(player.tokenizer, self.dialect.markers)
+        self.pieces: list[Segment] = []
+        self.reward, self.parts = 0.0, dict[str, float]()
+        self.turns = self.spent = self.calls = 0
+        check_tools(player.tokenizer, self.tools)
+
+    async def run(self, problem: Problem) -> str:
+        """How it ended, by itself or at a bound."""
+        bounds = self.player.bounds
+        told = await self._ask(self.environment.reset, problem, self.seed)
+        prompt = self._begin(_messages(told))
+        while True:
+            room = min(bounds.tokens - self.spent, self.player.max_model_len - len(prompt.ids))
+            if room < 1:
+                return "length"
+            ids, finish = await self._sample(prompt, room)
+            if finish != "stop":
+                return finish
+            said = self._read(prompt, ids)
+            turn = await self._answer(said)
+            self._earn(turn)
+            if turn.done:
+                return "stop"
+            if self.turns == bounds.turns:
+                return "turns"
+            prompt = self._go_on(
+                prompt, ParsedTurn(ids, said.words), [said.message, *_messages(turn.messages)]
+            )
+
+    async def close(self) -> None:
+        close = getattr(self.environment, "close", None)
+        if close is None:
+            return
+        try:
+            await self._ask(close)
+        except BrokenEnvironment as broken:
+            log.warning(
+                "an environment did not close", extra={"task": self.player.name, "detail": broken.detail}
+            )
+
+    def rollout(self, finish: str, detail: str) -> Rollout:
+        tokenizer = self.player.tokenizer
+        pieces = self.pieces or [Segment([])]
+        earlier = tuple(piece.rollout(tokenizer, "segment") for piece in pieces[:-1])
+        return pieces[-1].rollout(tokenizer, finish, self._score(finish, detail), earlier)
+
+    def _score(self, finish: str, detail: str) -> Score:
+        """At a bound it is what was earned until then; what failed was not judged."""
+        if finish == "timeout":
+            return Score("timeout", 0.0, detail=detail)
+        if finish in ("error", "abort"):
+            return Score("error", 0.0, detail=detail or "the engine ended the episode")
+        return Score("ok", self.reward, self.parts)
+
+    async def _sample(self, prompt: Prompt, room: int) -> tuple[list[int], str]:
+        """The policy's next answer. What it has sampled is kept also where the episode ends in the middle."""
+        sampling = self.sampling.with_(
+            max_tokens=room if self.sampling.max_tokens is None else min(room, self.sampling.max_tokens),
+            seed=seed_of(self.seed, self.index, self.turns),
+        )
+        request = GenerateRequest(new_id("episode"), prompt.ids, sampling)
+        piece, ids, finish = self.pieces[-1], list[int](), "abort"
+        while True:
+            try:
+                async with aclosing(self.engine.generate(request)) as chunks:
+                    async for chunk in chunks:
+                        if not ids:
+                            self._count(chunk.prompt_tokens, chunk.cached_tokens)
+                        ids += chunk.token_ids
+                        self.spent += len(chunk.token_ids)
+                        piece.say(chunk.token_ids, chunk.logprobs or [], chunk.weight_versions)
+                        finish = chunk.finish_reason or finish
+                break
+            except Overloaded:
+                await asyncio.sleep(ROOM_SECONDS)
+        self.turns += 1
+        return ids, finish
+
+    def _read(self, prompt: Prompt, ids: Sequence[int]) -> ParsedAnswer:
+        text = self.player.tokenizer.detokenizer(keep=self.kept)
+        parser = self.dialect.parser(prompt.text, self.functions)
+        return read_answer(text.push(list(ids)) + text.flush(), parser, self._call_id)
+
+    async def _answer(self, said: ParsedAnswer) -> Turn:
+        """Of its tools, if it calls any, and else of the environment."""
+        if not (said.calls and self.tools):
+            return _checked(await self._ask(self.environment.step, said.message), self.player.name)
+        aside = self.player.aside
+        return Turn(await asyncio.gather(*(answer_call(self.tools, call, aside) for call in said.calls)))
+
+    async def _ask(self, method: Callable[..., Any], *arguments: Any) -> Any:
+        seconds, name = self.player.bounds.step_seconds, method.__name__
+        try:
+            return await self.player.aside.call(seconds, method, *arguments)
+        except Late:
+            raise BrokenEnvironment("timeout", f"{name} did not answer within {seconds:g} s") from None
+        except Exception as error:
+            raise BrokenEnvironment("error", f"{name} failed: {type(error).__name__}: {error}") from error
+
+    def _earn(self, turn: Turn) -> None:
+        self.reward += turn.reward
+        for name, value in turn.parts.items():
+            self.parts[name] = self.parts.get(name, 0.0) + value
+
+    def _begin(self, messages: Sequence[Message]) -> Prompt:
+        prompt = self._written(lambda: self.dialogue.begin(messages))
+        self.pieces.append(Segment(prompt.ids))
+        return prompt
+
+    def _go_on(self, prompt: Prompt, answer: ParsedTurn, news: Sequence[Message]) -> Prompt:
+        messages = [*prompt.messages, *news]
+        following = self._written(lambda: self.dialogue.follow(prompt, answer, messages))
+        if following is not None:
+            self.pieces[-1].tell(following.ids[len(prompt.ids) + len(answer.ids) :])
+            return following
+        if self.player.past == "error":
+            raise BrokenEnvironment(
+                "error",
+                "the chat template writes earlier turns otherwise once more follows (it leaves out thoughts, say), so "
+                'the tokens that were sampled cannot stay. Use past="segment", or a template that keeps the past.',
+            )
+        return self._begin(messages)
+
+    def _written(self, write: Callable[[], T]) -> T:
+        """A template refuses what the environment said, or that it said anything at all."""
+        try:
+            return write()
+        except InvalidRequest as error:
+            raise BrokenEnvironment("error", error.message) from error
+
+    def _count(self, prompt: int, cached: int) -> None:
+        _read.labels(self.player.name).inc(prompt)
+        _cached.labels(self.player.name).inc(cached)
+
+    def _call_id(self) -> str:
+        """Nine letters and digits: the only form that every template takes."""
+        self.calls += 1
+        return f"call{self.calls:05}"
+
+
+def check_tools(tokenizer: Tokenizer, tools: Sequence[Tool]) -> None:
+    template = tokenizer.tool_template or ""
+    if tools and ("tools" not in template or choose_dialect(template).calls is None):
+        raise ConfigError(
+            f"the task has tools ({', '.join(tool.name for tool in tools)}), but the model's chat template does not "
+            "show any, or its tool calls have no known format. Use a model whose template has them, such as Qwen, "
+            "Llama 3 or Mistral do. The demo's has none; examples/calculator.py makes a small model that has.",
+            param="rl.task",
+        )
+
+
+def _kept(tokenizer: Tokenizer, markers: Sequence[str]) -> tuple[int, ...]:
+    ids = (tokenizer.token_id(marker) for marker in markers)
+    return tuple(id for id in ids if id is not None and id in tokenizer.special_ids)
+
+
+def _checked(turn: Any, name: str) -> Turn:
+    if not isinstance(turn, Turn) or not isinstance(turn.parts, Mapping):
+        raise BrokenEnvironment("error", f"{name}: step must return a Turn, not {turn!r:.200}")
+    numbers = [turn.reward, *turn.parts.values()]
+    if not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers):
+        raise BrokenEnvironment("error", f"{name}: rewards must be finite numbers, not {numbers}")
+    if not (turn.done or turn.messages):
+        raise BrokenEnvironment("error", f"{name}: step neither said anything nor was done")
+    return turn
+
+
+def _messages(told: Any) -> list[Message]:
+    messages = messages_of(told) if isinstance(told, str | list | tuple) else []
+    if messages and all(isinstance(each, Mapping) and isinstance(each.get("role"), str) for each in messages):
+        return messages
+    raise BrokenEnvironment(
+        "error", f"what it says must be a text or messages with a role, not {told!r:.200}"
+    )

@@ -1,0 +1,67 @@
+"""Who looks at an RL job while it runs: stores what was said, and gives the alarm. The job goes on whatever it sees."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rondo.base.errors import StorageError
+from rondo.base.telemetry.log import get_logger
+from rondo.rl.record.alarms import Alarm, Alarms
+from rondo.rl.record.events import EventLog
+from rondo.rl.record.store import FOLDER, RolloutStore
+
+if TYPE_CHECKING:
+    from rondo.jobs.job import Job
+    from rondo.rl.config import RlConfig
+    from rondo.rl.rollout.types import RlStep
+
+log = get_logger(__name__)
+
+
+class Watch:
+    """An observer of the loop, in the process that holds the job."""
+
+    def __init__(self, job: Job, config: RlConfig) -> None:
+        self._job, self._config = job, config
+        self._store = RolloutStore(job.path / FOLDER, config.rollouts.keep, config.rollouts.max_bytes)
+        self._events = EventLog(job.path)
+        self._alarms = Alarms(config.alarms)
+        self._lost = 0.0
+        self._told = False
+
+    def forget_after(self, step: int) -> None:
+        """Those steps will be done again; the job has forgotten their metrics already."""
+        rows = self._job.metrics()
+        self._alarms = Alarms.after(self._config.alarms, rows)
+        self._lost = max((row.get("rollouts_lost", 0.0) for row in rows), default=0.0)
+        self._events.forget_after(step)
+        self._store.forget_after(step)
+
+    def __call__(self, step: RlStep) -> None:
+        self._keep(step)
+        step.metrics["rollouts_lost"] = self._lost
+        before = self._alarms.standing
+        for alarm in self._alarms.look(step.number, step.metrics):
+            self._tell(alarm)
+        standing = self._alarms.standing
+        for kind in (kind for kind in before if kind not in standing):
+            log.info("the alarm is over: %s", kind, extra={"step": step.number})
+            self._events.add("alarm_over", step.number, alarm=kind)
+        step.metrics["alarms"] = float(len(standing))
+        step.metrics.update({f"alarm/{kind}": 1.0 for kind in standing})
+
+    def _keep(self, step: RlStep) -> None:
+        try:
+            self._store.put(step.number, step.groups, step.advantages)
+        except StorageError as error:
+            self._lost += sum(len(group.samples) for group in step.groups)
+            if not self._told:
+                log.warning("rollouts are not stored, and the job goes on without them: %s", error.message)
+            self._told = True
+
+    def _tell(self, alarm: Alarm) -> None:
+        advice = alarm.advice.replace("JOB", self._job.short)
+        log.warning("alarm: %s since step %d: %s. What to do: %s", alarm.kind, alarm.since, alarm.saw, advice)
+        self._events.add(
+            "alarm", alarm.step, alarm=alarm.kind, since=alarm.since, saw=alarm.saw, advice=advice
+        )

@@ -1,0 +1,39 @@
+"""The engines that `rl.engine.url` names, as one, and what pushes to them."""
+
+from __future__ import annotations
+
+import asyncio
+
+from rondo.engine.config import EngineConfig
+from rondo.engine.schedule.intake import InputProcessor
+from rondo.models import Decoder
+from rondo.rl.config import RlConfig
+from rondo.rl.remote.engine import RemoteEngine
+from rondo.rl.remote.engine_pool import EnginePool
+from rondo.rl.remote.push import Pushed
+from rondo.rl.remote.servers import dialect_of
+from rondo.rl.rollout.async_collector import EventLoop
+from rondo.text.tokenizer import Tokenizer
+
+
+def reach(
+    model: Decoder, tokenizer: Tokenizer, config: RlConfig, settings: EngineConfig, events: EventLoop
+) -> tuple[EnginePool, Pushed]:
+    """They have the model's weights then."""
+    fleet = events.do(_found(model, tokenizer, config, settings))
+    return fleet, Pushed(model, fleet, events, config.engine.folder)
+
+
+async def _found(
+    model: Decoder, tokenizer: Tokenizer, config: RlConfig, settings: EngineConfig
+) -> EnginePool:
+    """Those that are there, each with the policy's tokens."""
+    dialects = await asyncio.gather(*map(dialect_of, config.engine.url))
+    longest = min(model.config.max_positions, *(dialect.max_model_len for dialect in dialects))
+    vocab = model.config.vocab_size
+    ends = tuple(token for token in tokenizer.eos_ids or model.config.eos_ids if 0 <= token < vocab)
+    intake = InputProcessor(settings, longest, vocab, ends)
+    engines = [RemoteEngine(dialect, intake, tokenizer) for dialect in dialects]
+    for engine in engines:
+        await engine.check()
+    return EnginePool(engines, longest, config.engine.wait, waits=config.mode == "one_step_off")

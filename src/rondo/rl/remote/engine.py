@@ -1,0 +1,108 @@
+"""One engine behind a URL, asked as one of this process is: token ids in, chunks with their versions out.
+
+Text is made here, by the policy's own tokenizer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from pathlib import Path
+from typing import cast
+
+from rondo.base.errors import ConfigError, Conflict, InvalidRequest, RondoError, Unavailable
+from rondo.client.types import FinishReason, GenerateRequest, TokenChunk
+from rondo.engine.entrypoints.output import SampleReader, TextSource
+from rondo.engine.schedule.intake import InputProcessor
+from rondo.engine.schedule.request import Request
+from rondo.engine.vllm.answers import FINISHED
+from rondo.engine.vllm.backend import OutputDelta, VllmRequest
+from rondo.rl.remote.servers import FIELD, ServerApi
+from rondo.text.tokenizer import Tokenizer
+
+PROBE = "The policy's tokens, 1 2 3:\n\tdéjà vu — 東京 🙂"
+"""A text that two tokenizers hardly cut in the same way."""
+
+
+class RemoteEngine:
+    def __init__(self, dialect: ServerApi, intake: InputProcessor, tokenizer: Tokenizer) -> None:
+        self.dialect = dialect
+        self.url = dialect.door.base_url
+        self.version = 0
+        """Of the weights that it was last given."""
+        self.up = True
+        self.under_way = 0
+        """How many requests."""
+        self.giving = asyncio.Lock()
+        """Held by who gives it weights."""
+        self._intake = intake
+        self._tokenizer = tokenizer
+
+    async def check(self) -> None:
+        """That it can be pushed to, and that its tokens are the policy's."""
+        await self.dialect.check()
+        self.version = await self.dialect.version()
+        theirs = await self.dialect.door.tokens_of(PROBE, self.dialect.model)
+        if theirs != self._tokenizer.encode(PROBE, add_special=False):
+            raise ConfigError(
+                f"the engine at {self.url} has another tokenizer than the policy: start it with the policy's model.",
+                param=FIELD,
+            )
+
+    async def push(self, folder: Path, version: int, waits: bool) -> None:
+        try:
+            await self.dialect.push(folder, version, waits)
+        except (Unavailable, Conflict):
+            raise
+        except RondoError as error:
+            raise ConfigError(
+                f"the engine at {self.url} cannot take the policy's weights: {error.message} Start it with the "
+                f"policy's model, and where {folder} can be read (rl.engine.folder).",
+                param=FIELD,
+            ) from error
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
+        prompt = list(request.prompt_ids)
+        if request.sampling.prompt_logprobs is not None:
+            raise InvalidRequest(
+                "prompt_logprobs are not told by an engine behind a URL.", param="prompt_logprobs"
+            )
+        self._intake.check(request, prompt)
+        samples = self._intake.samples(request, prompt, None, time.monotonic())
+        readers = [SampleReader(sample, cast(TextSource, self._tokenizer)) for sample in samples]
+        asked = VllmRequest(request, samples[0], str(self.version), None)
+        async with aclosing(self.dialect.ask(asked)) as pieces:
+            async for piece in pieces:
+                # A greedy request's samples are one.
+                for reader in readers if asked.samples < len(readers) else [readers[piece.index]]:
+                    _take(reader.request, piece, self.version)
+                    chunk = reader.read(request.read_at_end)
+                    if chunk is not None:
+                        yield chunk
+                if all(reader.done for reader in readers):
+                    return
+
+    async def close(self) -> None:
+        await self.dialect.door.close()
+
+
+def _take(sample: Request, piece: OutputDelta, version: int) -> None:
+    """`version` is that of its tokens as long as the server does not tell."""
+    if sample.finish_reason is not None:
+        return
+    sample.first_cached = piece.cached or 0
+    sample.tokens.extend(piece.tokens)
+    sample.logprobs.extend(piece.logprobs or ())
+    sample.top_logprobs.extend(piece.top or ())
+    own = piece.versions is not None and len(piece.versions) == len(piece.tokens)
+    sample.weight_versions.extend(piece.versions if own and piece.versions else [version] * len(piece.tokens))
+    if piece.versions is not None and len(piece.versions) == len(sample.weight_versions):
+        sample.weight_versions[:] = piece.versions  # vLLM tells those of a whole sample, at its end
+    if piece.finish_reason is not None:
+        if piece.stop_reason in sample.sampling.stop_token_ids:
+            sample.stop_reason = piece.stop_reason
+        sample.finish_reason = (
+            cast(FinishReason, piece.finish_reason) if piece.finish_reason in FINISHED else "abort"
+        )

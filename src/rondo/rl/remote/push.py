@@ -1,0 +1,71 @@
+"""Weights for engines behind URLs: each version is a folder that they read, and that goes once all have the next."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from rondo import models
+from rondo.models import Decoder
+from rondo.models.adapters import adapter_of, merge
+from rondo.rl.remote.engine_pool import EnginePool
+from rondo.rl.rollout.async_collector import EventLoop
+from rondo.train.evaluation.evaluator import Metrics
+
+COUNTED = ("lost", "asked_again")
+PREFIX = "version_"
+
+
+class Pushed:
+    def __init__(self, model: Decoder, fleet: EnginePool, events: EventLoop, folder: str) -> None:
+        """`model` is what computes; `folder`, which the engines see too, is a temporary one of this machine by
+        default. What another trainer has left there goes."""
+        self._model, self._fleet, self._events = model, fleet, events
+        self._place = Path(folder or tempfile.mkdtemp(prefix="rondo-weights-")).absolute()
+        self._forget()
+        self._push(1 + max(engine.version for engine in fleet.engines))
+
+    @property
+    def version(self) -> int:
+        return self._fleet.version
+
+    @contextmanager
+    def update(self, version: int) -> Iterator[None]:
+        """The block may write to the model; the engines learn nothing of it if it fails."""
+        yield
+        self._push(version)
+
+    def counted(self) -> Metrics:
+        found, self._fleet.counts = self._fleet.counts, Counter()
+        return {f"engine/{name}": float(found[name]) for name in COUNTED}
+
+    def close(self) -> None:
+        self._events.do(self._fleet.close())
+        self._forget()
+        with suppress(OSError):  # something else is in it
+            self._place.rmdir()
+
+    def _push(self, version: int) -> None:
+        folder = self._place / f"{PREFIX}{version}"
+        models.save(_whole(self._model), folder)
+        self._events.do(self._fleet.push(version, folder))
+        self._forget(folder)
+
+    def _forget(self, kept: Path | None = None) -> None:
+        for folder in self._place.glob(f"{PREFIX}*"):
+            if folder != kept:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _whole(model: Decoder) -> Decoder:
+    """With its adapter added up, where it has one."""
+    if adapter_of(model) is None:
+        return model
+    twin = copy.deepcopy(model)
+    merge(twin)
+    return twin

@@ -1,0 +1,195 @@
+"""A run whose roles Ray places: each engine is a `rondo serve` within an actor, and the learner is an actor on another
+node, which asks them over HTTP. The caller hears of each step."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from rondo.base.errors import ConfigError, MissingExtra, RondoError, Unavailable
+from rondo.base.process import start
+from rondo.base.storage.home import home
+from rondo.rl import jobs
+from rondo.rl.config import RlConfig
+from rondo.rl.remote.config import RayConfig
+from rondo.rl.rollout.engines import engine_config
+from rondo.train.loop import OnResume
+
+CONNECT_SECONDS = 10.0
+PLACE_SECONDS = 120.0
+"""For which a cluster may look for room; it may be starting nodes."""
+START_SECONDS = 300.0
+"""In which an engine has to have its model."""
+LOOK_SECONDS = 0.2
+SHOWN = 2000
+"""Characters of what a server that did not start said last."""
+
+
+def run(plan: jobs.RlJobPlan, on_step: jobs.OnStep | None = None, on_resume: OnResume | None = None) -> Path:
+    """As `jobs.run`. What is lost with a node ends the run; the same command places the roles anew, and goes on."""
+    if plan.job.done:
+        return plan.job.result
+    ray = _ray()
+    try:
+        _look_for(plan.config.ray.address)
+        ray.init(address=plan.config.ray.address, log_to_driver=False)
+    except OSError as error:
+        raise ConfigError(
+            f"there is no Ray cluster at {plan.config.ray.address}: start one with `ray start --head`, and `ray start "
+            "--address=...` on its other nodes.",
+            param="rl.ray.address",
+        ) from error
+    try:
+        return _run(ray, plan, on_step, on_resume)
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, RondoError):
+            raise error.cause from None
+        raise
+    except ray.exceptions.RayActorError as error:
+        raise Unavailable(
+            f"a role of this run was lost with its process or its node ({str(error).splitlines()[0]}). The same "
+            "command places it again and resumes from the last checkpoint."
+        ) from error
+    finally:
+        ray.shutdown()
+
+
+def _run(ray: Any, plan: jobs.RlJobPlan, on_step: jobs.OnStep | None, on_resume: OnResume | None) -> Path:
+    from ray.util.queue import Queue
+
+    config, key = plan.config, secrets.token_urlsafe(24)
+    places = _places(ray, config)
+    flags = [f"--engine.{name}={value}" for name, value in _unusual(config).items()]
+    model = str(plan.model.absolute())
+    engines = [
+        ray.remote(EngineRole).options(**place).remote(model, [*flags, *config.ray.serve], key)
+        for place in places[1:]
+    ]
+    urls = ray.get([engine.url.remote() for engine in engines])
+    learner = ray.remote(LearnerRole).options(**places[0]).remote()
+    told = Queue(actor_options={"num_cpus": 0})
+    engine = config.engine.model_copy(update={"url": tuple(urls)})
+    given = config.model_copy(update={"model": model, "engine": engine, "ray": RayConfig()})
+    done = learner.run.remote(given.model_dump_json(), str(home()), key, told)
+    serving = [engine.serve.remote() for engine in engines]
+    ended: list[Any] = []
+    while not ended:
+        ended, _ = ray.wait([done, *serving], timeout=LOOK_SECONDS)
+        for step, metrics in told.get_nowait_batch(told.qsize()):
+            if metrics is not None and on_step is not None:
+                on_step(step, metrics)
+            if metrics is None and on_resume is not None:
+                on_resume(step)
+    return Path(ray.get(ended[0]))  # an engine that ends has a reason, and no result
+
+
+def _places(ray: Any, config: RlConfig) -> list[dict[str, Any]]:
+    """For the learner and each engine, as far apart as there are nodes."""
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    each = {"CPU": config.ray.cpus} | ({"GPU": config.ray.gpus} if config.ray.gpus else {})
+    count = 1 + config.ray.engines
+    group = ray.util.placement_group([each] * count, strategy="SPREAD")
+    try:
+        ray.get(group.ready(), timeout=PLACE_SECONDS)
+    except ray.exceptions.GetTimeoutError as error:
+        raise Unavailable(
+            f"the Ray cluster has no room for {count} roles of {each}: it has {ray.available_resources()}. Add nodes, "
+            "or lower rl.ray.engines, rl.ray.cpus or rl.ray.gpus."
+        ) from error
+    return [
+        {
+            "num_cpus": config.ray.cpus,
+            "num_gpus": config.ray.gpus,
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(group, number),
+        }
+        for number in range(count)
+    ]
+
+
+def _unusual(config: RlConfig) -> dict[str, object]:
+    """The engine's settings that this run asks for."""
+    return engine_config(config).model_dump(exclude_defaults=True)
+
+
+class EngineRole:
+    """An actor that has a server of its own: the two end together."""
+
+    def __init__(self, model: str, flags: list[str], key: str) -> None:
+        import ray
+
+        host = ray.util.get_node_ip_address()
+        with socket.socket() as free:
+            free.bind((host, 0))
+            port = free.getsockname()[1]
+        self._url = f"http://{host}:{port}"
+        self._log = Path(tempfile.mkdtemp(prefix="rondo-engine-")) / "log"
+        line = [sys.executable, "-m", "rondo.cli", "serve", model, f"--host={host}", f"--port={port}", *flags]
+        # The learner is on another node, and the cluster's own network is all that reaches this address.
+        line.append("--allow-public-without-key")
+        with self._log.open("wb") as out:
+            self._process = start(
+                line,
+                env=os.environ | {"RONDO_SERVER_ADMIN_KEY": key},
+                stdout=out,
+                stderr=out,
+                end_with_parent=True,
+            )
+
+    def url(self) -> str:
+        """As soon as it serves."""
+        deadline = time.monotonic() + START_SECONDS
+        while self._process.poll() is None and time.monotonic() < deadline:
+            try:
+                if httpx.get(f"{self._url}/ready", timeout=5).is_success:
+                    return self._url
+            except httpx.HTTPError:
+                pass  # it does not listen yet
+            time.sleep(LOOK_SECONDS)
+        raise Unavailable(f"an engine did not start on {self._url}: {self._said()}")
+
+    def serve(self) -> None:
+        """For as long as its server does."""
+        status = self._process.wait()
+        raise Unavailable(
+            f"the engine on {self._url} ended with status {status}: {self._said()}\n"
+            "The same command resumes from the last checkpoint."
+        )
+
+    def _said(self) -> str:
+        return self._log.read_text("utf-8", "replace")[-SHOWN:]
+
+
+class LearnerRole:
+    def run(self, config: str, place: str, key: str, told: Any) -> str:
+        """The folder of what the job leaves. `told` hears of steps."""
+        os.environ |= {"RONDO_HOME": place, "RONDO_ADMIN_KEY": key}
+        plan = jobs.plan(RlConfig.model_validate_json(config))
+        return str(
+            jobs.run(
+                plan, lambda step, metrics: told.put((step, metrics)), lambda step: told.put((step, None))
+            )
+        )
+
+
+def _look_for(address: str) -> None:
+    """Ray itself would look for minutes."""
+    host, colon, port = address.rpartition(":")
+    if colon and port.isdigit():
+        socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
+
+
+def _ray() -> Any:
+    try:
+        import ray
+    except ImportError:
+        raise MissingExtra("ray", "ray") from None
+    return ray

@@ -1,0 +1,143 @@
+"""Which engine generates, and how the learner's weights get to it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+from rondo.client.engine import Engine
+from rondo.engine.config import EngineConfig
+from rondo.engine.entrypoints.async_engine import AsyncEngine
+from rondo.engine.entrypoints.llm import LLM
+from rondo.models import Decoder
+from rondo.rl.config import RlConfig
+from rondo.rl.rollout.async_collector import Answers, AsyncCollector, EventLoop, Pushes
+from rondo.rl.rollout.prompt_sampler import PromptSampler
+from rondo.rl.rollout.requests import RolloutBuilder
+from rondo.rl.rollout.scoring import RolloutScorer
+from rondo.rl.rollout.sync_collector import Collector, SyncCollector
+from rondo.rl.tasks.registry import AnyTask
+from rondo.rl.update.aux_models import AuxiliaryModels
+from rondo.text.tokenizer import Tokenizer
+from rondo.train.learner.learner import Learner, Metrics
+from rondo.weights.directory import Directory
+from rondo.weights.in_place import InPlace
+from rondo.weights.staged import Staged
+
+PUSH_SECONDS = 600.0
+"""A push that takes longer has failed."""
+
+
+def collector_for(
+    learner: Learner, tokenizer: Tokenizer, task: AnyTask, config: RlConfig, company: AuxiliaryModels
+) -> Collector:
+    """In the caller's thread, over the learner's own tensors, where nothing has to go on beside the learner."""
+    max_tokens = config.max_tokens or task.max_tokens
+    draws = PromptSampler(task, config.seed, config.prompts_per_step)
+    scorer = RolloutScorer(task, config.grader_timeout)
+    name = config.model or "policy"
+    settings = engine_config(config)
+
+    def asking(longest: int) -> RolloutBuilder:
+        fits = min(longest, config.tokens_per_microbatch)
+        made = RolloutBuilder(tokenizer, task, config, max_tokens, fits, scorer, company)
+        prepare: Callable[[Tokenizer, int], None] | None = getattr(task, "prepare", None)
+        if prepare is not None:
+            prepare(tokenizer, fits)
+        return made
+
+    if config.mode == "sync" and not hasattr(task, "play") and not config.engine.url:
+        llm = LLM(learner.computing, tokenizer, settings)
+        weights = InPlace(name, learner.shards, Directory())
+        return SyncCollector(llm, asking(llm.core.max_model_len), draws, weights)
+    events = EventLoop()
+    try:
+        engine: Answers
+        pushes: Pushes
+        if config.engine.url:
+            # What speaks HTTP is imported by who needs it.
+            from rondo.rl.remote.connect import reach
+
+            engine, pushes = reach(learner.computing, tokenizer, config, settings, events)
+        else:
+            waits = config.mode == "one_step_off"
+            pushes = copied = Copied(learner.computing, tokenizer, settings, name, events, waits)
+            engine = copied.engine
+        return AsyncCollector(engine, asking(engine.max_model_len), draws, pushes, events)
+    except BaseException:
+        events.close()
+        raise
+
+
+def shared_engine(collector: Collector) -> LLM | None:
+    """One that computes with the learner's own weights, and rests while it learns."""
+    return collector.engine if isinstance(collector, SyncCollector) else None
+
+
+def engine_config(config: RlConfig) -> EngineConfig:
+    """All samples of a step run at once, and those of steps ahead wait."""
+    samples = config.prompts_per_step * config.samples_per_prompt
+    asked = config.eval_prompts * config.evaluate.samples
+    return EngineConfig(
+        max_num_seqs=max(samples, min(asked, max(samples, config.eval_prompts))),
+        max_queued=(config.staleness + 1) * samples + asked,
+        max_step_tokens=config.tokens_per_microbatch,
+        block_size=config.block_size,
+        deterministic=config.deterministic,
+        seed=config.seed,
+    )
+
+
+class Copied:
+    """An engine in a thread of its own, over a copy of the weights, which the learner may change meanwhile.
+
+    `waits`: a push lets what was begun end first, so that an answer is of one version; without, it goes on with the
+    next.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        tokenizer: Tokenizer,
+        config: EngineConfig,
+        name: str,
+        events: EventLoop,
+        waits: bool,
+    ) -> None:
+        own = copy.deepcopy(model).requires_grad_(False)
+        self.engine = AsyncEngine(LLM(own, tokenizer, config).core, tokenizer, name)
+        self._staged = Staged(name, model, own, _FromOutside(self.engine, events, waits), Directory())
+
+    @property
+    def version(self) -> int:
+        return self.engine.weight_version
+
+    def update(self, version: int) -> AbstractContextManager[None]:
+        return self._staged.update(version)
+
+    def counted(self) -> Metrics:
+        return {}
+
+    def close(self) -> None:
+        self.engine.stop()
+
+
+@dataclass(frozen=True)
+class _FromOutside:
+    """The verbs of an update, for who is not in the event loop."""
+
+    engine: Engine
+    events: EventLoop
+    waits: bool
+
+    def start_weight_update(self) -> None:
+        if self.waits:
+            self.events.do(self.engine.pause("wait"), PUSH_SECONDS)
+        self.events.do(self.engine.start_weight_update(), PUSH_SECONDS)
+
+    def finish_weight_update(self, version: int) -> None:
+        self.events.do(self.engine.finish_weight_update(version), PUSH_SECONDS)
+        if self.waits:
+            self.events.do(self.engine.resume(), PUSH_SECONDS)

@@ -1,0 +1,152 @@
+"""A step's groups, answered and scored in the caller's own thread: the same weights and seed, the same groups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from rondo.client.types import CompletionOutput, SamplingParams
+from rondo.engine.entrypoints.llm import LLM
+from rondo.graders import Score
+from rondo.rl.record.timer import LoopTimer
+from rondo.rl.rollout.prompt_sampler import PromptSampler
+from rondo.rl.rollout.requests import ENDED, RolloutBatch, RolloutBuilder
+from rondo.rl.rollout.types import Rollout, SampleGroup, as_sample, rollout_of
+from rondo.rl.tasks.registry import Problem
+from rondo.weights.in_place import InPlace, Receiver
+
+
+class Collector(Protocol):
+    @property
+    def version(self) -> int:
+        """Of the weights that the engine computes with."""
+
+    def collect(self, step: int, clock: LoopTimer) -> RolloutBatch:
+        """The groups that step `step` trains on."""
+
+    def ask(
+        self, problems: Sequence[Problem], sampling: SamplingParams, seeds: Sequence[int]
+    ) -> list[SampleGroup]:
+        """One scored group a problem, by the weights as they are."""
+
+    def pushing(self, version: int) -> Any:
+        """A context within which the learner's weights may change; afterwards the engine has them as `version`."""
+
+    def trained(self, steps_done: int) -> None:
+        """So many steps are done, and their weights pushed."""
+
+    def graded(self) -> float:
+        """For how many seconds graders have been at work so far."""
+
+    def state(self) -> dict[str, Any]:
+        """What is made already and not yet trained on, for a checkpoint."""
+
+    def restore(self, state: dict[str, Any], steps_done: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class SyncCollector:
+    """Generates when it is asked. Samples are scored as they end, while the others go on."""
+
+    def __init__(self, engine: LLM, asking: RolloutBuilder, draws: PromptSampler, weights: InPlace) -> None:
+        self.engine, self.asking, self.draws, self.weights = engine, asking, draws, weights
+        self._receivers = [Receiver("engine", engine, engine.core.model.to_hf)]
+
+    @property
+    def version(self) -> int:
+        return self.engine.weight_version
+
+    def collect(self, step: int, clock: LoopTimer) -> RolloutBatch:
+        """A group that is drawn anew waits for the others: what is computed together must not hang on who is quick."""
+        count = self.draws.prompts_per_step
+        made: dict[int, SampleGroup] = {}
+        wanted = list(range(step * count, (step + 1) * count))
+        found, attempt = RolloutBatch([]), 0
+        while wanted:
+            problems = [self.draws.problem(number, attempt) for number in wanted]
+            seeds = [self.draws.sampling_seed(number, attempt) for number in wanted]
+            groups = self._answered(problems, self.asking.sampling, seeds, clock)
+            with clock("score"):
+                groups = self.asking.company.judged(groups)
+            again = []
+            for number, group in zip(wanted, groups, strict=True):
+                made[number] = group
+                why = self.asking.again(group, attempt)
+                if why is not None:
+                    again.append(number)
+                    found.counts["too_long" if why == "too_long" else "drawn_again"] += 1
+                    found.dropped += [group] if group.samples else []
+            wanted, attempt = again, attempt + 1
+        found.groups = [made[number] for number in sorted(made)]
+        found.counts["empty"] = sum(not group.samples for group in found.groups)
+        return found
+
+    def ask(
+        self, problems: Sequence[Problem], sampling: SamplingParams, seeds: Sequence[int]
+    ) -> list[SampleGroup]:
+        """Prompts of the same weights would be found in the cache by a step that comes after, and not by one that comes
+        after a restart."""
+        groups = self._answered(problems, sampling, seeds, LoopTimer())
+        self.engine.reset_prefix_cache()
+        return groups
+
+    @contextmanager
+    def pushing(self, version: int) -> Iterator[None]:
+        with self.weights.update(version, self._receivers):
+            yield
+
+    def trained(self, steps_done: int) -> None:
+        """Nothing goes on beside the learner."""
+
+    def graded(self) -> float:
+        return self.asking.scorer.at_work
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, state: dict[str, Any], steps_done: int) -> None:
+        """Between two steps there is nothing to keep."""
+
+    def close(self) -> None:
+        self.asking.scorer.close()
+        self.engine.close()
+
+    def _answered(
+        self, problems: Sequence[Problem], sampling: SamplingParams, seeds: Sequence[int], clock: LoopTimer
+    ) -> list[SampleGroup]:
+        asking = self.asking
+        asking.company.roles.phase("rollout")
+        with clock("rollout"):
+            prompts = [asking.prompt(problem) for problem in problems]
+            asked = [i for i, prompt in enumerate(prompts) if prompt is not None]
+            fitting = [(i, prompts[i] or []) for i in asked]
+            each = [asking.fitting(sampling, prompt).with_(seed=seeds[i]) for i, prompt in fitting]
+            scores: dict[tuple[int, int], Future[Score]] = {}
+            rollouts: dict[tuple[int, int], Rollout] = {}
+
+            def ended(samples: list[tuple[int, CompletionOutput]]) -> None:
+                done = [((asked[number], output.index), rollout_of(output)) for number, output in samples]
+                rollouts.update(done)
+                whole = [(name, rollout) for name, rollout in done if rollout.finish_reason != "abort"]
+                given = [as_sample(problems[name[0]], rollout) for name, rollout in whole]
+                futures = asking.scorer.submit(given)
+                scores.update(zip((name for name, _ in whole), futures, strict=True))
+
+            self.engine.generate([prompt for _, prompt in fitting], each, on_ended=ended)
+        with clock("score"):
+            judged = dict(zip(scores, asking.scorer.wait(list(scores.values())), strict=True))
+        return [
+            SampleGroup(
+                problem,
+                prompts[i] or [],
+                [
+                    rollouts[i, k].scored(judged.get((i, k), ENDED))
+                    for k in range(sampling.n)
+                    if (i, k) in rollouts
+                ],
+            )
+            for i, problem in enumerate(problems)
+        ]

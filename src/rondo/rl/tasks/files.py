@@ -1,0 +1,161 @@
+"""A task out of a JSON Lines file: prompts, what answers are compared with, and a grader."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rondo.base.errors import ConfigError, InvalidRequest, RondoError
+from rondo.base.storage.hashing import sha256_json
+from rondo.data.input.records import Record
+from rondo.data.input.sources import read_records
+from rondo.graders import Grader, Sample, Score
+from rondo.graders.registry import grader_of
+from rondo.rl.tasks.registry import Problem, Split, split_of
+
+MAX_TOKENS = 1024
+"""Of an answer, unless the job says another number."""
+OWN = ("prompt", "messages", "split", "grader")
+"""The fields of a record that say what is asked and how it is graded; all others are for graders, as `item`."""
+ANSWERS = ("answer", "reference_answer", "reference")
+"""The fields that hold what an answer is compared with; the first that is there counts."""
+
+
+@dataclass(frozen=True)
+class FileTask:
+    """The held-out share is chosen by the hash of the prompt, so that it is the same whatever else is in the file."""
+
+    name: str
+    problems: Mapping[Split, tuple[Problem, ...]]
+    fingerprint: str
+    grader: Grader | None
+    own_graders: Mapping[str, Grader]
+    """Those of records, by their JSON."""
+    max_tokens: int = MAX_TOKENS
+
+    def prompts(self, seed: int, n: int, split: Split = "train") -> list[Problem]:
+        """Without repetition until all have been drawn. Of the held-out ones never more than there are."""
+        known = self.problems[split]
+        source = random.Random(f"{self.name}:{split}:{seed}")
+        drawn: list[Problem] = []
+        while len(drawn) < (n if split == "train" else min(n, len(known))):
+            drawn += source.sample(known, min(n - len(drawn), len(known)))
+        return drawn
+
+    async def score(self, sample: Sample) -> Score:
+        own = sample.metadata.get("grader")
+        grader = self.grader if own is None else self.own_graders[_key(own)]
+        assert grader is not None, "reading the file has seen that each record has one"
+        item = sample.metadata["item"]
+        return await grader.score(
+            replace(sample, reference=_reference(item), metadata={**item, **sample.metadata})
+        )
+
+
+def read_task(file: str, grader: Mapping[str, Any], max_broken: int = 0) -> FileTask:
+    """`grader` is for records that have none of their own. A broken line is an error that says where it is."""
+    if not Path(file).is_file():
+        raise ConfigError(f"There is no file {file} to read the task from.", param="rl.task")
+    reader = _Reader(grader)
+    records = read_records(file, max_broken=max_broken, check=reader.check)
+    problems: dict[Split, list[Problem]] = {"train": [], "held_out": []}
+    for record in records:
+        problem = _problem(record)
+        problems[record.get("split") or split_of(problem.question)].append(problem)
+    for split, found in problems.items():
+        if not found:
+            raise InvalidRequest(
+                f"{file}: none of its {len(records)} prompts is in the split {split}, which is chosen by their hashes. "
+                f'Give some records "split": "{split}", or add more.',
+                param="rl.task",
+            )
+    known: dict[Split, tuple[Problem, ...]] = {split: tuple(found) for split, found in problems.items()}
+    name = Path(file).name.partition(".")[0]
+    hashed = sha256_json({"records": records, "grader": dict(grader)})
+    return FileTask(name, known, hashed, reader.general, reader.own)
+
+
+class _Reader:
+    """Checks records as they are read, so that errors name their lines."""
+
+    def __init__(self, grader: Mapping[str, Any]) -> None:
+        self.general = grader_of(grader, "rl.grader") if grader else None
+        self.own: dict[str, Grader] = {}
+        self._splits: dict[str, str] = {}
+
+    def check(self, record: Record) -> str | None:
+        return self._prompt(record) or self._split(record) or self._grader(record)
+
+    def _prompt(self, record: Record) -> str | None:
+        if ("prompt" in record) == ("messages" in record):
+            return 'a record has a "prompt" or "messages", one of them'
+        if "prompt" in record:
+            return None if isinstance(record["prompt"], str) and record["prompt"] else '"prompt" must be text'
+        messages = record["messages"]
+        if not isinstance(messages, list) or not messages:
+            return '"messages" must be a list with at least one message'
+        for at, message in enumerate(messages):
+            if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+                return f'messages[{at}] must be an object with a "role"'
+            if not isinstance(message.get("content"), str):
+                return f'messages[{at}]: "content" must be text'
+        return 'the last of "messages" is the assistant\'s' if messages[-1]["role"] == "assistant" else None
+
+    def _split(self, record: Record) -> str | None:
+        """The same prompt in both splits would be trained on and then asked as if it were new."""
+        split = record.get("split")
+        if split not in (None, "train", "held_out"):
+            return f'"split" is {split!r}; it must be train or held_out'
+        question = _problem(record).question
+        into = split or split_of(question)
+        if self._splits.setdefault(question, into) != into:
+            return f"the same prompt is in the split {self._splits[question]} already"
+        return None
+
+    def _grader(self, record: Record) -> str | None:
+        spec = record.get("grader")
+        try:
+            if spec is None:
+                _reference(record)
+                return None if self.general else 'no "grader" in this record, and rl.grader is not set'
+            if _key(spec) not in self.own:
+                self.own[_key(spec)] = grader_of(spec)
+            _reference(record)
+        except RondoError as error:
+            return error.message
+        return None
+
+
+def _problem(record: Record) -> Problem:
+    item = {name: value for name, value in record.items() if name not in OWN}
+    facts = {"item": item} | ({"grader": record["grader"]} if record.get("grader") is not None else {})
+    if "prompt" in record:
+        return Problem(record["prompt"], facts)
+    messages = tuple(record["messages"])
+    alone = len(messages) == 1 and messages[0]["role"] == "user"
+    question = messages[0]["content"] if alone else json.dumps(messages, ensure_ascii=False)
+    return Problem(question, facts, messages)
+
+
+def _reference(item: Mapping[str, Any]) -> str | tuple[str, ...] | None:
+    """The answer, or several that are right. Numbers are read as they are written."""
+    found = next((item[name] for name in ANSWERS if item.get(name) is not None), None)
+    if found is None or isinstance(found, str):
+        return found
+    if isinstance(found, list) and found and all(_is_answer(each) for each in found):
+        return tuple(each if isinstance(each, str) else json.dumps(each) for each in found)
+    if _is_answer(found):
+        return json.dumps(found)
+    raise InvalidRequest("an answer must be text, a number, or a list of them", param="answer")
+
+
+def _is_answer(value: Any) -> bool:
+    return isinstance(value, str | int | float) and not isinstance(value, bool)
+
+
+def _key(spec: Any) -> str:
+    return json.dumps(spec, sort_keys=True)

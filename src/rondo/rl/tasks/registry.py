@@ -1,0 +1,193 @@
+"""What a task is, and those whose problems are made by a seed, with a reward for each part done well."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from rondo.base.entry import is_entry
+from rondo.base.errors import ConfigError, NotFound
+from rondo.graders import Sample, Score
+from rondo.rl.tasks import puzzles
+
+Split = Literal["train", "held_out"]
+Facts = dict[str, Any]
+
+HELD_OUT_SHARE = 8
+"""One question in so many is kept for evaluation. Its own hash decides, so no seed ever trains on it."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    question: str
+    facts: Facts
+    given: tuple[Mapping[str, Any], ...] = ()
+    """The messages, where the question is not all there is."""
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        return [dict(message) for message in self.given] or [{"role": "user", "content": self.question}]
+
+
+class AnyTask(Protocol):
+    """Any task: of this module, of a file (`files.py`), or a user's own (`custom.py`)."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def max_tokens(self) -> int: ...
+
+    def prompts(self, seed: int, n: int, split: Split = "train") -> list[Problem]:
+        """The same problems for the same seed; those of one split never occur in the other."""
+
+    async def score(self, sample: Sample) -> Score:
+        """`sample.metadata` are the problem's facts, and whether the answer was `finished`."""
+
+
+@dataclass(frozen=True)
+class Task:
+    name: str
+    about: str
+    make: Callable[[random.Random], tuple[str, Facts]]
+    solve: Callable[[Facts], str]
+    """The reference solution: what SFT learns from."""
+    grade: Callable[[Facts, str], dict[str, float]]
+    """Each part's reward in [0, 1]. `correct` is 1 exactly for a right answer."""
+    shares: Mapping[str, float]
+    """What each part adds to the total; together 1."""
+    max_tokens: int
+    same: Callable[[Facts], str] | None = None
+    """What two problems share that differ in the order of their numbers alone; by default the question."""
+
+    def split(self, question: str, facts: Facts) -> Split:
+        """Problems that are the same are in the same split: who learned one has seen the other."""
+        return split_of(question if self.same is None else f"{self.name} {self.same(facts)}")
+
+    def prompts(self, seed: int, n: int, split: Split = "train") -> list[Problem]:
+        """The same problems for the same seed; those of one split never occur in the other."""
+        source = random.Random(f"{self.name}:{split}:{seed}")
+        problems: list[Problem] = []
+        while len(problems) < n:
+            question, facts = self.make(source)
+            if self.split(question, facts) == split:
+                problems.append(Problem(question, facts))
+        return problems
+
+    async def score(self, sample: Sample) -> Score:
+        """An answer that had to be cut off is neither well formed nor correct."""
+        parts = self.grade(dict(sample.metadata), sample.completion)
+        if not sample.metadata.get("finished", True):
+            parts |= {name: 0.0 for name in ("format", "correct") if name in parts}
+        return Score("ok", self.total(parts), parts)
+
+    def total(self, parts: Mapping[str, float]) -> float:
+        return sum(share * parts[name] for name, share in self.shares.items())
+
+
+def split_of(question: str) -> Split:
+    return "held_out" if zlib.crc32(question.encode()) % HELD_OUT_SHARE == 0 else "train"
+
+
+def task(name: str) -> Task:
+    """One of ours."""
+    if name.endswith(".py"):
+        raise NotFound(f"Which task in {name}? Give its name too: {name}:TASK.", param="task")
+    if name not in TASKS:
+        raise NotFound(
+            f"There is no task {name!r}. Tasks: {', '.join(TASKS)}, guess, calculator; a file that ends in "
+            f"{', '.join(FILES)}; or one of your own, as module:attribute or file.py:attribute.",
+            param="task",
+        )
+    return TASKS[name]
+
+
+def find(name: str, grader: Mapping[str, Any] | None = None, max_broken: int = 0) -> AnyTask:
+    """By a name of ours, a JSON Lines file, or `module:attribute` and `file.py:attribute`.
+
+    `grader` and `max_broken` are for a file: how its answers are graded, and how many of its lines may be left out.
+    """
+    if name.endswith(FILES):
+        from rondo.rl.tasks.files import read_task
+
+        return read_task(name, grader or {}, max_broken)
+    if grader:
+        raise ConfigError(
+            f"the task {name!r} grades its own answers; a grader is for a file.", param="rl.grader"
+        )
+    if max_broken:
+        raise ConfigError(
+            f"max_broken counts lines of a file, and the task {name!r} is none: leave it at 0.",
+            param="rl.max_broken",
+        )
+    if is_entry(name):
+        from rondo.rl.tasks.custom import load_task
+
+        return load_task(name)
+    from rondo.rl.tasks.games import GAMES
+
+    return GAMES[name] if name in GAMES else task(name)
+
+
+FILES = (".jsonl", ".ndjson", ".jsonl.gz", ".jsonl.zst")
+
+
+def fingerprint(task: AnyTask) -> str | None:
+    """What the task is made of, beyond its name: the hash of the file that its problems, or its code, are in."""
+    found = getattr(task, "fingerprint", None)
+    return found if isinstance(found, str) else None
+
+
+_SHARES = {"format": 0.1, "length": 0.1, "places": 0.4, "correct": 0.4}
+
+
+def _registry(tasks: Sequence[Task]) -> dict[str, Task]:
+    return {each.name: each for each in tasks}
+
+
+TASKS = _registry(
+    [
+        Task(
+            name="reverse",
+            about="say a word of capital letters backwards: reverse PLANET",
+            make=puzzles.make_reverse,
+            solve=puzzles.solve_reverse,
+            grade=puzzles.grade_reverse,
+            shares=_SHARES,
+            max_tokens=10,
+        ),
+        Task(
+            name="add",
+            about="add two numbers, working line by line: add 47 and 38",
+            make=puzzles.make_add,
+            solve=puzzles.solve_add,
+            grade=puzzles.grade_add,
+            shares=_SHARES,
+            max_tokens=24,
+            same=puzzles.same_add,
+        ),
+        Task(
+            name="sort",
+            about="sort digits: sort 5 3 9 1",
+            make=puzzles.make_sort,
+            solve=puzzles.solve_sort,
+            grade=puzzles.grade_sort,
+            shares=_SHARES,
+            max_tokens=14,
+            same=puzzles.same_sort,
+        ),
+        Task(
+            name="countdown",
+            about="reach a number with three others, each used once: countdown 3 7 2 to 20",
+            make=puzzles.make_countdown,
+            solve=puzzles.solve_countdown,
+            grade=puzzles.grade_countdown,
+            shares={"format": 0.2, "numbers": 0.3, "near": 0.1, "correct": 0.4},
+            max_tokens=16,
+            same=puzzles.same_countdown,
+        ),
+    ]
+)

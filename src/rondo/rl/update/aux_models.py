@@ -1,0 +1,147 @@
+"""The models beside the policy: made once, asked before a step's first mini-batch, and taking turns on the device."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rondo.base.errors import ConfigError
+from rondo.data.batching.packing import Floats, PackedRow
+from rondo.engine.entrypoints.llm import LLM
+from rondo.models import Decoder
+from rondo.models.adapters.attached import adapter_of, switched_off
+from rondo.rl.config import RlConfig
+from rondo.rl.rollout.types import SampleGroup
+from rondo.rl.update.advantages import TokenAdvantages
+from rondo.rl.update.critic import make_critic, value_metrics
+from rondo.rl.update.device_sharing import Role, Roles, critic_role, engine_role, optimizer_role, parked
+from rondo.rl.update.distill import Teacher, distilled, divergence
+from rondo.rl.update.packing import Known, StepTokens
+from rondo.rl.update.pairs import OnlinePreference
+from rondo.rl.update.reward_scores import RewardScorer, with_reward_model
+from rondo.text.tokenizer import Tokenizer
+from rondo.train.evaluation.evaluator import Evaluator, Metrics
+from rondo.train.learner.learner import Learner
+from rondo.train.learner.shared_prefix import shares_prefixes
+
+
+class AuxiliaryModels:
+    """Whoever the config asks for; nobody by default."""
+
+    def __init__(self, policy: Decoder, tokenizer: Tokenizer, config: RlConfig) -> None:
+        """Before there is a learner of the policy."""
+        self.config, self.roles = config, Roles([])
+        apart = config.needs_reference and adapter_of(policy) is None
+        self.reference = Evaluator(copy.deepcopy(policy), memory=config) if apart else None
+        self.critic = make_critic(config, policy, tokenizer)
+        told = config.distill
+        self.teacher = Teacher.load(told, tokenizer, policy.device) if told.teacher else None
+        model, budget = config.reward_model.model, config.tokens_per_microbatch
+        self.scorer = RewardScorer.load(model, tokenizer, policy.device, budget) if model else None
+        share = config.share_prefix and shares_prefixes(policy.attention_specs())
+        self.preference = (
+            OnlinePreference(config.pairs, self.reference, budget, share)
+            if config.pairs.loss != "none"
+            else None
+        )
+
+    def attach(self, learner: Learner) -> None:
+        self._learner = learner
+        if self.critic is not None:
+            self.critic.attach(learner)
+
+    def take_turns(self, engine: LLM | None) -> None:
+        """`engine`: one that computes with the learner's weights, and rests while it learns."""
+        if not self.config.device_bytes:
+            return
+        if engine is None and self.scorer is not None and self.config.dynamic_sampling:
+            raise ConfigError(
+                "with rl.dynamic_sampling groups are judged while the learner is at work, so that the reward model can "
+                "take no turns with it: leave rl.device_bytes at 0, or take rl.mode sync and single answers",
+                param="rl.device_bytes",
+            )
+        roles: list[Role] = [optimizer_role(self._learner)]
+        roles += [engine_role(engine)] if engine is not None else []
+        if self.reference is not None:
+            roles.append(parked("reference", self.reference.model, self.reference.computing))
+        roles += [parked("teacher", self.teacher.evaluator.model)] if self.teacher is not None else []
+        roles += [parked("reward_model", self.scorer.judge.model)] if self.scorer is not None else []
+        critic = None if self.critic is None else self.critic.learner
+        roles += [critic_role(critic)] if critic is not None else []
+        self.roles = Roles(roles, self.config.device_bytes)
+
+    def judged(self, groups: list[SampleGroup]) -> list[SampleGroup]:
+        """With the reward model's part in the scores."""
+        if self.scorer is None:
+            return groups
+        self.roles.phase("score")
+        return with_reward_model(groups, self.scorer.scores(groups), self.config.reward_model.weight)
+
+    def known(self, tokens: StepTokens, rows: Sequence[PackedRow]) -> Known:
+        """What each model says of each token of the step, before anything is learned."""
+        config, temperature = self.config, self.config.temperature
+        asked: list[tuple[bool, str, str, Callable[[], list[Floats]]]] = [
+            (config.needs_old, "old", "old_logprobs", lambda: self._learner.logprobs(rows, temperature)),
+            (config.needs_reference, "reference", "reference_logprobs", lambda: self._reference(rows)),
+            (
+                self.teacher is not None,
+                "teacher",
+                "teacher_logprobs",
+                lambda: self.teacher.logprobs(rows, temperature) if self.teacher else [],
+            ),
+            (
+                self.critic is not None,
+                "values",
+                "values",
+                lambda: self.critic.values(rows) if self.critic else [],
+            ),
+        ]
+        found = Known()
+        for wanted, phase, name, ask in asked:
+            if wanted:
+                self.roles.phase(phase)
+                found[name] = tokens.gathered(rows, ask())
+        return found
+
+    def taught(
+        self, found: TokenAdvantages, tokens: StepTokens, known: Known, shape: tuple[int, ...]
+    ) -> TokenAdvantages:
+        """The advantages with what the teacher has to say, if there is one."""
+        if self.teacher is None:
+            return found
+        told = self.config.distill
+        parts = zip(
+            found.advantages,
+            tokens.apart(tokens.sampler_logprobs, shape),
+            tokens.apart(known["teacher_logprobs"], shape),
+            tokens.sampled(shape),
+            strict=True,
+        )
+        advantages = [
+            distilled(sampler.tolist(), teacher.tolist(), sampled, told) + (own if told.reward else 0.0)
+            for own, sampler, teacher, sampled in parts
+        ]
+        return TokenAdvantages(advantages, found.returns)
+
+    def seen(self, rows: Sequence[PackedRow]) -> Metrics:
+        """What models beside the policy said of the tokens that are learned from."""
+
+        def column(name: str) -> list[Floats]:
+            return [row.columns[name] for row in rows]
+
+        metrics: Metrics = {}
+        if self.critic is not None:
+            metrics |= value_metrics(column("values"), column("returns"))
+        if self.teacher is not None:
+            metrics |= divergence(column("sampler_logprobs"), column("teacher_logprobs"))
+        return metrics
+
+    def _reference(self, rows: Sequence[PackedRow]) -> list[NDArray[np.float32]]:
+        """Of the policy as it began: a model of its own, or the base below the adapter."""
+        if self.reference is not None:
+            return self.reference.logprobs(rows, self.config.temperature)
+        with switched_off(self._learner.computing):
+            return self._learner.logprobs(rows, self.config.temperature)

@@ -1,0 +1,181 @@
+"""PPO's critic: what is still to be earned at each token, as a model of its own or as a head on the policy's layers."""
+
+from __future__ import annotations
+
+import copy
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rondo.base.errors import ConfigError
+from rondo.data.batching.packing import Floats, PackedRow
+from rondo.models import Decoder
+from rondo.models.heads.scorer import make_scorer
+from rondo.models.heads.value_head import add_value_head
+from rondo.rl.config import RlConfig
+from rondo.rl.update.config import CriticConfig
+from rondo.rl.update.load_aux import load_beside
+from rondo.text.tokenizer import Tokenizer
+from rondo.train.learner.learner import Learner, Metrics
+from rondo.train.learner.passes import Passes
+from rondo.train.losses.sums import Loss
+from rondo.train.losses.value import ValueLoss, WithValues
+
+PREFIX = "critic/"
+"""Of its metrics, and of its tensors in a checkpoint."""
+
+
+def make_critic(config: RlConfig, policy: Decoder, tokenizer: Tokenizer) -> Critic | None:
+    """Before there is a learner of the policy, for a shared critic is a part of it."""
+    told = config.critic
+    if told.kind == "none":
+        return None
+    if told.kind == "shared":
+        return SharedCritic(told, policy)
+    begin = told.model or config.model
+    if begin:
+        dtype = torch.float32 if config.precision else None  # as stored
+        beside = load_beside(begin, tokenizer, "rl.critic.model", policy.device, dtype)
+        return SeparateCritic(config, beside)
+    return SeparateCritic(config, copy.deepcopy(policy))
+
+
+class Critic(ABC):
+    def __init__(self, config: CriticConfig) -> None:
+        self.config = config
+        self.loss = ValueLoss(config.clip)
+        self.learner: Learner | None = None
+        """One of its own, if it has."""
+
+    def attach(self, policy: Learner) -> None:  # noqa: B027  a critic of its own needs nothing of it
+        """Told the policy's learner once there is one."""
+
+    def warming(self, step: int) -> bool:
+        """Whether the critic alone learns in this step, counted from 0."""
+        return step < self.config.warmup
+
+    @abstractmethod
+    def values(self, rows: Sequence[PackedRow]) -> list[Floats]:
+        """For each row what is to be earned before each of its predictions."""
+
+    @abstractmethod
+    def joined(self, loss: Loss) -> Loss:
+        """What the policy's learner is asked in the place of the policy's own loss."""
+
+    @abstractmethod
+    def forward_backward(self, rows: Sequence[PackedRow], valid: int) -> Metrics:
+        """Beside the policy's: rows have the columns `values` and `returns`."""
+
+    @abstractmethod
+    def optim_step(self, policy: Learner, step: int, share: float = 1.0) -> Metrics:
+        """Before the policy's own. `share` is the policy's learning rate as a share of its peak."""
+
+    @abstractmethod
+    def policy_learns(self, step: int) -> bool:
+        """What the policy's own optimizer step is to `accept`."""
+
+    @abstractmethod
+    def states(self) -> dict[str, Tensor]:
+        """What a checkpoint of the policy does not hold of it."""
+
+    @abstractmethod
+    def load(self, folder: str | Path, step: int) -> None: ...
+
+
+class SeparateCritic(Critic):
+    """A scorer with a learner of its own. A language model's new head says 0; a reward model goes on with its own."""
+
+    def __init__(self, config: RlConfig, model: Decoder) -> None:
+        super().__init__(config.critic)
+        if not model.config.scores:
+            make_scorer(model)
+            torch.nn.init.zeros_(model.head.out.weight)
+        self._lr = config.critic.lr or config.lr
+        told = {"lr": self._lr, "ema": 0.0, "export": "last"}
+        self.learner: Learner = Learner(model, config.model_copy(update=told))
+        self.learner.prefix = PREFIX
+
+    def values(self, rows: Sequence[PackedRow]) -> list[Floats]:
+        return self.learner.logprobs(rows)
+
+    def joined(self, loss: Loss) -> Loss:
+        return loss
+
+    def forward_backward(self, rows: Sequence[PackedRow], valid: int) -> Metrics:
+        found = self.learner.forward_backward(rows, self.loss, valid=valid)
+        return {name: value for name, value in found.items() if name.startswith(PREFIX)}
+
+    def optim_step(self, policy: Learner, step: int, share: float = 1.0) -> Metrics:
+        found = self.learner.optim_step(self._lr * share, math.isfinite)
+        return {PREFIX + name: found[name] for name in ("grad_norm", "lr")}
+
+    def policy_learns(self, step: int) -> bool:
+        return not self.warming(step)
+
+    def states(self) -> dict[str, Tensor]:
+        return self.learner.states()
+
+    def load(self, folder: str | Path, step: int) -> None:
+        self.learner.load(folder, step)
+
+
+class SharedCritic(Critic):
+    """A head on the policy's layers: one pass gives both, and both losses change the layers."""
+
+    def __init__(self, config: CriticConfig, policy: Decoder) -> None:
+        super().__init__(config)
+        add_value_head(policy)
+        self._passes: Passes | None = None
+
+    def attach(self, policy: Learner) -> None:
+        if policy.mesh is not None or not isinstance(policy.passes, Passes):
+            raise ConfigError(
+                "a shared critic is for a policy on one device: choose a separate one", param="rl.critic.kind"
+            )
+        self._passes = policy.passes
+
+    def values(self, rows: Sequence[PackedRow]) -> list[Floats]:
+        assert self._passes is not None
+        return [found.cpu().numpy() for found in self._passes.values(rows)]
+
+    def joined(self, loss: Loss) -> Loss:
+        return WithValues(loss, self.loss, self.config.coefficient)
+
+    def forward_backward(self, rows: Sequence[PackedRow], valid: int) -> Metrics:
+        """Done with the policy's."""
+        return {}
+
+    def optim_step(self, policy: Learner, step: int, share: float = 1.0) -> Metrics:
+        """While it warms up the layers must not move, for the policy would with them: its head alone learns."""
+        if self.warming(step):
+            for name, parameter in policy.model.named_parameters():
+                if not name.startswith("head.value."):
+                    parameter.grad = None
+        return {}
+
+    def policy_learns(self, step: int) -> bool:
+        """The head is the policy's to step."""
+        return True
+
+    def states(self) -> dict[str, Tensor]:
+        return {}
+
+    def load(self, folder: str | Path, step: int) -> None:
+        """Loaded with the policy."""
+
+
+def value_metrics(values: Sequence[Floats], returns: Sequence[Floats]) -> Metrics:
+    """How much of what the returns differ by the values had foreseen: 1 is all of it, 0 what one number for all could,
+    and less than 0 is worse than that."""
+    foreseen, found = (np.concatenate([np.zeros(0), *each]) for each in (values, returns))
+    spread = float(found.var()) if found.size else 0.0
+    return {
+        "critic/value": float(foreseen.mean()) if found.size else 0.0,
+        "critic/return": float(found.mean()) if found.size else 0.0,
+        "critic/explained_variance": 1 - float((found - foreseen).var()) / spread if spread > 0 else 0.0,
+    }

@@ -1,0 +1,151 @@
+"""Who is on the device when. Models of a job that do not fit on it together take turns, and this alone says how.
+
+The policy's weights are always there: engine and learner compute with them. What comes and goes are roles: each says
+how many bytes it takes, how it comes and how it goes. Nobody goes without need, and who is needed last goes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rondo.base.errors import ConfigError
+from rondo.engine.entrypoints.llm import LLM
+from rondo.models import Decoder
+from rondo.train.learner.learner import Learner
+
+PHASES: dict[str, tuple[str, ...]] = {
+    "rollout": ("engine",),
+    "score": ("reward_model",),
+    "old": (),
+    "reference": ("reference",),
+    "teacher": ("teacher",),
+    "values": ("critic",),
+    "train": ("optimizer", "critic"),
+    "push": (),
+}
+"""A step's phases in their order, and whom each needs beside the policy."""
+HOST = "host"
+PARAM = "rl.device_bytes"
+
+
+@dataclass
+class Role:
+    name: str
+    nbytes: int
+    """What it takes of the device while it is there."""
+    come: Callable[[], None]
+    go: Callable[[], None]
+    here: bool = True
+
+
+class Roles:
+    def __init__(self, roles: Sequence[Role], budget: int = 0) -> None:
+        """`budget` is for all roles together, in bytes; with 0 everybody stays. A phase whose own roles do not fit is
+        refused before there is a step."""
+        self._roles = {role.name: role for role in roles}
+        self._budget = budget
+        for phase in PHASES if budget else ():
+            own = self._of(phase)
+            if (needed := sum(role.nbytes for role in own)) > budget:
+                who = " and ".join(role.name for role in own)
+                raise ConfigError(
+                    f"{PARAM}={budget}: {who} take {needed} bytes together in the phase {phase}. Raise it, or give "
+                    f"{who} less: smaller models, fewer tokens in the KV cache",
+                    param=PARAM,
+                )
+
+    def phase(self, name: str) -> None:
+        """Whom it needs is there; others have gone as far as there was no room for both."""
+        if not self._budget:
+            return
+        wanted = self._of(name)
+        idle = [role for role in self._roles.values() if role.here and role not in wanted]
+        room = self._budget - sum(role.nbytes for role in [*wanted, *idle])
+        for role in sorted(idle, key=lambda role: -self._until(role.name, name)):
+            if room >= 0:
+                break
+            role.go()
+            role.here = False
+            room += role.nbytes
+        for role in wanted:
+            if not role.here:
+                role.come()
+                role.here = True
+
+    def _of(self, phase: str) -> list[Role]:
+        return [self._roles[name] for name in PHASES[phase] if name in self._roles]
+
+    def _until(self, role: str, phase: str) -> int:
+        """How many phases later it is needed."""
+        names = list(PHASES)
+        at = names.index(phase)
+        order = [*names[at + 1 :], *names[: at + 1]]
+        return next((i for i, each in enumerate(order) if role in PHASES[each]), len(order))
+
+
+def parked(name: str, *models: Decoder) -> Role:
+    """A model that nobody trains, with its copy in a narrower type if it has one. What it leaves in host memory stays
+    there, so that only the first going copies."""
+    parameters = list({id(p): p for model in models for p in model.parameters()}.values())
+    device = models[0].device
+    host: list[Tensor] = []
+
+    def go() -> None:
+        if not host:
+            host.extend(_in_host_memory(p.detach()) for p in parameters)
+        for parameter, x in zip(parameters, host, strict=True):
+            parameter.data = x
+        _give_back(device)
+
+    def come() -> None:
+        for parameter, x in zip(parameters, host, strict=True):
+            parameter.data = x.to(device, copy=True)
+
+    return Role(name, sum(p.nbytes for p in parameters), come, go)
+
+
+def critic_role(learner: Learner) -> Role:
+    """A critic of its own goes with all that it has."""
+    return Role(
+        "critic",
+        bytes_of(learner.model) + moments_of(learner),
+        learner.onload,
+        lambda: learner.offload(HOST),
+    )
+
+
+def optimizer_role(policy: Learner) -> Role:
+    return Role("optimizer", moments_of(policy), policy.onload, lambda: policy.offload(HOST, weights=False))
+
+
+def engine_role(engine: LLM) -> Role:
+    """Its KV cache: the weights are the learner's, and are back before anybody asks for them."""
+
+    def go() -> None:
+        engine.sleep(1)
+        engine.wake_up(["weights"])
+
+    cache = sum(tensor.nbytes for tensor in engine.core.sleeper.cache.tensors)
+    return Role("engine", cache, lambda: engine.wake_up(["kv_cache"]), go)
+
+
+def bytes_of(model: Decoder) -> int:
+    return sum(parameter.nbytes for parameter in model.parameters())
+
+
+def moments_of(learner: Learner) -> int:
+    """What the optimizer keeps, or will after its first step: two numbers a weight that learns."""
+    return 2 * sum(p.nbytes for p in learner.trained.parameters() if p.requires_grad)
+
+
+def _in_host_memory(x: Tensor) -> Tensor:
+    return torch.empty_like(x, device="cpu", pin_memory=x.is_cuda).copy_(x)
+
+
+def _give_back(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

@@ -1,0 +1,120 @@
+"""Preference training on the policy's own answers: of each group the best against the worst."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rondo.base.errors import ConfigError
+from rondo.data.batching.groups import group_size, row_of_groups
+from rondo.data.batching.packing import Document, PackedRow, Tree, plan_rows
+from rondo.rl.rollout.types import Rollout, SampleGroup
+from rondo.rl.update.config import PairsConfig
+from rondo.train.config import PreferenceConfig
+from rondo.train.evaluation.evaluator import Evaluator
+from rondo.train.learner.learner import Learner, Metrics
+from rondo.train.losses.preference import Kto
+from rondo.train.recipes.answers import Judged
+from rondo.train.recipes.preference import Preference, loss_of, mismatched
+from rondo.train.recipes.reference import Computed
+
+
+@dataclass(frozen=True)
+class PromptedRollout:
+    prompt: list[int]
+    rollout: Rollout
+
+
+@dataclass(frozen=True)
+class RolloutPair:
+    chosen: PromptedRollout
+    rejected: PromptedRollout
+
+
+def make_pairs(groups: Sequence[SampleGroup], rewards: NDArray[np.float64]) -> list[RolloutPair]:
+    """rewards [P, S], NaN where nobody judged. A group in which all earned the same gives none; of answers that earned
+    the same the first counts."""
+    found = []
+    for group, row in zip(groups, rewards, strict=True):
+        judged = [
+            (float(reward), _answer(group, sample))
+            for sample, reward in zip(group.samples, row, strict=False)
+            if not np.isnan(reward) and any(sample.sampled)
+        ]
+        best = max(judged, key=lambda each: each[0], default=None)
+        worst = min(judged, key=lambda each: each[0], default=None)
+        if best is not None and worst is not None and best[0] > worst[0]:
+            found.append(RolloutPair(best[1], worst[1]))
+    return found
+
+
+@dataclass(frozen=True)
+class OnlinePreference:
+    """What a step does with its groups in the place of a policy's loss. Without a `reference` of its own the learner's
+    base, its adapter switched off, is asked."""
+
+    config: PairsConfig
+    reference: Evaluator | None
+    tokens_per_row: int
+    share_prefix: bool = True
+
+    def forward_backward(self, learner: Learner, pairs: Sequence[RolloutPair]) -> Metrics:
+        asked = self._objective(pairs)(learner, self.rows(pairs))
+        found = asked.told(learner.forward_backward(asked.rows, asked.loss))
+        return found | {"pairs": float(len(pairs))}
+
+    def rows(self, pairs: Sequence[RolloutPair]) -> list[PackedRow]:
+        """Both answers of a pair are in one row."""
+        items = [self._items(number, pair) for number, pair in enumerate(pairs)]
+        sizes = [sum(_size(item) for item in of) for of in items]
+        return [row_of_groups([items[i] for i in row]) for row in plan_rows(sizes, self.tokens_per_row)]
+
+    def _objective(self, pairs: Sequence[RolloutPair]) -> Preference:
+        told = self.config.model_dump(exclude={"beta"} if self.config.beta is None else set())
+        loss = loss_of(PreferenceConfig(**told))
+        by = Computed(self.reference) if self.config.needs_reference else None
+        if not isinstance(loss, Kto):
+            return Preference(loss, by)
+        judged = [
+            Judged(answer.prompt, answer.rollout.token_ids, good)
+            for pair in pairs
+            for answer, good in ((pair.chosen, True), (pair.rejected, False))
+        ]
+        return Preference(loss, by, mismatched(judged, self.tokens_per_row), self.tokens_per_row)
+
+    def _items(self, number: int, pair: RolloutPair) -> list[Document | Tree]:
+        """KTO's answers are records of their own."""
+        alone = self.config.loss == "kto"
+        trees = [
+            Tree(
+                answer.prompt, [_document(answer, 2 * number + i, 2 * number + i if alone else number, 1 - i)]
+            )
+            for i, answer in enumerate((pair.chosen, pair.rejected))
+        ]
+        if self.share_prefix and pair.chosen.prompt == pair.rejected.prompt:
+            return [Tree(pair.chosen.prompt, [branch for tree in trees for branch in tree.branches])]
+        return [document for tree in trees for document in tree.apart()]
+
+
+def _answer(group: SampleGroup, sample: Rollout) -> PromptedRollout:
+    if sample.earlier:
+        raise ConfigError(
+            "an episode whose past was rewritten is in several pieces, of which no pair can be made: use an algorithm "
+            "that learns from each token, such as grpo",
+            param="rl.pairs.loss",
+        )
+    return PromptedRollout(sample.prompt_ids or group.prompt_ids, sample)
+
+
+def _document(answer: PromptedRollout, document: int, record: int, chosen: float) -> Document:
+    """What the policy did not choose itself, such as a tool's output, is context."""
+    facts = {"document": float(document), "record": float(record), "chosen": float(chosen)}
+    rollout = answer.rollout
+    return Document(rollout.token_ids, [float(own) for own in rollout.sampled], facts=facts)
+
+
+def _size(item: Document | Tree) -> int:
+    return len(item.tokens) - 1 if isinstance(item, Document) else group_size(item)

@@ -1,0 +1,111 @@
+"""`/score` and `/rerank`, as vLLM has them: how near two texts are, as the cosine of their vectors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from rondo.base.errors import InvalidRequest
+from rondo.client.protocol.wire import Many
+from rondo.server.routes.embeddings import Embedder, Floats, Given, PoolingBody, usage_of
+from rondo.web.http import unless_gone
+
+Texts = str | Many[str]
+NAMES = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
+"""What vLLM lets the two sides be called."""
+
+
+class ScoringBody(PoolingBody):
+    """A limit of 0 tokens is none."""
+
+    max_tokens_per_query: int = Field(0, ge=0)
+    max_tokens_per_doc: int = Field(0, ge=0)
+
+
+class ScoreRequest(ScoringBody):
+    text_1: Texts | None = None
+    text_2: Texts | None = None
+    queries: Texts | None = None
+    documents: Texts | None = None
+    items: Texts | None = None
+    data_1: Texts | None = None
+    data_2: Texts | None = None
+
+    def sides(self) -> tuple[tuple[str, Texts], tuple[str, Texts]]:
+        """The names of the two fields that are given, and what is in them."""
+        given = {name: getattr(self, name) for pair in NAMES for name in pair}
+        given = {name: value for name, value in given.items() if value is not None}
+        for left, right in NAMES:
+            if set(given) == {left, right}:
+                return (left, given[left]), (right, given[right])
+        pairs = ", ".join(" with ".join(pair) for pair in NAMES)
+        raise InvalidRequest(
+            f"give two fields to compare, one of: {pairs}.", param=next(iter(given), "text_1")
+        )
+
+
+class RerankRequest(ScoringBody):
+    query: str
+    documents: Texts
+    top_n: int = Field(0, ge=0)
+    return_documents: bool = True
+
+
+@dataclass(frozen=True)
+class PairScorer:
+    embedder: Embedder
+
+    async def score(self, request: Request) -> Response:
+        body, _ = await self.embedder.served.bodies.read(ScoreRequest, request)
+        left, right = body.sides()
+        lefts, rights = _listed(left[1]), _listed(right[1])
+        if len(lefts) not in (1, len(rights)):
+            raise InvalidRequest(
+                f"{left[0]} has {len(lefts)} texts and {right[0]} has {len(rights)}: give one, or as many.",
+                param=left[0],
+            )
+        scores, tokens = await self._scores(request, body, (left[0], lefts), (right[0], rights))
+        data = [{"index": i, "object": "score", "score": score} for i, score in enumerate(scores)]
+        return JSONResponse(self.embedder.head("score", body) | {"data": data, "usage": usage_of(tokens)})
+
+    async def rerank(self, request: Request) -> Response:
+        body, _ = await self.embedder.served.bodies.read(RerankRequest, request)
+        documents = _listed(body.documents)
+        scores, tokens = await self._scores(request, body, ("query", [body.query]), ("documents", documents))
+        best = sorted(range(len(scores)), key=lambda i: -scores[i])[: body.top_n or None]
+        results = [
+            {"index": i, "relevance_score": scores[i]}
+            | ({"document": {"text": documents[i]}} if body.return_documents else {})
+            for i in best
+        ]
+        head = self.embedder.head("rerank", body)
+        return JSONResponse(
+            {"id": head["id"], "model": head["model"], "usage": usage_of(tokens), "results": results}
+        )
+
+    async def _scores(
+        self,
+        request: Request,
+        body: ScoringBody,
+        queries: tuple[str, list[str]],
+        documents: tuple[str, list[str]],
+    ) -> tuple[list[float], int]:
+        """One query for all documents, or one for each; and the tokens of all texts."""
+        adapter = self.embedder.check(body, len(documents[1]), documents[0])
+        sides = [
+            Given(*queries, body.max_tokens_per_query or None),
+            Given(*documents, body.max_tokens_per_doc or None),
+        ]
+        vectors = await unless_gone(request.receive, self.embedder.vectors(body, sides, adapter))
+        rows = vectors.of_length_one(vectors.rows.shape[1])
+        left, right = rows[: len(queries[1])], rows[len(queries[1]) :]
+        scores: Floats = np.sum(left * right, axis=1)
+        return scores.tolist(), vectors.prompt_tokens
+
+
+def _listed(texts: Texts) -> list[str]:
+    return [texts] if isinstance(texts, str) else texts

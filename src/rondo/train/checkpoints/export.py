@@ -1,0 +1,66 @@
+"""A checkpoint as a model in Hugging Face's layout: tensor by tensor, so that any machine with room for one can do it,
+whatever layout has written the checkpoint."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from rondo import models
+from rondo.models.architecture import ModelConfig
+from rondo.models.files.checkpoint import MAX_SHARD_BYTES
+from rondo.models.files.mapping import Outgoing, Slot, plain_outgoing, slots
+from rondo.models.files.safetensors_write import write
+from rondo.train.checkpoints import dcp
+from rondo.train.checkpoints.states import MODEL
+
+HELD = 4
+"""Parameters that are kept for the next tensors: of a layer's experts each holds parts of all."""
+
+
+def export_checkpoint(config: ModelConfig, checkpoint: str, folder: Path, of: str = MODEL) -> None:
+    """Into a folder that exists; the caller makes the whole atomic. `of` are the weights themselves, or their averages,
+    in the weights' type."""
+    model = models.build(config)
+    model.check_whole()
+    reader = dcp.Reader(checkpoint)
+    names = _first_names(model)
+    stored = reader.stored()
+
+    @functools.lru_cache(maxsize=HELD)
+    def read(name: str) -> Tensor:
+        label = of + name if of + name in stored else MODEL + name
+        tensor = torch.empty(stored[label].shape, dtype=stored[label].dtype)
+        reader.read({label: tensor})
+        return tensor.to(stored[MODEL + name].dtype)
+
+    shapes = {
+        name: torch.empty(stored[MODEL + first].shape, dtype=stored[MODEL + first].dtype, device="meta")
+        for name, first in names.items()
+    }
+    (folder / "config.json").write_text(json.dumps(dict(config.hf or {}), indent=2) + "\n")
+    tensors = [_later(slot, shapes, lambda name: read(names[name])) for slot in slots(model)]
+    write(folder, tensors, MAX_SHARD_BYTES, lambda count: None)
+
+
+def _later(slot: Slot, shapes: Mapping[str, Tensor], read: Callable[[str], Tensor]) -> Outgoing:
+    def make() -> Tensor:
+        [whole] = plain_outgoing([slot], {piece.param: read(piece.param) for piece in slot.pieces})
+        return whole.make()
+
+    [shape] = plain_outgoing([slot], dict(shapes))
+    return Outgoing(shape.name, shape.shape, shape.dtype, make)
+
+
+def _first_names(model: models.Decoder) -> dict[str, str]:
+    """Each name of a parameter, and the one under which it is stored: of tied ones the first."""
+    first: dict[int, str] = {}
+    return {
+        name: first.setdefault(id(parameter), name)
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+    }

@@ -1,0 +1,21 @@
+"""Reading the model that a job begins with, as its ranks have room for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from rondo import models
+from rondo.models import Decoder
+from rondo.models.files.checkpoint import one_type
+
+
+def read_model(
+    folder: Path, dtype: torch.dtype, device: str | torch.device, *, divided: bool = False
+) -> Decoder:
+    """In the type `dtype`; but a model that ranks will divide as it lies in its files, if that is narrower. Then it is
+    mapped, not read: the ranks of a machine share its pages, and each widens its own part."""
+    stored = one_type(folder) if divided else None
+    narrower = stored is not None and stored.itemsize < dtype.itemsize
+    return models.load(folder, dtype=stored if narrower else dtype, device=device)

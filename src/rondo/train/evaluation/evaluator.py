@@ -1,0 +1,113 @@
+"""A model that is asked and not changed: log-probabilities of rows, and what a loss makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rondo.data.batching.packing import PackedRow
+from rondo.models.decoder import Decoder
+from rondo.parallel.config import MemoryConfig
+from rondo.parallel.precision import computing_type
+from rondo.train.learner.low_precision import LowPrecisionCopy
+from rondo.train.learner.passes import RowPasses, passes_over
+from rondo.train.losses.sums import Loss, LossOutput, by_document, counted
+
+if TYPE_CHECKING:
+    from rondo.parallel.ranks.mesh import Mesh
+
+Metrics = dict[str, float]
+Number = TypeVar("Number", int, float)
+
+
+@dataclass
+class LossSums:
+    """What the losses of several rows say."""
+
+    sums: dict[str, Tensor] = field(default_factory=dict)
+    maxima: dict[str, Tensor] = field(default_factory=dict)
+
+    def add(self, output: LossOutput) -> None:
+        for name, value in {"loss": output.total.detach(), **output.sums}.items():
+            self.sums[name] = self.sums[name] + value if name in self.sums else value
+        for name, value in output.maxima.items():
+            self.maxima[name] = torch.maximum(self.maxima[name], value) if name in self.maxima else value
+
+
+class Evaluator:
+    def __init__(self, model: Decoder, mesh: Mesh | None = None, memory: MemoryConfig | None = None) -> None:
+        """With a mesh every rank makes one, of the same model, and calls the same verbs in the same order."""
+        self.model = model
+        self.mesh = mesh
+        memory = memory or MemoryConfig()
+        self.working: LowPrecisionCopy | None = None
+        if mesh is None and (computing := computing_type(model.dtype, memory.precision)) != model.dtype:
+            self.working = LowPrecisionCopy(model, computing)
+        self.passes = self._passes_over(self.computing, memory)
+
+    def _passes_over(self, model: Decoder, memory: MemoryConfig) -> RowPasses:
+        return passes_over(model, self.mesh, memory)
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @property
+    def computing(self) -> Decoder:
+        """The model whose layers compute: the one that is trained, or its copy in a narrower type."""
+        return self.model if self.working is None else self.working.model
+
+    def measure(self, batch: Sequence[PackedRow], loss: Loss) -> Metrics:
+        """What `forward_backward` would say of the batch, and no gradient."""
+        own = self.count(batch, loss)
+        (valid,) = self.totals(own)
+        tally = LossSums()
+        self.passes.measure(batch, loss, tally.add)
+        return self.metrics(own, valid, tally)
+
+    def count(self, batch: Sequence[PackedRow], loss: Loss) -> int:
+        """How much of the batch the loss counts on this rank."""
+        return sum(counted(loss, row) for row in batch)
+
+    def logprobs(self, batch: Sequence[PackedRow], temperature: float = 1.0) -> list[NDArray[np.float32]]:
+        """For each row the log-probability of each of its predictions."""
+        return [found.cpu().numpy() for found in self.passes.logprobs(batch, temperature)]
+
+    def document_logprobs(self, batch: Sequence[PackedRow]) -> list[NDArray[np.float32]]:
+        """For each row the log-probability of each of its documents: of all that has a weight in it."""
+        return [
+            by_document(torch.from_numpy(found * row.weights), row.documents).numpy()
+            for found, row in zip(self.logprobs(batch), batch, strict=True)
+        ]
+
+    def totals(self, *own: Number) -> list[Number]:
+        """Each number summed over the ranks that share the batch."""
+        said = [own] if self.mesh is None else self.mesh.said(own)
+        return [sum(each) for each in zip(*said, strict=True)]
+
+    def metrics(self, own: int, valid: int, tally: LossSums) -> Metrics:
+        """Averages over what the loss counts in the batch; the loss is over those of the step."""
+        parts = [
+            (
+                own,
+                {name: float(x) for name, x in tally.sums.items()},
+                {name: float(x) for name, x in tally.maxima.items()},
+            )
+        ]
+        if self.mesh is not None:
+            parts = self.mesh.said(parts[0])
+        count = sum(own for own, _, _ in parts)
+        found: Metrics = {}
+        for _, of_rank, _ in parts:
+            for name, value in of_rank.items():
+                found[name] = found.get(name, 0.0) + value / (valid if name == "loss" else count)
+        for _, _, of_rank in parts:
+            for name, value in of_rank.items():
+                found[name] = max(found.get(name, value), value)
+        return found | {"tokens": float(valid)}

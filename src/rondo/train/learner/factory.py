@@ -1,0 +1,38 @@
+"""Which learner a job trains with."""
+
+from __future__ import annotations
+
+from rondo.base.errors import ConfigError
+from rondo.models import ModelConfig
+from rondo.parallel.layout.degrees import Degrees
+from rondo.train.config import Kind, TrainConfig
+from rondo.train.learner.learner import Learner
+
+
+def check(kind: Kind, config: TrainConfig, model: ModelConfig, degrees: Degrees) -> None:
+    """What the learner can make of a job, before there is any."""
+    if config.learner == "native":
+        return
+    from rondo.train.megatron.check import check as check_model
+    from rondo.train.megatron.check import check_installed
+
+    if kind == "reward" or config.adapter.kind != "none":
+        what = "a reward model" if kind == "reward" else "an adapter"
+        raise ConfigError(
+            f"train.learner: megatron does not train {what}. Use native.", param="train.learner"
+        )
+    if config.router_aux_loss:
+        raise ConfigError(
+            "train.router_aux_loss: the megatron learner has no load-balancing loss. Leave it out, or use native.",
+            param="train.router_aux_loss",
+        )
+    check_model(model, config, degrees)
+    check_installed()
+
+
+def learner_of(config: TrainConfig) -> type[Learner]:
+    if config.learner == "native":
+        return Learner
+    from rondo.train.megatron.learner import MegatronLearner
+
+    return MegatronLearner

@@ -1,0 +1,100 @@
+"""Passes where stages share the layers: a step's rows are the microbatches of a pipeline's schedule.
+
+What goes from stage to stage has one length, so rows are filled up to that of the step's longest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from rondo.data.batching.packing import PackedRow
+from rondo.models.decoder import Decoder
+from rondo.parallel.config import MemoryConfig
+from rondo.parallel.layout.cut import microbatches, pieces_of, stage_of
+from rondo.parallel.pipeline.pipeline import Pipeline
+from rondo.parallel.pipeline.stage import StageInputs
+from rondo.parallel.precision import computing_type, kept_type
+from rondo.parallel.ranks.mesh import Mesh
+from rondo.train.learner.passes import NOTHING, Passes, predictions
+from rondo.train.losses.auxiliary import ExpertUse
+from rondo.train.losses.sums import Loss, LossOutput, needs_entropy
+
+
+class Pipelined(Passes):
+    def __init__(self, model: Decoder, mesh: Mesh, memory: MemoryConfig) -> None:
+        computing = computing_type(kept_type(model.dtype, memory), memory.precision)
+        super().__init__(model, mesh, memory)
+        layout = mesh.degrees.config
+        self._layout = layout
+        self._last = stage_of(layout, pieces_of(layout) - 1)
+        self._stages = mesh
+        self._pipeline = Pipeline(model, self.pieces, mesh, computing)
+
+    @property
+    def counted_elsewhere(self) -> list[Tensor]:
+        return self._pipeline.counted_elsewhere
+
+    def forward_backward(
+        self,
+        rows: Sequence[PackedRow],
+        loss: Loss,
+        valid: float,
+        temperature: float,
+        done: Callable[[LossOutput], None],
+    ) -> None:
+        outputs: list[LossOutput] = []
+        uses = [self._use(row, loss, valid) for row in rows]
+
+        def finish(i: int, scored: Tensor) -> Tensor:
+            if i >= len(rows):
+                return scored.sum() * 0.0
+            output = loss(predictions(rows[i], scored, self._device))
+            outputs.append(_without_graph(output))
+            return output.total / valid
+
+        microbatches = self._microbatches(rows, temperature, needs_entropy(loss))
+        for i, (use, _) in enumerate(uses):
+            tokens, inputs = microbatches[i]
+            microbatches[i] = tokens, replace(inputs, experts=use)
+        self._pipeline.train(microbatches, finish)
+        found = self._stages.told(outputs, self._last)
+        for output, value in zip(found, self._auxiliary_of_rows(uses), strict=True):
+            done(output if not value else replace(output, sums=output.sums | {"router_aux_loss": value}))
+
+    def _auxiliary_of_rows(self, uses: Sequence[tuple[ExpertUse | None, int]]) -> Sequence[Tensor | None]:
+        """Of each row, summed over the stages' shares."""
+        if self.auxiliary is None:
+            return [None] * len(uses)
+        own = [float(self.auxiliary.value(use)) * count for use, count in uses if use is not None]
+        return [torch.tensor(sum(parts)) for parts in zip(*self._stages.said_by_stages(own), strict=True)]
+
+    def _asked(self, rows: Sequence[PackedRow], temperature: float, entropy: bool) -> list[Tensor]:
+        found: list[Tensor] = []
+
+        def finish(i: int, scored: Tensor) -> Tensor:
+            found.append(scored.cpu())
+            return scored
+
+        self._pipeline.score(self._microbatches(rows, temperature, entropy), finish)
+        self._let_go()
+        return self._stages.told(found[: len(rows)], self._last)
+
+    def _microbatches(
+        self, rows: Sequence[PackedRow], temperature: float, entropy: bool
+    ) -> list[tuple[Tensor, StageInputs]]:
+        count = microbatches(self._layout, self._most(len(rows)))
+        longest = max((len(row.tokens) for row in rows), default=1)
+        length = longest + -longest % self._multiple
+        filled = (*rows, *[NOTHING] * (count - len(rows)))
+        return [self._inputs(row, temperature, entropy, length) for row in filled]
+
+
+def _without_graph(output: LossOutput) -> LossOutput:
+    def kept(metrics: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: value.detach().cpu() for name, value in metrics.items()}
+
+    return LossOutput(output.total.detach().cpu(), kept(output.sums), kept(output.maxima))

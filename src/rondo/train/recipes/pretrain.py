@@ -1,0 +1,28 @@
+"""Pretraining: every token of every document once an epoch. A document longer than `max_length` comes in pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rondo.data.batching.datasets import InMemory
+from rondo.data.batching.packing import Document
+from rondo.data.input.records import Record
+from rondo.data.input.texts import closed, text_of
+from rondo.text.tokenizer import Tokenizer
+from rondo.train.config import TrainConfig
+from rondo.train.loop import Batches
+from rondo.train.recipes.batches import loader
+
+
+def documents(tokenizer: Tokenizer, records: Sequence[Record]) -> list[list[int]]:
+    """One list of token ids a record, closed by the end-of-text token where the tokenizer has one."""
+    texts = [text_of(tokenizer, record) for record in records]
+    return [closed(tokenizer, ids) for ids in tokenizer.encode_batch(texts)]
+
+
+def dataset(tokens: Sequence[Sequence[int]]) -> InMemory:
+    return InMemory(Document(ids, [1.0] * len(ids)) for ids in tokens)
+
+
+def batches(tokens: Sequence[Sequence[int]], config: TrainConfig) -> Batches:
+    return loader([dataset(tokens)], [1.0], config, longest=config.max_length)

@@ -1,0 +1,63 @@
+"""The reference of preference training: the model as it was, and how likely every answer is to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from rondo.base.storage.files import atomic_write
+from rondo.data.batching.packing import Document, Floats, PackedRow, Tree, pack
+from rondo.models.adapters.attached import switched_off
+from rondo.train.evaluation.evaluator import Evaluator
+
+
+class Reference(Protocol):
+    def given(self, evaluator: Evaluator, rows: Sequence[PackedRow]) -> list[PackedRow]:
+        """The rows with the log-probability of each document, a fact called `reference`."""
+
+
+@dataclass(frozen=True)
+class Computed:
+    """Anew for each batch: by a model of its own, or by the learner's own base with the adapter switched off."""
+
+    own: Evaluator | None = None
+
+    def given(self, evaluator: Evaluator, rows: Sequence[PackedRow]) -> list[PackedRow]:
+        off: AbstractContextManager[None] = (
+            switched_off(evaluator.computing) if self.own is None else nullcontext()
+        )
+        with off:
+            found = (self.own or evaluator).document_logprobs(rows)
+        return [_with(row, own) for row, own in zip(rows, found, strict=True)]
+
+
+@dataclass(frozen=True)
+class Known:
+    """From a table of all documents, by their numbers."""
+
+    table: Floats
+
+    def given(self, evaluator: Evaluator, rows: Sequence[PackedRow]) -> list[PackedRow]:
+        return [_with(row, self.table[row.facts["document"].astype(np.int64)]) for row in rows]
+
+
+def known(
+    computed: Computed, evaluator: Evaluator, items: Sequence[Document | Tree], budget: int, file: Path
+) -> Known:
+    """All of it before the first step, kept in `file` for a process that goes on."""
+    if not file.exists():
+        rows = computed.given(evaluator, pack(items, budget))
+        numbers = np.concatenate([row.facts["document"] for row in rows]).astype(np.int64)
+        table = np.empty(len(numbers), np.float32)
+        table[numbers] = np.concatenate([row.facts["reference"] for row in rows])
+        atomic_write(file, table.tobytes())
+    return Known(np.frombuffer(file.read_bytes(), np.float32))
+
+
+def _with(row: PackedRow, reference: Floats) -> PackedRow:
+    return replace(row, facts={**row.facts, "reference": reference})

@@ -1,0 +1,164 @@
+"""What each kind of training makes of its data, and does with a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from rondo.data.batching.datasets import Dataset
+from rondo.data.batching.groups import Groups, row_of_groups
+from rondo.data.batching.loader import DataRank, MakeRow, rows_of_all
+from rondo.data.batching.packing import Document, PackedRow, Tree
+from rondo.models.adapters import adapter_of
+from rondo.parallel.precision import computing_type
+from rondo.text.tokenizer import Tokenizer
+from rondo.train.checkpoints.reading import read_model
+from rondo.train.config import Kind, TrainConfig
+from rondo.train.evaluation.evaluate import HeldOut
+from rondo.train.evaluation.evaluator import Evaluator
+from rondo.train.learner.shared_prefix import shares_prefixes
+from rondo.train.loop import Batches
+from rondo.train.losses.objective import Objective, next_tokens
+from rondo.train.losses.preference import BradleyTerry, Kto
+from rondo.train.recipes import answers, data, preference, reward
+from rondo.train.recipes.batches import loader
+from rondo.train.recipes.data import TrainingSource
+from rondo.train.recipes.reference import Computed, Reference, known
+
+
+@dataclass(frozen=True)
+class Recipe:
+    batches: Batches
+    objective: Objective
+    held_out: HeldOut | None
+
+
+@dataclass(frozen=True)
+class RecipeInputs:
+    """What a recipe is made for."""
+
+    config: TrainConfig
+    model: Path
+    tokenizer: Tokenizer
+    evaluator: Evaluator
+    job: Path
+
+    @cached_property
+    def reference(self) -> Computed:
+        """The model that the job began with, whatever it has become since."""
+        if adapter_of(self.evaluator.model) is not None:
+            return Computed()
+        config = self.config
+        # It never learns, so that no masters are kept.
+        dtype = computing_type(getattr(torch, config.dtype), config.precision)
+        told = config.model_copy(update={"dtype": str(dtype).removeprefix("torch.")})
+        mesh = self.evaluator.mesh
+        device = self.evaluator.model.device if mesh is None else torch.device("cpu")
+        model = read_model(self.model, dtype, device, divided=mesh is not None)
+        return Computed(Evaluator(model, mesh, told))
+
+    def shares(self, share: bool) -> bool:
+        return share and shares_prefixes(self.evaluator.model.attention_specs())
+
+
+@dataclass(frozen=True)
+class Examples:
+    """What sources hold for a recipe."""
+
+    datasets: Sequence[Dataset]
+    objective: Objective
+    longest: int | None = None
+    make_row: MakeRow | None = None
+
+    def rows(self, budget: int) -> list[PackedRow]:
+        """All of it."""
+        return [
+            row
+            for dataset in self.datasets
+            for row in rows_of_all(dataset, budget, longest=self.longest, make_row=self.make_row)
+        ]
+
+
+def recipe(
+    kind: Kind, work: RecipeInputs, sources: Sequence[TrainingSource], held_out: Sequence[TrainingSource] = ()
+) -> Recipe:
+    config = work.config
+    taught = examples(kind, work, sources)
+    weights = [source.told.weight for source in sources]
+    mesh = work.evaluator.mesh
+    batches = loader(
+        taught.datasets,
+        weights,
+        config,
+        longest=taught.longest,
+        make_row=taught.make_row,
+        rank=DataRank(mesh.dp_rank, mesh.degrees.dp) if mesh else None,
+    )
+    asked = None
+    if held_out:
+        # Other records may be held out when a job goes on.
+        own = examples(kind, work, held_out, f"held_out_reference_{data.digest(held_out)[:12]}")
+        asked = HeldOut(own.rows(config.tokens_per_microbatch), own.objective)
+    return Recipe(batches, taught.objective, asked)
+
+
+def examples(
+    kind: Kind, work: RecipeInputs, sources: Sequence[TrainingSource], file: str = "reference"
+) -> Examples:
+    """`file`: where what the reference says of them is kept."""
+    if kind == "preference":
+        return _preference(work, sources, file)
+    if kind == "reward":
+        return _reward(work, sources)
+    longest = work.config.max_length if kind == "pretrain" else None
+    return Examples(data.datasets(kind, sources, work.tokenizer, work.config), next_tokens, longest)
+
+
+def _preference(work: RecipeInputs, sources: Sequence[TrainingSource], file: str) -> Examples:
+    config, told = work.config, work.config.preference
+    loss = preference.loss_of(told)
+    aside: list[Document] = []
+    if isinstance(loss, Kto):
+        judged = [answers.judged(work.tokenizer, source.records) for source in sources]
+        trees = [preference.judged_trees(own, first) for own, first in zip(judged, _firsts(judged))]
+        aside = preference.mismatched([one for own in judged for one in own], config.max_length)
+    else:
+        pairs = [answers.pairs(work.tokenizer, source.records) for source in sources]
+        trees = [preference.pair_trees(own, first) for own, first in zip(pairs, _firsts(pairs))]
+    by: Reference | None = None if told.loss == "simpo" else work.reference
+    if isinstance(by, Computed) and told.reference == "before":
+        documents = [document for own in trees for tree in own for document in tree.apart()]
+        kept = work.job / f"{file}.f32"
+        by = known(by, work.evaluator, [*documents, *aside], config.tokens_per_microbatch, kept)
+    objective = preference.Preference(loss, by, aside, config.tokens_per_microbatch)
+    return _groups(work, trees, objective, told.share_prefix)
+
+
+def _reward(work: RecipeInputs, sources: Sequence[TrainingSource]) -> Examples:
+    config = work.config.reward
+    pairs = [answers.pairs(work.tokenizer, source.records) for source in sources]
+    trees = [reward.pair_trees(own, first) for own, first in zip(pairs, _firsts(pairs))]
+    return _groups(work, trees, reward.RewardObjective(BradleyTerry(config.center)), config.share_prefix)
+
+
+def _groups(
+    work: RecipeInputs, trees: Sequence[Sequence[Tree]], objective: Objective, share: bool
+) -> Examples:
+    """A pair lies in one row: its loss has one gradient, which is then found row by row as any other, and its prompt is
+    computed once."""
+    for own in trees:
+        preference.check_sizes(own, work.config)
+    datasets = [Groups(own, share=work.shares(share)) for own in trees]
+    return Examples(datasets, objective, make_row=row_of_groups)
+
+
+def _firsts(parts: Sequence[Sequence[object]]) -> list[int]:
+    """How many are in the parts before each."""
+    counts = [0]
+    for part in parts:
+        counts.append(counts[-1] + len(part))
+    return counts

@@ -1,0 +1,81 @@
+"""How HTTP/1.1 is spoken: uvicorn's protocol over httptools, with heads that are bounded and answers in one piece."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from rondo.web.half_closed import HalfClosed
+
+MOST_HEAD = 64 * 1024
+"""Bytes of a request beside its body, after the first packet."""
+LARGEST_FRAMING = 16
+"""Bytes that say how long a chunk of a body is; there may be a chunk for every byte."""
+MOST_HELD = 64 * 1024
+
+
+class Protocol(HalfClosed):
+    """The parser keeps a head until it has ended, however long it grows: here it is refused before."""
+
+    _fresh = True
+    _size = 0
+    _body = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(_Gathering(transport, self.loop))  # type: ignore[arg-type]
+
+    def data_received(self, data: bytes) -> None:
+        self._fresh = False
+        super().data_received(data)
+        if self._fresh or self.transport.is_closing():
+            return
+        self._size += len(data)
+        if self._size > MOST_HEAD + LARGEST_FRAMING * self._body:
+            self.send_400_response("The head of the request is too long.")
+
+    def on_message_begin(self) -> None:
+        """What else came in the same packet may be of the request before."""
+        self._fresh = True
+        self._size = self._body = 0
+        super().on_message_begin()
+
+    def on_body(self, body: bytes) -> None:
+        self._body += len(body)
+        super().on_body(body)
+
+    def on_response_complete(self) -> None:
+        """What else is done for the request, its line in the log first, is done while the client reads."""
+        assert isinstance(self.transport, _Gathering)
+        self.transport.flush()
+        super().on_response_complete()
+
+
+class _Gathering:
+    """A transport that sends what is written in one turn of the event loop as one packet: an answer's head and body,
+    which come one after the other, would wake the client twice."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._held: list[bytes] = []
+        self._size = 0
+
+    def write(self, data: bytes) -> None:
+        if not self._held:
+            self._loop.call_soon(self.flush)
+        self._held.append(data)
+        self._size += len(data)
+        if self._size >= MOST_HELD:
+            self.flush()
+
+    def close(self) -> None:
+        self.flush()
+        self._transport.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def flush(self) -> None:
+        if self._held:
+            held, self._held, self._size = self._held, [], 0
+            self._transport.write(b"".join(held))

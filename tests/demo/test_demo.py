@@ -1,0 +1,130 @@
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rondo import models
+from rondo.base.storage.hashing import sha256_file
+from rondo.cli.commands import demo as verb
+from rondo.cli.view.demo_view import View, plain, sparkline
+from rondo.demo import pipeline
+from rondo.demo.corpus import solved, stories, sums
+from rondo.demo.pipeline import PHASES, Event, run_demo
+from rondo.demo.recipe import QUICK, tokenizer_for
+from rondo.engine.entrypoints.llm import LLM
+from rondo.rl.tasks.puzzles import evaluate
+from rondo.rl.tasks.registry import task
+from rondo.text.tokenizer import Tokenizer
+from support.home import own_home
+from support.tiny import tiny_tokenizer
+
+TINY = replace(
+    QUICK, hidden=64, pretrain_steps=1, sft_steps=2, sft_check_every=1, rl_steps=2, prompts_per_step=4
+)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("RONDO_HOME", str(own_home(tmp_path)))
+    return tmp_path
+
+
+def test_equal_seeds_make_equal_models_that_can_be_loaded_and_asked(home: Path) -> None:
+    events: list[Event] = []
+    result = run_demo(seed=3, recipe=TINY, on_event=events.append)
+    folder = Path(result.model)
+    assert folder == home / "models" / "demo"
+    assert result.steps == 2
+    assert result.logprob_max_diff < 2e-5
+    assert json.loads((folder / "demo.json").read_text())["task"] == "reverse"
+    assert tuple(dict.fromkeys(event.phase for event in events)) == PHASES
+    first = sha256_file(folder / "model.safetensors")
+    tokenizer = Tokenizer.load(folder)
+    prompt = tokenizer.apply_chat([{"role": "user", "content": "reverse ABC"}])
+    (output,) = LLM(models.load(folder), tokenizer).generate([prompt])
+    assert output.outputs[0].token_ids
+    again = run_demo(seed=3, recipe=TINY)
+    assert sha256_file(folder / "model.safetensors") == first
+    assert (again.reward_start, again.reward_end) == (result.reward_start, result.reward_end)
+
+
+def test_the_demo_model_is_made_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+
+    def make(task: str = "reverse", on_event: object = None) -> None:
+        made.append(task)
+        (home / "models" / "demo").mkdir(parents=True)
+        (home / "models" / "demo" / "config.json").write_text("{}")
+
+    monkeypatch.setattr(pipeline, "run_demo", make)
+    assert pipeline.ensure_demo_model() == pipeline.ensure_demo_model() == home / "models" / "demo"
+    assert made == ["reverse"]
+
+
+def test_the_command_ends_with_one_json_line(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("rondo.demo.recipe.QUICK", TINY)
+    assert verb.run(["--quick", "--no-serve", "--json", "--task", "add"]) == 0
+    answer = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert list(answer) == [
+        "task",
+        "reward_start",
+        "reward_end",
+        "steps",
+        "seconds",
+        "logprob_max_diff",
+        "model",
+        "url",
+    ]
+    assert answer["task"] == "add"
+    assert answer["url"] is None
+
+
+def test_every_letter_of_a_word_is_a_token_of_its_own() -> None:
+    tokenizer = tokenizer_for(0)
+    assert [tokenizer.decode([i]) for i in tokenizer.encode(" THEIR")] == [" ", *"THEIR"]
+    assert len(tokenizer.encode("reverse")) == len(tokenizer.encode("assistant")) == 1
+
+
+def test_the_corpus_is_a_function_of_its_seed() -> None:
+    assert stories(1, 5) == stories(1, 5) != stories(2, 5)
+    assert solved(task("sort"), 0, 1)[0]["messages"][1]["role"] == "assistant"
+    assert tiny_tokenizer().encode(stories(0, 1)[0]["text"])
+
+
+def test_sums_are_right() -> None:
+    lines = [line.split("=") for record in sums(0, 9) for line in record["text"].splitlines()]
+    assert all(evaluate(given)[0] == int(result) for given, result in lines)
+
+
+def test_what_the_view_shows() -> None:
+    assert sparkline([]) == ""
+    assert sparkline([0.0, 0.5, 1.0]) == "▁▅█"
+    assert len(sparkline([i / 500 for i in range(500)])) == 60
+    view = View()
+    view.add(Event("corpus", 1, 1, {"parameters": 1.7e6}))
+    view.add(Event("sft", 2, 9, {"loss": 1.5, "tokens_per_second": 900.0, "reward/correct": 0.25}))
+    metrics = {"reward/correct": 0.5, "tokens_per_second": 10.0, "logprob_diff_max": 1e-6, "held_out": 0.5}
+    view.add(Event("rl", 1, 5, metrics))
+    from rich.console import Console
+
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(view.render())
+    text = console.export_text()
+    assert "1.7 M parameters" in text
+    assert "▅" in text
+    assert "held-out 50%" in text
+    assert "1.0e-06" in text
+
+
+def test_plain_lines_for_logs(capsys: pytest.CaptureFixture[str]) -> None:
+    say = plain()
+    for step in range(1, 4):
+        say(Event("rl", step, 3, {"reward": 0.25 * step}))
+    lines = capsys.readouterr().err.splitlines()
+    assert "Reinforcement learning" in lines[0]
+    assert "step 3 of at most 3  reward 0.75" in lines[-1]
+    assert len(lines) <= 3
