@@ -25,7 +25,7 @@ help:
 	@echo "make test-levels test the compiled kernels again, for fewer of the CPU's instructions and without a compiler"
 	@echo "make sanitize   test the compiled kernels under the address and undefined-behaviour sanitizers"
 	@echo "make test-real  install the real peers and servers, and test against them"
-	@echo "make lint       ruff, mypy, import contracts and writing rules alone"
+	@echo "make lint       ruff, mypy, import contracts, structure and writing rules alone"
 	@echo "make docs       build the manual into build/docs, with every link checked"
 	@echo "make format     let ruff rewrite the files"
 	@echo "make bench      run every benchmark quickly"
@@ -72,6 +72,7 @@ lint: $(DEV)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python tools/structure.py
 	$(BIN)/python tools/writing.py
 
 docs: $(DOCS)
