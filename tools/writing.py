@@ -20,8 +20,6 @@ LIMITS = {
     "bench/README.md": 13.0,
     "docs/graders.md": 16.5,
     "docs/planning.md": 19.0,
-    "docs/rl.md": 21.5,
-    "docs/serving.md": 17.5,
     "docs/training.md": 20.5,
     "docstrings": 25.0,
     "errors": 2.0,
