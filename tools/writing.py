@@ -20,7 +20,6 @@ LIMITS = {
     "bench/README.md": 13.0,
     "docs/graders.md": 16.5,
     "docs/planning.md": 19.0,
-    "docs/training.md": 20.5,
     "docstrings": 25.0,
     "errors": 2.0,
     "help": 2.0,
