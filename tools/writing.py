@@ -17,12 +17,6 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 REWRITTEN = 0.5
 LIMITS = {
-    "bench/README.md": 13.0,
-    "docs/graders.md": 16.5,
-    "docs/planning.md": 19.0,
-    "docs/rl.md": 21.5,
-    "docs/serving.md": 17.5,
-    "docs/training.md": 20.5,
     "docstrings": 25.0,
     "errors": 2.0,
     "help": 2.0,
