@@ -35,7 +35,7 @@ from rondo.control.rows import (
     insert,
 )
 from rondo.control.store import Store
-from rondo.control.work import Group, New, Request, parted
+from rondo.control.work import Group, New, QueuedRequest, parted
 
 
 class Queue:
@@ -190,10 +190,10 @@ class Queue:
         text = f"SELECT {GROUP} FROM groups WHERE {' AND '.join(clauses)} ORDER BY seq DESC LIMIT ?"
         return self.store.read(lambda db: [as_group(row) for row in db.execute(text, (*values, limit))])
 
-    def requests(self, name: str, after: int = -1, limit: int = 1000) -> list[Request]:
+    def requests(self, name: str, after: int = -1, limit: int = 1000) -> list[QueuedRequest]:
         """Of a group, in its order, those whose places are greater than `after`."""
 
-        def work(db: sqlite3.Connection) -> list[Request]:
+        def work(db: sqlite3.Connection) -> list[QueuedRequest]:
             seq, _ = group_of(db, name)
             rows = db.execute(
                 f"SELECT {REQUEST} FROM requests r JOIN groups g ON g.seq = r.group_seq "
@@ -204,7 +204,7 @@ class Queue:
 
         return self.store.read(work)
 
-    def request(self, id: str) -> Request:
+    def request(self, id: str) -> QueuedRequest:
         name, place = parted(id) or ("", 0)
         row = self.store.read(
             lambda db: db.execute(

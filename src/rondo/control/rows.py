@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rondo.base.errors import NotFound
-from rondo.control.work import Group, Leased, New, Request, parted, request_id
+from rondo.control.work import Group, Leased, New, QueuedRequest, parted, request_id
 
 GROUP = "name, owner, total, unfinished, sealed, created, ended"
 REQUEST = "g.name, r.place, r.model, r.state, r.body, r.attempts, r.worker, r.result, r.reason"
@@ -147,6 +147,6 @@ def as_group(row: Sequence[Any]) -> Group:
     return Group(name, owner, total, unfinished, bool(sealed), created, ended)
 
 
-def as_request(row: Sequence[Any]) -> Request:
+def as_request(row: Sequence[Any]) -> QueuedRequest:
     name, place, model, state, body, attempts, worker, result, reason = row
-    return Request(request_id(name, place), model, state, body, attempts, worker, result, reason)
+    return QueuedRequest(request_id(name, place), model, state, body, attempts, worker, result, reason)

@@ -58,7 +58,7 @@ already with another lease; nothing has changed."""
 
 
 @dataclass(frozen=True)
-class Request:
+class QueuedRequest:
     id: str
     model: str
     state: State
