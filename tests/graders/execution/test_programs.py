@@ -198,6 +198,8 @@ def test_a_grader_that_breaks_off_leaves_nothing_behind(ending: str) -> None:
         "eval(sample['output_text'])",
         "code = compile(sample['output_text'], 'a', 'exec')",
         "import builtins; builtins.exec(sample['output_text'])",
+        "import builtins as b; b.exec(sample['output_text'])",
+        "import timeit; timeit.timeit(sample['output_text'])",
         "from builtins import eval as e; e(sample['output_text'])",
         "__builtins__['exec'](sample['output_text'])",
         "import runpy; runpy.run_path('a.py')",

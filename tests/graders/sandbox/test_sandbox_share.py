@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from typing import Any
 
 import psutil
 import pytest
@@ -156,12 +157,13 @@ class Prepared(Sandbox):
     def __init__(self, *runs: SandboxRun) -> None:
         super().__init__(1)
         self.runs = list(runs)
+        self.results = [(False, "the program has ended")]
 
     def run(self, program: str, given: bytes = b"", limits: SandboxLimits | None = None) -> SandboxRun:
         return self.runs.pop(0)
 
     def examine(self, *_: object) -> Verdict:
-        return Verdict(True, [(False, "the program has ended")], busy=True)
+        return Verdict(True, self.results, busy=True)
 
 
 def test_what_was_wrong_before_the_machine_was_busy_is_wrong() -> None:
@@ -231,3 +233,21 @@ def test_times_of_limits() -> None:
     limits = replace(LIMITS, seconds=3)
     assert limits.longest == 6
     assert SandboxLimits().processes == 12
+
+
+@pytest.mark.parametrize(
+    ("first", "total", "outcome"),
+    [
+        ("test_a: line 2: AssertionError: ", "all", "ok"),
+        ("test_a: line 2: ValueError: the program has ended", "all", "ok"),
+        ("test_a: line 2: AssertionError: ", "share", "timeout"),
+        ("test_a: the program has ended", "all", "timeout"),
+    ],
+)
+def test_a_program_that_fails_a_test_and_then_waits_for_its_time_to_end_is_judged(
+    first: str, total: Any, outcome: str
+) -> None:
+    prepared = Prepared()
+    prepared.results = [(False, first), (False, "test_b: the program has ended")]
+    made = score(CodeGrader(prepared, LIMITS, total=total), "x", tests="assert two() == 2")
+    assert (made.outcome, made.total) == (outcome, 0.0)

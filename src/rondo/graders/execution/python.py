@@ -22,7 +22,7 @@ LONGEST = 256 * 1024
 """Characters of source, as OpenAI has it."""
 SECONDS = 30.0
 _RUN_TEXT = ("exec", "eval", "compile", "__import__", "__builtins__")
-_RUN_MODULES = ("runpy", "importlib", "code", "codeop", "doctest")
+_RUN_MODULES = ("runpy", "importlib", "code", "codeop", "doctest", "timeit", "cProfile", "profile")
 
 _PROGRAM = """
 import json, os, sys
@@ -130,6 +130,8 @@ def _runs_text(node: ast.AST) -> str:
             return name
         case ast.Attribute(value=ast.Name(id="builtins" | "__builtins__"), attr=name) if name in _RUN_TEXT:
             return f"builtins.{name}"
+        case ast.Import(names=names) if any(each.name == "builtins" and each.asname for each in names):
+            return "builtins under another name"
         case ast.ImportFrom(module="builtins", names=names):
             return next((f"builtins.{each.name}" for each in names if each.name in _RUN_TEXT), "")
         case ast.ImportFrom(module=str(module), level=0) if module.partition(".")[0] in _RUN_MODULES:

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import re
 import select
 import signal
 import time
@@ -25,6 +26,8 @@ _EXAMINER_MEMORY = 1 << 30
 _EXAMINER_CPU = 60
 _CPU_SHARE = 0.5
 """Of the limit, above which a signal that ends a program was the limit's, which counts by ticks and not exactly."""
+_ENDED = "the program has ended"
+"""What the examiner says of a test whose program is gone."""
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 _UNCHANGED = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
@@ -78,6 +81,11 @@ class Verdict:
     """Why the tests themselves could not be run."""
     busy: bool = False
     """The program's time ran out because other work of the machine kept it from running: no verdict."""
+
+    @property
+    def wrong(self) -> bool:
+        """Some test failed while the program was still there to answer it."""
+        return any(not passed and not _by_end(why) for passed, why in self.results)
 
 
 def run_script(
@@ -216,6 +224,11 @@ def _why(ended: Ended, limits: SandboxLimits) -> Why:
         return cast(Why, ended.why)
     killed = ended.code in (128 + signal.SIGKILL, 128 + signal.SIGXCPU)
     return "cpu" if killed and ended.cpu_seconds > _CPU_SHARE * limits.cpu_seconds else "exit"
+
+
+def _by_end(why: str) -> bool:
+    """Whether a test failed because the program was ended; an error that only says so comes with its line."""
+    return why.endswith(_ENDED) and not re.search(rf"line \d+: .*: {_ENDED}$", why, re.DOTALL)
 
 
 def _verdict(data: bytes) -> Verdict:
