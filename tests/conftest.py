@@ -12,12 +12,15 @@ import rondo  # noqa: F401 threads that wait soon sleep
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported
 
 import random
+from pathlib import Path
 
 import hypothesis
 import pytest
 import torch
 
 from support.waiting import scaled
+
+SLOW = frozenset(Path(__file__).with_name("slow.txt").read_text().split())
 
 hypothesis.settings.register_profile("any machine", deadline=None)
 hypothesis.settings.load_profile("any machine")
@@ -32,6 +35,14 @@ def pytest_configure(config: pytest.Config) -> None:
     """The limit of a test is for an idle machine, and longer on a busy one."""
     if config.getoption("timeout", None) is None and "PYTEST_TIMEOUT" not in os.environ:
         config.option.timeout = scaled(float(config.getini("timeout")))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests in slow.txt, which names test files and single tests."""
+    for item in items:
+        file, _, test = item.nodeid.removeprefix("tests/").partition("::")
+        if file in SLOW or f"{file}::{test.partition('[')[0]}" in SLOW:
+            item.add_marker("slow")
 
 
 @pytest.hookimpl(tryfirst=True)

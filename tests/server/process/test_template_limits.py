@@ -50,7 +50,7 @@ def test_a_template_that_does_too_much_is_ended(served: Running, word: str, says
             assert (await client.get("/health")).status_code == 200
             answer = await asked
             error = answer.json()["error"]
-            assert (answer.status_code, error["code"]) == (500, "chat_template_limit")
+            assert (answer.status_code, error["code"]) == (422, "chat_template_limit")
             assert says in error["message"]
             assert "server.chat_template" in error["message"]
             assert (await client.post(CHAT, json=chat("hello"))).status_code == 200

@@ -23,7 +23,10 @@ MEMORY = 1 << 30
 
 
 class TemplateLimit(RondoError):
-    """The model's chat template does more than the server allows."""
+    """The model's chat template exceeds a limit with these messages; clients must not retry them unchanged."""
+
+    status = 422
+    kind = "invalid_request_error"
 
 
 class Templates:
