@@ -29,8 +29,8 @@ SETTINGS = {
 
 
 class Cluster:
-    def __init__(self, folder: Path, user: str | None) -> None:
-        self.folder, self._user = folder, user
+    def __init__(self, folder: Path, user: str | None, settings: dict[str, str]) -> None:
+        self.folder, self._user, self._settings = folder, user, settings
         self._names = itertools.count()
         self._process: subprocess.Popen[bytes] | None = None
         self._call(
@@ -41,7 +41,7 @@ class Cluster:
         return f"postgresql://rondo@/{database}?host={self.folder}"
 
     def start(self) -> None:
-        settings = [f"--{name}={value}" for name, value in SETTINGS.items()]
+        settings = [f"--{name}={value}" for name, value in self._settings.items()]
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 [_program("postgres"), "-D", self.folder / "data", "-k", self.folder, *settings],
@@ -60,10 +60,10 @@ class Cluster:
             self._process.wait(60)
             self._process = None
 
-    def database(self) -> str:
-        """The URL of a new database."""
+    def database(self, *, tables: bool = True) -> str:
+        """The URL of a new database, with the newest tables or without any."""
         name = f"rondo_{next(self._names)}"
-        self.execute(f"CREATE DATABASE {name} TEMPLATE {self._template()}")
+        self.execute(f"CREATE DATABASE {name} TEMPLATE {self._template() if tables else 'template0'}")
         return self.url(name)
 
     def execute(self, text: str) -> None:
@@ -94,14 +94,14 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def postgres() -> Iterator[Cluster]:
+def postgres(**settings: str) -> Iterator[Cluster]:
     """PostgreSQL refuses to run as root: root starts it as the user `postgres`."""
     user = "postgres" if os.getuid() == 0 else None
     folder = Path(tempfile.mkdtemp(prefix="rondo-pg-"))
     try:
         if user is not None:
             shutil.chown(folder, user)
-        cluster = Cluster(folder, user)
+        cluster = Cluster(folder, user, SETTINGS | settings)
         cluster.start()
         try:
             yield cluster
@@ -111,8 +111,15 @@ def postgres() -> Iterator[Cluster]:
         shutil.rmtree(folder)
 
 
+def installed() -> bool:
+    return _found("initdb") is not None
+
+
+def _found(name: str) -> str | None:
+    return shutil.which(name, path=os.pathsep.join([os.environ["PATH"], *map(str, DEBIAN)]))
+
+
 def _program(name: str) -> str:
-    path = os.pathsep.join([os.environ["PATH"], *map(str, DEBIAN)])
-    found = shutil.which(name, path=path)
+    found = _found(name)
     assert found, f"no {name} on the PATH; `make test-real` installs it (apt-get install postgresql)"
     return found

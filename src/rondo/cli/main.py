@@ -23,6 +23,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "data": ("rondo.cli.data", "tokenize text into shards for training, and look into them"),
     "job": ("rondo.cli.job", "list the training jobs of this machine and show one"),
     "model": ("rondo.cli.model", "make, import, export, quantize, inspect and list models"),
+    "db": ("rondo.cli.db", "upgrade, back up, restore and check the store of requests and keys"),
     "bench": ("rondo.cli.bench", "measure a server, or a model without one"),
     "doctor": ("rondo.cli.doctor", "say what computes on this machine, and how near it comes to its limits"),
     "config": ("rondo.cli.config", "show every setting and where its value comes from"),

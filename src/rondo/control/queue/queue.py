@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -37,22 +39,28 @@ from rondo.control.queue.work import Group, New, Request, parted
 from rondo.control.store.clock import microseconds
 from rondo.control.store.pending import Pending
 from rondo.control.store.store import Store
-from rondo.control.tables import counts, groups, requests
+from rondo.control.tables import QUEUED, counts, groups, requests
 
 INLINE_CHARACTERS = 1 << 18
 """Larger submissions with an idempotency key are hashed in another thread, not on the event loop."""
 
-_UNENDED = (
-    sa.select(requests.c.id, requests.c.group_id, requests.c.model, requests.c.state)
-    .where(requests.c.state.in_(UNENDED))
-    .order_by(requests.c.id)
+_CANCELLED = (
+    sa.select(requests.c.id, requests.c.group_id, requests.c.place, requests.c.model, requests.c.state)
     .limit(AT_A_TIME)
     .with_for_update()
+)
+_UNENDED = _CANCELLED.where(
+    requests.c.state.in_(UNENDED),
+    requests.c.group_id == sa.bindparam("of"),
+    requests.c.place > sa.bindparam("after"),
+).order_by(requests.c.place)
+_WAITING = _CANCELLED.where(QUEUED).order_by(
+    requests.c.base, requests.c.priority, requests.c.turn, requests.c.id
 )
 _DEAD = (
     sa.select(requests.c.id, requests.c.model, requests.c.base, requests.c.priority)
     .where(requests.c.state == "dead")
-    .order_by(requests.c.id)
+    .order_by(requests.c.place)
     .with_for_update()
 )
 _REVIVE = (
@@ -145,28 +153,33 @@ class Queue:
         """Cancels requests that have not ended. Their workers are notified at the next heartbeat; late results are
         refused."""
 
-        def work(db: sa.Connection) -> tuple[int, Group]:
+        def work(db: sa.Connection, after: int) -> tuple[int | None, Group]:
             id, _ = group_of(db, name, lock=True)
             db.execute(sa.update(groups).where(groups.c.id == id).values(sealed=True))
-            number = _cancel(db, _UNENDED.where(requests.c.group_id == id))
+            rows = db.execute(_UNENDED, {"of": id, "after": after}).all()
+            _cancel(db, rows)
             end_if_finished(db, id)
-            return number, group_of(db, name)[1]
+            return rows[-1].place if rows else None, group_of(db, name)[1]
 
         def all_of_them() -> Group:
-            while True:
-                number, group = self.store.write(work).result()
-                if not number:
-                    return group
+            after: int | None = -1
+            while after is not None:
+                after, group = self.store.write(partial(work, after=after)).result()
+            return group
 
         return self.store.background(all_of_them)
 
     def clear(self) -> Pending[int]:
         """Cancels each waiting request of each owner. The number of them."""
-        waiting = _UNENDED.where(requests.c.state == "queued")
+
+        def work(db: sa.Connection) -> int:
+            rows = db.execute(_WAITING).all()
+            _cancel(db, rows)
+            return len(rows)
 
         def all_of_them() -> int:
             total = 0
-            while number := self.store.write(lambda db: _cancel(db, waiting)).result():
+            while number := self.store.write(work).result():
                 total += number
             return total
 
@@ -259,11 +272,9 @@ class Queue:
         return stored
 
 
-def _cancel(db: sa.Connection, wanted: sa.Select[tuple[int, int, str, str]]) -> int:
-    rows = db.execute(wanted).all()
+def _cancel(db: sa.Connection, rows: Sequence[Any]) -> None:
     if rows:
         db.execute(CANCEL, {"ids": [row.id for row in rows]})
         tally = Tally()
         tally.cancelled(rows)
         tally.write(db)
-    return len(rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -65,8 +65,10 @@ _HELD = (
         requests.c.lease,
         requests.c.attempts,
     )
-    .where(sa.tuple_(requests.c.group_id, requests.c.place).in_(sa.bindparam("places", expanding=True)))
-    .order_by(requests.c.id)
+    .where(
+        requests.c.group_id.in_(sa.bindparam("groups", expanding=True)),
+        requests.c.place.in_(sa.bindparam("places", expanding=True)),
+    )
     .with_for_update()
 )
 
@@ -107,22 +109,23 @@ def insert_prompts(db: sa.Connection, group: int, owner: str, at: int, prompts: 
 
 def held(db: sa.Connection, ids: Iterable[str]) -> dict[str, Any]:
     """State rows by request id, locked; unknown ids are left out."""
-    places = {id: parts for id in ids if (parts := parted(id)) is not None}
-    if not places:
+    parts = {id: both for id in ids if (both := parted(id)) is not None}
+    if not parts:
         return {}
-    names = db.execute(_GROUPS, {"names": list({name for name, _ in places.values()})}).all()
-    known: dict[str, int] = {row.name: row.id for row in names}
-    wanted = [(known[name], place) for name, place in places.values() if name in known]
-    if not wanted:
-        return {}
-    rows: dict[tuple[int, int], Any] = {
-        (row.group_id, row.place): row for row in db.execute(_HELD, {"places": wanted})
+    wanted: defaultdict[str, list[int]] = defaultdict(list)
+    for name, place in parts.values():
+        wanted[name].append(place)
+    names = {row.id: row.name for row in db.execute(_GROUPS, {"names": list(wanted)})}
+    alike: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
+    """Groups by their places: SQLite scans the table for `(group_id, place) IN (...)`."""
+    for id, name in names.items():
+        alike[tuple(wanted[name])].append(id)
+    rows: dict[tuple[str, int], Any] = {
+        (names[row.group_id], row.place): row
+        for places, ids_of_groups in alike.items()
+        for row in db.execute(_HELD, {"groups": ids_of_groups, "places": places})
     }
-    return {
-        id: rows[known[name], place]
-        for id, (name, place) in places.items()
-        if name in known and (known[name], place) in rows
-    }
+    return {id: rows[both] for id, both in parts.items() if both in rows}
 
 
 def group_of(db: sa.Connection, name: str, *, lock: bool = False) -> tuple[int, Group]:

@@ -23,14 +23,14 @@ def revision(db: sa.Connection) -> str | None:
     return db.execute(sa.text("SELECT version_num FROM alembic_version")).scalar()
 
 
-def upgrade(db: sa.Connection, name: str, head: str = migrations.HEAD) -> str | None:
+def upgrade(db: sa.Connection, name: str) -> str | None:
     """Applies missing steps within the caller's transaction, all or none. Returns the revision before.
 
     The caller's transaction excludes other processes on SQLite; on PostgreSQL an advisory lock does.
     """
     if db.dialect.name == "postgresql":
         db.execute(sa.text("SELECT pg_advisory_xact_lock(:key)"), {"key": ADVISORY_LOCK})
-    before = revision(db)
+    before, head = revision(db), migrations.HEAD
     if before == head:
         return before
     from alembic import command  # 0.2 s, for a store that is not current alone

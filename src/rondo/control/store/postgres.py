@@ -39,7 +39,7 @@ class Postgres:
         self.readers = _engine(parsed, readers, "REPEATABLE READ", READ_ONLY)
         try:
             with self.explained(), self._engine.begin() as db:
-                upgrade(db, self.name)
+                self.before = upgrade(db, self.name)
         except BaseException:
             self._engine.dispose()
             raise

@@ -29,7 +29,7 @@ TOGETHER = 256
 WAITING = 20_000
 """Transactions in the queue, above which further ones are refused."""
 BUSY_SECONDS = 10.0
-FULL = ("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_READONLY", "SQLITE_CANTOPEN")
+FULL = ("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_READONLY")
 OF_THE_CALLER = (sa.exc.IntegrityError, sa.exc.ProgrammingError)
 BROKEN = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
 
@@ -50,7 +50,7 @@ class Sqlite:
                 self.readers = engine(path, readers, "BEGIN", "PRAGMA query_only = 1")
                 self._connection = opened.enter_context(writer.connect())
                 with self._connection.begin():
-                    upgrade(self._connection, self.name)
+                    self.before = upgrade(self._connection, self.name)
                     self.clock = shared_clock(self._connection)
             self._opened = opened.pop_all()
         self._submitted: queue.SimpleQueue[tuple[Work, Pending[Any]] | None] = queue.SimpleQueue()
@@ -166,6 +166,10 @@ def explained(path: Path) -> Iterator[None]:
             raise StorageError(
                 f"{path} is damaged ({cause}): restore a backup with `rondo db restore FILE`; "
                 f"`sqlite3 {path} .recover` writes out the rows that are still readable"
+            ) from error
+        if name.startswith("SQLITE_CANTOPEN"):
+            raise StorageError(
+                f"{path} cannot be opened ({cause}): its folder must exist and be writable"
             ) from error
         if name.startswith(FULL):
             raise StorageError(f"{path} cannot be written ({cause}): make room on its disk") from error

@@ -39,6 +39,8 @@ class Database(Protocol):
     """For messages: the file, or the URL without its password."""
     readers: sa.Engine
     clock: Clock
+    before: str | None
+    """The revision of the tables when the store was opened; None for an empty store."""
 
     def submit(self, work: Work, pending: Pending[Any]) -> None:
         """Runs `work` in a transaction, and completes `pending` after the commit."""
