@@ -123,8 +123,11 @@ def syncs(path: Path, number: int = 300) -> float:
 
 
 def main() -> None:
+    global ROUNDS
     options = arguments(__doc__ or "")
-    number, rows = (4000, 20_000) if options.quick else (20_000, 1_000_000)
+    number, rows = (2000, 20_000) if options.quick else (20_000, 1_000_000)
+    if options.quick:
+        ROUNDS = 1
     report = Report("the durable queue, requests a second")
     with ExitStack() as opened:
         place = Path(opened.enter_context(tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR"))))

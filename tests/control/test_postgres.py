@@ -2,10 +2,14 @@
 
 import asyncio
 import random
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
@@ -139,12 +143,13 @@ def test_random_verbs_from_two_gateways_leave_true_counters(stores: list[Store])
 
 
 @real
-def test_a_restart_of_postgresql_is_an_error_and_then_it_goes_on() -> None:
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGQUIT])
+def test_a_restart_of_postgresql_is_an_error_and_then_it_goes_on(how: signal.Signals) -> None:
     with postgres() as cluster:
         store = Store(cluster.database())
         queue = Queue(store)
         group = queue.put([New("m", "1")], "me").result()
-        cluster.stop()
+        cluster.stop(how)
         with pytest.raises(Unavailable, match=r"is not reachable .*start PostgreSQL"):
             queue.put([New("m", "2")], "me").result()
         with pytest.raises(Unavailable, match="is not reachable"):
@@ -154,6 +159,24 @@ def test_a_restart_of_postgresql_is_an_error_and_then_it_goes_on() -> None:
         queue.put([New("m", "2")], "me").result()
         assert queue.counts().result() == {("m", "queued"): 2}
         store.close()
+
+
+@real
+def test_a_process_killed_at_any_moment_leaves_whole_groups(cluster: Cluster) -> None:
+    url, told = cluster.database(), list[str]()
+    for lines in (1, 9):
+        putter = subprocess.Popen(
+            [sys.executable, Path(__file__).with_name("_putter.py"), url], stdout=subprocess.PIPE, text=True
+        )
+        assert putter.stdout is not None
+        told += [putter.stdout.readline().strip() for _ in range(lines)]
+        putter.kill()
+        told += [line.strip() for line in putter.stdout if line.endswith("\n")]
+        putter.wait()
+    store = Store(url)
+    assert set(told) <= {group.name for group in Queue(store).groups(limit=10_000).result()}
+    assert store.read(problems).result() == []
+    store.close()
 
 
 @real

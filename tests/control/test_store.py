@@ -16,6 +16,7 @@ from rondo.base.errors import RondoError, StorageError, Unavailable
 from rondo.control.queue.leases import Leases
 from rondo.control.queue.queue import Queue
 from rondo.control.queue.work import Finished, New
+from rondo.control.store import store as of_store
 from rondo.control.store.store import Store
 from support.disk import resize, small_disk
 
@@ -55,8 +56,9 @@ def whole(path: Path) -> list[tuple[str, ...]]:
         made.close()
 
 
-def test_power_that_fails_at_any_page_takes_nothing_that_was_answered(tmp_path: Path, path: Path) -> None:
+def test_power_that_fails_at_any_page_takes_nothing_that_was_answered(memory: Path) -> None:
     """The log is cut behind every page, and within one: what was answered by then is there, and nothing by half."""
+    path = memory / "rondo.db"
     store = Store(path)
     queue, leases, log = Queue(store), Leases(store), path.with_name("rondo.db-wal")
     answered: list[tuple[int, list[tuple[str, ...]]]] = []
@@ -87,7 +89,7 @@ def test_power_that_fails_at_any_page_takes_nothing_that_was_answered(tmp_path: 
     assert size > 30 * FRAME
     cuts = [HEADER + FRAME * i for i in range((size - HEADER) // FRAME + 1)]
     for number, cut in enumerate([*cuts, *(cut + 100 for cut in cuts[:-1:5])]):
-        place = tmp_path / f"cut{number}"
+        place = memory / f"cut{number}"
         place.mkdir()
         (place / "rondo.db").write_bytes(files["rondo.db"])
         (place / "rondo.db-wal").write_bytes(files["rondo.db-wal"][:cut])
@@ -198,6 +200,29 @@ def test_two_processes_share_the_file(store: Store, path: Path) -> None:
     assert {group.name for group in Queue(other).groups().result()} == names
     other.close()
     assert len(Queue(store).groups().result()) == 40
+
+
+def test_a_lease_and_a_result_do_not_rewrite_a_long_body(memory: Path) -> None:
+    """Bytes that 20 leases and results add to the log, beside bodies of 64 kB."""
+    store = Store(memory / "rondo.db")
+    queue, leases, log = Queue(store), Leases(store), memory / "rondo.db-wal"
+    queue.put([New("m", "x" * 65536)] * 20, "me").result()
+    before = log.stat().st_size
+    taken = leases.take("w", ["m"], 20).result()
+    leases.finish([Finished(each.id, each.lease, "1") for each in taken]).result()
+    assert log.stat().st_size - before < 20 * 8192
+    store.close()
+
+
+def test_more_calls_than_the_limit_are_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(of_store, "WAITING", 3)
+    release = threading.Event()
+    waiting = [store.write(lambda db: release.wait(60)) for _ in range(3)]
+    with pytest.raises(Unavailable, match=r"3 calls wait for .*rondo.db already: try again later"):
+        store.read(lambda db: None)
+    release.set()
+    assert all(each.result(60) for each in waiting)
+    store.write(lambda db: None).result()
 
 
 def test_nothing_can_be_asked_of_a_store_that_is_closed(tmp_path: Path, path: Path) -> None:

@@ -53,10 +53,10 @@ class Cluster:
         ready = [_program("pg_isready"), "--quiet", "--host", str(self.folder)]
         wait_until(lambda: subprocess.run(ready, check=False).returncode == 0)
 
-    def stop(self) -> None:
-        """Ends each session at once, as an immediate restart of the server does."""
+    def stop(self, how: signal.Signals = signal.SIGINT) -> None:
+        """SIGINT rolls back each session (a fast shutdown), SIGQUIT leaves recovery to the next start (a crash)."""
         if self._process is not None:
-            self._process.send_signal(signal.SIGINT)
+            self._process.send_signal(how)
             self._process.wait(60)
             self._process = None
 

@@ -26,8 +26,6 @@ Work = Callable[[sa.Connection], Any]
 
 TOGETHER = 256
 """The most callers in one transaction."""
-WAITING = 20_000
-"""Transactions in the queue, above which further ones are refused."""
 BUSY_SECONDS = 10.0
 FULL = ("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_READONLY")
 OF_THE_CALLER = (sa.exc.IntegrityError, sa.exc.ProgrammingError)
@@ -58,8 +56,6 @@ class Sqlite:
         self._thread.start()
 
     def submit(self, work: Work, pending: Pending[Any]) -> None:
-        if self._submitted.qsize() >= WAITING:
-            raise Unavailable(f"{WAITING:,} transactions wait for {self.path} already: try again later.")
         self._submitted.put((work, pending))
 
     def close(self) -> None:

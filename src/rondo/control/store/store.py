@@ -29,7 +29,9 @@ T = TypeVar("T")
 Work = Callable[[sa.Connection], Any]
 
 READERS = 4
-BACKGROUND = 2
+BACKGROUND = 8
+WAITING = 20_000
+"""Calls without a result, above which further ones are refused."""
 
 
 class Database(Protocol):
@@ -62,8 +64,9 @@ class Store:
         self.holder = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._reading = ThreadPoolExecutor(READERS, thread_name_prefix="store-reader")
         self._background = ThreadPoolExecutor(BACKGROUND, thread_name_prefix="store-background")
-        self._closing = threading.Lock()
+        self._lock = threading.Lock()
         self._closed = False
+        self._waiting = 0
 
     @property
     def name(self) -> str:
@@ -76,9 +79,10 @@ class Store:
     def write(self, work: Callable[[sa.Connection], T]) -> Pending[T]:
         """One transaction, on the disk when the result arrives. On SQLite concurrent callers share one sync."""
         pending: Pending[T] = Pending()
-        with self._closing:
-            self._refuse_if_closed()
+        with self._lock:
+            self._admit()
             self.database.submit(work, pending)
+        pending.add_done_callback(self._done)
         return pending
 
     def read(self, work: Callable[[sa.Connection], T]) -> Pending[T]:
@@ -100,25 +104,33 @@ class Store:
 
     def close(self) -> None:
         """Finishes submitted transactions, then closes each connection."""
-        with self._closing:
+        with self._lock:
             if self._closed:
                 return
             self._closed = True
         self.signals.notify_all()
-        self._background.shutdown(cancel_futures=True)
+        self._background.shutdown()  # each fails at its next transaction
         self._reading.shutdown()
         self.database.close()
 
     def _in(self, pool: ThreadPoolExecutor, function: Callable[[], T]) -> Pending[T]:
         pending: Pending[T] = Pending()
-        with self._closing:
-            self._refuse_if_closed()
+        with self._lock:
+            self._admit()
             pool.submit(settle, pending, function)
+        pending.add_done_callback(self._done)
         return pending
 
-    def _refuse_if_closed(self) -> None:
+    def _admit(self) -> None:
         if self._closed:
             raise Unavailable("The store is closed.")
+        if self._waiting >= WAITING:
+            raise Unavailable(f"{WAITING:,} calls wait for {self.name} already: try again later.")
+        self._waiting += 1
+
+    def _done(self, pending: object) -> None:
+        with self._lock:
+            self._waiting -= 1
 
 
 def place_of(place: Path | str | None) -> Path | str:
