@@ -133,11 +133,11 @@ def test_closing_ends_threads_and_connections(place: str) -> None:
     store = Store(place)
     for _ in range(3 * READERS):
         store.read(lambda db: db.execute(sa.text("SELECT 1")).all()).result()
-    connections = store.database.readers.pool.checkedin()  # type: ignore[attr-defined]
+    connections = store.database._readers.pool.checkedin()  # type: ignore[attr-defined]
     assert 0 < connections <= READERS
     store.close()
     store.close()
-    assert store.database.readers.pool.checkedin() == 0  # type: ignore[attr-defined]
+    assert store.database._readers.pool.checkedin() == 0  # type: ignore[attr-defined]
     wait_until(lambda: not [thread for thread in threading.enumerate() if thread.name.startswith("store-")])
     with pytest.raises(Unavailable, match="closed"):
         store.read(lambda db: None)

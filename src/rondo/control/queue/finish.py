@@ -18,6 +18,7 @@ REASON_CHARACTERS = 4000
 """Of an error that is stored with the state; a longer one is cut in the middle."""
 
 _DONE = sa.update(requests).where(requests.c.id.in_(IDS)).values(state="done", reason=None, until=None)
+_INSERT_RESULTS = sa.insert(results)
 _FAIL = (
     sa.update(requests)
     .where(requests.c.id == sa.bindparam("wanted"))
@@ -64,7 +65,7 @@ def finish(db: sa.Connection, finished: Sequence[Finished], now: int, config: Qu
         verdicts.append(verdict)
     if done:
         db.execute(_DONE, {"ids": [id for id, _ in done]})
-        db.execute(sa.insert(results), [{"id": id, "result": result} for id, result in done])
+        db.execute(_INSERT_RESULTS, [{"id": id, "result": result} for id, result in done])
     fail(db, failures, now, config, tally)
     tally.write(db)
     return verdicts

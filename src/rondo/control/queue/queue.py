@@ -44,6 +44,7 @@ from rondo.control.tables import QUEUED, counts, groups, requests
 INLINE_CHARACTERS = 1 << 18
 """Larger submissions with an idempotency key are hashed in another thread, not on the event loop."""
 
+_INSERT = sa.insert(groups).returning(groups.c.id)
 _CANCELLED = (
     sa.select(requests.c.id, requests.c.group_id, requests.c.place, requests.c.model, requests.c.state)
     .limit(AT_A_TIME)
@@ -119,7 +120,7 @@ class Queue:
                 "created": created,
                 "ended": ended,
             }
-            id = db.execute(sa.insert(groups).returning(groups.c.id), values).scalar_one()
+            id = db.execute(_INSERT, values).scalar_one()
             insert_prompts(db, id, owner, 0, prompts)
             return Group(name, owner, total, total, sealed, created, ended)
 

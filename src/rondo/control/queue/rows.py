@@ -47,6 +47,7 @@ REQUEST = (
 IDS: sa.BindParameter[Any] = sa.bindparam("ids", expanding=True)
 CANCEL = sa.update(requests).where(requests.c.id.in_(IDS)).values(state="cancelled", until=None)
 
+_INSERT_BODIES = sa.insert(bodies)
 _INSERT = sa.insert(requests).returning(requests.c.id, requests.c.place)
 _OF_GROUP = sa.select(groups.c.id, *GROUP).where(groups.c.name == sa.bindparam("wanted"))
 _OF_KEY = sa.select(groups.c.digest, *GROUP).where(
@@ -100,7 +101,7 @@ def insert_prompts(db: sa.Connection, group: int, owner: str, at: int, prompts: 
         for place, (each, turn) in enumerate(zip(prompts, turns(db, owner, prompts)), at)
     ]
     inserted = db.execute(_INSERT, rows).all()
-    db.execute(sa.insert(bodies), [{"id": id, "body": prompts[place - at].body} for id, place in inserted])
+    db.execute(_INSERT_BODIES, [{"id": id, "body": prompts[place - at].body} for id, place in inserted])
     tally = Tally()
     for model, number in Counter(each.model for each in prompts).items():
         tally.moved(model, None, "queued", number)

@@ -36,7 +36,7 @@ class Postgres:
         parsed = _parsed(url)
         self.name = parsed.set(drivername="postgresql").render_as_string(hide_password=True)
         self._engine = _engine(parsed, WRITERS, "READ COMMITTED")
-        self.readers = _engine(parsed, readers, "REPEATABLE READ", READ_ONLY)
+        self._readers = _engine(parsed, readers, "REPEATABLE READ", READ_ONLY)
         try:
             with self.explained(), self._engine.begin() as db:
                 self.before = upgrade(db, self.name)
@@ -48,9 +48,14 @@ class Postgres:
     def submit(self, work: Work, pending: Pending[Any]) -> None:
         self._writing.submit(settle, pending, lambda: self._write(work))
 
+    @contextmanager
+    def reading(self) -> Iterator[sa.Connection]:
+        with self.explained(), self._readers.begin() as db:
+            yield db
+
     def close(self) -> None:
         self._writing.shutdown()
-        self.readers.dispose()
+        self._readers.dispose()
         self._engine.dispose()
 
     def _write(self, work: Work) -> Any:

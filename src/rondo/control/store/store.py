@@ -39,7 +39,6 @@ class Database(Protocol):
 
     name: str
     """For messages: the file, or the URL without its password."""
-    readers: sa.Engine
     clock: Clock
     before: str | None
     """The revision of the tables when the store was opened; None for an empty store."""
@@ -47,8 +46,8 @@ class Database(Protocol):
     def submit(self, work: Work, pending: Pending[Any]) -> None:
         """Runs `work` in a transaction, and completes `pending` after the commit."""
 
-    def explained(self) -> AbstractContextManager[None]:
-        """Turns the database's errors into ours."""
+    def reading(self) -> AbstractContextManager[sa.Connection]:
+        """A read-only transaction on a snapshot, with a connection of the readers' pool."""
 
     def close(self) -> None:
         """Finishes submitted transactions first."""
@@ -89,7 +88,7 @@ class Store:
         """One read-only transaction on a snapshot, which no writer delays."""
 
         def run() -> T:
-            with self.database.explained(), self.database.readers.begin() as db:
+            with self.database.reading() as db:
                 return work(db)
 
         return self._in(self._reading, run)
