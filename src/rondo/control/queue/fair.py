@@ -23,24 +23,29 @@ from rondo.control.tables import QUEUED, requests
 
 Lane = tuple[str, int]
 
-_columns = requests.c
+_columns, _other = requests.c, requests.alias("other").c
+ONE: sa.ColumnElement[int] = sa.literal_column("1")
 _in_lane = (QUEUED, _columns.base == sa.bindparam("base"), _columns.priority == sa.bindparam("priority"))
-_head = sa.select(sa.func.min(_columns.turn)).where(*_in_lane).scalar_subquery()
+# PostgreSQL without statistics reads a whole lane for min() and max(), but one entry of the index for these:
+_head = sa.select(_columns.turn).where(*_in_lane).order_by(_columns.turn).limit(ONE).scalar_subquery()
 _last = (
-    sa.select(sa.func.max(_columns.turn))
+    sa.select(_columns.turn)
     .where(*_in_lane, _columns.owner == sa.bindparam("owner"))
+    .order_by(_columns.turn.desc())
+    .limit(ONE)
     .scalar_subquery()
 )
 _NEXT = sa.select(sa.func.coalesce(_head, 0), sa.func.coalesce(_last + 1, 0))
 
-_other = requests.alias("other")
 HEAD_OF_LANE = sa.func.coalesce(
-    sa.select(sa.func.min(_other.c.turn))
+    sa.select(_other.turn)
     .where(
-        _other.c.state == sa.literal_column("'queued'"),
-        _other.c.base == _columns.base,
-        _other.c.priority == _columns.priority,
+        _other.state == sa.literal_column("'queued'"),
+        _other.base == _columns.base,
+        _other.priority == _columns.priority,
     )
+    .order_by(_other.turn)
+    .limit(ONE)
     .scalar_subquery(),
     0,
 )
