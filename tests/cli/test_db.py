@@ -70,6 +70,7 @@ def test_a_backup_is_of_one_moment_while_others_write(
         writer.join()
         store.close()
     assert not list(tmp_path.glob("*.part"))
+    assert (tmp_path / "backup0.db").stat().st_mode & 0o777 == 0o600
 
 
 def test_restore_puts_a_backup_in_the_place_of_the_store(

@@ -9,8 +9,10 @@ from rondo.base.errors import NotFound
 from rondo.cli import main as command
 from rondo.cli.main import VERBS, main
 
-HEAVY = ("torch", "pydantic", "rich", "starlette", "uvicorn", "httpx", "numpy", "tokenizers", "jinja2")
-HEAVY += ("sqlalchemy", "alembic", "psycopg")
+HEAVY = (
+    *("torch", "pydantic", "rich", "starlette", "uvicorn", "httpx", "numpy", "tokenizers", "jinja2"),
+    *("sqlalchemy", "alembic", "psycopg"),
+)
 
 
 def python(code: str, **env: str) -> subprocess.CompletedProcess[str]:

@@ -51,6 +51,28 @@ def test_a_store_of_a_newer_version_is_refused_and_left_alone(place: Path | str)
         Store(place)
 
 
+def test_tables_of_another_program_are_refused_and_left_alone(
+    place: Path | str, request: pytest.FixtureRequest
+) -> None:
+    """Among them the files of versions before Alembic."""
+    if isinstance(place, str):
+        place = request.getfixturevalue("cluster").database(tables=False)
+    url = (
+        f"sqlite:///{place}"
+        if isinstance(place, Path)
+        else place.replace("postgresql:", "postgresql+psycopg:")
+    )
+    other = sa.create_engine(url)
+    with other.begin() as db:
+        db.execute(sa.text("CREATE TABLE groups (x INTEGER)"))
+    with pytest.raises(
+        Conflict, match=r"has a table 'groups' that Rondo did not create: use an empty database"
+    ):
+        Store(place)
+    assert sa.inspect(other).get_table_names() == ["groups"]
+    other.dispose()
+
+
 def test_a_step_that_fails_leaves_the_revision_before(
     place: Path | str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

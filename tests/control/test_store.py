@@ -214,6 +214,12 @@ def test_a_lease_and_a_result_do_not_rewrite_a_long_body(memory: Path) -> None:
     store.close()
 
 
+def test_the_files_belong_to_their_user_alone(store: Store, path: Path) -> None:
+    Queue(store).put([New("m", "1")], "me").result()
+    modes = {file.name: file.stat().st_mode & 0o777 for file in path.parent.iterdir()}
+    assert modes == {"rondo.db": 0o600, "rondo.db-wal": 0o600, "rondo.db-shm": 0o600}
+
+
 def test_more_calls_than_the_limit_are_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(of_store, "WAITING", 3)
     release = threading.Event()

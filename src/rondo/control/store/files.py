@@ -27,6 +27,7 @@ def backup(path: Path, to: Path) -> None:
     part = to.with_name(to.name + ".part")
     try:
         part.unlink(missing_ok=True)
+        part.touch(0o600)
         with (
             explained(path),
             closing(sqlite3.connect(path)) as source,
@@ -56,6 +57,8 @@ def restore(backup: Path, path: Path) -> Path | None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with _unused(path):
+            part.unlink(missing_ok=True)
+            part.touch(0o600)
             shutil.copyfile(backup, part)
             replaced = _set_aside(path) if path.exists() else None
             for suffix in ("-wal", "-shm"):

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 
 from rondo.base.errors import Conflict
 from rondo.control import migrations
+from rondo.control.tables import metadata
 
 ADVISORY_LOCK = 0x526F6E646F  # "Rondo"
 FOLDER = Path(migrations.__file__).parent
@@ -33,6 +34,11 @@ def upgrade(db: sa.Connection, name: str) -> str | None:
     before, head = revision(db), migrations.HEAD
     if before == head:
         return before
+    if before is None and (there := set(sa.inspect(db).get_table_names()) & set(metadata.tables)):
+        raise Conflict(
+            f"{name} has a table {min(there)!r} that Rondo did not create: use an empty database, or another "
+            "RONDO_HOME or RONDO_STORE_URL."
+        )
     from alembic import command  # 0.2 s, for a store that is not current alone
     from alembic.script import ScriptDirectory
 

@@ -41,8 +41,9 @@ class Sqlite:
             with explained(self.path):
                 try:
                     path.parent.mkdir(parents=True, exist_ok=True)
+                    path.touch(0o600)  # prompts and digests of keys; SQLite gives its log the same mode
                 except OSError as error:
-                    raise StorageError(f"{path.parent} cannot be created: {error.strerror}") from error
+                    raise StorageError(f"{path} cannot be created: {error.strerror}") from error
                 writer = _engine(path, 1)
                 opened.callback(writer.dispose)
                 self._readers = _engine(path, readers, "PRAGMA query_only = 1")
