@@ -1,4 +1,4 @@
-"""The durable queue on this machine's disk, without HTTP: requests submitted, and leased and finished, a second.
+"""The durable queue on this machine's disk, without HTTP: requests submitted, leased and finished, pruned, a second.
 
 Each answer waits for the disk. Bodies of 200 bytes and of 64 kB, in an empty store and in one with a million waiting
 requests, on SQLite and, where it is installed, on PostgreSQL. Limits: the rows alone in a table without an index, in
@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import median
 
 from common import Report, arguments, say
+from rondo.control.config import QueueConfig
 from rondo.control.queue.leases import Leases
 from rondo.control.queue.queue import Queue
 from rondo.control.queue.work import Finished, New
@@ -61,6 +62,13 @@ async def work_off(leases: Leases, model: str, number: int, workers: int) -> Non
             await leases.finish([Finished(each.id, each.lease, RESULT) for each in taken])
 
     await asyncio.gather(*(one(f"w{i}") for i in range(workers)))
+
+
+def prune(store: Store) -> float:
+    """Deletes all requests that `rates` left, waiting ones after they are cancelled."""
+    queue = Queue(store, QueueConfig(keep=0.0))
+    queue.clear().result()
+    return rate(sum(queue.counts().result().values()), lambda: queue.prune().result())
 
 
 def rates(store: Store, number: int, model: str, body: str, size: str, together: int) -> dict[str, float]:
@@ -143,7 +151,9 @@ def main() -> None:
             say(f"{kind}, {rows:,} rows")
             put(Queue(store), "short", SHORT, rows, 10_000)
             full = both_sizes(store, number)
+            pruned = prune(store)
             store.close()
+            report.ours[f"{kind}, pruned"] = pruned
             for name, value in empty.items():
                 report.ours[f"{kind}, {name}"] = value
                 report.columns.setdefault(f"{rows:,} rows there", {})[f"{kind}, {name}"] = full[name]
