@@ -1,29 +1,37 @@
-"""The durable queue on this machine's disk, without HTTP: requests taken in, and given out and finished, a second.
+"""The durable queue on this machine's disk, without HTTP: requests submitted, leased and finished, pruned, a second.
 
-Everything is on the disk (`synchronous=FULL`) before it counts. The same again with a million rows in the file. Beside
-it: the rows alone, written to a table without an index in transactions of as many; and how often a second the disk says
-that a page has been written.
+Each answer waits for the disk. Bodies of 200 bytes and of 64 kB, in an empty store and in one with a million waiting
+requests, on SQLite and, where it is installed, on PostgreSQL. Limits: the rows alone in a table without an index, in
+transactions of as many; and the number of syncs a second of the disk.
 """
 
+import asyncio
 import os
 import sqlite3
+import sys
 import tempfile
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 
 from common import Report, arguments, say
-from rondo.control.leases import Leases
-from rondo.control.queue import Queue
-from rondo.control.store import Store
-from rondo.control.work import Finished, New
+from rondo.control.config import QueueConfig
+from rondo.control.queue.leases import Leases
+from rondo.control.queue.queue import Queue
+from rondo.control.queue.work import Finished, New
+from rondo.control.store.store import Store
 
-BODY = '{"prompt": "' + "word " * 40 + '", "max_tokens": 128}'
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from support.postgres import installed, postgres
+
+SHORT = '{"prompt": "' + "word " * 33 + '", "max_tokens": 128}'
+LONG = '{"prompt": "' + "word " * 13_100 + '", "max_tokens": 128}'
 RESULT = '{"text": "' + "word " * 100 + '"}'
-TOGETHER, TAKEN = 1000, 100
-ROUNDS = 5
+TAKEN, CALLERS, WORKERS = 100, 64, 4
+ROUNDS = 3
 
 
 def rate(number: int, work: Callable[[], object]) -> float:
@@ -32,40 +40,64 @@ def rate(number: int, work: Callable[[], object]) -> float:
     return number / (time.perf_counter() - begin)
 
 
-def put(queue: Queue, number: int) -> None:
-    for _ in range(0, number, TOGETHER):
-        queue.put([New("m", BODY)] * TOGETHER, "me").result()
+def put(queue: Queue, model: str, body: str, number: int, together: int) -> None:
+    for _ in range(0, number, together):
+        queue.put([New(model, body)] * together, "owner").result()
 
 
-def put_one_by_one(queue: Queue, number: int, callers: int = 64) -> None:
+async def put_one_by_one(queue: Queue, model: str, body: str, number: int) -> None:
     """Each caller waits for its own answer before it sends the next."""
 
-    def one(share: int) -> None:
-        for _ in range(share):
-            queue.put([New("m", BODY)], "me").result()
+    async def one() -> None:
+        for _ in range(number // CALLERS):
+            await queue.put([New(model, body)], "owner")
 
-    with ThreadPoolExecutor(callers) as pool:
-        wait([pool.submit(one, number // callers) for _ in range(callers)])
-
-
-def work_off(leases: Leases, number: int) -> None:
-    for _ in range(0, number, TAKEN):
-        taken = leases.take("w", ["m"], TAKEN).result()
-        leases.finish([Finished(each.id, each.lease, RESULT) for each in taken]).result()
+    await asyncio.gather(*(one() for _ in range(CALLERS)))
 
 
-def rates(store: Store, number: int) -> dict[str, float]:
+async def work_off(leases: Leases, model: str, number: int, workers: int) -> None:
+    async def one(name: str) -> None:
+        for _ in range(0, number // workers, TAKEN):
+            taken = await leases.take(name, [model], TAKEN)
+            await leases.finish([Finished(each.id, each.lease, RESULT) for each in taken])
+
+    await asyncio.gather(*(one(f"w{i}") for i in range(workers)))
+
+
+def prune(store: Store) -> float:
+    """Deletes all requests that `rates` left, waiting ones after they are cancelled."""
+    queue = Queue(store, QueueConfig(keep=0.0))
+    queue.clear().result()
+    return rate(sum(queue.counts().result().values()), lambda: queue.prune().result())
+
+
+def rates(store: Store, number: int, model: str, body: str, size: str, together: int) -> dict[str, float]:
     queue, leases = Queue(store), Leases(store)
-    found: dict[str, list[float]] = {
-        "put, 1,000 together": [],
-        "put, 64 callers": [],
-        "leased and finished": [],
+    actions: dict[str, tuple[int, Callable[[], object]]] = {
+        f"{size}, put {together:,} together": (number, lambda: put(queue, model, body, number, together)),
+        f"{size}, put by {CALLERS} callers": (
+            number // 4,
+            lambda: asyncio.run(put_one_by_one(queue, model, body, number // 4)),
+        ),
+        f"{size}, leased and finished in {TAKEN}s": (
+            number // 2,
+            lambda: asyncio.run(work_off(leases, model, number // 2, 1)),
+        ),
+        f"{size}, leased and finished by {WORKERS} workers": (
+            number // 2,
+            lambda: asyncio.run(work_off(leases, model, number // 2, WORKERS)),
+        ),
     }
+    found: dict[str, list[float]] = {name: [] for name in actions}
     for _ in range(ROUNDS):
-        found["put, 1,000 together"].append(rate(number, lambda: put(queue, number)))
-        found["put, 64 callers"].append(rate(number // 4, lambda: put_one_by_one(queue, number // 4)))
-        found["leased and finished"].append(rate(number // 2, lambda: work_off(leases, number // 2)))
+        for name, (each, action) in actions.items():
+            found[name].append(rate(each, action))
     return {name: median(values) for name, values in found.items()}
+
+
+def both_sizes(store: Store, number: int) -> dict[str, float]:
+    short = rates(store, number, "short", SHORT, "200 B", 1000)
+    return short | rates(store, number // 5, "long", LONG, "64 kB", 100)
 
 
 def bare(path: Path, number: int) -> float:
@@ -76,9 +108,9 @@ def bare(path: Path, number: int) -> float:
     db.execute("CREATE TABLE t (body TEXT)")
 
     def write() -> None:
-        for _ in range(0, number, TOGETHER):
+        for _ in range(0, number, 1000):
             db.execute("BEGIN")
-            db.executemany("INSERT INTO t VALUES (?)", [(BODY,)] * TOGETHER)
+            db.executemany("INSERT INTO t VALUES (?)", [(SHORT,)] * 1000)
             db.execute("COMMIT")
 
     found = rate(number, write)
@@ -99,27 +131,35 @@ def syncs(path: Path, number: int = 300) -> float:
 
 
 def main() -> None:
+    global ROUNDS
     options = arguments(__doc__ or "")
-    number, million = (2000, 20_000) if options.quick else (20_000, 1_000_000)
+    number, rows = (2000, 20_000) if options.quick else (20_000, 1_000_000)
+    if options.quick:
+        ROUNDS = 1
     report = Report("the durable queue, requests a second")
-    with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as folder:
-        place = Path(folder)
-        store = Store(place / "rondo.db")
-        say("an empty file")
-        empty = rates(store, number)
-        say(f"{million:,} rows")
-        put(Queue(store), million)
-        full = rates(store, number)
-        store.close()
-        limit = {"put, 1,000 together": bare(place / "bare.db", number)}
-        report.notes.append(
-            f"the disk says {syncs(place / 'page'):,.0f} times a second that a page is written"
-        )
-    for name, value in empty.items():
-        again = f"{name}, {million:,} rows there"
-        report.ours[name], report.ours[again] = value, full[name]
-        report.ratios[again] = full[name] / value
-    report.limit |= limit
+    with ExitStack() as opened:
+        place = Path(opened.enter_context(tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR"))))
+        places: dict[str, Path | str] = {"SQLite": place / "rondo.db"}
+        if installed():
+            places["PostgreSQL"] = opened.enter_context(
+                postgres(fsync="on", shared_buffers="256MB")
+            ).database()
+        for kind, at in places.items():
+            store = Store(at)
+            say(f"{kind}, empty")
+            empty = both_sizes(store, number)
+            say(f"{kind}, {rows:,} rows")
+            put(Queue(store), "short", SHORT, rows, 10_000)
+            full = both_sizes(store, number)
+            pruned = prune(store)
+            store.close()
+            report.ours[f"{kind}, pruned"] = pruned
+            for name, value in empty.items():
+                report.ours[f"{kind}, {name}"] = value
+                report.columns.setdefault(f"{rows:,} rows there", {})[f"{kind}, {name}"] = full[name]
+                report.ratios[f"{kind}, {name}, {rows:,} rows / none"] = full[name] / value
+        report.limit["SQLite, 200 B, put 1,000 together"] = bare(place / "bare.db", number)
+        report.notes.append(f"the disk syncs a page {syncs(place / 'page'):,.0f} times a second")
     report.show(options.json)
 
 

@@ -9,7 +9,10 @@ from rondo.base.errors import NotFound
 from rondo.cli import main as command
 from rondo.cli.main import VERBS, main
 
-HEAVY = ("torch", "pydantic", "rich", "starlette", "uvicorn", "httpx", "numpy", "tokenizers", "jinja2")
+HEAVY = (
+    *("torch", "pydantic", "rich", "starlette", "uvicorn", "httpx", "numpy", "tokenizers", "jinja2"),
+    *("sqlalchemy", "alembic", "psycopg"),
+)
 
 
 def python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -35,6 +38,12 @@ def python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
 )
 def test_nothing_heavy_is_imported(code: str):
     done = python(f"import sys\n{code}\nprint([name for name in {HEAVY} if name in sys.modules])")
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
+
+
+def test_a_server_without_a_store_imports_no_database():
+    code = "import sys, rondo, rondo.cli.commands.serve, rondo.server.app"
+    done = python(f"{code}\nprint([name for name in ('sqlalchemy', 'alembic') if name in sys.modules])")
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
 
 

@@ -1,13 +1,12 @@
-"""Puts groups until it is killed, and says of each when the store has it."""
+"""Submits groups until it is killed, and prints the name of each once the store has confirmed it."""
 
 import sys
-from pathlib import Path
 
-from rondo.control.queue import Queue
-from rondo.control.store import Store
-from rondo.control.work import New
+from rondo.control.queue.queue import Queue
+from rondo.control.queue.work import New
+from rondo.control.store.store import Store
 
-queue = Queue(Store(Path(sys.argv[1])))
+queue = Queue(Store(sys.argv[1]))
 while True:
     waited = [queue.put([New("m", "1"), New("m", "2")], "me") for _ in range(5)]
     for each in waited:

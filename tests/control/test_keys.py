@@ -1,75 +1,77 @@
 """Keys: who is let in, who is not and why; and how much a key may ask for."""
 
-import sqlite3
+import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
 import pytest
+import sqlalchemy as sa
 from hypothesis import given
 
 from rondo.base.errors import ConfigError, Forbidden, NotFound, Unauthorized
-from rondo.control.keys import Key, Keys, Rights, Usage
+from rondo.control import usage as of_usage
+from rondo.control.key import Key, Rights
+from rondo.control.keys import Keys
 from rondo.control.limits import Limits, RateLimited
-from rondo.control.store import Store
+from rondo.control.store.clock import microseconds
+from rondo.control.store.store import Store
+from rondo.control.usage import Usage, UsageLog
+from support.waiting import wait_until
 
 
 @pytest.fixture
-def keys(tmp_path: Path) -> Iterator[Keys]:
-    store = Store(tmp_path / "rondo.db")
-    yield Keys(store)
-    store.close()
+def keys(store: Store) -> Keys:
+    return Keys(store)
 
 
 def test_a_key_is_found_by_its_text_alone_and_the_file_does_not_have_it(keys: Keys) -> None:
-    rights = Rights("user", ("inference",), ("small", "large"), 10, 1000, 5000, time.time() + 60)
-    key, text = keys.make("team a", rights)
-    assert keys.find(text) == key
-    assert keys.all() == [key]
-    written = b"".join(file.read_bytes() for file in keys.store.path.parent.iterdir())
-    assert key.id.encode() in written
-    assert text[len("rk-") + 12 + 1 :].encode() not in written
+    rights = Rights("user", ("inference",), ("small", "large"), 10, 1000, 5000, microseconds() + 60_000_000)
+    key, text = keys.make("team a", rights).result()
+    assert keys.find(text).result() == key
+    assert keys.all().result() == [key]
+    stored = keys.store.read(lambda db: str(db.execute(sa.text("SELECT * FROM keys")).all())).result()
+    assert key.id in stored
+    assert text[len("rk-") + 12 + 1 :] not in stored
 
 
 @pytest.mark.parametrize("text", [None, "", "x", "rk-", "rk-000000000000-" + "a" * 43, "Bearer", "rk-\x00"])
 def test_what_is_no_key_is_not_let_in(keys: Keys, text: str | None) -> None:
-    keys.make("other")
+    keys.make("other").result()
     with pytest.raises(Unauthorized):
-        keys.find(text)
+        keys.find(text).result()
 
 
 def test_another_secret_of_the_same_key_is_not_let_in(keys: Keys) -> None:
-    (_, one), (_, two) = keys.make("one"), keys.make("two")
+    (_, one), (_, two) = keys.make("one").result(), keys.make("two").result()
     mixed = one[: len("rk-") + 12 + 1] + two[len("rk-") + 12 + 1 :]
     with pytest.raises(Unauthorized, match="Incorrect API key"):
-        keys.find(mixed)
+        keys.find(mixed).result()
 
 
 def test_revoked_and_expired_keys_are_told_so(keys: Keys) -> None:
-    key, text = keys.make("gone")
-    assert keys.revoke(key.id).revoked is not None
-    first = keys.revoke(key.id).revoked
-    assert keys.revoke(key.id).revoked == first, "twice is once"
+    key, text = keys.make("gone").result()
+    assert keys.revoke(key.id).result().revoked is not None
+    first = keys.revoke(key.id).result().revoked
+    assert keys.revoke(key.id).result().revoked == first, "twice is once"
     with pytest.raises(Unauthorized, match="'gone' has been revoked") as caught:
-        keys.find(text)
+        keys.find(text).result()
     assert caught.value.code == "revoked_api_key"
-    _, old = keys.make("old", Rights(expires=time.time() - 1))
-    with pytest.raises(Unauthorized, match="'old' has run out"):
-        keys.find(old)
+    _, old = keys.make("old", Rights(expires=microseconds() - 1)).result()
+    with pytest.raises(Unauthorized, match="'old' has expired"):
+        keys.find(old).result()
     with pytest.raises(NotFound, match="no key 'nobody'"):
-        keys.revoke("nobody")
+        keys.revoke("nobody").result()
 
 
 def test_the_first_start_makes_an_admins_key_and_the_next_none(keys: Keys) -> None:
-    text = keys.make_first()
-    assert keys.find(text).rights.role == "admin"
-    assert keys.make_first() is None
+    text = keys.make_first().result()
+    assert keys.find(text).result().rights.role == "admin"
+    assert keys.make_first().result() is None
 
 
 def test_scopes_and_models() -> None:
-    user = Key("1", "u", Rights("user", ("inference",), ("small",)), 0.0)
+    user = Key("1", "u", Rights("user", ("inference",), ("small",)), 0)
     user.may("inference")
     user.may_use("small")
     with pytest.raises(Forbidden, match="may not use files"):
@@ -78,8 +80,8 @@ def test_scopes_and_models() -> None:
         user.may_use("large")
     assert caught.value.param == "model"
     with pytest.raises(Forbidden):
-        Key("2", "w", Rights("worker"), 0.0).may("inference")
-    admin = Key("3", "a", Rights("admin", ()), 0.0)
+        Key("2", "w", Rights("worker"), 0).may("inference")
+    admin = Key("3", "a", Rights("admin", ()), 0)
     admin.may("jobs")
     admin.may_use("any")
 
@@ -98,34 +100,93 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
 @pytest.mark.parametrize(("name", "rights", "param"), WRONG)
 def test_wrong_rights_are_refused_by_name(keys: Keys, name: str, rights: dict[str, Any], param: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        keys.make(name, Rights(**rights))
+        keys.make(name, Rights(**rights)).result()
     assert caught.value.param == param
-    assert keys.all() == []
+    assert keys.all().result() == []
 
 
-def test_usage_adds_up_by_day_and_model(keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_usage_adds_up_by_day_and_model(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = UsageLog(store)
     for day, model in ((1, "a"), (1, "a"), (1, "b"), (2, "a")):
         monkeypatch.setattr(time, "gmtime", lambda day=day: time.struct_time((2026, 1, day, *[0] * 6)))
-        keys.used("k", model, 1, 10, 5)
-    keys.used("other", "a", 1, 1, 1)
-    keys.store.write(lambda db: None)
-    assert keys.usage("k") == [
+        log.add("k", model, 1, 10, 5)
+    log.add("other", "a", 1, 1, 1)
+    wait_until(lambda: len(log.usage("k").result()) == 3 and log.usage("other").result())
+    assert log.usage("k").result() == [
         Usage("2026-01-01", "a", 2, 20, 10),
         Usage("2026-01-01", "b", 1, 10, 5),
         Usage("2026-01-02", "a", 1, 10, 5),
     ]
-    assert keys.usage("k", since="2026-01-02") == [Usage("2026-01-02", "a", 1, 10, 5)]
+    assert log.usage("k", since="2026-01-02").result() == [Usage("2026-01-02", "a", 1, 10, 5)]
 
 
-def test_a_store_that_fails_lets_nobody_in(keys: Keys) -> None:
-    _, text = keys.make("one")
-    keys.store.write(lambda db: db.execute("DROP TABLE keys"))
-    with pytest.raises(sqlite3.OperationalError):
-        keys.find(text)
+def test_no_addition_to_the_usage_is_lost(store: Store) -> None:
+    """Additions from many threads, half of them while a transaction fails."""
+    log = UsageLog(store)
+
+    def add() -> None:
+        for _ in range(200):
+            log.add("k", "m", 1, 2, 3)
+
+    threads = [threading.Thread(target=add) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    wait_until(lambda: [each.requests for each in log.usage("k").result()] == [800])
+    (usage,) = log.usage("k").result()
+    assert (usage.input_tokens, usage.output_tokens) == (1600, 2400)
+
+
+def test_usage_that_could_not_be_written_is_written_with_the_next(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, real = UsageLog(store), of_usage._add
+
+    def broken(*_: object) -> None:
+        raise sa.exc.OperationalError("INSERT", {}, Exception("disk full"))
+
+    monkeypatch.setattr(of_usage, "_add", broken)
+    log.add("k", "m", 1, 2, 3)
+    wait_until(lambda: not log._writing)
+    monkeypatch.setattr(of_usage, "_add", real)
+    log.add("k", "m", 1, 2, 3)
+    wait_until(lambda: [each.requests for each in log.usage("k").result()] == [2])
+
+
+def test_a_spent_daily_quota_is_refused_until_the_next_day(
+    keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = UsageLog(keys.store)
+    key, _ = keys.make("team", Rights(tokens_per_day=100)).result()
+    free, _ = keys.make("free").result()
+    assert log.check_quota(key).result() == 100
+    log.add(key.id, "a", 1, 50, 10)
+    log.add(key.id, "b", 1, 30, 9)
+    log.add(free.id, "a", 1, 500, 500)
+    wait_until(lambda: log.check_quota(key).result() == 1)
+    log.add(key.id, "b", 1, 0, 5)
+    wait_until(lambda: [each.output_tokens for each in log.usage(key.id).result()][-1:] == [14])
+    with pytest.raises(RateLimited, match="has used 104 of its 100 tokens for today") as caught:
+        log.check_quota(key).result()
+    assert caught.value.status == 429
+    assert caught.value.code == "tokens_per_day"
+    assert 0 < caught.value.after <= 86400
+    assert log.check_quota(free).result() is None
+    tomorrow = time.gmtime(time.time() + 86400)
+    monkeypatch.setattr(time, "gmtime", lambda: tomorrow)
+    assert log.check_quota(key).result() == 100
+
+
+def test_a_store_that_fails_accepts_no_key(keys: Keys) -> None:
+    _, text = keys.make("one").result()
+    keys.store.write(lambda db: db.execute(sa.text("DROP TABLE keys"))).result()
+    with pytest.raises(sa.exc.DBAPIError):
+        keys.find(text).result()
 
 
 def limited(**rights: int) -> Key:
-    return Key("k", "k", Rights(**rights), 0.0)  # type: ignore[arg-type]
+    return Key("k", "k", Rights(**rights), 0)  # type: ignore[arg-type]
 
 
 def test_a_minutes_requests_and_no_more() -> None:

@@ -7,27 +7,34 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import hypothesis.strategies as st
+import pytest
+import sqlalchemy as sa
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from rondo.control.config import QueueConfig
-from rondo.control.leases import Leases
-from rondo.control.queue import Queue
-from rondo.control.store import Store
-from rondo.control.work import Finished, New
+from rondo.control.queue.leases import Leases
+from rondo.control.queue.queue import Queue
+from rondo.control.queue.work import Finished, New
+from rondo.control.store.clock import MICROSECONDS
+from rondo.control.store.store import Store
+from support.postgres import Cluster
 
 CONFIG = QueueConfig(lease=10, attempts=2, rest=4, longest_rest=5)
 MODELS = ["a", "b"]
+OWNERS = ["me", "you"]
+MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
+"""Where a sync costs nothing: the test copies the files itself."""
 
 
-class Hands:
-    """A clock that is set by hand."""
+class SetClock:
+    """A clock that the test sets."""
 
     def __init__(self) -> None:
         self.seconds = 1000.0
 
-    def now(self) -> float:
-        return self.seconds
+    def now(self, db: sa.Connection) -> int:
+        return int(self.seconds * MICROSECONDS)
 
 
 @dataclass
@@ -36,7 +43,9 @@ class Expected:
     place: int
     model: str
     priority: int
+    owner: str
     order: int
+    turn: int
     state: str = "queued"
     attempts: int = 0
     lease: str = ""
@@ -47,43 +56,76 @@ class Expected:
 class QueueMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.clock, self.lives = Hands(), 0
-        self.folder = Path(tempfile.mkdtemp())
+        self.clock, self.lives = SetClock(), 0
         self.expected: dict[str, Expected] = {}
         self.given: list[tuple[str, str]] = []
         """Every (id, lease) that ever was, those that are over included."""
         self.groups: list[str] = []
         """In the order of their creation: names are random, and hypothesis needs the same draws in each replay."""
-        self.store = Store(self.folder / "0" / "rondo.db")
+        self.store = self.open()
         self._work_with(self.store)
 
-    def _work_with(self, store: Store) -> None:
-        self.queue, self.leases = Queue(store, CONFIG), Leases(store, CONFIG, self.clock)  # type: ignore[arg-type]
+    def open(self) -> Store:
+        self.folder = Path(tempfile.mkdtemp(dir=MEMORY))
+        return Store(self.folder / "0" / "rondo.db")
 
-    def teardown(self) -> None:
+    def open_after_death(self) -> Store:
+        """As by kill -9: the files are copied as they are."""
+        place = self.folder / str(self.lives)
+        place.mkdir()
+        for name in ("rondo.db", "rondo.db-wal"):
+            if (file := Path(self.store.name).with_name(name)).exists():
+                shutil.copy(file, place / name)
+        self.store.close()
+        return Store(place / "rondo.db")
+
+    def remove(self) -> None:
         self.store.close()
         shutil.rmtree(self.folder)
 
-    @rule(models=st.lists(st.sampled_from(MODELS), max_size=4), priority=st.integers(-1, 1))
-    def put(self, models: list[str], priority: int) -> None:
-        group = self.queue.put([New(model, f'"{model}"', priority) for model in models], "me").result()
+    def teardown(self) -> None:
+        self.remove()
+
+    def _work_with(self, store: Store) -> None:
+        self.queue, self.leases = Queue(store, CONFIG), Leases(store, CONFIG, self.clock)
+        self.leases.renew().result()
+
+    def _queued(self, model: str, priority: int) -> list[Expected]:
+        lane = [each for each in self.expected.values() if (each.model, each.priority) == (model, priority)]
+        return sorted((each for each in lane if each.state == "queued"), key=lambda e: (e.turn, e.order))
+
+    def _next_turn(self, model: str, priority: int, owner: str) -> int:
+        queued = self._queued(model, priority)
+        own = [each.turn + 1 for each in queued if each.owner == owner]
+        return max([each.turn for each in queued[:1]] + own, default=0)
+
+    @rule(
+        models=st.lists(st.sampled_from(MODELS), max_size=4),
+        priority=st.integers(-1, 1),
+        owner=st.sampled_from(OWNERS),
+    )
+    def put(self, models: list[str], priority: int, owner: str) -> None:
+        group = self.queue.put([New(model, f'"{model}"', priority) for model in models], owner).result()
         self.groups.append(group.name)
         for place, model in enumerate(models):
-            id = f"{group.name}_{place:09d}"
-            self.expected[id] = Expected(group.name, place, model, priority, len(self.expected))
+            id, turn = f"{group.name}_{place:09d}", self._next_turn(model, priority, owner)
+            self.expected[id] = Expected(group.name, place, model, priority, owner, len(self.expected), turn)
 
     @rule(models=st.sets(st.sampled_from(MODELS), min_size=1), limit=st.integers(1, 4))
     def take(self, models: set[str], limit: int) -> None:
         taken = self.leases.take("worker", sorted(models), limit).result()
-        waiting = [
-            id for id, each in self.expected.items() if each.state == "queued" and each.model in models
+        waiting = []
+        for model in models:
+            for priority in (-1, 0, 1):
+                lane = self._queued(model, priority)
+                waiting += [(priority, each.turn - lane[0].turn, each.order) for each in lane]
+        assert [self.expected[each.id].order for each in taken] == [
+            order for _, _, order in sorted(waiting)[:limit]
         ]
-        waiting.sort(key=lambda id: (self.expected[id].priority, self.expected[id].order))
-        assert [each.id for each in taken] == waiting[:limit]
         for each in taken:
             known = self.expected[each.id]
             known.state, known.lease, known.attempts = "leased", each.lease, known.attempts + 1
-            known.until = self.clock.now() + CONFIG.lease
+            known.until = self.clock.seconds + CONFIG.lease
             assert each.attempts == known.attempts
             self.given.append((each.id, each.lease))
 
@@ -96,7 +138,7 @@ class QueueMachine(RuleBasedStateMachine):
         own = known.state == "leased" and known.lease == lease
         assert lost == ([] if own else [id])
         if own:
-            known.until = self.clock.now() + CONFIG.lease
+            known.until = self.clock.seconds + CONFIG.lease
 
     @precondition(lambda self: self.given)
     @rule(data=st.data(), how=st.sampled_from(["well", "badly", "badly, again"]))
@@ -122,24 +164,30 @@ class QueueMachine(RuleBasedStateMachine):
 
     def _fail(self, known: Expected, again: bool) -> None:
         known.state = "resting" if again and known.attempts < CONFIG.attempts else "dead"
-        known.until = self.clock.now() + CONFIG.rest
+        known.until = self.clock.seconds + CONFIG.rest
 
     @rule(seconds=st.sampled_from([1.0, 6.0, 11.0]))
     def time_passes(self, seconds: float) -> None:
         self.clock.seconds += seconds
-        self.leases.sweep()
-        for known in self.expected.values():
-            if known.state in ("leased", "resting") and known.until <= self.clock.now():
-                if known.state == "leased":
-                    self._fail(known, again=True)
-                else:
-                    known.state = "queued"
+        self.leases.sweep().result()
+        due = [each for each in self.expected.values() if each.state in ("leased", "resting")]
+        due = [each for each in due if each.until <= self.clock.seconds]
+        rested = [each for each in due if each.state == "resting"]
+        heads = {
+            each.order: min((other.turn for other in self._queued(each.model, each.priority)), default=0)
+            for each in rested
+        }
+        for known in due:
+            if known.state == "leased":
+                self._fail(known, again=True)
+            else:
+                known.state, known.turn = "queued", heads[known.order]
 
     @precondition(lambda self: self.groups)
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(self.groups))
-        assert self.queue.cancel(name).unfinished == 0
+        assert self.queue.cancel(name).result().unfinished == 0
         for known in self.expected.values():
             if known.group == name and known.state in ("queued", "leased", "resting"):
                 known.state = "cancelled"
@@ -150,39 +198,59 @@ class QueueMachine(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(self.groups))
         dead = [each for each in self.expected.values() if each.group == name and each.state == "dead"]
         assert self.queue.revive(name).result() == len(dead)
-        for known in dead:
+        for known in sorted(dead, key=lambda each: each.order):
+            known.turn = self._next_turn(known.model, known.priority, known.owner)
             known.state, known.attempts, known.lease = "queued", 0, ""
 
     @rule()
     def dies(self) -> None:
-        """As by kill -9: what is in the files is all there is."""
         self.lives += 1
-        place = self.folder / str(self.lives)
-        place.mkdir()
-        for name in ("rondo.db", "rondo.db-wal"):
-            if (self.store.path.with_name(name)).exists():
-                shutil.copy(self.store.path.with_name(name), place / name)
-        self.store.close()
-        self.store = Store(place / "rondo.db")
+        self.store = self.open_after_death()
         self._work_with(self.store)
         for known in self.expected.values():
             if known.state == "leased":
-                known.until = self.clock.now() + CONFIG.lease
+                known.until = self.clock.seconds + CONFIG.lease
 
     @invariant()
     def is_as_expected(self) -> None:
         seen = {
             each.id: (each.state, each.attempts, each.result)
             for name in self.groups
-            for each in self.queue.requests(name)
+            for each in self.queue.requests(name).result()
         }
         assert seen == {id: (each.state, each.attempts, each.result) for id, each in self.expected.items()}
-        assert self.queue.counts() == Counter((each.model, each.state) for each in self.expected.values())
+        assert self.queue.counts().result() == Counter(
+            (each.model, each.state) for each in self.expected.values()
+        )
         for name in self.groups:
-            group = self.queue.group(name)
+            group = self.queue.group(name).result()
             own = [each.state for each in self.expected.values() if each.group == name]
             assert group.unfinished == sum(state in ("queued", "leased", "resting") for state in own)
             assert (group.ended is not None) == (group.unfinished == 0)
+
+
+class PostgresMachine(QueueMachine):
+    cluster: Cluster
+
+    def open(self) -> Store:
+        self.url = self.cluster.database()
+        return Store(self.url)
+
+    def open_after_death(self) -> Store:
+        self.store.close()
+        return Store(self.url)
+
+    def remove(self) -> None:
+        self.store.close()
+
+
+@pytest.mark.real
+class TestQueueOnPostgres(PostgresMachine.TestCase):  # type: ignore[misc]
+    settings = settings(max_examples=15, stateful_step_count=20, deadline=None)
+
+    @pytest.fixture(autouse=True)
+    def _cluster(self, cluster: Cluster) -> None:
+        PostgresMachine.cluster = cluster
 
 
 TestQueue = QueueMachine.TestCase

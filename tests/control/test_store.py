@@ -10,14 +10,14 @@ from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
-from rondo.base.errors import Conflict, RondoError, StorageError, Unavailable
-from rondo.control import schema
-from rondo.control import store as of_store
-from rondo.control.leases import Leases
-from rondo.control.queue import Queue
-from rondo.control.store import Store
-from rondo.control.work import Finished, New
+from rondo.base.errors import RondoError, StorageError, Unavailable
+from rondo.control.queue.leases import Leases
+from rondo.control.queue.queue import Queue
+from rondo.control.queue.work import Finished, New
+from rondo.control.store import store as of_store
+from rondo.control.store.store import Store
 from support.disk import resize, small_disk
 
 FRAME, HEADER = 24 + 4096, 32
@@ -25,31 +25,40 @@ FRAME, HEADER = 24 + 4096, 32
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    made = Store(tmp_path / "rondo.db")
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "rondo.db"
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[Store]:
+    made = Store(path)
     yield made
     made.close()
+
+
+def text(words: str) -> sa.TextClause:
+    return sa.text(words)
 
 
 def whole(path: Path) -> list[tuple[str, ...]]:
     """(group, its states); the file must be sound, and its counts true."""
     made = Store(path)
     try:
-        assert made.read(lambda db: db.execute("PRAGMA integrity_check").fetchall()) == [("ok",)]
+        assert made.read(lambda db: db.execute(text("PRAGMA integrity_check")).scalar()).result() == "ok"
         queue = Queue(made)
         found = [
-            (group.name, *(each.state for each in queue.requests(group.name)))
-            for group in reversed(queue.groups(limit=10_000))
+            (group.name, *(each.state for each in queue.requests(group.name).result()))
+            for group in reversed(queue.groups(limit=10_000).result())
         ]
-        assert sum(queue.counts().values()) == sum(len(group) - 1 for group in found)
+        assert sum(queue.counts().result().values()) == sum(len(group) - 1 for group in found)
         return found
     finally:
         made.close()
 
 
-def test_power_that_fails_at_any_page_takes_nothing_that_was_answered(tmp_path: Path) -> None:
+def test_power_that_fails_at_any_page_takes_nothing_that_was_answered(memory: Path) -> None:
     """The log is cut behind every page, and within one: what was answered by then is there, and nothing by half."""
-    path = tmp_path / "rondo.db"
+    path = memory / "rondo.db"
     store = Store(path)
     queue, leases, log = Queue(store), Leases(store), path.with_name("rondo.db-wal")
     answered: list[tuple[int, list[tuple[str, ...]]]] = []
@@ -70,7 +79,7 @@ def test_power_that_fails_at_any_page_takes_nothing_that_was_answered(tmp_path: 
         leases.finish([Finished(each.id, each.lease, "1") for each in taken]).result()
         state[group.name] = ["done", "done", "queued"]
         note()
-        queue.cancel(group.name)
+        queue.cancel(group.name).result()
         state[group.name] = ["done", "done", "cancelled"]
         note()
     files = {name: path.with_name(name).read_bytes() for name in ("rondo.db", "rondo.db-wal")}
@@ -80,7 +89,7 @@ def test_power_that_fails_at_any_page_takes_nothing_that_was_answered(tmp_path: 
     assert size > 30 * FRAME
     cuts = [HEADER + FRAME * i for i in range((size - HEADER) // FRAME + 1)]
     for number, cut in enumerate([*cuts, *(cut + 100 for cut in cuts[:-1:5])]):
-        place = tmp_path / f"cut{number}"
+        place = memory / f"cut{number}"
         place.mkdir()
         (place / "rondo.db").write_bytes(files["rondo.db"])
         (place / "rondo.db-wal").write_bytes(files["rondo.db-wal"][:cut])
@@ -91,8 +100,8 @@ def test_power_that_fails_at_any_page_takes_nothing_that_was_answered(tmp_path: 
             assert found in (sure[-1], *later[:1])
 
 
-def test_a_process_killed_at_any_moment_leaves_all_that_it_answered(tmp_path: Path) -> None:
-    path, told = tmp_path / "rondo.db", list[str]()
+def test_a_process_killed_at_any_moment_leaves_all_that_it_answered(path: Path) -> None:
+    told = list[str]()
     for lines in (1, 7, 23):
         putter = subprocess.Popen(
             [sys.executable, Path(__file__).with_name("_putter.py"), path], stdout=subprocess.PIPE, text=True
@@ -110,30 +119,32 @@ def test_a_process_killed_at_any_moment_leaves_all_that_it_answered(tmp_path: Pa
 def test_who_fails_takes_nobody_along(store: Store) -> None:
     queue = Queue(store)
     held = threading.Event()
-    blocked = store.submit(lambda db: held.wait(60))
+    blocked = store.write(lambda db: held.wait(60))
     before = queue.put([New("m", "1")], "me")
     wrong = queue.extend("nothing", 0, [])
-    broken: Future[object] = store.submit(lambda db: db.execute("INSERT INTO groups (name) VALUES ('x')"))
+    broken: Future[object] = store.write(
+        lambda db: db.execute(text("INSERT INTO groups (name) VALUES ('x')"))
+    )
     after = queue.put([New("m", "2")], "me")
     held.set()
     assert blocked.result(60)
     names = [before.result(60).name, after.result(60).name]
     with pytest.raises(RondoError, match="no group 'nothing'"):
         wrong.result(60)
-    with pytest.raises(sqlite3.IntegrityError):
+    with pytest.raises(sa.exc.IntegrityError):
         broken.result(60)
-    assert [group.name for group in queue.groups()] == names[::-1]
+    assert [group.name for group in queue.groups().result()] == names[::-1]
 
 
 def test_who_gave_up_waiting_is_left_out(store: Store) -> None:
     held = threading.Event()
-    store.submit(lambda db: held.wait(60))
+    store.write(lambda db: held.wait(60))
     queue = Queue(store)
     given_up, kept = queue.put([New("m", "1")], "me"), queue.put([New("m", "2")], "me")
     assert given_up.cancel()
     held.set()
-    assert [group.name for group in queue.groups()] in ([], [kept.result(60).name])
-    assert queue.counts() == {("m", "queued"): 1}
+    assert [group.name for group in queue.groups().result()] in ([], [kept.result(60).name])
+    assert queue.counts().result() == {("m", "queued"): 1}
 
 
 def test_a_full_disk_is_an_error_and_with_room_it_goes_on(tmp_path: Path) -> None:
@@ -144,17 +155,18 @@ def test_a_full_disk_is_an_error_and_with_room_it_goes_on(tmp_path: Path) -> Non
             for _ in range(1000):
                 names.append(queue.put([New("m", "x" * 4000)] * 5, "me").result().name)
         assert names
-        assert [group.name for group in queue.groups(limit=1000)] == names[::-1], "they can still be read"
+        assert [group.name for group in queue.groups(limit=1000).result()] == names[::-1], (
+            "they can still be read"
+        )
         resize(tmp_path / "disk", "8m")
         names.append(queue.put([New("m", "y")], "me").result().name)
-        assert [group.name for group in queue.groups(limit=1000)] == names[::-1]
+        assert [group.name for group in queue.groups(limit=1000).result()] == names[::-1]
         store.close()
 
 
-def test_a_damaged_file_is_said_to_be(tmp_path: Path) -> None:
-    path = tmp_path / "rondo.db"
+def test_a_damaged_file_is_said_to_be(path: Path) -> None:
     path.write_bytes(b"this is no database, but long enough to be one" * 100)
-    with pytest.raises(StorageError, match=r"is damaged \(file is not a database\): put a backup"):
+    with pytest.raises(StorageError, match=r"is damaged \(file is not a database\): restore a backup"):
         Store(path)
     path.unlink()
     store = Store(path)
@@ -167,80 +179,65 @@ def test_a_damaged_file_is_said_to_be(tmp_path: Path) -> None:
         whole(path)
 
 
-def test_a_file_that_another_program_locks_is_an_error_and_then_goes_on(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store.write(lambda db: db.execute("PRAGMA busy_timeout = 10"))
-    other = sqlite3.connect(store.path, isolation_level=None)
+def test_a_file_that_another_program_locks_is_an_error_and_then_goes_on(store: Store, path: Path) -> None:
+    store.write(lambda db: db.execute(text("PRAGMA busy_timeout = 10"))).result()
+    other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     queue = Queue(store)
     with pytest.raises(Unavailable, match="locked by another program"):
         queue.put([New("m", "1")], "me").result()
-    assert queue.groups() == [], "reading waits for nobody"
+    assert queue.groups().result() == [], "reading waits for nobody"
     other.execute("ROLLBACK")
     other.close()
     queue.put([New("m", "1")], "me").result()
 
 
-def test_the_file_belongs_to_one_process(store: Store) -> None:
-    with pytest.raises(Conflict, match="another process has"):
-        Store(store.path)
+def test_two_processes_share_the_file(store: Store, path: Path) -> None:
+    """Each puts 20 groups at once; one lists what the other has."""
+    other = Store(path)
+    waited = [Queue(each).put([New("m", "1")] * 2, "me") for _ in range(20) for each in (store, other)]
+    names = {each.result(60).name for each in waited}
+    assert {group.name for group in Queue(other).groups().result()} == names
+    other.close()
+    assert len(Queue(store).groups().result()) == 40
 
 
-def test_a_file_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
-    path = tmp_path / "rondo.db"
-    Store(path).close()
-    with sqlite3.connect(path) as db:
-        db.execute(f"PRAGMA user_version = {len(schema.STEPS) + 1}")
-    db.close()
-    with pytest.raises(Conflict, match="a newer version of Rondo"):
-        Store(path)
-
-
-def test_a_step_of_the_schema_that_fails_leaves_the_one_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "rondo.db"
-    Store(path).close()
-    more = (("CREATE TABLE more (x)",), ("CREATE TABLE half (x)", "no SQL"))
-    monkeypatch.setattr(of_store, "STEPS", (*schema.STEPS, *more))
-    with pytest.raises(sqlite3.OperationalError):
-        Store(path)
-    monkeypatch.setattr(of_store, "STEPS", (*schema.STEPS, more[0], ("CREATE TABLE half (x)",)))
-    store = Store(path)
-    assert store.read(lambda db: db.execute("SELECT COUNT(*) FROM half").fetchone()) == (0,)
+def test_a_lease_and_a_result_do_not_rewrite_a_long_body(memory: Path) -> None:
+    """Bytes that 20 leases and results add to the log, beside bodies of 64 kB."""
+    store = Store(memory / "rondo.db")
+    queue, leases, log = Queue(store), Leases(store), memory / "rondo.db-wal"
+    queue.put([New("m", "x" * 65536)] * 20, "me").result()
+    before = log.stat().st_size
+    taken = leases.take("w", ["m"], 20).result()
+    leases.finish([Finished(each.id, each.lease, "1") for each in taken]).result()
+    assert log.stat().st_size - before < 20 * 8192
     store.close()
 
 
-def test_a_backup_is_of_one_moment_while_others_write(store: Store, tmp_path: Path) -> None:
-    queue, stop = Queue(store), threading.Event()
-
-    def write() -> None:
-        while not stop.is_set():
-            queue.put([New("m", "1")] * 3, "me").result()
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
-        for number in range(3):
-            copy = tmp_path / f"backup{number}" / "rondo.db"
-            copy.parent.mkdir()
-            store.backup(copy)
-            assert all(len(group) == 4 for group in whole(copy))
-    finally:
-        stop.set()
-        writer.join()
-    with pytest.raises(StorageError):
-        store.backup(tmp_path / "nowhere" / "rondo.db")
+def test_the_files_belong_to_their_user_alone(store: Store, path: Path) -> None:
+    Queue(store).put([New("m", "1")], "me").result()
+    modes = {file.name: file.stat().st_mode & 0o777 for file in path.parent.iterdir()}
+    assert modes == {"rondo.db": 0o600, "rondo.db-wal": 0o600, "rondo.db-shm": 0o600}
 
 
-def test_nothing_can_be_asked_of_a_store_that_is_closed(tmp_path: Path) -> None:
-    store = Store(tmp_path / "rondo.db")
+def test_more_calls_than_the_limit_are_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(of_store, "WAITING", 3)
+    release = threading.Event()
+    waiting = [store.write(lambda db: release.wait(60)) for _ in range(3)]
+    with pytest.raises(Unavailable, match=r"3 calls wait for .*rondo.db already: try again later"):
+        store.read(lambda db: None)
+    release.set()
+    assert all(each.result(60) for each in waiting)
+    store.write(lambda db: None).result()
+
+
+def test_nothing_can_be_asked_of_a_store_that_is_closed(tmp_path: Path, path: Path) -> None:
+    store = Store(path)
     asked = Queue(store).put([New("m", "1")], "me")
     store.close()
     assert asked.result(0).total == 1, "what was asked before is done"
     with pytest.raises(Unavailable, match="closed"):
         Queue(store).put([], "me")
     store.close()
-    assert len(whole(store.path)) == 1
+    assert len(whole(path)) == 1
     shutil.rmtree(tmp_path)

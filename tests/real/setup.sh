@@ -117,16 +117,20 @@ make_peer() {
 }
 
 # What comes from the system's own packages: [what to look for]=package. vLLM is faster with that allocator.
-# Ceph is the object store, Open MPI and Slurm are launchers of ranks.
+# Ceph is the object store, PostgreSQL the shared store of gateways, Open MPI and Slurm are launchers of ranks.
 declare -A packages=(
   [prometheus]=prometheus [libtcmalloc_minimal.so.4]=libtcmalloc-minimal4 [mpirun]=openmpi-bin
   [ceph]=ceph-common [ceph-mon]=ceph-mon [ceph-osd]=ceph-osd [radosgw]=radosgw
-  [node]=nodejs [npm]=npm [munged]=munge [slurmctld]=slurmctld [slurmd]=slurmd [srun]=slurm-client
+  [node]=nodejs [npm]=npm [postgres]=postgresql
+  [munged]=munge [slurmctld]=slurmctld [slurmd]=slurmd [srun]=slurm-client
 )
+
+# Debian keeps the server's programs off the PATH.
+postgres=$(printf '%s:' /usr/lib/postgresql/*/bin)
 
 need_package() {
   local wanted=$1 package=${packages[$1]}
-  if PATH=$PATH:/usr/sbin command -v "$wanted" > /dev/null || [[ $(PATH=$PATH:/sbin ldconfig -p 2> /dev/null) == *$wanted* ]]; then
+  if PATH=$PATH:/usr/sbin:$postgres command -v "$wanted" > /dev/null || [[ $(PATH=$PATH:/sbin ldconfig -p 2> /dev/null) == *$wanted* ]]; then
     echo "$wanted: ready"
   elif command -v apt-get > /dev/null && [ "$(id -u)" = 0 ]; then
     echo "$package: installing"

@@ -15,6 +15,7 @@ class QueueConfig(Section):
     keep: float = Field(
         7 * 86400.0, ge=0, description="seconds that results are retained after their group ended"
     )
+    prune_every: float = Field(60.0, ge=0, description="seconds between two deletions of old groups")
 
 
 class RouterConfig(Section):

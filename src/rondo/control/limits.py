@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from time import monotonic
 
 from rondo.base.errors import Overloaded
-from rondo.control.keys import Key
+from rondo.control.key import Key
 
 
 class RateLimited(Overloaded):

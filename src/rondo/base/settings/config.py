@@ -28,7 +28,19 @@ ENV_PREFIX = "RONDO_"
 RESERVED = frozenset(
     ENV_PREFIX + name
     for name in (
-        *("HOME", "CONFIG", "DEBUG", "API_KEY", "ADMIN_KEY", "BASE_URL", "OPS", "NATIVE", "CPU", "TRITON"),
+        *(
+            "HOME",
+            "CONFIG",
+            "DEBUG",
+            "API_KEY",
+            "ADMIN_KEY",
+            "BASE_URL",
+            "STORE_URL",
+            "OPS",
+            "NATIVE",
+            "CPU",
+            "TRITON",
+        ),
         *(
             "VLLM_PARENT",
             "VLLM_FOLDER",

@@ -1,4 +1,4 @@
-"""What the queue is given, gives out, and is given back."""
+"""Types of the queue: prompts and groups, leases, results and verdicts."""
 
 from __future__ import annotations
 
@@ -10,29 +10,37 @@ State = Literal["queued", "leased", "resting", "done", "dead", "cancelled"]
 
 @dataclass(frozen=True)
 class New:
-    """One prompt. `body` is JSON that only the worker reads; of lower `priority` numbers are first."""
+    """One prompt. Only the worker parses `body`. Lower `priority` numbers are served first. Workers lease by `base`,
+    the base model of an adapter or a job's hash; without it, `model` is the base."""
 
     model: str
     body: str
     priority: int = 0
+    base: str | None = None
+
+    @property
+    def lane(self) -> tuple[str, int]:
+        """Owners share capacity within a lane."""
+        return self.base or self.model, self.priority
 
 
 @dataclass(frozen=True)
 class Group:
-    """What came in together. It has ended when it is sealed and nothing of it is unfinished."""
+    """Prompts that were submitted together. It has ended when it is sealed and has no unfinished prompt. Times are
+    microseconds since the epoch."""
 
     name: str
     owner: str
     total: int
     unfinished: int
     sealed: bool
-    created: float
-    ended: float | None
+    created: int
+    ended: int | None
 
 
 @dataclass(frozen=True)
 class Leased:
-    """Work of a worker's, until it is finished or `lease` runs out. `attempts` counts this one."""
+    """A prompt that a worker holds until it finishes it or the lease expires. `attempts` includes this one."""
 
     id: str
     lease: str
@@ -43,7 +51,7 @@ class Leased:
 
 @dataclass(frozen=True)
 class Finished:
-    """`result` is JSON; or `error` says what went wrong, and `again` whether another try may help."""
+    """A result; or an `error`, with `again` if another attempt may help."""
 
     id: str
     lease: str
@@ -53,8 +61,8 @@ class Finished:
 
 
 Verdict = Literal["done", "resting", "dead", "stale", "unknown"]
-"""What became of something finished. `stale`: it was another worker's by then, cancelled, or its end had been told
-already with another lease; nothing has changed."""
+"""Outcome of a `Finished`. `stale`: the prompt was leased to another worker meanwhile, cancelled, or ended under
+another lease; nothing changed."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +79,7 @@ class QueuedRequest:
 
 @dataclass(frozen=True)
 class Swept:
-    """How many leases ran out and rest, how many of these were the last try, and how many have rested."""
+    """Numbers of expired leases with attempts left, of expired leases without, and of rests that ended."""
 
     expired: int = 0
     dead: int = 0
@@ -83,7 +91,7 @@ def request_id(group: str, place: int) -> str:
 
 
 def parted(id: str) -> tuple[str, int] | None:
-    """The group's name and the place in it; None for what is no id of a request."""
+    """Group name and place of a request id; None for a malformed id."""
     group, _, place = id.rpartition("_")
     if not group or not place.isascii() or not place.isdigit() or len(place) != 9:
         return None

@@ -1,0 +1,1 @@
+"""The durable queue. Start reading at `queue.py`; workers use `leases.py`."""

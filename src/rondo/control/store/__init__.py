@@ -1,0 +1,1 @@
+"""Durable state in SQLite or PostgreSQL. Start reading at `store.py`."""
