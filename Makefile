@@ -16,11 +16,12 @@ export PATH := $(abspath $(BIN)):$(PATH)
 # Compiled files make the second start quick, whatever the caller's shell prefers.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help up test test-levels sanitize test-real lint docs format bench clean
+.PHONY: help up check test test-levels sanitize test-real lint docs format bench clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make up         install, make the demo model if there is none, and serve on port $(PORT)"
+	@echo "make check      lint and the tests of pure logic, in about a minute"
 	@echo "make test       lint, types, import contracts and every test that needs no real peer and no sanitizer"
 	@echo "make test-levels test the compiled kernels again, for fewer of the CPU's instructions and without a compiler"
 	@echo "make sanitize   test the compiled kernels under the address and undefined-behaviour sanitizers"
@@ -36,6 +37,13 @@ up: $(CORE)
 
 # Programs in C of their own, compiled with sanitizers for each level in minutes: `make sanitize` runs them, once.
 PRODUCTS := tests/ops/native/test_products.py
+
+# Pure logic: milliseconds a test, no servers, no ranks.
+LOGIC_TESTS := tests/plan tests/text tests/engine/schedule tests/data/test_packing.py tests/data/test_sampler.py \
+  tests/rl/update/test_advantages.py tests/control/test_router.py tests/base/test_writing.py tests/base/test_links.py
+
+check: lint
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow" $(LOGIC_TESTS)
 
 test: lint
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not real and not gpu" --ignore=$(PRODUCTS) $(PYTEST_ARGS)

@@ -129,7 +129,7 @@ def products_held(model: Decoder) -> list[dict[int, tuple[int, ...]]]:
         return keepers[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rondo.parallel.recompute.Keeper", made)
+        patch.setattr("rondo.parallel.recompute.SelectiveCheckpoint", made)
         recompute(model.layers, "selective")
         passed(model)
     held = [keeper._held.items() for keeper in keepers]

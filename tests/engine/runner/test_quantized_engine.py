@@ -80,7 +80,7 @@ def test_a_new_version_must_be_quantized_alike(theirs: Any, folder: Path, tmp_pa
     assert after == answer(core_of(tmp_path / "next")) != before
     reference("llama2").save_pretrained(tmp_path / "plain")
     for verb in (core.check_weights, core.update_weights):
-        with pytest.raises(ModelError, match=r"are not quantized, and those that are served are quantized"):
+        with pytest.raises(ModelError, match=r"is not quantized, but the served weights are quantized"):
             verb(tmp_path / "plain", 2)
     assert answer(core) == after
 

@@ -117,7 +117,7 @@ def test_the_short_flags():
 
 @pytest.mark.parametrize("flag", ["--enforce-eager", "--enable-lora"])
 def test_flags_that_only_our_own_engine_can_take_for_granted(flag):
-    with pytest.raises(ConfigError, match=r"told with --engine\.vllm") as refused:
+    with pytest.raises(ConfigError, match=r"pass it with --engine\.vllm") as refused:
         read_short(VerbParser("x", "y"), tuple(FLAGS), ["--engine=vllm", flag])
     assert refused.value.param == flag
     assert read_short(VerbParser("x", "y"), tuple(FLAGS), [flag]) is not None

@@ -233,7 +233,7 @@ def test_episodes_are_played_by_the_task() -> None:
 RAISES = """
 from rondo.rl.loop import Loop
 from rondo.rl.tasks.registry import task
-from rl.test_ahead import CONFIG
+from rl.rollout.test_async_collector import CONFIG
 from support.tiny import tiny_model, tiny_tokenizer
 
 config = CONFIG.model_copy(update={"mode": "async", "steps": 50, "samples_per_prompt": 16, "max_tokens": 100})

@@ -61,8 +61,12 @@ def test_completions_have_an_event_for_each_token(running, more):
 
 
 def test_responses_have_an_event_for_each_token(running):
-    body = {"input": "a", "max_output_tokens": 20, "temperature": 1.5, "seed": 1}
-    said = events(running, "responses", body)
-    deltas = [event["delta"] for event in said if event["type"] == "response.output_text.delta"]
-    assert "".join(deltas) == said[-1]["response"]["output"][0]["content"][0]["text"]
-    assert "" in deltas  # the model of the tests draws parts of characters
+    """The model of the tests draws parts of characters; on a busy machine an event may hold several tokens."""
+    found: set[str] = set()
+    for seed in range(10):
+        body = {"input": "a", "max_output_tokens": 20, "temperature": 1.5, "seed": seed}
+        said = events(running, "responses", body)
+        deltas = [event["delta"] for event in said if event["type"] == "response.output_text.delta"]
+        assert "".join(deltas) == said[-1]["response"]["output"][0]["content"][0]["text"]
+        found.update(deltas)
+    assert "" in found

@@ -132,5 +132,5 @@ def test_it_learns_which_answers_were_preferred(
 
 
 def test_a_tokenformer_has_no_place_in_a_reward_model(ground: Path) -> None:
-    with pytest.raises(ConfigError, match="must become part of it"):
+    with pytest.raises(ConfigError, match="must be merged into it"):
         jobs.plan("reward", config(ground, "tokenformer"))

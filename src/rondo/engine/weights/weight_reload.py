@@ -34,7 +34,7 @@ def check_version(folder: Path, served: ModelConfig) -> None:
 def _check_same(folder: Path, config: ModelConfig, served: ModelConfig) -> None:
     if config.quantization != served.quantization:
         raise ModelError(
-            f"{folder} has {_kind(config)} weights, but the served weights are {_kind(served)}: use a folder with the "
+            f"{folder} is {_kind(config)}, but the served weights are {_kind(served)}: use a folder with the "
             "same quantization.",
             param="path",
         )

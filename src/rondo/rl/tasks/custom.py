@@ -39,6 +39,8 @@ class Custom:
     max_tokens: int = 256
     seconds: float = SECONDS
     """For a `grade` that is named."""
+    pass_env: Sequence[str] = ()
+    """Environment variables that reach the process of a named `grade`, beside PATH and the like."""
     name: str = "custom"
     fingerprint: str | None = None
 
@@ -66,7 +68,7 @@ class Custom:
     async def score(self, sample: Sample) -> Score:
         facts = {key: value for key, value in sample.metadata.items() if key != "finished"}
         if isinstance(self.grade, str):
-            return await FunctionGrader(self.grade, self.seconds).score(
+            return await FunctionGrader(self.grade, self.seconds, pass_env=tuple(self.pass_env)).score(
                 replace(sample, metadata={"item": facts})
             )
         found = self.grade(facts, sample.completion)

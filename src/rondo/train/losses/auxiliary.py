@@ -81,8 +81,8 @@ class Auxiliary:
 
     def use(self, weight: float) -> ExpertUse:
         """For a row whose loss is `weight` of the step's."""
-        sums = torch.zeros(2, self._experts, device=self._device)
-        return ExpertUse(weight, sums, torch.zeros((), device=self._device))
+        sums = torch.zeros(2, self._experts, device=self._device, dtype=torch.float32)
+        return ExpertUse(weight, sums, torch.zeros((), device=self._device, dtype=torch.float32))
 
     def value(self, use: ExpertUse) -> Tensor:
         """The loss of a row, without the coefficient: of this stage, its share of the model's."""
