@@ -14,7 +14,7 @@ from rondo.server.config import ServerConfig
 from rondo.web.http import EventStream
 from server.running import begun, start
 from support.engines import Pace
-from support.waiting import until
+from support.waiting import until, wait_until
 
 KEY = {"X-Admin-Key": "operator"}
 VERBS = (
@@ -162,6 +162,7 @@ def test_an_operator_who_leaves_does_not_pause(operated, admin, pace):
     begun(operated)
     with pytest.raises(httpx.ReadTimeout):
         admin.post("/pause?mode=wait", timeout=httpx.Timeout(30, read=0.2))
+    wait_until(lambda: not operated.engine.core.scheduler.holding)
     pace.hurry()
     assert asking.reasons() == ["length"]
     assert Asking(operated.url, max_tokens=1).reasons() == ["length"]

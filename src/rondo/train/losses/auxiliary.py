@@ -11,7 +11,6 @@ backward pass, and the values of the forward pass keep their bits.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -48,15 +47,18 @@ def coefficient_of(model: ModelConfig, given: float | None) -> float:
     return given
 
 
-@dataclass
 class ExpertUse:
-    """What a row's router decisions add up to on this rank: [2, E] choices and probabilities, and their number."""
+    """Sums over a row's router decisions on this rank: [2, E] choices and probabilities, and their number.
 
-    weight: float
-    """Of the row's loss in the step's."""
-    sums: Tensor
-    decisions: Tensor
-    complete: bool = field(default=False)
+    Not a dataclass: FSDP casts the tensors of dataclasses among a module's inputs, and would hand on a copy.
+    """
+
+    def __init__(self, weight: float, experts: int, device: torch.device) -> None:
+        self.weight = weight
+        """Share of the row's loss in the step's loss."""
+        self.sums = torch.zeros(2, experts, device=device, dtype=torch.float32)
+        self.decisions = torch.zeros((), device=device, dtype=torch.float32)
+        self.complete = False
 
     def add(self, chosen: Tensor, probabilities: Tensor, mask: Tensor) -> None:
         ones = mask[:, None].expand_as(chosen).flatten()
@@ -81,8 +83,7 @@ class Auxiliary:
 
     def use(self, weight: float) -> ExpertUse:
         """For a row whose loss is `weight` of the step's."""
-        sums = torch.zeros(2, self._experts, device=self._device, dtype=torch.float32)
-        return ExpertUse(weight, sums, torch.zeros((), device=self._device, dtype=torch.float32))
+        return ExpertUse(weight, self._experts, self._device)
 
     def value(self, use: ExpertUse) -> Tensor:
         """The loss of a row, without the coefficient: of this stage, its share of the model's."""
