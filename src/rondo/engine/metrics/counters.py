@@ -1,7 +1,7 @@
 """Counters and histograms on the step's path, as plain numbers.
 
-Names follow vLLM's dashboards wherever the metric is the same. `exposition.py` adds metrics that are read from the
-engine's state at scrape time, and converts all of them to Prometheus form.
+Names follow vLLM's dashboards wherever the metric is the same. `exposition.py` adds metrics read from the engine's
+state at scrape time, and converts all of them to Prometheus form.
 """
 
 from __future__ import annotations

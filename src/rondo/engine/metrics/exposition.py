@@ -1,4 +1,4 @@
-"""The engine's state in Prometheus form: metrics that are read at scrape time and need no counter."""
+"""The engine's state in Prometheus form: metrics read at scrape time, without counters of their own."""
 
 from __future__ import annotations
 

@@ -24,8 +24,8 @@ Command = tuple[str, tuple[Any, ...]]
 
 @dataclass(frozen=True)
 class SharedStep:
-    """A step that all ranks compute: a hash of its plan, whether it speculates, which is a matter of time, and a hash
-    of what the step before sampled."""
+    """A step that all ranks compute: a digest of its plan, whether it speculates (rank 0 decides from its own times),
+    and a digest of the tokens sampled in the previous step."""
 
     plan: int
     speculates: bool
