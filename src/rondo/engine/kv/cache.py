@@ -177,8 +177,8 @@ def _layer(
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros, since a masked position must not hold a NaN. On the CPU they are anonymous memory-mapped pages: pages that
-    are never written use no memory, and released pages return to the system regardless of the C library's allocator."""
+    """Zeros, since a masked position must not hold a NaN. On the CPU they are anonymous memory-mapped pages: unwritten
+    pages use no memory, and released pages return to the system regardless of the C library's allocator."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     size = math.prod(shape) * dtype.itemsize

@@ -112,7 +112,7 @@ def host_caches(config: EngineConfig, cache: KVCache, agree: Agree) -> list[Host
 def swap_of(
     config: EngineConfig, pool: GroupedPool, hosts: Sequence[HostCache], model: Decoder, agree: Agree
 ) -> Swap | None:
-    """Creates the swap policy of the scheduler; rates that are not configured are measured once."""
+    """Creates the swap policy of the scheduler; unconfigured rates are measured once."""
     if not hosts:
         return None
     attention = tuple((window, _agreed(price, agree)) for window, price in attention_prices(model))

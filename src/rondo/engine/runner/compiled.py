@@ -24,7 +24,7 @@ from rondo.ops.native.gemm.linear import takes_bf16
 
 @dataclass(frozen=True)
 class CompiledStep:
-    """A step whose tokens are alike; `served` are the adapters whose memory it reads."""
+    """A step whose tokens are all handled alike. `served` holds references to the adapters whose memory it reads."""
 
     rows: TokenRows
     served: Sequence[AdapterWeights | None] = ()

@@ -57,7 +57,7 @@ def fitting(sizes: Sequence[int], wanted: int) -> int:
 
 @dataclass(frozen=True)
 class GraphInputs:
-    """What a graph reads."""
+    """Input tensors of a graph."""
 
     tokens: Tensor
     positions: Tensor

@@ -42,8 +42,9 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """`requests` got one token each, in the order of `sampled`, followers included; the others are still catching up.
-    One that carried proposals is there once more for each of them. `pooled` have their vector."""
+    """Result of a step. `requests` received one token each, in the order of `sampled`, followers included; a request
+    with draft tokens occurs once more for each of them. All other requests are still catching up. The vectors of
+    `pooled` are complete."""
 
     requests: list[Request]
     sampled: Sampled | None
@@ -71,7 +72,7 @@ class PreparedStep:
 
     @property
     def pooled(self) -> list[Request]:
-        """Those whose vector this step completes."""
+        """Requests whose vector this step completes."""
         return [] if self.pools is None else self.pools.ended
 
     @property

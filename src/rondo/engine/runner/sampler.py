@@ -31,7 +31,7 @@ LARGEST_DRAW = np.float32(1 - 2**-24)
 @dataclass(frozen=True, slots=True)
 class Sampled:
     tokens: list[int]
-    """Sampled tokens; NO_TOKEN where the model's logits are not finite."""
+    """Sampled tokens; NO_TOKEN where the model's logits are not finite or no token is allowed."""
     logprobs: list[float] | None
     top: dict[int, list[tuple[int, float]]]
     """Top alternatives, for the rows that requested them."""
@@ -72,7 +72,7 @@ class SamplingBatch:
 
 @dataclass(frozen=True, slots=True)
 class Top:
-    """The likeliest tokens of some rows and their log-probabilities [W, K]; `rows[i]` wants the first `counts[i]`."""
+    """Likeliest tokens of some rows and their log-probabilities [W, K]; `rows[i]` uses the first `counts[i]`."""
 
     rows: list[int]
     counts: list[int]
@@ -86,7 +86,7 @@ class Top:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """What was sampled, still on the device."""
+    """Sampled tokens, still on the device."""
 
     tokens: Tensor
     logprobs: Tensor | None = None
@@ -250,7 +250,7 @@ def edit_row(logits: Tensor, request: Request, eos_ids: tuple[int, ...], ahead: 
     """Edits a row in place: repetition penalty over prompt and answer, presence and frequency penalties over the
     answer, then biases.
 
-    Rows after draft tokens count only if those are accepted, so the first `ahead` draft tokens are part of the answer.
+    A row after draft tokens counts only if they are accepted, so the first `ahead` draft tokens are part of the answer.
     """
     params, device = request.sampling, logits.device
     tokens = request.tokens + request.proposed[:ahead] if ahead else request.tokens
