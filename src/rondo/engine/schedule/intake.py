@@ -103,7 +103,7 @@ def check_prompt(
     common: int = 0,
 ) -> None:
     """Raises an error for an invalid prompt. `answer` is the number of tokens to leave for the answer; `common` is a
-    number of further prompt tokens that are not checked."""
+    number of further prompt tokens, which only count towards the length."""
     length = len(prompt) + common
     if not length:
         raise InvalidRequest(f"{name} is empty: it needs at least one token.", param=param)

@@ -184,7 +184,7 @@ class Scheduler:
         self.pool.forget()
 
     def _plan_decodes(self, budget: int, preempted: list[Request]) -> tuple[int, list[Request]]:
-        """Plans the decodes. Returns the remaining budget, and the requests that are more than one token behind."""
+        """Plans the decodes. Returns the remaining budget, and the requests with more than one token to compute."""
         running, size = self.running, self.pool.block_size
         behind: list[Request] = []
         i = 0
