@@ -216,8 +216,8 @@ class EngineCore:
         self.scheduler.set_weight_version(version)
 
     def abort_weight_update(self) -> None:
-        """Aborts an update whose writer failed: another update may start, and no step runs until an update is finished.
-        """
+        """Aborts an update whose writer failed: another update may start, and no step runs until an
+        update is finished."""
         self.update.abort()
 
     def check_weights(self, folder: Path, version: int | None) -> None:

@@ -51,8 +51,8 @@ class Inbox:
                 self._changed.wait()
 
     def work_off(self) -> None:
-        """Runs the queued commands one by one: if one fails, those behind it stay in the queue and are still answered.
-        """
+        """Runs the queued commands one by one: if one fails, those behind it stay in the queue and are
+        still answered."""
         for _ in range(len(self._commands)):
             self._commands.popleft()()
 

@@ -209,8 +209,8 @@ class LLM:
         return samples
 
     def _fits(self, request: GenerateRequest) -> bool:
-        """Whether the request can be added now. A request that can never fit is refused by the core instead of waiting.
-        """
+        """Whether the request can be added now. A request that can never fit is refused by the core
+        instead of waiting."""
         core = self.core
         if not core.has_work:
             return True

@@ -108,8 +108,8 @@ class BlockPool:
     def _match_tail(
         self, window: Window, keys: Sequence[int], root: int, tokens: Sequence[int], count: int
     ) -> list[int]:
-        """Searches from the last block backwards, until the window of the next token is covered by consecutive blocks.
-        """
+        """Searches from the last block backwards, until the window of the next token is covered by
+        consecutive blocks."""
         tail: list[int] = []
         for i in range(count - 1, -1, -1):
             block = self._lookup(keys, root, tokens, i)

@@ -162,8 +162,8 @@ class GroupedPool:
 
 
 def _to_come(group: BlockPool, table: Table, length: int) -> int:
-    """Maximum number of further blocks that a request of `length` tokens holds at once, beside the blocks of `table`.
-    """
+    """Maximum number of further blocks that a request of `length` tokens holds at once, beside the
+    blocks of `table`."""
     come = group.blocks_for(length) - len(table.blocks)
     if group.window is None:
         return come

@@ -86,8 +86,8 @@ def _runs(blocks: Sequence[int]) -> Iterator[tuple[slice, slice]]:
 
 
 def host_caches(config: EngineConfig, cache: KVCache, agree: Agree) -> list[HostCache]:
-    """Host caches of the layer groups, which share `swap_bytes` in proportion to their device memory; empty if it is 0.
-    """
+    """Host caches of the layer groups, which share `swap_bytes` in proportion to their device memory;
+    empty if it is 0."""
     if config.swap_bytes == 0:
         return []
     groups = range(len(cache.num_blocks))

@@ -96,8 +96,8 @@ class HostPool:
             self._refs[block] += 1
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Releases the last block first, so that the next request receives ascending neighbours, which move together.
-        """
+        """Releases the last block first, so that the next request receives ascending neighbours, which
+        move together."""
         for block in reversed(blocks):
             self._refs[block] -= 1
             if self._refs[block] == 0:

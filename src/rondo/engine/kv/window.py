@@ -15,8 +15,8 @@ from rondo.ops import AttentionSpec
 @dataclass(frozen=True, slots=True)
 class Window:
     tokens: int
-    """Window size in tokens, the current token included; at least 2, so that the next token attends to the last block.
-    """
+    """Window size in tokens, the current token included; at least 2, so that the next token attends to
+    the last block."""
     block_size: int
 
     def passed(self, computed: int) -> int:

@@ -216,8 +216,8 @@ class Leader(RankCore):
         self.outbox.tell(name, *args)
 
     def _wait(self) -> None:
-        """Waits until every rank has executed the queued commands, so that memory is freed or allocated on all of them.
-        """
+        """Waits until every rank has executed the queued commands, so that memory is freed or
+        allocated on all of them."""
         self.ranks.check()
         self.outbox.send()
         self._meet()

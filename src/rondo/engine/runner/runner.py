@@ -226,8 +226,8 @@ def _served_of(requests: Sequence[Request]) -> list[AdapterWeights | None]:
 
 
 def _caught_up(plan: StepPlan, chunks: list[Request]) -> tuple[list[Request], list[int]]:
-    """Requests whose last token is computed in this step, and the row of that token; draft tokens add one entry each.
-    """
+    """Requests whose last token is computed in this step, and the row of that token; draft tokens add
+    one entry each."""
     decodes = plan.decodes
     if plan.ahead:
         decodes = [each for request in decodes for each in (request, *(request for _ in request.proposed))]

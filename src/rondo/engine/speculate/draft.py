@@ -41,8 +41,8 @@ class DraftProposer:
         """For each block: hash key of the full block that the draft has computed in it."""
 
     def propose(self, requests: Sequence[Request]) -> None:
-        """The draft first computes the tokens that it has not processed yet, then draws one token per request and step.
-        """
+        """The draft first computes the tokens that it has not processed yet, then draws one token per
+        request and step."""
         fitting = [r for r in requests if len(r.tokens) + r.ahead <= self.max_length]
         entered: list[Request] = []
         followers = [self._follow(request, entered) for request in fitting]

@@ -57,8 +57,8 @@ def load_draft(config: EngineConfig, model: Decoder) -> Decoder | None:
 
 
 def check_tokenizer(config: EngineConfig, tokenizer: Tokenizer) -> None:
-    """Raises an error for a draft model with another tokenizer, which a vocabulary of the same size does not exclude.
-    """
+    """Raises an error for a draft model with another tokenizer, which a vocabulary of the same size
+    does not exclude."""
     if config.speculation != "draft" or config.draft_model is None:
         return
     if Tokenizer.load(_folder(config.draft_model)).vocabulary != tokenizer.vocabulary:

@@ -20,8 +20,8 @@ Task = dict[str, Any]
 
 
 def main() -> None:
-    """Ends with its parent, which holds the other end of the pipe, or by a signal if a grammar exceeds its time limit.
-    """
+    """Ends with its parent, which holds the other end of the pipe, or by a signal if a grammar exceeds
+    its time limit."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
     import llguidance  # noqa: F401  (before the first task's time runs)

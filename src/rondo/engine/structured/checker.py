@@ -1,5 +1,5 @@
-"""Client of the validation process (`check.py`), which is started on demand and restarted after a grammar has ended it.
-"""
+"""Client of the validation process (`check.py`), which is started on demand and restarted after a
+grammar has ended it."""
 
 from __future__ import annotations
 

@@ -55,8 +55,8 @@ class VllmRequest:
 
     @property
     def samples(self) -> int:
-        """Number of samples to request. The samples of a greedy request are identical, and vLLM refuses n > 1 for it.
-        """
+        """Number of samples to request. The samples of a greedy request are identical, and vLLM
+        refuses n > 1 for it."""
         return self.request.sampling.n if self.request.sampling.temperature > 0 else 1
 
     def common(self) -> dict[str, Any]:

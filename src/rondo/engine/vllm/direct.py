@@ -73,8 +73,8 @@ class InProcessVllm:
             await self._llm.add_lora(_lora(adapter))
 
     async def unload_adapter(self, adapter: VllmAdapter) -> None:
-        """Does nothing: no new request can use the adapter, running ones continue, and vLLM evicts it when necessary.
-        """
+        """Does nothing: no new request can use the adapter, running ones continue, and vLLM evicts it
+        when necessary."""
 
     async def transfer(self, path: str, version: int) -> None:
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest

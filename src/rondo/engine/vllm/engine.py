@@ -186,8 +186,8 @@ class VllmEngine:
         await asyncio.to_thread(check_version, path, self.model)
 
     async def update_weights(self, path: Path, version: int) -> None:
-        """vLLM stops between two steps while its workers read the folder. If one fails, all read the old weights again.
-        """
+        """vLLM stops between two steps while its workers read the folder. If one fails, all read the
+        old weights again."""
         await self.check_weights(path, version)
         self._check_update(version)
         self._update.updating = True

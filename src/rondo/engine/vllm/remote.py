@@ -50,7 +50,7 @@ class Remote:
         self._adapters = {adapter.inner_name: adapter for adapter in adapters}
         self._paused = False
         self._sleep: tuple[int, frozenset[str]] | None = None
-        """Sleep level, and the parts that are still asleep."""
+        """Sleep level, and the parts still asleep."""
         self._restarts = Restarts(restarts)
         self._on_failure = on_failure
         self._stopped = threading.Event()

@@ -54,8 +54,8 @@ class AdapterLoader:
         self.adapters.wake()
 
     async def _hold(self, name: str) -> LoadedAdapter:
-        """Loads and holds the adapter. A request without room waits here, so that the thread continues with other jobs.
-        """
+        """Loads and holds the adapter. A request without room waits here, so that the thread continues
+        with other jobs."""
         with self._in_line():
             while True:
                 future = self._submit(partial(self.adapters.hold, name))

@@ -36,8 +36,8 @@ class Sleeper:
         self._dropped: dict[str, Tensor] = {}
 
     def sleep(self, level: int) -> None:
-        """Sleeps at this level. A deeper level than before is possible; a lighter one does not restore dropped weights.
-        """
+        """Sleeps at this level. A deeper level than before is possible; a lighter one does not restore
+        dropped weights."""
         if level == 1 and "weights" not in self.asleep:
             self._to_host()
         elif level == 2:

@@ -14,7 +14,7 @@ from rondo.models.files.checkpoint import check
 
 
 def read_version(model: Decoder, read: Reload, folder: Path) -> dict[str, Tensor]:
-    """The parameters of the model that `read` returns, if its architecture is that of `model`."""
+    """The parameters of the model that `read` returns, if it has the architecture of `model`."""
     try:
         fresh = read()
     except OSError as error:

@@ -18,8 +18,8 @@ class WeightUpdate:
         self.torn = False
 
     def check(self, asleep: bool, version: int | None, present: int) -> None:
-        """Raises an error if an update to `version` cannot start now; `present` is the version of the weights in use.
-        """
+        """Raises an error if an update to `version` cannot start now; `present` is the version of the
+        weights in use."""
         if self.updating:
             raise Conflict("a weight update is already in progress.")
         if asleep:

@@ -1,5 +1,5 @@
-"""Plug-in folder: an installed-looking package that registers our plug-ins with a vLLM whose environment lacks Rondo.
-"""
+"""Plug-in folder: an installed-looking package that registers our plug-ins with a vLLM whose
+environment lacks Rondo."""
 
 from __future__ import annotations
 
