@@ -1,4 +1,4 @@
-"""The engine without threads or text: requests in, one step at a time, tokens out."""
+"""Synchronous engine core without threads or text: accepts requests, runs one step at a time, returns tokens."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class EngineCore:
             compile_all()
         self._let_bits_go = hold_bits(model, config, self)
         given = model.config.eos_ids if eos_ids is None else eos_ids
-        # A tokenizer may know more tokens than the model does.
+        # A tokenizer may have more tokens than the model.
         self.eos_ids = tuple(token for token in given if 0 <= token < model.config.vocab_size)
         self.max_model_len = max_model_len(config, model.config.max_positions)
         draft = load_draft(config, model)
@@ -115,18 +115,18 @@ class EngineCore:
 
     @property
     def whole(self) -> bool:
-        """Whether all that a step needs is there."""
+        """Whether weights and KV cache are complete and in memory, so that a step can run."""
         return not self.update.torn and not self.sleeper.asleep
 
     @property
     def samples(self) -> list[Request]:
-        """All that have not ended; from any thread."""
+        """Unfinished samples; may be read from any thread."""
         return [sample for samples in list(self._requests.values()) for sample in samples]
 
     def add(self, request: GenerateRequest, adapter: LoadedAdapter | None = None) -> list[Request]:
-        """Queues the request's `n` samples and returns them; they change in place as they come along.
+        """Queues the request's `n` samples and returns them; they are updated in place.
 
-        `adapter` is the request's, where the caller holds it; else it is loaded here.
+        `adapter` is the request's adapter if the caller holds it already; otherwise it is loaded here.
         """
         params = request.sampling
         prompt = list(request.prompt_ids)
@@ -146,12 +146,12 @@ class EngineCore:
         return samples
 
     def load_adapter(self, name: str, folder: str | Path, replace: bool = False) -> None:
-        """Serves the adapter in `folder` under `name`. With `replace` it may be a new version of one that is there:
-        requests in progress end with the version they have."""
+        """Serves the adapter in `folder` under `name`. With `replace`, the name may be in use: requests in progress
+        finish with the old version."""
         self.adapters.add(name, folder, replace)
 
     def unload_adapter(self, name: str) -> list[Request]:
-        """Requests that have begun with it finish; those that have not end with an error, and are returned."""
+        """Requests that have started with the adapter finish; waiting requests end with an error and are returned."""
         adapter = self.adapters.remove(name)
         ended: list[Request] = []
         for samples in list(self._requests.values()):
@@ -168,7 +168,7 @@ class EngineCore:
     def abort(
         self, request_id: str, index: int | None = None, reason: FinishReason = "abort"
     ) -> list[Request]:
-        """Ends a request, or one of its samples, whatever it is doing; returns what was ended."""
+        """Ends a request, or one of its samples, in any state. Returns the ended samples."""
         samples = self._requests.get(request_id, ())
         ended = [r for r in samples if r.finish_reason is None and index in (None, r.index)]
         for request in ended:
@@ -197,37 +197,38 @@ class EngineCore:
         return step
 
     def hold(self) -> None:
-        """What has begun goes on; the others wait until `release`."""
+        """Running requests continue; new requests wait until `release`."""
         self.scheduler.hold()
 
     def release(self) -> None:
         self.scheduler.release()
 
     def start_weight_update(self) -> None:
-        """The caller may now write to the model's tensors. Requests stay where they are."""
+        """Lets the caller write to the model's tensors. Requests stay where they are."""
         self._check_update(None)
         self.update.begin()
 
     def finish_weight_update(self, version: int) -> None:
-        """Requests go on with the new weights over the keys and values they have; each token says which made it."""
+        """Resumes requests with the new weights over their existing keys and values. Each token is labelled with the
+        version that produced it."""
         self.update.finish(version, self.weight_version)
-        self.sleeper.reload = None  # the checkpoint has older weights than these
+        self.sleeper.reload = None  # the checkpoint's weights are older than these
         self.scheduler.set_weight_version(version)
 
     def abort_weight_update(self) -> None:
-        """For a writer that failed in the middle: another update may start, and until one is finished nothing is
-        computed."""
+        """Aborts an update whose writer failed: another update may start, and no step runs until an
+        update is finished."""
         self.update.abort()
 
     def check_weights(self, folder: Path, version: int | None) -> None:
-        """Refuses what `update_weights` would, as far as it can be seen without reading the weights."""
+        """Raises the errors of `update_weights` that can be detected without reading the weights."""
         self._check_update(version)
         self._check_owns_weights()
         check_version(folder, self.model.config)
 
     def update_weights(self, folder: Path, version: int) -> None:
-        """A whole update from a model's folder: it is read beside the weights in use, and takes their place when all of
-        it is there. If anything is wrong with it the engine goes on as it was."""
+        """Updates all weights from a model folder. The new weights are read next to the ones in use and replace them
+        once complete; on an error the engine continues with the old weights."""
         self._check_update(version)
         self._check_owns_weights()
         reload = self._reload_from(folder)
@@ -237,8 +238,8 @@ class EngineCore:
         self.scheduler.set_weight_version(version)
 
     def sleep(self, level: int = 1) -> None:
-        """Gives the KV cache back, and the weights' memory on the device (1) or anywhere (2). What runs waits, with
-        the tokens it has, to be computed again."""
+        """Frees the KV cache and moves the weights to host memory (level 1) or drops them (level 2). Running requests
+        are preempted; they keep their tokens and are recomputed after `wake`."""
         check_level(level)
         self.update.check_sleep()
         self.scheduler.preempt_all()
@@ -252,8 +253,8 @@ class EngineCore:
         self.update.torn |= level == 2
 
     def wake(self, tags: Sequence[str] | None = None) -> None:
-        """Weights that were dropped are read from their checkpoint; where that is not what was in use, nothing is
-        computed until an update has written a whole version."""
+        """Restores the tagged memory; dropped weights are read from their checkpoint. If the weights were updated since
+        that checkpoint, no step runs until an update has written a complete version."""
         if self.speculation is not None:
             self.speculation.proposer.wake(tags)
         if self.sleeper.wake(tags):
@@ -263,10 +264,10 @@ class EngineCore:
         self.pool.forget()
 
     def watch(self, fail: Callable[[RondoError], None]) -> None:
-        """`fail` is called, from whatever thread, once the engine cannot go on for a reason outside its steps."""
+        """`fail` is called, from any thread, when the engine cannot continue for a reason outside its steps."""
 
     def close(self) -> None:
-        """Gives back what is not of this process, and what was asked of all of it."""
+        """Releases resources outside this process and undoes process-wide settings."""
         self.grammars.close()
         self._let_bits_go()
 
@@ -290,7 +291,8 @@ class EngineCore:
         grouping = group_layers(specs, size, keeps_all=draft is not None)
         sizes = [block_bytes(own, size, kept) for own in grouping.split(specs)]
         if draft is not None:
-            # Its keys and values lie in the first group's blocks, and it may see all of them.
+            # The draft model's keys and values lie in the first group's blocks, and it may attend to all of
+            # them.
             sizes[0] += block_bytes(draft.attention_specs(), size, kv_dtype(config, draft.dtype))
         chosen = choose_num_blocks(config, sizes, grouping.windows, self.max_model_len, device)
         counts = [self._agree(count) for count in chosen]
@@ -301,11 +303,11 @@ class EngineCore:
         return KVCache(specs, counts, size, kept, device, grouping.of), GroupedPool(groups)
 
     def _all_have(self, read: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
-        """What was read, where every process that holds a part of the model could read its own."""
+        """The result of `read`, if every process that holds a part of the model could read its part."""
         return read()
 
     def _agree(self, number: int) -> int:
-        """What plans depend on, like the number of KV blocks, where it is not this process's alone to choose."""
+        """Agrees with the other processes on a number that plans depend on, such as the number of KV blocks."""
         return number
 
     def _adapter_reader(self) -> AdapterReader:
@@ -331,7 +333,7 @@ class EngineCore:
         return self._advance(plan, result)
 
     def _begin(self, plan: StepPlan) -> None:
-        """Before the step is computed: what it takes is no longer waiting."""
+        """Records the start time of the admitted requests before the step is computed."""
         if plan.admitted:
             at = self._clock()
             for request in plan.admitted:
@@ -375,7 +377,7 @@ class EngineCore:
     def _take_tokens(
         self, requests: Sequence[Request], sampled: Sampled, rows: Iterable[int]
     ) -> tuple[list[Request], list[Request]]:
-        """Returns those that have finished, and those without a usable token."""
+        """Returns the finished samples, and the samples without a usable token."""
         finished: list[Request] = []
         broken: list[Request] = []
         version = self.weight_version
@@ -392,15 +394,15 @@ class EngineCore:
                 request.logprobs.append(sampled.logprobs[i])
                 if request.sampling.logprobs:
                     request.top_logprobs.append(sampled.top[i])
-            # Last, and before the reason: a reader in another thread counts tokens by it.
+            # Last, and before the finish reason: a reader in another thread counts tokens by this list.
             request.weight_versions.append(version)
             if token in request.stop_ids or len(request.tokens) >= request.max_length:
                 finished.append(request)
         return finished, broken
 
     def _break(self, requests: list[Request]) -> None:
-        """Ends requests for which there is no next token. Where that is because the model gave no usable logits, what
-        they computed is not used again."""
+        """Ends requests that have no next token. If the model's logits were not usable, the computed keys and values
+        are not reused."""
         refused = [request for request in requests if request.error is not None]
         for request in refused:
             self.scheduler.finish(request)
@@ -430,7 +432,7 @@ class EngineCore:
             if request.adapter is not None:
                 self.adapters.release(request.adapter)
                 for sample in samples:
-                    # Whoever reads the answer keeps the request, but need not keep the weights.
+                    # The reader of the answer may hold the request, but does not need the weights.
                     sample.adapter = None
             for sample in samples:
                 sample.matcher = None

@@ -1,7 +1,7 @@
-"""The engine in a thread of its own, for servers: requests come and go on an event loop, steps go on beside it.
+"""The engine in its own thread, for servers: requests arrive on an event loop, steps run next to it.
 
-Nothing is queued between the two. A request's tokens are in the request; the thread only says that there are more,
-and each reader takes what is new since it last looked. A slow reader gets bigger chunks, and memory stays bounded.
+There is no queue of tokens between the two. A request holds its tokens; the thread only signals that there are more,
+and each reader takes the tokens since its last read. A slow reader receives larger chunks, and memory stays bounded.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ class AsyncEngine:
         self._idle_waiters: list[Future[None]] = []
         self._thread = threading.Thread(target=self._run, name="rondo-engine", daemon=True)
         self._thread.start()
-        # A thread that is within a step when the interpreter goes takes the process with it.
+        # A thread that is inside a step at interpreter exit would crash the process.
         atexit.register(self.stop)
         core.watch(self._break)
 
     @property
     def failure(self) -> RondoError | None:
-        """Why the engine cannot serve any more; None while it can."""
+        """The reason why the engine cannot serve any more; None while it can."""
         return self._failure
 
     @property
@@ -76,7 +76,7 @@ class AsyncEngine:
 
     @property
     def is_sleeping(self) -> bool:
-        """Whether any part of it is."""
+        """Whether the weights or the KV cache are asleep."""
         return bool(self.core.sleeper.asleep)
 
     @property
@@ -88,7 +88,7 @@ class AsyncEngine:
         return core.update.state("weights" in core.sleeper.asleep)
 
     def load(self) -> tuple[int, int]:
-        """How many samples run, and how many wait."""
+        """Number of running and of waiting samples."""
         return self.core.scheduler.num_running, self.core.scheduler.num_waiting
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
@@ -101,7 +101,7 @@ class AsyncEngine:
         await self.core.grammars.ready(request.sampling.structured_outputs)
         try:
             async with self._loader.holding(request.adapter) as adapter:
-                # Not waited for: what wakes the reader is the step that gives it something, or an error.
+                # Not awaited: the reader is woken by the first step with output, or by an error.
                 self._inbox.post(lambda: self._open(request, stream, adapter))
                 await stream.news()
             readers = [SampleReader(sample, self.tokenizer) for sample in stream.samples]
@@ -118,7 +118,8 @@ class AsyncEngine:
                     break
                 await stream.news()
         finally:
-            # What the engine has ended itself has nothing left to close, for which its thread would be woken.
+            # If the engine has ended all samples itself, there is nothing to close and no reason to wake its
+            # thread.
             if not stream.samples or any(sample.finish_reason is None for sample in stream.samples):
                 self._inbox.post(lambda: self._leave(request.id, stream))
             if account is not None:
@@ -130,7 +131,7 @@ class AsyncEngine:
     async def pause(self, mode: PauseMode = "keep") -> None:
         """Stops between two steps. keep: running requests stay; wait: they finish first; abort: they end.
 
-        Requests that come meanwhile, or have not begun, wait in the queue. If who waits gives up, nothing is paused.
+        New requests wait in the queue. If the caller of a waiting pause is cancelled, nothing is paused.
         """
         life = self._lifecycle
         if mode == "wait":
@@ -142,10 +143,10 @@ class AsyncEngine:
         await self._inbox.ask(self._lifecycle.resume)
 
     async def sleep(self, level: int = 1, mode: PauseMode = "keep") -> None:
-        """Gives the KV cache back to the system, and moves the weights to CPU memory (1) or drops them (2).
+        """Frees the KV cache and moves the weights to CPU memory (1) or drops them (2).
 
-        keep: running requests are computed again after `wake`; wait: they finish first; abort: they end. Requests
-        that come meanwhile wait in the queue.
+        keep: running requests are recomputed after `wake`; wait: they finish first; abort: they end. New requests wait
+        in the queue.
         """
         check_level(level)
         life = self._lifecycle
@@ -156,7 +157,7 @@ class AsyncEngine:
                 await self._inbox.ask(lambda: life.sleep(level, abort=mode == "abort"))
 
     async def wake(self, tags: Sequence[str] | None = None) -> None:
-        """`tags` are "weights" and "kv_cache", both by default; requests go on once both are awake."""
+        """`tags` are "weights" and "kv_cache", both by default; requests continue once both are awake."""
         with self.metrics.operation("wake_up"):
             await self._inbox.ask(lambda: self.core.wake(tags))
 
@@ -167,20 +168,20 @@ class AsyncEngine:
         return name in self.core.adapters
 
     async def load_adapter(self, name: str, path: str, replace: bool = False) -> None:
-        """Serves the adapter in the folder `path` as `name`. Its files are read beside the steps."""
+        """Serves the adapter in the folder `path` as `name`. Its files are read while steps continue."""
         await self._loader.run(lambda: self.core.load_adapter(name, path, replace))
 
     async def unload_adapter(self, name: str) -> None:
-        """Requests that have begun with it finish; those that have not end with an error."""
+        """Requests that have started with the adapter finish; waiting requests end with an error."""
         await self._inbox.ask(lambda: self._unload(name))
 
     async def check_weights(self, path: Path, version: int | None) -> None:
-        """Refuses what `update_weights` would, as far as it can be seen without reading the weights."""
+        """Raises the errors of `update_weights` that can be detected without reading the weights."""
         await asyncio.to_thread(self.core.check_weights, path, version)
 
     async def update_weights(self, path: Path, version: int) -> None:
-        """Between two steps goes over to the weights in the folder `path`. If anything is wrong with them, it goes on
-        as it was."""
+        """Switches to the weights in the folder `path` between two steps. On an error the engine continues with the old
+        weights."""
         with self.metrics.operation("update_weights"):
             await self._inbox.ask(lambda: self.core.update_weights(path, version))
 
@@ -193,14 +194,14 @@ class AsyncEngine:
             await self._inbox.ask(lambda: self.core.finish_weight_update(version))
 
     async def abort_weight_update(self) -> None:
-        """For a writer that failed in the middle: nothing is computed until another update is finished."""
+        """Aborts an update whose writer failed: no step runs until another update is finished."""
         await self._inbox.ask(self.core.abort_weight_update)
 
     async def reset_prefix_cache(self) -> None:
         await self._inbox.ask(self.core.reset_prefix_cache)
 
     async def drain(self, seconds: float) -> None:
-        """Takes no more requests and lets the running ones finish; after `seconds` they end as aborted."""
+        """Stops accepting requests and lets the running ones finish; after `seconds` they are aborted."""
         self._draining = True
         waiter: Future[None] = Future()
         self._inbox.post(lambda: self._wait_until_idle(waiter))
@@ -211,7 +212,7 @@ class AsyncEngine:
         await asyncio.to_thread(self.stop)
 
     def stop(self) -> None:
-        """Ends the thread; whatever still runs ends as aborted."""
+        """Ends the thread and aborts running requests."""
         atexit.unregister(self.stop)
         self._loader.close()
         self._stopping = True
@@ -234,7 +235,7 @@ class AsyncEngine:
             self._inbox.post(lambda: self._close(request.id, request.index, stopped=True))
 
     async def _when_done(self, then: Callable[[], None], undo: Callable[[], None]) -> None:
-        """Does `then` once everything that had begun has finished."""
+        """Calls `then` once all started requests have finished."""
         hold = Hold(Future(), then)
         try:
             await self._inbox.ask(lambda: self._hold(hold))
@@ -244,11 +245,11 @@ class AsyncEngine:
             raise
 
     def _break(self, error: RondoError) -> None:
-        """From any thread: the engine cannot go on."""
+        """Stops the engine with `error`; may be called from any thread."""
         self._broken = error
         self._inbox.wake()
 
-    # From here on: in the engine's thread.
+    # The methods below run in the engine's thread.
 
     def _run(self) -> None:
         error = Unavailable("the engine was stopped.", code="shutting_down")
@@ -291,7 +292,7 @@ class AsyncEngine:
             resolve_all(self._idle_waiters, None)
 
     def _is_due(self) -> bool:
-        """Whether there is anything to do but commands."""
+        """Whether the thread has work other than commands."""
         ends = self._broken is not None or self._stopping
         return ends or self._lifecycle.can_step or self._waiters_are_due()
 
@@ -310,7 +311,7 @@ class AsyncEngine:
             self._streams[request.id] = stream
 
     def _leave(self, request_id: str, stream: RequestStream) -> None:
-        """The reader is gone; whatever the engine still holds for it ends."""
+        """Ends the request's remaining samples after its reader has left."""
         if self._streams.get(request_id) is stream:
             self._close(request_id)
 
@@ -346,7 +347,7 @@ class AsyncEngine:
             resolve_all(self._idle_waiters, None)
 
     def _fail(self, error: RondoError) -> None:
-        """First everybody learns of it: after a bug, the rest of the state may be in any condition."""
+        """Notifies all readers and waiters first: after a bug, the rest of the state may be inconsistent."""
         self._failure = error
         self._loader.close()
         self._streams.fail(error)

@@ -1,4 +1,4 @@
-"""What others ask of a thread: commands, done in its own time and in order."""
+"""Command queue of a thread: other threads post commands, which the thread runs in order."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Inbox:
         self._ended = False
 
     async def ask(self, work: Callable[[], T]) -> T:
-        """What comes of `work`, done in the thread."""
+        """Runs `work` in the thread and returns its result."""
         future: Future[T] = Future()
         self.post(lambda: answer(future, work))
         return await asyncio.wrap_future(future)
 
     def post(self, command: Callable[[], None]) -> None:
-        """Once the thread has ended, it is done at once."""
+        """Queues a command; once the thread has ended, the command runs at once."""
         with self._changed:
             if not self._ended:
                 self._commands.append(command)
@@ -38,25 +38,26 @@ class Inbox:
         command()
 
     def wake(self) -> None:
-        """Something has changed that the thread may wait for."""
+        """Wakes the thread so that it checks its wait condition again."""
         with self._changed:
             self._changed.notify()
 
-    # From here on: in the thread.
+    # The methods below run in the thread.
 
     def wait(self, until: Callable[[], bool]) -> None:
-        """For a command, or `until` something else is to be done."""
+        """Waits for a command, or until `until()` is true."""
         with self._changed:
             while not (self._commands or until()):
                 self._changed.wait()
 
     def work_off(self) -> None:
-        """One by one: should one fail, those behind it are still answered."""
+        """Runs the queued commands one by one: if one fails, those behind it stay in the queue and are
+        still answered."""
         for _ in range(len(self._commands)):
             self._commands.popleft()()
 
     def end(self) -> None:
-        """Nobody is left waiting."""
+        """Runs the remaining commands, so that no caller is left waiting."""
         with self._changed:
             self._ended = True
         while self._commands:

@@ -1,4 +1,4 @@
-"""When the engine may step, and who waits for it to stop. All of this happens in the engine's thread."""
+"""Pause, hold and sleep state: when the engine may step. All of it runs in the engine's thread."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rondo.engine.entrypoints.streams import answer, resolve_all
 
 @dataclass(frozen=True, eq=False)
 class Hold:
-    """Somebody waits for what has begun to finish; `then` happens next, unless they have left."""
+    """A caller waiting for started requests to finish; `then` runs next unless the caller was cancelled."""
 
     waiter: Future[None]
     then: Callable[[], None]
@@ -50,12 +50,12 @@ class Lifecycle:
         self.end_holds(Conflict("the engine was resumed while a pause waited for its requests."))
 
     def sleep(self, level: int, abort: bool) -> None:
-        """Asleep and paused are two things: waking does not resume, resuming does not wake."""
+        """Sleep and pause are independent: waking does not resume, resuming does not wake."""
         self.core.sleep(level)
         self._stop(abort, "the engine fell asleep with the requests that this pause waited for.")
 
     def hold(self, hold: Hold) -> None:
-        """What has begun goes on, and nothing else begins."""
+        """Lets started requests continue and starts no others."""
         scheduler = self.core.scheduler
         if (self.paused or not self.core.whole) and scheduler.in_progress:
             raise Conflict(
@@ -66,7 +66,7 @@ class Lifecycle:
         self._holds.append(hold)
 
     def give_up(self, hold: Hold, undo: Callable[[], None]) -> None:
-        """Who waited has gone: as if they had not asked."""
+        """Withdraws a hold whose caller was cancelled, and undoes its effect if it had already taken place."""
         if hold in self._holds:
             self._holds.remove(hold)
             if not self._holds:

@@ -1,4 +1,4 @@
-"""Prompts in, finished samples out: the engine for scripts and for rollouts, in the caller's own thread."""
+"""Offline inference: prompts to finished samples in the caller's own thread, for scripts and rollouts."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ Prompt = str | Sequence[int]
 Conversation = Sequence[Mapping[str, Any]]
 AdapterNames = str | Sequence[str | None] | None
 OnEnded = Callable[[list[tuple[int, CompletionOutput]]], None]
-"""Told after a step of the samples that ended in it, each with the number of its prompt."""
+"""Callback after a step, with the samples that ended in it, each with the index of its prompt."""
 
 
 class LLM:
-    """`LLM("demo").generate(["Hello"], SamplingParams(max_tokens=20))`, shaped like vLLM's.
+    """`LLM("demo").generate(["Hello"], SamplingParams(max_tokens=20))`, with an interface like vLLM's.
 
-    The model is a name under `RONDO_HOME/models`, a folder, or the hash of a job that has left one. A `Decoder` is used
-    as it is, tensors shared: who trains it tells the engine with `start_weight_update` and `finish_weight_update`.
+    The model is a name under `RONDO_HOME/models`, a folder, or the hash of a job that has produced one. A `Decoder` is
+    used as it is, with shared tensors: its trainer must call `start_weight_update` and `finish_weight_update`.
     """
 
     def __init__(
@@ -78,8 +78,8 @@ class LLM:
         adapter: AdapterNames = None,
         on_ended: OnEnded | None = None,
     ) -> list[RequestOutput]:
-        """One output a prompt, in order, each with its `n` samples. A prompt is a text or token ids. `adapter` names
-        one for all prompts, or one for each; None is the base alone."""
+        """Returns one output per prompt, in order, each with its `n` samples. A prompt is text or token ids. `adapter`
+        is one name for all prompts, or one per prompt; None is the base model."""
         given = as_prompts(prompts)
         each = [params or SamplingParams()] * len(given) if not isinstance(params, Sequence) else list(params)
         if len(each) != len(given):
@@ -114,8 +114,8 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         adapter: AdapterNames = None,
     ) -> list[RequestOutput]:
-        """`generate` for conversations, one or several, each written out by the tokenizer's chat template. `tools` are
-        for the template too; `chat_template_kwargs` are the variables of its own."""
+        """`generate` for one conversation or several, each rendered with the tokenizer's chat template. `tools` are
+        passed to the template, as are its own variables in `chat_template_kwargs`."""
         if not isinstance(self.tokenizer, Tokenizer):
             raise InvalidRequest(
                 "chat needs a tokenizer with a chat template: use generate.", param="messages"
@@ -137,11 +137,11 @@ class LLM:
         return [replace(output, prompt=text) for output, text in zip(outputs, texts, strict=True)]
 
     def reset_prefix_cache(self) -> None:
-        """Prompts are computed anew, whatever they have in common with earlier ones."""
+        """Empties the prefix cache: prompts are recomputed even if they share a prefix with earlier ones."""
         self.core.reset_prefix_cache()
 
     def sleep(self, level: int = 1) -> None:
-        """Gives the KV cache back, and moves the weights to CPU memory (1) or drops them (2)."""
+        """Frees the KV cache and moves the weights to CPU memory (1) or drops them (2)."""
         self.core.sleep(level)
 
     def wake_up(self, tags: Sequence[str] | None = None) -> None:
@@ -149,20 +149,20 @@ class LLM:
         self.core.wake(tags)
 
     def close(self) -> None:
-        """Ends the processes that hold the model with this one, where there are some; the object's end does it too."""
+        """Ends the other tensor-parallel processes, if there are any; garbage collection of the object does so too."""
         self.core.close()
 
     def load_adapter(self, name: str, path: str | Path, replace: bool = False) -> None:
-        """Serves the adapter in the folder `path` as `name`; with `replace`, also where the name is taken."""
+        """Serves the adapter in the folder `path` as `name`; with `replace`, the name may be in use."""
         self.core.load_adapter(name, path, replace)
 
     def unload_adapter(self, name: str) -> None:
         self.core.unload_adapter(name)
 
     def update_weights(self, path: str | Path, version: int) -> None:
-        """Goes on with the weights in the folder `path`, of a model like this one. If anything is wrong with them, it
-        goes on as it was."""
-        # Ranks may work in another folder.
+        """Switches to the weights in the folder `path`, of the same architecture. On an error the engine continues with
+        the old weights."""
+        # Ranks may have another working directory.
         self.core.update_weights(path_of(path, "path").absolute(), version)
 
     def start_weight_update(self) -> None:
@@ -177,7 +177,7 @@ class LLM:
     def _run(
         self, requests: list[GenerateRequest], ended: Callable[[list[Request]], None] = lambda samples: None
     ) -> list[list[Request]]:
-        """The samples of each request, when all are done; if one fails, none is left."""
+        """Runs the requests to the end and returns the samples of each. If one fails, all are aborted."""
         try:
             return self._work_off(requests, ended)
         except BaseException:
@@ -209,7 +209,8 @@ class LLM:
         return samples
 
     def _fits(self, request: GenerateRequest) -> bool:
-        """Whether it can be added now. One that never could is refused by the core, not waited for."""
+        """Whether the request can be added now. A request that can never fit is refused by the core
+        instead of waiting."""
         core = self.core
         if not core.has_work:
             return True
@@ -220,7 +221,7 @@ class LLM:
     def _match_stops(
         self, advanced: list[Request], matching: dict[tuple[str, int], SampleReader]
     ) -> list[Request]:
-        """Those that it ends."""
+        """Returns the samples that a stop string has ended."""
         stopped: list[Request] = []
         for request in advanced:
             reader = matching.get(request.name)
@@ -291,21 +292,21 @@ def _check_whole(config: EngineConfig) -> None:
 
 
 def _given(eos_ids: Sequence[int] | None, tokenizer: TextSource | None) -> tuple[int, ...] | None:
-    """The tokens that end an answer, if the model need not be asked."""
+    """The tokens that end an answer; None leaves them to the model's config."""
     if eos_ids is not None:
         return tuple(eos_ids)
     return tuple(getattr(tokenizer, "eos_ids", None) or ()) or None
 
 
 def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or several -> several."""
+    """Wraps a single prompt in a list."""
     if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
         return [cast(Prompt, prompts)]
     return list(cast(Sequence[Prompt], prompts))
 
 
 def as_names(adapter: AdapterNames, count: int) -> list[str | None]:
-    """One name for all prompts or one for each -> one for each."""
+    """Expands one name for all prompts to one name per prompt."""
     names = [adapter] * count if adapter is None or isinstance(adapter, str) else list(adapter)
     if len(names) != count:
         raise InvalidRequest(f"{count} prompts but {len(names)} adapters.", param="adapter")
@@ -313,7 +314,7 @@ def as_names(adapter: AdapterNames, count: int) -> list[str | None]:
 
 
 def as_conversations(messages: Conversation | Sequence[Conversation]) -> list[Conversation]:
-    """One conversation or several -> several."""
+    """Wraps a single conversation in a list."""
     if not isinstance(messages, Sequence) or isinstance(messages, str):
         raise _not_messages(messages)
     if any(isinstance(one, Mapping) for one in messages):
@@ -322,7 +323,7 @@ def as_conversations(messages: Conversation | Sequence[Conversation]) -> list[Co
 
 
 def for_template(conversation: Conversation) -> list[dict[str, Any]]:
-    """Checked as the server checks them, lists of text parts joined."""
+    """Validates messages like the server does and joins lists of text parts."""
     if not isinstance(conversation, Sequence) or isinstance(conversation, str):
         raise _not_messages(conversation)
     messages = []

@@ -1,4 +1,4 @@
-"""From a model's folder to the engine that computes it."""
+"""Loading of an engine core from a model folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rondo.models.devices import device_named
 def load_core(
     folder: Path, config: EngineConfig, eos_ids: tuple[int, ...] | None = None, weight_version: int = 0
 ) -> EngineCore:
-    """`eos_ids` are the model's own by default."""
+    """Loads the model, on several ranks if configured. `eos_ids` default to the model's own."""
     check_native(config)
     if config.tensor_parallel > 1:
         from rondo.engine.ranks.tp import lead

@@ -1,4 +1,4 @@
-"""From a sample's tokens to its text, as they come: whole characters, stop strings, and nothing too early."""
+"""Incremental detokenization of a sample: whole characters, stop strings, and no text that may still be part of one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rondo.text.detokenize import Detokenizer
 
 
 class TextSource(Protocol):
-    """What the engine asks of a tokenizer."""
+    """The part of a tokenizer that the engine uses."""
 
     def encode(self, text: str, add_special: bool = True) -> list[int]: ...
     def decode(self, ids: list[int], skip_special: bool = True) -> str: ...
@@ -27,7 +27,7 @@ class StopMatcher:
         self._held = ""
 
     def push(self, text: str) -> tuple[str, str | None]:
-        """(text that is certain, the stop string that ended it)."""
+        """Returns the text that is certain and the stop string that ended it."""
         text = self._held + text
         hits = [(text.find(stop), -len(stop), stop) for stop in self.stop if stop in text]
         if hits:
@@ -44,7 +44,7 @@ class StopMatcher:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """The length of the longest end of `text` that begins `stop`."""
+    """Length of the longest suffix of `text` that is a prefix of `stop`."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:length]):
             return length
@@ -52,9 +52,8 @@ def _overlap(text: str, stop: str) -> int:
 
 
 class SampleReader:
-    """Reads one sample as chunks, from where the last one ended. The engine only appends to a request, and
-    appends a token's version last, so that reading needs no lock, and a slow reader finds more in its next
-    chunk."""
+    """Reads one sample in chunks, each from the end of the last one. Reading needs no lock, because the engine only
+    appends to a request and appends a token's version last. A slow reader receives larger chunks."""
 
     def __init__(self, request: Request, tokenizer: TextSource | None) -> None:
         params = request.sampling
@@ -69,8 +68,8 @@ class SampleReader:
         self._matcher = StopMatcher(params.stop, params.include_stop_str_in_output) if params.stop else None
 
     def read(self, at_end: bool = False) -> TokenChunk | None:
-        """What is new; None if nothing is, or it is not the end that is waited for. After a chunk with a finish reason
-        there is no more."""
+        """The new chunk; None if there is no new token, or if `at_end` is set and the sample has not ended. The chunk
+        with a finish reason is the last one."""
         request = self.request
         reason = request.finish_reason
         end = len(request.weight_versions)
@@ -91,11 +90,11 @@ class SampleReader:
     def _text(
         self, end: int, reason: FinishReason | None, params: SamplingParams
     ) -> tuple[str, str | None, int]:
-        """(text of the tokens up to `end`, the stop string in it, the last token that counts)."""
+        """Returns the text of the tokens up to `end`, the stop string in it, and the end of the tokens that count."""
         assert self._detokenizer is not None
         base = self.request.prompt_length
         tokens = self.request.tokens
-        # A token that ended the sample is not part of its text, unless asked for.
+        # The token that ended the sample is part of its text only with include_stop_str_in_output.
         stopped = reason == "stop" and tokens[base + end - 1] in self.request.stop_ids
         last = end - 1 if stopped and not params.include_stop_str_in_output else end
         if self._matcher is None:
@@ -135,6 +134,6 @@ class SampleReader:
 
 
 def _vector(request: Request) -> list[float] | None:
-    """Whole, or none: one that was aborted may have a part of it."""
+    """The complete vector or None: an aborted request may have a part of it."""
     whole = request.vector is not None and request.finish_reason == "stop"
     return request.vector.tolist() if whole and request.vector is not None else None

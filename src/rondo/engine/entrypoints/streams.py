@@ -1,4 +1,4 @@
-"""Who reads which request, and how the engine's thread wakes them."""
+"""Streams between requests and their readers, and how the engine's thread wakes the readers."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ class RequestStream:
         self.error: Exception | None = None
 
     async def news(self) -> None:
-        """Waits until there may be something to read."""
+        """Waits until there may be new tokens, or raises the stream's error."""
         await self.event.wait()
         self.event.clear()
         if self.error is not None:
             raise self.error
 
     def fail(self, error: Exception) -> None:
-        """From the engine's thread: its reader gets the error."""
+        """Passes an error to the reader; called in the engine's thread."""
         self.error = error
         _wake([self])
 
 
 class Streams(dict[str, RequestStream]):
-    """By the request's id."""
+    """Streams by request id."""
 
     def wake(self, advanced: Set[str], ended: Set[str]) -> None:
-        """Who reads samples whole is woken by the end of one alone."""
+        """Wakes the readers of these requests; a reader of whole samples is woken only by the end of one."""
         asked = ((self.get(request_id), request_id in ended) for request_id in advanced | ended)
         _wake([stream for stream, end in asked if stream is not None and (end or not stream.whole)])
 
     def fail(self, error: RondoError) -> None:
-        """Every reader gets the error, and there are none any more."""
+        """Passes the error to every reader and removes all streams."""
         for stream in self.values():
             stream.error = error
         _wake(self.values())
@@ -58,7 +58,7 @@ class Streams(dict[str, RequestStream]):
 
 
 def _wake(streams: Iterable[RequestStream]) -> None:
-    """One call into each event loop, whatever the number of requests."""
+    """One call into each event loop, for any number of requests."""
     events: dict[asyncio.AbstractEventLoop, list[asyncio.Event]] = defaultdict(list)
     for stream in streams:
         events[stream.loop].append(stream.event)
@@ -75,7 +75,7 @@ def _set_all(events: list[asyncio.Event]) -> None:
 
 
 def answer(future: Future[T], work: Callable[[], T]) -> None:
-    """Does the work and says what came of it, unless nobody waits for it any more."""
+    """Runs `work` and sets the future's result or exception, unless the future was cancelled."""
     if not future.set_running_or_notify_cancel():
         return
     try:
@@ -85,7 +85,7 @@ def answer(future: Future[T], work: Callable[[], T]) -> None:
 
 
 def resolve_all(waiters: list[Future[None]], error: RondoError | None) -> None:
-    """Answers all who wait, with nothing or with an error; there are none any more."""
+    """Resolves all waiters with None or with an error, and clears the list."""
     for waiter in waiters:
         if not waiter.set_running_or_notify_cancel():
             continue

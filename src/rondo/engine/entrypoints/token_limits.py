@@ -1,4 +1,4 @@
-"""Words as tokens, for what the engine compares tokens with."""
+"""Conversion of bad words and prompt truncation to tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rondo.engine.entrypoints.output import TextSource
 
 
 def with_bad_words(params: SamplingParams, tokenizer: TextSource | None) -> SamplingParams:
-    """`bad_words` as the tokens that write them, at the beginning of a text and after a space."""
+    """Adds the token sequences of `bad_words`, at the beginning of a text and after a space."""
     if not params.bad_words or params.bad_word_ids:
         return params
     if tokenizer is None:
@@ -22,7 +22,7 @@ def with_bad_words(params: SamplingParams, tokenizer: TextSource | None) -> Samp
 
 
 def truncated(prompt: Sequence[int], params: SamplingParams, max_model_len: int) -> Sequence[int]:
-    """The prompt's last `truncate_prompt_tokens` tokens; -1 is as many as leave room for the answer."""
+    """The prompt's last `truncate_prompt_tokens` tokens; with -1, as many as leave room for the answer."""
     most = params.truncate_prompt_tokens
     if most is None:
         return prompt

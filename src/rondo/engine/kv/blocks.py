@@ -1,14 +1,14 @@
-"""Who owns which KV block of a group of layers, and which blocks hold a prefix that somebody may want again.
+"""Ownership of the KV blocks of a layer group, and the prefix cache over them.
 
-A block is *used* (someone holds it), *cached* (nobody holds it, but its content is published and can be hit until it
-is evicted, least recently used first) or *free*. The three always add up to the pool.
+A block is *used* (it has owners), *cached* (it has no owner, but its content is published and can be hit until it is
+evicted, least recently used first) or *free*. The three counts always add up to the pool.
 
 A published block's identity is a hash chain over (parent, token ids), rooted in the weight version, the adapter and the
-request's cache salt. The hash only finds a candidate: a hit compares parent and token ids, so two prompts never share a
-block by accident.
+request's cache salt. The hash only selects a candidate: a hit compares parent and token ids, so two prompts never share
+a block by accident.
 
-Where layers see no further back than a window, a hit needs only the blocks that the next token sees. The ones before
-may have been evicted, so their tokens cannot be compared: there the hash is a SHA-256, which stands for them.
+With a sliding window, a hit needs only the blocks inside the next token's window. Earlier blocks may have been evicted,
+so that their tokens cannot be compared; there the hash is a SHA-256, which identifies them.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from hashlib import sha256
 from rondo.engine.kv.window import Window
 
 Identity = tuple[int, int, tuple[int, ...]]
-"""Hash, the parent's hash, token ids."""
+"""Hash of a block, hash of its parent, token ids."""
 
 GONE = -1
-"""Stands in a table for a block that no layer sees any more and that was given back."""
+"""Table entry of a block that has left the window of every layer and was released."""
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class BlockPool:
 
     @property
     def available(self) -> int:
-        """Blocks that can be handed out, by eviction if need be."""
+        """Number of blocks that can be allocated, by eviction if necessary."""
         return len(self._free) + len(self._cached)
 
     @property
@@ -63,7 +63,7 @@ class BlockPool:
         return -(-length // self.block_size)
 
     def allocate(self, count: int) -> list[int]:
-        """The caller has made sure that `count <= available`."""
+        """Allocates `count` blocks. The caller must check that `count <= available`."""
         blocks = []
         for _ in range(count):
             block = self._free.pop() if self._free else self._evict()
@@ -72,7 +72,7 @@ class BlockPool:
         return blocks
 
     def share(self, blocks: Sequence[int]) -> None:
-        """One more owner for blocks that `match` found."""
+        """Adds an owner to blocks that `match` returned."""
         for block in blocks:
             if block == GONE:
                 continue
@@ -81,7 +81,7 @@ class BlockPool:
             self._refs[block] += 1
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Last block first: a prefix outlives its continuations, without which they could not be reached."""
+        """Releases the last block first: a prefix outlives its continuations, which could not be reached without it."""
         for block in reversed(blocks):
             if block == GONE:
                 continue
@@ -93,8 +93,8 @@ class BlockPool:
                     self._cached[block] = None
 
     def match(self, keys: Sequence[int], root: int, tokens: Sequence[int], limit: int) -> list[int]:
-        """The blocks of the longest published beginning of `tokens`, at most `limit` of them. GONE are those that
-        the token after it does not see."""
+        """Blocks of the longest published prefix of `tokens`, at most `limit` of them. Blocks outside the next token's
+        window are GONE."""
         if self.window is not None:
             return self._match_tail(self.window, keys, root, tokens, min(limit, len(keys)))
         found: list[int] = []
@@ -108,7 +108,8 @@ class BlockPool:
     def _match_tail(
         self, window: Window, keys: Sequence[int], root: int, tokens: Sequence[int], count: int
     ) -> list[int]:
-        """From the last block back, until enough in a row are there for the token after them."""
+        """Searches from the last block backwards, until the window of the next token is covered by
+        consecutive blocks."""
         tail: list[int] = []
         for i in range(count - 1, -1, -1):
             block = self._lookup(keys, root, tokens, i)
@@ -121,7 +122,7 @@ class BlockPool:
         return [GONE] * (count - len(tail)) + tail[::-1]
 
     def _lookup(self, keys: Sequence[int], root: int, tokens: Sequence[int], i: int) -> int | None:
-        """The published block number `i` of `tokens`."""
+        """The published block with index `i` of `tokens`, or None."""
         block = self._index.get(keys[i])
         size, parent = self.block_size, keys[i - 1] if i else root
         if block is None or self._identity[block] != (
@@ -133,8 +134,8 @@ class BlockPool:
         return block
 
     def publish(self, block: int, key: int, parent: int, tokens: Sequence[int]) -> bool:
-        """Makes a computed block findable. False if the hash belongs to other content: then nothing that follows
-        may be published under it either, since its children would be reached through the wrong parent."""
+        """Adds a computed block to the prefix cache. Returns False if the hash belongs to other content; the blocks
+        after it must not be published either, since they would be reached through the wrong parent."""
         identity = (key, parent, tuple(tokens))
         holder = self._index.get(key)
         if holder is not None:
@@ -147,15 +148,15 @@ class BlockPool:
         return key in self._index
 
     def identity(self, block: int) -> Identity | None:
-        """What it is published as."""
+        """Identity under which the block is published, or None."""
         return self._identity[block]
 
     def is_shared(self, block: int) -> bool:
-        """Whether it is published and has more than one owner."""
+        """Whether the block is published and has more than one owner."""
         return self._refs[block] > 1 and self._identity[block] is not None
 
     def forget(self) -> None:
-        """Empties the prefix cache; blocks in use stay with their owners but are no longer found."""
+        """Empties the prefix cache; used blocks stay with their owners but can no longer be hit."""
         self._index.clear()
         self._identity = [None] * self.num_blocks
         self._free.extend(self._cached)
@@ -170,7 +171,7 @@ class BlockPool:
         return block
 
     def check(self) -> None:
-        """Integrity: every block is in exactly one state, and the index and the blocks agree."""
+        """Checks the invariants: every block is in exactly one state, and index and blocks agree."""
         free, cached = set(self._free), set(self._cached)
         used = {block for block, refs in enumerate(self._refs) if refs > 0}
         assert len(free) == len(self._free)
@@ -186,7 +187,7 @@ class BlockPool:
 
 
 def salt_of(text: str) -> int:
-    """The same in every process, unlike `hash`, and never 0, which is no salt."""
+    """A hash that is the same in every process, unlike `hash`, and never 0, which means no salt."""
     return int.from_bytes(sha256(text.encode("utf-8", "surrogatepass")).digest()[:31], "little") | 1
 
 
@@ -195,6 +196,6 @@ def link(parent: int, tokens: Sequence[int]) -> int:
 
 
 def link_for_good(parent: int, tokens: Sequence[int]) -> int:
-    """A hash that no two contents share."""
+    """A collision-free hash (SHA-256)."""
     content = parent.to_bytes(32, "little", signed=True) + array("q", tokens).tobytes()
     return int.from_bytes(sha256(content).digest()[:31], "little")

@@ -1,4 +1,4 @@
-"""The KV cache's memory: for each layer, keys and values of every block of its group."""
+"""Memory of the KV cache: for each layer, the keys and values of every block of its group."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rondo.ops.attention.pages import LARGEST, SCALE, kept_as, row_bytes
 DEFAULT_CPU_BYTES = 2 << 30
 GPU_SHARE = 0.8
 ROOM_FOR_PREFIXES = 2
-"""How many times the blocks that a full batch may hold: the rest keeps prefixes of earlier requests."""
+"""Factor over the blocks of a full batch; the rest holds prefixes of earlier requests."""
 
 KV_DTYPES = {
     "float32": torch.float32,
@@ -35,14 +35,14 @@ KV_DTYPES = {
 
 @dataclass(frozen=True)
 class LayerCache:
-    """Keys of KV heads of D numbers, values of KV heads of Dv."""
+    """Keys of KV heads with D elements, values of KV heads with Dv elements."""
 
     keys: Pages
     values: Pages
 
 
 class KVCache:
-    """`num_blocks` are those of each group, `group_of` is each layer's: the first group's where nothing is said."""
+    """`num_blocks` is the number of blocks of each group, `group_of` the group of each layer (default: the first)."""
 
     def __init__(
         self,
@@ -70,20 +70,20 @@ class KVCache:
             ]
 
     def release(self) -> None:
-        """Gives the memory back to the system, until `allocate`; what was in it is gone."""
+        """Frees the memory, with its content, until `allocate`."""
         self.layers = []
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All the memory there is."""
+        """All tensors of the cache."""
         return [tensor for group in range(len(self.num_blocks)) for tensor in self.tensors_of(group)]
 
     def tensors_of(self, group: int) -> list[Tensor]:
-        """A group's memory, for who moves whole blocks: the first axis of each is the block."""
+        """The tensors of a group, for moving whole blocks: their first axis is the block."""
         return [tensor for pages in self._pages(group) for tensor in pages.tensors]
 
     def copy(self, copies: Moves) -> None:
-        """As if all were read before any is written."""
+        """Copies blocks as if all were read before any is written."""
         for group, pairs in enumerate(copies):
             if not pairs:
                 continue
@@ -92,7 +92,7 @@ class KVCache:
                 tensor.index_copy_(0, to, tensor.index_select(0, source))
 
     def clean(self, tables: Sequence[Table]) -> None:
-        """Takes NaN and infinity out of blocks before others get them: where attention hides a place its weight is
+        """Replaces NaN and infinity in blocks before their next owner uses them: a masked position has attention weight
         0, but 0 times NaN is NaN."""
         for group, table in enumerate(tables):
             index = torch.tensor(table.blocks[table.passed :], dtype=torch.int64, device=self.device)
@@ -109,7 +109,7 @@ def kv_dtype(config: EngineConfig, model: torch.dtype) -> torch.dtype:
 
 
 def block_bytes(specs: Sequence[AttentionSpec], block_size: int, dtype: torch.dtype) -> int:
-    """Memory of one block of layers that are one group, scales included."""
+    """Bytes of one block for the layers of one group, scales included."""
     rows = (
         spec.num_kv_heads * row_bytes(dim, dtype) for spec in specs for dim in (spec.head_dim, spec.value_dim)
     )
@@ -123,8 +123,9 @@ def choose_num_blocks(
     max_model_len: int,
     device: torch.device,
 ) -> list[int]:
-    """Of each group, with blocks of these `sizes`: twice what `max_num_seqs` requests of full length hold at once. If
-    the bytes set or left on the device are fewer, what one of them holds, and of the rest an equal share."""
+    """Chooses the number of blocks of each group from the block `sizes` in bytes. The default is twice the maximum of
+    `max_num_seqs` requests of full length. If the configured or available bytes do not suffice, each group receives the
+    blocks of one request plus an equal share of the rest."""
     ones, wanted = zip(*(_demand(config, max_model_len, window) for window in windows), strict=True)
     if config.num_blocks is not None:
         counts = [config.num_blocks, *(min(config.num_blocks, count) for count in wanted[1:])]
@@ -145,7 +146,7 @@ def choose_num_blocks(
 
 
 def _demand(config: EngineConfig, max_model_len: int, window: Window | None) -> tuple[int, int]:
-    """The blocks of a group that one request holds at most, and those that there should be."""
+    """Maximum number of blocks of one request in a group, and the wanted number of blocks."""
     one, a_step = (-(-tokens // config.block_size) for tokens in (max_model_len, config.max_step_tokens))
     batch = one * config.max_num_seqs
     if window is not None:
@@ -176,8 +177,8 @@ def _layer(
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros, since a masked place must not hold a NaN. On the CPU they are the system's own pages: memory that no
-    request ever reaches is never paid for, and what is released goes back, however the C library keeps its own."""
+    """Zeros, since a masked position must not hold a NaN. On the CPU they are anonymous memory-mapped pages: unwritten
+    pages use no memory, and released pages return to the system regardless of the C library's allocator."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     size = math.prod(shape) * dtype.itemsize

@@ -1,10 +1,10 @@
-"""The KV blocks of a whole model: a pool for each group of layers (see `window.py`).
+"""KV blocks of a whole model: one pool per group of layers (see `window.py`).
 
-A request has a table in each group, and all tables have a block for the same tokens. In a group with a window the first
-ones have passed and are GONE: so a model of few layers that see everything holds, of a long request, little more than
-those layers' blocks.
+A request has a table in each group, and all tables have an entry for the same tokens. In a group with a window, blocks
+before the window are released and marked GONE. A long request of a model with few full-attention layers therefore holds
+little more than the blocks of those layers.
 
-A beginning of a request is in the prefix cache where each group has of it what the next token sees.
+A prefix is a cache hit if every group has the blocks inside the next token's window.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from rondo.engine.kv.blocks import GONE, BlockPool, Table, link, link_for_good
 from rondo.engine.schedule.request import Request
 
 Pairs = list[tuple[int, int]]
-"""Blocks that move, (to, from) each."""
+"""Block moves, (to, from) each."""
 Moves = list[Pairs]
-"""For each group."""
+"""Block moves of each group."""
 
 
 class GroupedPool:
     def __init__(self, groups: Sequence[BlockPool]) -> None:
-        """The group that sees the most first."""
+        """Takes the pools of all groups, the one with the largest window first."""
         self.groups = groups
         self.block_size = groups[0].block_size
         self.prefix_cache = groups[0].prefix_cache
@@ -30,7 +30,7 @@ class GroupedPool:
 
     @property
     def available(self) -> int:
-        """How many blocks a request can get, one of each group being one."""
+        """Number of blocks that a request can allocate, where one block means one in each group."""
         return min([group.available for group in self.groups])
 
     @property
@@ -39,31 +39,31 @@ class GroupedPool:
 
     @property
     def usage(self) -> float:
-        """The share of blocks in use, 0 to 1, where it is the highest."""
+        """Share of blocks in use, 0 to 1, of the fullest group."""
         return max(group.used / group.num_blocks for group in self.groups)
 
     def blocks_for(self, length: int) -> int:
         return -(-length // self.block_size)
 
     def missing(self, request: Request, length: int) -> int:
-        """How many blocks it needs for so many tokens, beside those it has."""
+        """Number of blocks that the request lacks for `length` tokens."""
         return self.blocks_for(length) - len(request.tables[0].blocks)
 
     def grow(self, request: Request, length: int) -> None:
-        """Gives it the blocks for so many tokens. The caller has made sure that they are there."""
+        """Allocates the blocks for `length` tokens. The caller must check that they are available."""
         count = self.blocks_for(length)
         for group, table in zip(self.groups, request.tables, strict=True):
             table.blocks += group.allocate(count - len(table.blocks))
 
     def shrink(self, request: Request, length: int) -> None:
-        """Takes back what it has for more than so many tokens."""
+        """Releases the blocks beyond `length` tokens."""
         count = self.blocks_for(length)
         for group, table in zip(self.groups, request.tables, strict=True):
             group.release(table.blocks[count:])
             del table.blocks[count:]
 
     def let_pass(self, request: Request) -> None:
-        """Gives back the blocks that no layer of their group sees any more."""
+        """Releases the blocks that have left the window of their group."""
         for group, table in zip(self.groups, request.tables, strict=True):
             if group.window is None:
                 continue
@@ -78,8 +78,9 @@ class GroupedPool:
             group.release(table.blocks)
 
     def piece(self, request: Request, tables: Sequence[Table], budget: int) -> int:
-        """By how many tokens it moves, with `tables` as its own. Where blocks pass it never needs room for all of them
-        at once, so that its piece is cut to what is free, and nobody else has to give way."""
+        """Number of tokens that the request computes in this step, with `tables` as its own. In a group with a window,
+        the chunk is cut to the free blocks, because earlier blocks are released as the window moves; no other request
+        is preempted for it."""
         count = min(request.remaining, budget)
         for group, table in zip(self.groups, tables, strict=True):
             if group.window is not None:
@@ -88,8 +89,9 @@ class GroupedPool:
         return count
 
     def holds(self, request: Request, found: Sequence[Table]) -> bool:
-        """Whether it fits beside what runs, with `found` already there; if so, it holds that. Not only the first piece
-        must fit: a prompt let in by halves would soon be thrown out again."""
+        """Whether the request fits next to the running ones, given the cached blocks `found`; if so, it becomes an
+        owner of them. The whole request must fit, not only its first chunk: a partially admitted prompt would soon be
+        preempted."""
         for group, table in zip(self.groups, found, strict=True):
             group.share(table.blocks)
         length = len(request.tokens)
@@ -99,8 +101,8 @@ class GroupedPool:
         return False
 
     def fork(self, leader: Request, request: Request) -> Moves | None:
-        """Tables for a request that goes on where the leader is: full blocks are shared, and of the one that is not
-        full yet it gets a copy. Returns what is to be copied, or None if no block is left for that."""
+        """Creates the tables of a request that continues from the leader: full blocks are shared, the last partial
+        block is copied. Returns the copies to make, or None if there is no free block for them."""
         whole, rest = divmod(leader.computed, self.block_size)
         if rest and not self.available:
             return None
@@ -114,11 +116,12 @@ class GroupedPool:
         return [[(own.blocks[whole], others.blocks[whole])] for own, others in both]
 
     def root(self, weight_version: int, adapter: int = 0, salt: int = 0) -> int:
-        """`adapter` is the key of an adapter's content, 0 for the base; `salt` is the request's, and 0 is none."""
+        """Root of the hash chain. `adapter` is the key of an adapter's content, 0 for the base model; `salt` is the
+        request's cache salt, 0 for none."""
         return hash((weight_version, adapter, salt) if salt else (weight_version, adapter))
 
     def extend_keys(self, keys: list[int], root: int, tokens: Sequence[int]) -> None:
-        """Brings the chain of block hashes up to the last full block of `tokens`."""
+        """Extends the chain of block hashes up to the last full block of `tokens`."""
         size = self.block_size
         parent = keys[-1] if keys else root
         for start in range(len(keys) * size, len(tokens) - size + 1, size):
@@ -129,7 +132,7 @@ class GroupedPool:
         return [Table([]) for _ in self.groups]
 
     def match(self, keys: Sequence[int], root: int, tokens: Sequence[int], limit: int) -> list[Table]:
-        """The longest published beginning of `tokens`, at most `limit` blocks of it: as far as all groups have it."""
+        """Longest published prefix of `tokens` that all groups have, at most `limit` blocks."""
         while True:
             found = []
             for group in self.groups:
@@ -139,7 +142,7 @@ class GroupedPool:
                 return [Table(blocks, blocks.count(GONE)) for blocks in found]
 
     def publish(self, request: Request, i: int, root: int) -> bool:
-        """Makes its computed block number `i` findable. False if its hash belongs to other content."""
+        """Publishes the request's computed block with index `i`. Returns False if its hash belongs to other content."""
         size, parent = self.block_size, request.keys[i - 1] if i else root
         tokens = request.tokens[i * size : (i + 1) * size]
         return all(
@@ -149,7 +152,7 @@ class GroupedPool:
         )
 
     def forget(self) -> None:
-        """Empties the prefix cache; blocks in use stay with their owners but are no longer found."""
+        """Empties the prefix cache; used blocks stay with their owners but can no longer be hit."""
         for group in self.groups:
             group.forget()
 
@@ -159,7 +162,8 @@ class GroupedPool:
 
 
 def _to_come(group: BlockPool, table: Table, length: int) -> int:
-    """The most blocks that a request of so many tokens will hold there at once, beside those of `table`."""
+    """Maximum number of further blocks that a request of `length` tokens holds at once, beside the
+    blocks of `table`."""
     come = group.blocks_for(length) - len(table.blocks)
     if group.window is None:
         return come

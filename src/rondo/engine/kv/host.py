@@ -1,4 +1,4 @@
-"""Host memory for the blocks of preempted requests, and how fast it is reached. Who goes there: `swap.py`."""
+"""Host memory for the blocks of preempted requests, and measurement of its bandwidth. The policy is in `swap.py`."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ from rondo.models import Decoder, Packed
 from rondo.models.architecture import Moe
 
 BATCH_BYTES = 64 << 20
-"""What is moved at once: on the device it needs a copy of that size."""
+"""Bytes moved at once; the device needs a temporary copy of that size."""
 MEASURED_BLOCKS = 64
 MEASURED_SECONDS = 0.05
 
 Agree = Callable[[int], int]
-"""A number that must be the same on all ranks that hold one model -> the one that all take."""
+"""Maps a rank-local number to the one that all ranks of a model use."""
 
 
 class HostCache:
-    """A row of bytes a block of one group, with its layers' keys and values one after another, so that a block moves as
-    one piece, and blocks side by side as one too. Pinned where the device is a GPU, which then copies on its own."""
+    """Host copies of the blocks of one group: each block is a row of bytes with its layers' keys and values one after
+    another, so that a block, or a run of adjacent blocks, moves in one copy. Pinned if the device is a GPU, so that
+    copies are asynchronous."""
 
     def __init__(self, cache: KVCache, group: int, num_blocks: int) -> None:
         self.cache = cache
@@ -44,7 +45,7 @@ class HostCache:
         self.rows = torch.empty(num_blocks, self.block_bytes, dtype=torch.uint8, pin_memory=pinned)
 
     def store(self, pairs: Pairs) -> None:
-        """(host, device) blocks."""
+        """Copies blocks from the device to the host; pairs are (host, device)."""
         for batch in self._batches(pairs):
             index = self._on_device([block for _, block in batch])
             rows = torch.empty(len(batch), self.block_bytes, dtype=torch.uint8, device=self.cache.device)
@@ -54,7 +55,7 @@ class HostCache:
                 self.rows[host].copy_(rows[run], non_blocking=True)
 
     def load(self, pairs: Pairs) -> None:
-        """(device, host) blocks."""
+        """Copies blocks from the host to the device; pairs are (device, host)."""
         for batch in self._batches(pairs):
             index = self._on_device([block for block, _ in batch])
             rows = torch.empty(len(batch), self.block_bytes, dtype=torch.uint8, device=self.cache.device)
@@ -76,7 +77,7 @@ class HostCache:
 
 
 def _runs(blocks: Sequence[int]) -> Iterator[tuple[slice, slice]]:
-    """Stretches of neighbours: where they are in the list, and which blocks they are."""
+    """Runs of adjacent blocks: their slice of the list, and their slice of block ids."""
     start = 0
     for i in range(1, len(blocks) + 1):
         if i == len(blocks) or blocks[i] != blocks[i - 1] + 1:
@@ -85,7 +86,8 @@ def _runs(blocks: Sequence[int]) -> Iterator[tuple[slice, slice]]:
 
 
 def host_caches(config: EngineConfig, cache: KVCache, agree: Agree) -> list[HostCache]:
-    """One for each group of layers, which share `swap_bytes` as they share the device's memory; none where it is 0."""
+    """Host caches of the layer groups, which share `swap_bytes` in proportion to their device memory;
+    empty if it is 0."""
     if config.swap_bytes == 0:
         return []
     groups = range(len(cache.num_blocks))
@@ -110,7 +112,7 @@ def host_caches(config: EngineConfig, cache: KVCache, agree: Agree) -> list[Host
 def swap_of(
     config: EngineConfig, pool: GroupedPool, hosts: Sequence[HostCache], model: Decoder, agree: Agree
 ) -> Swap | None:
-    """What the scheduler needs to know of the host memory; rates that are not configured are measured once."""
+    """Creates the swap policy of the scheduler; unconfigured rates are measured once."""
     if not hosts:
         return None
     attention = tuple((window, _agreed(price, agree)) for window, price in attention_prices(model))
@@ -126,14 +128,15 @@ def swap_of(
 
 
 def _agreed(figure: float, agree: Agree) -> float:
-    """The least of a figure that is not negative: such floats are in the order of their bits."""
+    """The minimum over all ranks of a nonnegative float. Such floats have the same order as their bit patterns."""
     (bits,) = struct.unpack("<q", struct.pack("<d", figure))
     (least,) = struct.unpack("<d", struct.pack("<q", agree(bits)))
     return float(least)
 
 
 def attention_prices(model: Decoder) -> tuple[tuple[int | None, float], ...]:
-    """By window: what one token's look at another costs over the layers, as a share of a token's matrix products."""
+    """For each window: the attention cost of one (query, key) pair over all layers, as a fraction of a token's matrix
+    products."""
     parameters = 0.0
     for module, layer in zip(model.layers, model.config.layers, strict=True):
         parameters += _count(module)
@@ -151,8 +154,8 @@ def _count(module: nn.Module) -> int:
 
 
 def measure_moves(host: HostCache) -> tuple[float, float]:
-    """Bytes a second, and the seconds before the first, from moving few blocks and many there and back. They come back
-    as they were, to where they were."""
+    """Measures bandwidth (bytes per second) and latency (seconds) with round trips of one block and of many. The blocks
+    are restored unchanged."""
     count = min(MEASURED_BLOCKS, host.rows.shape[0], host.cache.num_blocks[host.group])
 
     def round_trip(blocks: int) -> float:
@@ -174,8 +177,8 @@ def measure_moves(host: HostCache) -> tuple[float, float]:
 def measure_compute(
     model: Decoder, attention: tuple[tuple[int | None, float], ...], max_tokens: int, agree: Agree
 ) -> float:
-    """Tokens a second of a prompt that is long enough to be timed, the work of attention taken out. Ranks that hold one
-    model compute together, so they agree on when that is."""
+    """Measures prefill speed in tokens per second, without attention, on a prompt long enough to be timed. Ranks
+    compute together, so they agree on its length."""
     most = min(max_tokens, model.config.max_positions)
     count = min(16, most)
     while True:

@@ -1,7 +1,7 @@
-"""The prefix cache as requests meet it: what is there of one already, and what it leaves for others.
+"""Prefix caching from the point of view of a request: lookup of its prefix and publication of its blocks.
 
-Two that begin with the same new prefix do not both compute it: the first claims the block it computes next, and the
-other is put off until it finds that block.
+Two requests with the same new prefix do not both compute it: the first claims the block that it computes next, and the
+other is deferred until that block is in the cache.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ class Prefixes:
         self._claims: set[int] = set()
 
     def set_weight_version(self, version: int) -> None:
-        """What was published before is never found again."""
+        """Empties the cache; blocks of earlier versions are never hit again."""
         self.weight_version = version
         self._pool.forget()
         self._claims.clear()
 
     def begin(self, request: Request) -> None:
-        """It is computed from its first token on, or from what is found of it."""
+        """Resets the request's cache state before it is computed from its first token or from its cached prefix."""
         if request.weight_version != self.weight_version:
             request.weight_version = self.weight_version
             request.keys = []
         request.publishable = self._pool.prefix_cache
 
     def find(self, request: Request, limit: int) -> list[Table]:
-        """The blocks that hold its first tokens, at most `limit` of them. A mean, and a prompt's scores, are
-        over what is computed."""
+        """Blocks of the request's cached prefix, at most `limit` of them. Mean pooling and prompt scores need every
+        token computed, so that such requests have no hits."""
         unscored = request.scores is not None and not request.scores.complete
         if not self._pool.prefix_cache or unscored or request.pooling == "mean":
             return self._pool.none()
@@ -41,7 +41,7 @@ class Prefixes:
         return self._pool.match(request.keys, root, request.tokens, limit)
 
     def next_key(self, request: Request, block: int) -> int | None:
-        """The chain key of the first block this request computes for others to find; None if it will fill none."""
+        """Hash key of the first full block that the request will compute and publish; None if there is none."""
         whole = (len(request.tokens) - 1) // self._pool.block_size
         return request.keys[block] if request.publishable and block < min(whole, len(request.keys)) else None
 
@@ -59,7 +59,7 @@ class Prefixes:
             request.claim = None
 
     def publish(self, request: Request) -> None:
-        """Makes its full blocks findable, and claims the one that it computes next if it had claimed one before."""
+        """Publishes the request's full blocks. If it had a claim, it claims its next block."""
         if not request.publishable:
             return
         self._publish_full(request)

@@ -1,10 +1,10 @@
-"""Preempted requests whose blocks wait in host memory: who goes there, and which blocks move. No clock, no device.
+"""Swapping of preempted requests to host memory: which requests are swapped and which blocks move. No clock, no device.
 
-A swapped request keeps how far it has come and the very keys and values it had, so it goes on as if it had not been
-preempted: after a push, too, it resumes over its old ones and publishes nothing, as a running request does.
+A swapped request retains its progress and its exact keys and values, so that it continues as if it had not been
+preempted. After a weight update it resumes over its old keys and values and publishes nothing, like a running request.
 
-Host blocks are counted like the device's. One that several swapped requests hold (samples that rode together, a
-prompt they share) is there once. Each group of layers has host blocks of its own.
+Host blocks are reference-counted like device blocks. A block that several swapped requests share (samples of one
+prompt) is stored once. Each group of layers has its own host blocks.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from rondo.engine.schedule.request import Request
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What it takes to move bytes and to compute tokens, as measured or configured.
+    """Cost model for moving bytes and computing tokens, measured or configured.
 
-    `attention` has, for each kind of layer, its window and how many tokens' worth of all other work it takes to let
-    one token see one other.
+    `attention` holds, for each kind of layer, its window and the cost of one (query, key) pair in units of a token's
+    other work.
     """
 
     bytes_per_second: float
     tokens_per_second: float
     attention: tuple[tuple[int | None, float], ...] = ()
     latency: float = 0.0
-    """Seconds that a move takes before its first byte."""
+    """Seconds before the first byte of a move."""
 
     def move_seconds(self, size: int) -> float:
         return self.latency + size / self.bytes_per_second if size else 0.0
 
     def work(self, start: int, stop: int) -> float:
-        """Computing tokens `start` to `stop`, in tokens that see nothing."""
+        """Work of computing tokens `start` to `stop`, in units of a token without attention."""
         seen = sum(price * (_seen(stop, window) - _seen(start, window)) for window, price in self.attention)
         return stop - start + seen
 
@@ -44,18 +44,19 @@ class Cost:
         return self.work(start, stop) / self.tokens_per_second
 
     def swap_pays(self, out: int, back: int, start: int, stop: int) -> bool:
-        """Whether moving `out` bytes away and `back` again is faster than computing tokens `start` to `stop`."""
+        """Whether moving `out` bytes to the host and `back` bytes to the device is faster than recomputing tokens
+        `start` to `stop`."""
         return self.move_seconds(out) + self.move_seconds(back) < self.compute_seconds(start, stop)
 
 
 def _seen(length: int, window: int | None) -> float:
-    """Pairs of a token and one that it sees, itself included."""
+    """Number of (query, key) pairs, each token with itself included."""
     inside = length if window is None else min(length, window)
     return inside * (inside + 1) / 2 + (length - inside) * inside
 
 
 class HostPool:
-    """Of one group: which host blocks are taken, by how many requests, and where a published block has its copy."""
+    """Host blocks of one group: reference counts, and the host copy of each published block."""
 
     def __init__(self, num_blocks: int, block_bytes: int) -> None:
         self.num_blocks = num_blocks
@@ -77,7 +78,8 @@ class HostPool:
         return None if identity is None else self._index.get(identity)
 
     def hold(self, identity: Identity | None) -> tuple[int, bool]:
-        """A block for one more owner, and whether it is a new one. The caller has made sure that one is free."""
+        """Adds an owner to the block with this identity. Returns the block and whether it is new. The caller must check
+        that a block is free."""
         block = self.find(identity)
         if block is not None:
             self._refs[block] += 1
@@ -94,7 +96,8 @@ class HostPool:
             self._refs[block] += 1
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Last first, so that the next to come gets neighbours in order: those move together."""
+        """Releases the last block first, so that the next request receives ascending neighbours, which
+        move together."""
         for block in reversed(blocks):
             self._refs[block] -= 1
             if self._refs[block] == 0:
@@ -104,7 +107,7 @@ class HostPool:
                     del self._index[identity]
 
     def check(self, held: Iterable[Sequence[int]] = ()) -> None:
-        """Integrity; `held` are the blocks of every swapped request."""
+        """Checks the invariants; `held` are the blocks of every swapped request."""
         counts = [0] * self.num_blocks
         for blocks in held:
             for block in blocks:
@@ -129,11 +132,12 @@ class Swap:
 
     @property
     def usage(self) -> float:
-        """The share of host blocks in use, 0 to 1, where it is the highest."""
+        """Share of host blocks in use, 0 to 1, of the fullest group."""
         return max(host.used / host.num_blocks for host in self.hosts)
 
     def keep(self, request: Request) -> bool:
-        """Books places for the blocks of a request that is being preempted, if they fit and moving them pays."""
+        """Reserves host blocks for a request that is being preempted, if they fit and swapping is faster than
+        recomputation."""
         count = self.pool.blocks_for(request.computed)
         wanted = [
             [(block, group.identity(block)) for block in table.blocks[table.passed : count]]
@@ -159,8 +163,9 @@ class Swap:
         return True
 
     def _pays(self, request: Request, missing: Sequence[int]) -> bool:
-        """What others hold and publish will be found again either way; it is copied all the same, because they may
-        have gone by then, and after a push it is this copy that the request goes on with."""
+        """Whether swapping is faster than recomputation. Shared published blocks will be hit in the prefix cache in
+        both cases. They are copied nevertheless: they may have been evicted by then, and after a weight update the
+        request continues with this copy."""
         count, first = self.pool.blocks_for(request.computed), request.tables[0]
         others_hold = takewhile(self.pool.groups[0].is_shared, first.blocks[:count])
         shared = 0 if first.passed else sum(1 for _ in others_hold)
@@ -172,7 +177,7 @@ class Swap:
         return self.cost.swap_pays(out, back, start, max(start, request.computed))
 
     def ride(self, rider: Request, leader: Request) -> None:
-        """A sample that rode on a swapped one has come as far, and may come back alone."""
+        """Swaps a follower of a swapped leader: it has the same progress and may resume on its own."""
         rider.follow(leader)
         rider.host = [Table(copies.blocks.copy(), copies.passed) for copies in leader.host]
         for host, copies in zip(self.hosts, rider.host, strict=True):
@@ -180,7 +185,8 @@ class Swap:
         self.num_requests += 1
 
     def restore(self, request: Request, there: Sequence[int]) -> None:
-        """Its blocks come back to new ones, but for the first, of which so many were found on the device."""
+        """Schedules moves of the request's blocks to its new device blocks, except the first `there` of each group,
+        which were prefix-cache hits."""
         count = self.pool.blocks_for(request.computed)
         for table, copies, first, back in zip(request.tables, request.host, there, self._in, strict=True):
             blocks = table.blocks[first:count]
@@ -189,14 +195,14 @@ class Swap:
         self.drop(request)
 
     def drop(self, request: Request) -> None:
-        """The request needs its copies no more."""
+        """Releases the request's host copies."""
         for host, copies in zip(self.hosts, request.host, strict=True):
             host.release(copies.blocks)
         request.host = []
         self.num_requests -= 1
 
     def flush(self) -> tuple[Moves, Moves]:
-        """What the next step moves out and in."""
+        """The moves out and in of the next step."""
         moves = self._out, self._in
         self._out, self._in = [[] for _ in self.hosts], [[] for _ in self.hosts]
         return moves

@@ -1,7 +1,7 @@
-"""Groups of layers by how far back they see. What has passed out of a group's window is given back there.
+"""Groups of layers by window size. Blocks that have left the window of a group are released in that group.
 
-Layers of one group have their keys and values in the same blocks. Those that see everything are a group too, with no
-`Window`; a model whose layers are all alike is one group.
+Layers of one group share block tables. Full-attention layers form a group without a `Window`; a model of identical
+layers has one group.
 """
 
 from __future__ import annotations
@@ -15,22 +15,23 @@ from rondo.ops import AttentionSpec
 @dataclass(frozen=True, slots=True)
 class Window:
     tokens: int
-    """How many tokens a token sees, itself included; at least 2, so that the next token sees the last block."""
+    """Window size in tokens, the current token included; at least 2, so that the next token attends to
+    the last block."""
     block_size: int
 
     def passed(self, computed: int) -> int:
-        """How many blocks, from the first, the token after `computed` others does not see; nor do later ones."""
+        """Number of leading blocks outside the window of the token after `computed` tokens, and of all later tokens."""
         return max(0, computed - self.tokens + 1) // self.block_size
 
     @property
     def most_blocks(self) -> int:
-        """What a request of any length holds at most, with room for its next token."""
+        """Maximum number of blocks of a request of any length, with room for its next token."""
         return 1 - (1 - self.tokens) // self.block_size
 
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """The groups' windows, the one that sees the most first, and the group of each layer."""
+    """Windows of the groups, the largest first, and the group of each layer."""
 
     windows: tuple[Window | None, ...]
     of: tuple[int, ...]
@@ -44,7 +45,7 @@ class Grouping:
 
 
 def group_layers(specs: Sequence[AttentionSpec], block_size: int, keeps_all: bool = False) -> Grouping:
-    """With `keeps_all` the first group sees everything, even if none of these layers does."""
+    """Groups layers by window. With `keeps_all`, the first group has full attention even if no layer does."""
     seen = [None if spec.window is None else max(2, spec.window) for spec in specs]
     full = keeps_all or None in seen
     widths: list[int | None] = [None] if full else []

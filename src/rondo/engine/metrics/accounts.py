@@ -1,4 +1,4 @@
-"""What the engine writes into a request's account once its reader is done with it."""
+"""Request statistics that the engine records once a request's reader is done."""
 
 from __future__ import annotations
 
@@ -33,5 +33,6 @@ def tell(account: RequestStats, request: GenerateRequest, samples: Sequence[Requ
 
 
 def _cut(sample: Request) -> str:
-    """The reader ended it, at a stop string or because it left; the engine learns of it later."""
+    """Finish reason of a sample that its reader ended, at a stop string or by leaving, before the engine has processed
+    it."""
     return "stop" if sample.stop_reason is not None else "abort"

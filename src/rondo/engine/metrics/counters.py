@@ -1,7 +1,7 @@
-"""What an engine counts as it goes, in plain numbers on the step's path.
+"""Counters and histograms on the step's path, as plain numbers.
 
-Names are those of vLLM's dashboards wherever the thing is the same; `exposition.py` has those that are read from the
-engine's state when asked for, and turns all of them into Prometheus form.
+Names follow vLLM's dashboards wherever the metric is the same. `exposition.py` adds metrics read from the engine's
+state at scrape time, and converts all of them to Prometheus form.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ UPDATING = ("start_weight_update", "update_weights", "finish_weight_update")
 
 
 class RequestMetrics(Collector):
-    """Of the requests, whoever computes them. Register it with a Prometheus registry."""
+    """Metrics of requests, for any engine. Register it with a Prometheus registry."""
 
     unknown: frozenset[str] = frozenset()
-    """What whoever computes them does not tell."""
+    """Names of metrics that the engine does not provide."""
 
     def __init__(self, max_model_len: int, model_name: str = "") -> None:
         self.model_name = model_name
@@ -66,13 +66,14 @@ class RequestMetrics(Collector):
         self.finished: Counter[str] = Counter({"stop": 0, "length": 0, "abort": 0, "error": 0})
         self.rejected = 0
         self._ended: dict[str, list[int]] = {}
-        """Of requests that are not at their end: how long those samples got that are."""
+        """For each unfinished request, the lengths of its finished samples."""
 
     def observe(self, step: StepOutput, now: float) -> None:
         for request in step.admitted:
             if request.preemptions == 0:
                 self._observe_begin(request)
-        # Requests that moved in the step before share one gap, so this is a few dictionary entries a step.
+        # Requests that moved in the previous step share one gap, so that a step adds only a few dictionary
+        # entries.
         gaps = Counter([request.last_at for request in step.advanced])
         for last, times in gaps.items():
             if last:
@@ -111,7 +112,7 @@ class RequestMetrics(Collector):
             self._observe_phases(request)
 
     def _observe_phases(self, request: Request) -> None:
-        """Preemptions count towards the phase in which they fell."""
+        """Preemptions count towards the phase in which they occurred."""
         self.prefill_time.observe(request.first_at - request.started_at)
         self.decode_time.observe(request.last_at - request.first_at)
         self.inference_time.observe(request.last_at - request.started_at)
@@ -121,7 +122,7 @@ class RequestMetrics(Collector):
 
     @contextmanager
     def operation(self, name: str) -> Iterator[None]:
-        """How long one of the operator's verbs took, where it came to an end."""
+        """Records the duration of an operator's call if it succeeds."""
         started = time.monotonic()
         yield
         self.operations[name].observe(time.monotonic() - started)
@@ -133,7 +134,7 @@ class RequestMetrics(Collector):
                 yield metric
 
     def state(self, families: Families) -> Iterator[Metric]:
-        """What is read when asked for."""
+        """Metrics read from the engine's state at scrape time."""
         yield from ()
 
     def _of_requests(self, families: Families) -> Iterator[Metric]:
@@ -193,7 +194,7 @@ class RequestMetrics(Collector):
 
 
 class EngineMetrics(RequestMetrics):
-    """`serving` says whether those that wait could begin."""
+    """Metrics of a native engine. `serving` returns whether waiting requests could start."""
 
     def __init__(
         self, core: EngineCore, model_name: str = "", serving: Callable[[], bool] = lambda: True

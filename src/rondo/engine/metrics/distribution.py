@@ -1,4 +1,4 @@
-"""Counts in buckets, cheap enough for the step's path, and the buckets of vLLM's dashboards."""
+"""Histograms cheap enough for the step's path, with the buckets of vLLM's dashboards."""
 
 from __future__ import annotations
 

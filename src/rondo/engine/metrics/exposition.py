@@ -1,4 +1,4 @@
-"""An engine's state in Prometheus form: what can be read when somebody asks, and need not be counted before."""
+"""The engine's state in Prometheus form: metrics read at scrape time, without counters of their own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rondo.engine.speculate.speculation import SpeculationCounters
 
 PREFIX = "rondo:"
 ENGINE = "0"
-"""vLLM numbers its data-parallel engines, and dashboards group by it."""
+"""Value of the `engine` label: vLLM numbers its data-parallel engines, and dashboards group by it."""
 
 
 class Families:
@@ -29,7 +29,7 @@ class Families:
         return self._add_each(GaugeMetricFamily(PREFIX + name, doc, labels=self._labels(label)), values)
 
     def info(self, name: str, doc: str, facts: Mapping[str, object], value: float = 1) -> Metric:
-        """What is known as text, in labels."""
+        """An info metric: facts as labels."""
         family = GaugeMetricFamily(PREFIX + name, doc, labels=self._labels(*facts))
         family.add_metric([*self._of_model, *map(str, facts.values())], value)
         return family
@@ -126,7 +126,7 @@ def _speculation(counters: SpeculationCounters, families: Families) -> Iterator[
 
 def _adapters(core: EngineCore, families: Families) -> Iterator[Metric]:
     adapters = core.adapters
-    # A pair at a time: a sample that ends meanwhile lets its adapter go.
+    # One pair at a time: a sample that ends meanwhile releases its adapter.
     used = [(sample.adapter, sample.state) for sample in core.samples]
     yield families.gauge("adapters_loaded", "Adapters whose weights are loaded.", adapters.num_loaded)
     yield families.gauge("adapter_bytes", "Memory of the loaded adapters' weights.", adapters.nbytes)

@@ -1,4 +1,4 @@
-"""What computes here, said once at the start."""
+"""Log line at start about device, kernels and threads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ log = get_logger(__name__)
 
 
 def announce(model: Decoder, one_call: bool, graphs: bool = False) -> None:
-    """`one_call` where a step of the model is compiled as a whole, `graphs` where decode steps are recorded."""
+    """Logs the execution mode: `one_call` for a model step compiled as a whole, `graphs` for decode steps as CUDA
+    graphs."""
     dtype = SHORT.get(model.dtype, str(model.dtype))
     if model.device.type != "cpu":
         _announce_device(dtype, model.device, graphs)
@@ -41,5 +42,5 @@ def _announce_device(dtype: str, device: torch.device, graphs: bool) -> None:
 
 
 def _multiplies(dtype: torch.dtype) -> bool:
-    """Whether the compiled product takes numbers of this type, and not torch's own."""
+    """Whether the compiled matrix product, not torch's, is used for this type."""
     return dtype in TYPES and (dtype != torch.bfloat16 or takes_bf16()) and not references_only()

@@ -1,4 +1,4 @@
-"""Objects over a socket, between a process and one it started itself."""
+"""Pickled messages over a socket, between a process and its child process."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ class Channel:
         return self._socket.fileno()
 
     def send(self, message: object, seconds: float | None = None) -> None:
-        """Raises `TimeoutError` if the other side does not take it in time, other `OSError`s if it is gone."""
+        """Raises `TimeoutError` if the peer does not receive the message in time, and another `OSError` if the peer is
+        gone."""
         data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
         with self._sending:
             self._socket.settimeout(seconds)
             self._socket.sendall(len(data).to_bytes(LENGTH, "little") + data)
 
     def receive(self) -> Any:
-        """Waits for the next message; `EOFError` if the other side is gone."""
+        """Waits for the next message; raises `EOFError` if the peer is gone."""
         return pickle.loads(self._exactly(int.from_bytes(self._exactly(LENGTH), "little")))
 
     def close(self) -> None:

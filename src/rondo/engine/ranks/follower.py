@@ -1,4 +1,4 @@
-"""A rank other than 0: does what rank 0 did, in the same order, and so computes the same steps."""
+"""Process of a rank other than 0: repeats rank 0's commands in order, and so computes the same steps."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ LOOK_SECONDS = 1.0
 
 
 def main(channel: str, lifeline: str, parent: str, meeting: str) -> None:
-    """The ends of a socket and of a pipe, the process that has the others, and the file where the ranks meet."""
-    # Signals are for rank 0, which may still have requests to finish.
+    """Runs the process. Arguments: file descriptors of a socket and of a pipe, the id of the parent process, which has
+    their other ends, and the rendezvous file of the ranks."""
+    # Signals are handled by rank 0, which may still have requests to finish.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    # What there is to say rank 0 says.
+    # Rank 0 logs for all ranks.
     logging.getLogger("rondo").addHandler(logging.NullHandler())
     logging.getLogger("rondo").propagate = False
     threading.Thread(
@@ -42,13 +43,13 @@ def main(channel: str, lifeline: str, parent: str, meeting: str) -> None:
     except BaseException as error:
         code = 1
         _report(commands, error)
-    # Not through the interpreter's end, which would wait for threads of a broken group.
+    # Without the interpreter's shutdown, which would wait for threads of a broken group.
     os._exit(code)
 
 
 def _end_with_parent(lifeline: int, parent: int, meeting: Path) -> None:
-    """Even in the middle of a step, where the other ranks would be waited for. A fork of the parent may hold the pipe
-    open longer than the parent lives."""
+    """Ends the process with its parent, even in the middle of a step that waits for other ranks. The parent id is
+    checked too, because a fork of the parent may hold the pipe open after the parent's death."""
     while not select.select([lifeline], [], [], LOOK_SECONDS)[0] and os.getppid() == parent:
         pass
     shutil.rmtree(meeting.parent, ignore_errors=True)
@@ -71,7 +72,7 @@ def _serve(channel: Channel, setup: RankSetup) -> None:
     channel.send(Report())
     model, group = load_shard(setup)
     channel.send(Report())
-    # All are there: from here on none may be much later than another.
+    # All ranks are ready: from here on none may lag far behind another.
     channel.receive()
     core = FollowerRank(model, group, setup, channel.send)
     while True:

@@ -1,4 +1,4 @@
-"""The engine's core on a rank other than 0: it does what it is told, in that order, and compares."""
+"""Engine core of a rank other than 0: repeats rank 0's commands in order and compares digests of plans and tokens."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rondo.parallel.tensor.shard import ShardedDecoder
 
 
 class Told(Controller):
-    """Rank 0 measures, and says whether to speculate."""
+    """Controller of speculative decoding that follows rank 0's decision."""
 
     speculates = False
 
@@ -33,11 +33,11 @@ class Told(Controller):
         return self.speculates
 
     def observe(self, load: int, seconds: float, accepted: int, speculated: bool) -> None:
-        """Its own time does not count."""
+        """Ignores the rank's own times."""
 
 
 class FollowerRank(RankCore):
-    """Any other rank."""
+    """Core of a rank other than 0."""
 
     def __init__(
         self, model: ShardedDecoder, group: RankGroup, setup: RankSetup, answer: Callable[[AdapterRead], None]
@@ -61,13 +61,13 @@ class FollowerRank(RankCore):
             getattr(self, name)(*args)
 
     def read_adapter(self, number: int, folder: Path) -> None:
-        """Beside the steps, as on rank 0."""
+        """Reads an adapter in a thread while steps continue, as on rank 0."""
         work = partial(self._read_adapter, number, folder)
         threading.Thread(target=work, name="rondo-adapters", daemon=True).start()
 
     def add_with(self, request: GenerateRequest, number: int, key: int) -> None:
-        """The request with an adapter that was read. Rank 0 says what it is for the prefix cache, and counts for how
-        long it is loaded."""
+        """Adds a request with an adapter that was read. Rank 0 provides its prefix-cache key, and manages how long it
+        is loaded."""
         assert request.adapter is not None
         served = self._served[number]
         self.add(request, LoadedAdapter(request.adapter, 0, key, served, served.nbytes, old=True))
@@ -76,7 +76,7 @@ class FollowerRank(RankCore):
         self.grammars.hear(vocabulary)
 
     def start_grammar(self, params: StructuredOutputsParams, grammar: str) -> None:
-        """Beside the steps; the request that needs it comes later."""
+        """Compiles a grammar while steps continue; the request that needs it is added later."""
         self.grammars.start(params, grammar)
 
     def forget_adapters(self, numbers: Sequence[int]) -> None:
@@ -84,7 +84,7 @@ class FollowerRank(RankCore):
             self._served.pop(number, None)
 
     def update_weights(self, folder: Path, version: int) -> None:
-        # Where it is refused, it is on all ranks, and rank 0 says so.
+        # An update that fails is refused on all ranks, and rank 0 reports it.
         with contextlib.suppress(RondoError):
             super().update_weights(folder, version)
 

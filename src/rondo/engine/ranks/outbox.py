@@ -1,6 +1,8 @@
-"""What rank 0 has to tell the other ranks, in order. Any thread may tell, or make them read an adapter.
+"""Queue of commands from rank 0 to the other ranks, in order. Any thread may add commands or start the reading of an
+adapter.
 
-A step computes together with the others, so its message goes out with it; all else may wait for the next one.
+The message of a step is sent with the step, since all ranks compute it together; other commands may wait for the next
+message.
 """
 
 from __future__ import annotations
@@ -15,15 +17,15 @@ from typing import Any
 from rondo.engine.ranks.ranks import AdapterRead, Ranks
 
 MOST_HELD = 256
-"""Commands that may wait for the next step; an engine that is paused for long sends them anyway."""
+"""Maximum number of queued commands; a paused engine sends them when it is reached."""
 
 Command = tuple[str, tuple[Any, ...]]
 
 
 @dataclass(frozen=True)
 class SharedStep:
-    """A step that all ranks compute: a hash of its plan, whether it speculates, which is a matter of time, and a hash
-    of what the step before sampled."""
+    """A step that all ranks compute: a digest of its plan, whether it speculates (rank 0 decides from its own times),
+    and a digest of the tokens sampled in the previous step."""
 
     plan: int
     speculates: bool
@@ -32,7 +34,7 @@ class SharedStep:
 
 @dataclass(frozen=True)
 class RankMessage:
-    """What was done to the engine, in order; with `together` the last of it is that step."""
+    """Commands for the engine core, in order; with `together`, the last one is that step."""
 
     commands: list[Command]
     together: SharedStep | None = None
@@ -56,7 +58,7 @@ class Outbox:
             self.send()
 
     def send(self, *last: Command, together: SharedStep | None = None) -> None:
-        """All that was told, and then `last`."""
+        """Sends all queued commands, and then `last`."""
         try:
             with self._lock:
                 told, self._told = self._told, []
@@ -65,22 +67,24 @@ class Outbox:
             raise self.ranks.give_up(error) from error
 
     def read_adapter(self, folder: Path) -> int:
-        """The others begin to read it, beside their steps. Returns the number that it has from now on."""
+        """Makes the other ranks read an adapter while their steps continue. Returns the adapter's number."""
         self.ranks.check()
         number = next(self._numbers)
         self.send(("read_adapter", (number, folder.absolute())))
         return number
 
     def answers(self, number: int) -> list[AdapterRead]:
-        """What came of it, on each of the others."""
+        """The result of reading the adapter on each of the other ranks."""
         return self.ranks.answers(number)
 
     def forget_adapter(self, number: int) -> None:
-        """From any thread, at any moment: the garbage collector may be who says it."""
+        """Releases an adapter on the other ranks. May be called at any time from any thread, such as by the garbage
+        collector."""
         self._gone.append(number)
 
     def _forgotten(self) -> list[Command]:
-        """After what was told: a request that used it was told before."""
+        """Commands that release adapters, sent after the queued ones, which may include a request that used the
+        adapter."""
         numbers = []
         while self._gone:
             numbers.append(self._gone.popleft())

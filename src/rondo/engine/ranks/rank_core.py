@@ -1,4 +1,4 @@
-"""The engine's core on any of several ranks: a slice of the model, and the same steps on each."""
+"""Engine core of one of several ranks: a slice of the model, and the same steps on every rank."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class RankCore(EngineCore):
         self.group = group
         self.shard = model
         self.sampled = 0
-        """A hash of what the last step sampled."""
+        """Digest of the tokens sampled in the last step."""
         config, device = setup.config, torch.device(setup.device)
         read = partial(load, setup.folder, group, torch_dtype(config.dtype), device)
         super().__init__(model, config, setup.eos_ids, setup.weight_version, reload=read)
 
     def _agree(self, number: int) -> int:
-        """The rank with the least decides."""
+        """The minimum over all ranks."""
         return self.group.least(number)
 
     def start_weight_update(self) -> None:
@@ -75,7 +75,7 @@ class RankCore(EngineCore):
 
 
 def digest_of_plan(plan: StepPlan) -> int:
-    """Hashes of numbers are the same in every process."""
+    """Digest of a plan, equal in every process because hashes of integers are."""
     moves = tuple(
         (r.arrival, r.row, r.computed, r.planned, *(table.blocks[-1] for table in r.tables))
         for r in (*plan.decodes, *plan.chunks)

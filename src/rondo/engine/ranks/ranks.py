@@ -1,7 +1,7 @@
-"""The processes that hold the other slices of a model: starting them, talking to them, and noticing when one is gone.
+"""Processes of the other ranks: start, communication and failure detection.
 
-Each has two ends of this process's: a channel, and a pipe that nobody writes to. The pipe closes when this process
-ends, in whatever way, and they end with it.
+Each process has a channel to this process and the read end of a pipe that is never written to. The pipe closes when
+this process ends for any reason, and the other processes then exit.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from rondo.engine.ranks.channel import Channel
 log = get_logger("rondo.engine")
 
 START_SECONDS = 1800.0
-"""The longest that a rank may take to import, or to load its slice."""
+"""Timeout for a rank's imports, and for loading its slice."""
 END_SECONDS = 5.0
 VERDICT_SECONDS = 2.0
 READ_SECONDS = 300.0
-"""The longest that a rank may take to read an adapter."""
+"""Timeout for a rank to read an adapter."""
 
 
 @dataclass(frozen=True)
 class RankSetup:
-    """What a rank needs to know to begin; the ranks find each other in the file `meeting`."""
+    """Configuration sent to a rank at start; `meeting` is the rendezvous file of the ranks."""
 
     rank: int
     folder: Path
@@ -51,7 +51,7 @@ class RankSetup:
 
 @dataclass(frozen=True)
 class Report:
-    """What a rank says of itself: how far it has come, or why it ended."""
+    """Status report of a rank: the next startup stage, or the error that ended it."""
 
     failed: str = ""
     traceback: str = ""
@@ -59,7 +59,7 @@ class Report:
 
 @dataclass(frozen=True)
 class AdapterRead:
-    """What came of reading an adapter: a hash of all of it, or why it was refused."""
+    """Result of reading an adapter: a hash of its content, or the error."""
 
     rank: int
     number: int
@@ -68,7 +68,7 @@ class AdapterRead:
 
 
 class RankProcess:
-    """One of the other processes."""
+    """Process of another rank."""
 
     def __init__(self, rank: int, lifeline: int, meeting: Path) -> None:
         self.rank = rank
@@ -82,14 +82,14 @@ class RankProcess:
         theirs.close()
 
     def end(self) -> str:
-        """How the process ended; empty while it runs."""
+        """Description of how the process ended; empty while it runs."""
         code = self.process.poll()
         return "" if code is None else exit_reason(code)
 
 
 class Ranks:
     def __init__(self, size: int, seconds: float) -> None:
-        """Starts them; they import while this process does something else. `seconds` is the longest that one rank waits
+        """Starts the processes, which import while this process continues. `seconds` is the timeout of one rank waiting
         for another within a step."""
         self.size = size
         self.seconds = seconds
@@ -112,7 +112,7 @@ class Ranks:
         threading.Thread(target=self._watch, name="rondo-ranks", daemon=True).start()
 
     def expect(self, stage: int) -> None:
-        """Waits until each has said that it is that far."""
+        """Waits until every rank has reported `stage` stages."""
         with self._changed:
             there = self._changed.wait_for(
                 lambda: self.lost is not None or all(other.stage >= stage for other in self.others),
@@ -127,7 +127,7 @@ class Ranks:
             other.channel.send(message, self.seconds)
 
     def answers(self, number: int) -> list[AdapterRead]:
-        """What each rank made of the adapter of that number, which all were told to read."""
+        """Waits for every rank's result of reading the adapter with this number."""
         with self._changed:
             self._changed.wait_for(
                 lambda: (
@@ -150,10 +150,10 @@ class Ranks:
             raise self.lost
 
     def give_up(self, cause: BaseException) -> RondoError:
-        """Something that all ranks do did not come to its end, so they are apart for good. Says why, as well as can be
-        known."""
+        """Ends the ranks after a failed collective operation, since they are no longer in sync. Returns an error with
+        the best available reason."""
         with self._changed:
-            # Which rank is gone is known a moment after its connections broke.
+            # The failed rank is identified shortly after its connections break.
             self._changed.wait_for(lambda: self.lost is not None, VERDICT_SECONDS)
         said = str(cause).partition("\n")[0] or type(cause).__name__
         if "timed out" in said.lower():
@@ -178,7 +178,7 @@ class Ranks:
         shutil.rmtree(self.meeting.parent, ignore_errors=True)
 
     def _watch(self) -> None:
-        """Reads what the ranks say, until one of them says nothing more."""
+        """Reads the reports of the ranks until one of them fails."""
         with selectors.DefaultSelector() as selector:
             for other in self.others:
                 selector.register(other.channel, selectors.EVENT_READ, other)
@@ -192,7 +192,7 @@ class Ranks:
                         return
 
     def _read(self, other: RankProcess) -> str:
-        """Takes one report; if it is the rank's last, why."""
+        """Receives one report; returns the reason if the rank has failed, else ""."""
         try:
             report = other.channel.receive()
         except (EOFError, OSError):
@@ -211,7 +211,8 @@ class Ranks:
         return ""
 
     def _reason(self, other: RankProcess, said: str) -> str:
-        # A rank that was killed makes others fail; the one to name is that one. It takes a moment to be dead.
+        # A killed rank makes others fail; the report names the killed one. Its exit takes a moment to be
+        # visible.
         time.sleep(0.2)
         ends = {each: each.end() for each in self.others}
         killed = next((each for each in self.others if ends[each].startswith("was killed")), None)
@@ -223,7 +224,7 @@ class Ranks:
         return f"{who} {said}. The engine cannot go on without it: restart it."
 
     def _lose(self, reason: str) -> RondoError:
-        """The first reason counts."""
+        """Records the first reason, notifies listeners and closes the ranks."""
         with self._changed:
             if self.lost is not None:
                 return self.lost

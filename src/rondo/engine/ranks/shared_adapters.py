@@ -1,8 +1,8 @@
-"""Adapters of a model that is divided among ranks.
+"""Adapters of a tensor-parallel model.
 
-Rank 0 has the names, the versions and the bound on how many are loaded. The others have weights under numbers, and
-let go of them when rank 0 has. Every rank reads the whole of an adapter, so that all can say whether it is the same
-for each, and keeps its columns. It is loaded when all have read it; else none of them has it.
+Rank 0 manages names, versions and the limit of loaded adapters. The other ranks hold weights by number and release them
+after rank 0 has. Every rank reads the whole adapter, so that all can verify that they read the same content, and
+retains its own columns. An adapter is loaded only if all ranks have read it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rondo.parallel.tensor.shard import ShardedDecoder
 
 
 class OwnColumns(AdapterReader):
-    """Any rank's."""
+    """Adapter reader of any rank: retains the rank's own columns."""
 
     def __init__(self, model: ShardedDecoder, max_rank: int) -> None:
         super().__init__(model, max_rank)
@@ -32,7 +32,7 @@ class OwnColumns(AdapterReader):
 
 
 class SharedReader(OwnColumns):
-    """Rank 0's."""
+    """Adapter reader of rank 0: the other ranks read the adapter too."""
 
     def __init__(self, model: ShardedDecoder, max_rank: int, outbox: Outbox) -> None:
         super().__init__(model, max_rank)
@@ -40,7 +40,7 @@ class SharedReader(OwnColumns):
         self._numbers: weakref.WeakKeyDictionary[AdapterWeights, int] = weakref.WeakKeyDictionary()
 
     def number(self, served: AdapterWeights) -> int:
-        """What the other ranks know it by."""
+        """The adapter's number on the other ranks."""
         return self._numbers[served]
 
     def read(self, folder: Path) -> tuple[AdapterWeights, str]:
@@ -54,7 +54,7 @@ class SharedReader(OwnColumns):
         except BaseException:
             self._outbox.forget_adapter(number)
             raise
-        # The others have it for as long as this rank has.
+        # The other ranks hold the adapter as long as this rank does.
         weakref.finalize(served, self._outbox.forget_adapter, number).atexit = False
         self._numbers[served] = number
         return served, content

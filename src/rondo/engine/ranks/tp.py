@@ -1,8 +1,8 @@
-"""One engine on several ranks, each with a slice of the model and of the KV cache.
+"""Tensor parallelism: one engine on several ranks, each with a slice of the model and of the KV cache.
 
-Every rank has the same scheduler and does the same to it in the same order, so what rank 0 sends is not the plan nor
-the tokens but only what came from outside since the last step. All sample from the same gathered logits. With each step
-goes a hash of its plan, and of the tokens of the one before: a rank that thinks otherwise ends, and the engine with it.
+Every rank runs the same scheduler on the same commands in the same order. Rank 0 therefore sends neither plans nor
+tokens, only the external events since the last step. All ranks sample from the same gathered logits. Each step carries
+a digest of its plan and of the previous step's tokens; a rank with a different digest exits, and the engine with it.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from rondo.parallel.tensor.group import RankGroup
 from rondo.parallel.tensor.shard import ShardedDecoder
 
 STEP_SECONDS = 60.0
-"""The longest that one rank waits for another within a step."""
+"""Timeout of one rank waiting for another within a step."""
 IMPORTED, LOADED = 1, 2
-"""What a rank has done when it has said so once, and twice."""
+"""Startup stages of a rank: the number of reports that it has sent."""
 
 
 def lead(
@@ -50,7 +50,8 @@ def lead(
     eos_ids: tuple[int, ...] | None,
     weight_version: int,
 ) -> EngineCore:
-    """Starts the other ranks and returns rank 0. What is wrong with model or settings is said before that."""
+    """Starts the other ranks and returns rank 0. Errors in the model or the settings are raised before any rank is
+    started."""
     size = config.tensor_parallel
     folder_of_adapters(config)
     check_settings(config)
@@ -85,7 +86,7 @@ def lead(
 
 
 def _devices(name: str, size: int) -> list[str]:
-    """Of each rank. GPUs are counted before one is looked at."""
+    """Device of each rank. The number of GPUs is checked before any is used."""
     if name.startswith("cuda:"):
         raise ConfigError(
             f"device is {name}, but tensor_parallel is {size}: the ranks take the GPUs from 0 on. "
@@ -104,7 +105,7 @@ def _devices(name: str, size: int) -> list[str]:
 
 
 class Leader(RankCore):
-    """Rank 0. What is done to it is done to the others before the next step."""
+    """Rank 0. Its commands are repeated by the other ranks before the next step."""
 
     def __init__(self, model: ShardedDecoder, group: RankGroup, setup: RankSetup, ranks: Ranks) -> None:
         self.ranks = ranks
@@ -112,7 +113,8 @@ class Leader(RankCore):
         super().__init__(model, group, setup)
         self.grammars.tell = self._tell_of_grammar
         ranks.on_lost.append(lambda error: group.abort())
-        # Without a reference to this object: it closes the ranks when it is collected, or at the process's end.
+        # A weak finalizer without a reference to this object: it closes the ranks when this object is
+        # collected, or at exit.
         self._close = weakref.finalize(self, ranks.close)
 
     def add(self, request: GenerateRequest, adapter: LoadedAdapter | None = None) -> list[Request]:
@@ -159,7 +161,7 @@ class Leader(RankCore):
         except RondoError:
             raise
         except Exception as error:
-            # Some may have the new version, and some not.
+            # Only some ranks may have the new version.
             raise self.ranks.give_up(error) from error
 
     def sleep(self, level: int = 1) -> None:
@@ -168,14 +170,14 @@ class Leader(RankCore):
         self._wait()
 
     def wake(self, tags: Sequence[str] | None = None) -> None:
-        """All ranks at once: each may have a large slice to read."""
+        """Wakes all ranks at once, since each may have a large slice to read."""
         check_tags(tags)
         self.ranks.check()
         self.outbox.send(("wake", (tags,)))
         try:
             super().wake(tags)
         except Exception as error:
-            # Another rank may have had the memory: they are no longer alike.
+            # Another rank may have had enough memory: the ranks are no longer alike.
             raise self.ranks.give_up(error) from error
         self._meet()
 
@@ -184,7 +186,7 @@ class Leader(RankCore):
         self.ranks.check()
         step = super().step()
         if step is NOTHING:
-            # They plan it too, and find as little to compute.
+            # The other ranks plan the step too and also have nothing to compute.
             self.outbox.tell("step")
         return step
 
@@ -214,7 +216,8 @@ class Leader(RankCore):
         self.outbox.tell(name, *args)
 
     def _wait(self) -> None:
-        """Until every rank has done what it was told: memory is given back, or taken, on all of them."""
+        """Waits until every rank has executed the queued commands, so that memory is freed or
+        allocated on all of them."""
         self.ranks.check()
         self.outbox.send()
         self._meet()

@@ -1,7 +1,8 @@
-"""How a serving step attends: new keys and values go to their slots, and each token sees its own request's past.
+"""Attention of a serving step over the paged KV cache: new keys and values are written to their slots, and each token
+attends to its own request's past.
 
-Built once a step, used by every layer. The row of tokens begins with the decodes (one token a request, and those
-proposed for it); after them come whole prompts without a past, and last the pieces of prompts that have one.
+Built once per step and used by every layer. The row of tokens starts with the decodes (one token per request, plus its
+draft tokens), followed by whole prompts without a past, and last by chunks of prompts with a past.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from rondo.ops.native.attention.attend import Pasts, attend
 Ints = NDArray[np.int64]
 
 MAX_GATHERED = 1 << 14
-"""Pieces attend together while the places of their pasts are no more than this: copies of those must stay small."""
+"""Maximum number of gathered positions of chunks that attend together, to bound the size of the copies."""
 
 
 @dataclass(frozen=True)
 class AttentionSegment:
-    """A chunk of a prompt: `count` tokens from row `start` on, after `past` tokens that are in `blocks` already."""
+    """A chunk of a prompt: `count` tokens from row `start` on, after `past` tokens already stored in `blocks`."""
 
     start: int
     count: int
@@ -37,7 +38,7 @@ class AttentionSegment:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Pieces of one shape may be padded to one length: none grows to more than twice its own."""
+        """Size class of the chunk: chunks of one class are padded to one length, at most twice their own."""
         return piece_shape(self.past, self.count)
 
 
@@ -46,7 +47,7 @@ def piece_shape(past: int, count: int) -> tuple[int, int]:
 
 
 class AttentionSegments:
-    """Pieces that are neighbours in the row and attend together, padded to one length."""
+    """Chunks next to each other in the row that attend together, padded to one length."""
 
     def __init__(self, pieces: Sequence[AttentionSegment], block_size: int, device: torch.device) -> None:
         starts, counts, pasts = (
@@ -65,7 +66,7 @@ class AttentionSegments:
         )
         self._keys = torch.arange(tables.shape[1] * block_size, device=device)
         slots = slots_at(torch.from_numpy(tables).to(device), self._keys, block_size)
-        # Places after a piece's last token are read as that token's: others may have left NaN there.
+        # Positions after a chunk's last token are read as that token's position: other slots may hold NaN.
         last = torch.from_numpy(pasts + counts - 1).to(device)[:, None]
         self._places = torch.where(self._keys <= last, slots, slots.gather(1, last))
         self._masks: dict[int | None, Tensor] = {}
@@ -77,7 +78,7 @@ class AttentionSegments:
         return out.flatten(0, 1).index_select(0, self._real)
 
     def _mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
-        """[B, Q, L], 0 or -inf."""
+        """Additive mask [B, Q, L] of 0 and -inf."""
         if window not in self._masks:
             hidden = self._keys > self._at[..., None]
             if window is not None:
@@ -89,7 +90,7 @@ class AttentionSegments:
 def together(
     pieces: Sequence[AttentionSegment], block_size: int, device: torch.device
 ) -> list[AttentionSegments]:
-    """Groups neighbours of one shape."""
+    """Groups adjacent chunks of one size class."""
     groups = []
     for (_, reach), alike in groupby(pieces, key=lambda piece: piece.shape):
         most = max(1, MAX_GATHERED >> reach)
@@ -102,8 +103,10 @@ def together(
 
 @dataclass(frozen=True)
 class StepLayout:
-    """lengths [T]; `slots` where the keys and values of the tokens after the decodes go; `fresh` are the row's
-    boundaries of prompts without a past."""
+    """Attention layout of a step in one group of layers.
+
+    `lengths` [T]; `slots` for the keys and values of the tokens after the decodes; `fresh` holds the row boundaries of
+    prompts without a past."""
 
     lengths: Tensor
     decodes: DecodeStep | None
@@ -111,16 +114,16 @@ class StepLayout:
     fresh: Sequence[int] = ()
     pieces: Sequence[AttentionSegments] = ()
     related: bool = False
-    """Whether some decodes are tokens of one request, and see each other."""
+    """Whether some decodes are tokens of one request and attend to each other."""
     pasts: Pasts | None = None
-    """Of all tokens, where a compiled kernel takes them alike: nothing else than the decodes is laid out then, and
-    `slots` are those of all."""
+    """Pasts of all tokens, if a compiled kernel handles all tokens alike: then only the decodes are laid out
+    separately, and `slots` are the slots of all tokens."""
     chunks: Chunks | None = None
-    """The tokens after the decodes, where a kernel takes them alike: nothing else is laid out of them then."""
+    """The tokens after the decodes, if one kernel handles them all: then they are not laid out separately."""
 
 
 class Paged:
-    """`layouts` are those of each group of layers."""
+    """Attention callable of a step. `layouts` has one layout per group of layers."""
 
     def __init__(self, cache: KVCache, layouts: Sequence[StepLayout]) -> None:
         self.cache = cache
@@ -136,7 +139,8 @@ class Paged:
         layer, layout = self.cache.layers[spec.layer], self.layouts[self.cache.group_of[spec.layer]]
         decodes, pages = layout.decodes, (layer.keys, layer.values)
         if decodes is not None and layout.related:
-            # Each decode writes its own key and value, but in no order: what another one reads must be there before.
+            # Each decode writes its own key and value, but in no fixed order: keys that another decode reads
+            # must be written first.
             layer.keys.write(decodes.slots, k[: decodes.count])
             layer.values.write(decodes.slots, v[: decodes.count])
         if decodes is not None and decodes.count == q.shape[0]:
@@ -153,7 +157,8 @@ class Paged:
             others = q[count:], k[count:], v[count:]
             parts.append(chunk_attention(spec, *pages, *others, layout.chunks, sinks))
             return _joined(parts)
-        # Fresh tokens attend over what was stored, as later ones will: so it does not matter where a prompt is cut.
+        # Fresh tokens attend over the stored keys and values, like later tokens, so that results do not
+        # depend on the chunk boundaries.
         keys, values = layer.keys.write(layout.slots, k[count:]), layer.values.write(layout.slots, v[count:])
         if len(layout.fresh) > 1:
             bounds = [row - count for row in layout.fresh]

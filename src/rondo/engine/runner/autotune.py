@@ -1,4 +1,4 @@
-"""`engine.autotune`: how a model's products are best cut on this machine, tried at the first start."""
+"""Autotuning of a model's matrix products on this machine at the first start (`engine.autotune`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rondo.ops.native.gemm.linear import TYPES, takes_bf16
 
 
 def autotune(model: Decoder, config: EngineConfig, one_call: bool) -> None:
-    """Where a step is one compiled call (`one_call`) none of its products is cut in a way that is known here."""
+    """Tunes the model's matrix products. A step compiled as one call (`one_call`) does not use the tuned splits."""
     if not config.autotune or config.deterministic or one_call or references_only():
         return
     if model.device.type == "cpu" and model.dtype in TYPES:
@@ -23,7 +23,7 @@ def autotune(model: Decoder, config: EngineConfig, one_call: bool) -> None:
 
 
 def products_of(model: Decoder) -> list[Product]:
-    """Those that the compiled product multiplies, the largest first."""
+    """Products computed by the compiled kernel, the largest first."""
     threads = torch.get_num_threads()
     shapes = {
         (module.weight.dtype, module.out_features, module.in_features)

@@ -1,4 +1,4 @@
-"""A model as one compiled call a step, where it is of the common kind and runs on a CPU."""
+"""Compiled CPU step: one call per step for models of the common architecture."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ from rondo.ops.native.gemm.linear import takes_bf16
 
 @dataclass(frozen=True)
 class CompiledStep:
-    """A step whose tokens are alike; `served` are the adapters whose memory it reads."""
+    """A step whose tokens are all handled alike. `served` holds references to the adapters whose memory it reads."""
 
     rows: TokenRows
     served: Sequence[AdapterWeights | None] = ()
 
 
 class CompiledDecoder:
-    """`sites` are the numbers by which adapters know the model's modules."""
+    """Compiled version of a decoder. `sites` numbers the modules that adapters add to."""
 
     def __init__(self, model: Decoder, cache: KVCache, sites: Sites | None = None) -> None:
         self.model = model
         self.cache = cache
         self.sites = sites
         self.by_length = any(spec.by_length for spec in model.ropes)
-        """Whether rotations depend on how long a token's request is."""
+        """Whether rotary embeddings depend on the length of a token's request."""
         self._watched = Watched(model)
         self._decoder: DenseDecoder | None = None
 
     @classmethod
     def of(cls, model: Decoder, cache: KVCache, sites: Sites | None = None) -> CompiledDecoder | None:
-        """None where some part of the model is not of the kind."""
+        """The compiled decoder, or None if a part of the model is not supported."""
         compiled = cls(model, cache, sites)
         return compiled if compiled._follow() else None
 
     def can(self, served: Sequence[AdapterWeights | None]) -> bool:
-        """Whether it can run a step in which requests have these adapters."""
+        """Whether it can run a step with these adapters."""
         if references_only() or any(one is not None and not one.low_rank for one in served):
             return False
         if self._watched.hooked:
@@ -57,28 +57,28 @@ class CompiledDecoder:
         return self._follow()
 
     def _follow(self) -> bool:
-        """Weights may move, and become others: then the model is looked at anew."""
+        """Rebuilds the compiled decoder if the weights have moved or were replaced."""
         if self._watched.moved():
             self._decoder = _dense_decoder(self.model, self.cache.group_of, self.sites)
         return self._decoder is not None
 
     def logits(self, step: CompiledStep, read: Tensor | None) -> Tensor:
-        """Of the tokens `read`, or of all."""
+        """Logits of the tokens `read`, or of all tokens."""
         assert self._decoder is not None
         return self._cap(self._decoder.logits(step.rows, self._pages, read))
 
     def trunk(self, step: CompiledStep, read: Tensor | None) -> Tensor:
-        """As the model's own."""
+        """Equivalent of the model's `trunk`."""
         assert self._decoder is not None
         return self._decoder.trunk(step.rows, self._pages, read)
 
     def head(self, x: Tensor) -> Tensor:
-        """As the model's own."""
+        """Equivalent of the model's `head`."""
         assert self._decoder is not None
         return self._cap(self._decoder.head(x))
 
     def _cap(self, logits: Tensor) -> Tensor:
-        """In the model's own type, as the model does it."""
+        """Applies the soft cap in the model's own type, like the model."""
         head = self.model.head
         return logits if head.softcap is None else head.cap(logits.to(self.model.dtype)).float()
 
@@ -108,12 +108,13 @@ def _dense_decoder(model: Decoder, groups: Sequence[int], sites: Sites | None) -
 
 
 def _takes_bf16(model: Decoder) -> bool:
-    """torch has no product with quantized weights that would be faster."""
+    """Whether bfloat16 is supported: by the CPU, or because of quantized weights, for which torch has no faster
+    product."""
     return takes_bf16() or any(type(module) is QuantizedLinear for module in model.modules())
 
 
 def _dense(layer: nn.Module, path: str, group: int, sites: Sites | None) -> DenseLayer | None:
-    """What the layer is made of, if all its parts are plain ones."""
+    """The layer as a `DenseLayer`, or None if one of its parts is not a plain one."""
     if type(layer) is not DecoderLayer:
         return None
     attention, mlp = layer.attention, layer.mlp
@@ -140,7 +141,7 @@ def _dense(layer: nn.Module, path: str, group: int, sites: Sites | None) -> Dens
 
 
 def _weights(name: str, part: nn.Module) -> dict[str, Tensor | Quantized]:
-    """Those of a plain part, under the names that compiled layers know; none where it is another part."""
+    """Weights of a plain part under the names of the compiled layers; empty for other parts."""
     found: dict[str, Tensor | Quantized] = {}
     if type(part) is QuantizedLinear:
         found[name] = part.quantized

@@ -1,4 +1,4 @@
-"""`engine.deterministic`: what keeps the promise, and what cannot."""
+"""Deterministic mode (`engine.deterministic`): checks of the settings, the model and the machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TYPES = (torch.float32, torch.bfloat16)
 
 
 def check_settings(config: EngineConfig) -> None:
-    """Refuses what no model could keep it with. Before ranks are started."""
+    """Raises an error for settings that no model can run deterministically. Called before ranks are started."""
     if not config.deterministic:
         return
     if config.tensor_parallel > 1:
@@ -30,9 +30,9 @@ def check_settings(config: EngineConfig) -> None:
 
 
 def hold_bits(model: Decoder, config: EngineConfig, owner: object) -> Callable[[], object]:
-    """Refuses a model, a machine or a setting with which a request's bits could depend on its company, or differ from
-    the learner's; and has bf16 multiplied by the compiled product alone, until what is returned is called or the owner
-    is gone."""
+    """Enforces deterministic mode: raises an error for a model, machine or setting with which a request's bits could
+    depend on its batch or differ from the learner's. Until the returned function is called or the owner is deleted, all
+    bf16 products use the compiled kernel."""
     check_settings(config)
     if not config.deterministic:
         return lambda: None

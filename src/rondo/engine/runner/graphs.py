@@ -1,8 +1,8 @@
-"""Decode steps as CUDA graphs: the model's layers are recorded once a size, and then replayed by one call.
+"""CUDA graphs for decode steps: the model's layers are captured once per size and replayed with one call.
 
-A graph reads from tensors of its own, which each step fills, and knows two sizes: how many rows there are, and how far
-the longest request may reach. Rows that a step leaves over have no past and no slot: they write nothing, and what comes
-of them is dropped. Only layers are recorded; the head, and the choice of tokens, are called as always.
+A graph reads from its own tensors, which each step fills. Its size is a number of rows and a reach, the maximum length
+of a request. Unused rows have no past and no slot: they write nothing, and their output is dropped. Only the layers are
+captured; the head and the sampler run eagerly.
 """
 
 from __future__ import annotations
@@ -29,16 +29,17 @@ log = get_logger(__name__)
 
 FIRST_REACH = 1024
 REACHES_GROW = 4
-"""A step's programs for slices that no request reaches end at once; but there should not be many times as many."""
+"""Growth factor of the reach. Thread blocks beyond a request's length exit at once, but there should not be many times
+too many of them."""
 WARM_UPS = 2
-"""Before it is recorded: kernels are compiled, and libraries take their memory."""
+"""Eager runs before the capture, in which kernels are compiled and libraries allocate their memory."""
 
 Compute = Callable[[], Tensor]
 Record = Callable[[Compute], Compute]
 
 
 def row_counts(most: int) -> list[int]:
-    """1, 2, 4, ... and the most."""
+    """The powers of two below `most`, and `most`."""
     return sorted({min(1 << i, most) for i in range(most.bit_length() + 1)})
 
 
@@ -50,13 +51,13 @@ def reaches(longest: int) -> list[int]:
 
 
 def fitting(sizes: Sequence[int], wanted: int) -> int:
-    """The smallest that is enough."""
+    """The smallest sufficient size."""
     return sizes[bisect_left(sizes, wanted)]
 
 
 @dataclass(frozen=True)
 class GraphInputs:
-    """What a graph reads."""
+    """Input tensors of a graph."""
 
     tokens: Tensor
     positions: Tensor
@@ -102,7 +103,7 @@ class DecodeGraphs:
         self._recorded: dict[tuple[int, int], tuple[GraphInputs, Compute]] = {}
 
     def can(self, layouts: Sequence[StepLayout]) -> bool:
-        """Whether the step is one token each of requests that know nothing of each other."""
+        """Whether the step is one token each of independent requests."""
         alone = all(
             each.decodes is not None
             and each.decodes.count == len(each.lengths) <= self.rows[-1]
@@ -113,7 +114,7 @@ class DecodeGraphs:
         return alone and not self._watched.hooked and not references_only()
 
     def trunk(self, tokens: Tensor, positions: Tensor, layouts: Sequence[StepLayout]) -> Tensor:
-        """As the model's own. What it returns lasts until the next step."""
+        """Equivalent of the model's `trunk`. The result is valid until the next step."""
         if self._watched.moved() or self._layers is not self.cache.layers:
             self.forget()
         reach = max(each.decodes.longest for each in layouts if each.decodes is not None)
@@ -126,7 +127,7 @@ class DecodeGraphs:
         return found[1]()[: len(tokens)]
 
     def forget(self) -> None:
-        """What was recorded speaks of memory that is another's now."""
+        """Drops all graphs, because the memory that they refer to was released."""
         self._recorded.clear()
         self._layers = self.cache.layers
 
@@ -147,7 +148,7 @@ def graphs_of(model: Decoder, cache: KVCache, max_num_seqs: int, max_model_len: 
 
 
 def why_not(model: Decoder, cache: KVCache) -> str | None:
-    """Why steps of this model cannot be recorded; None where they can."""
+    """The reason why steps of this model cannot be captured, or None."""
     if model.device.type != "cuda":
         return f"the device is {model.device.type}"
     if references_only():
@@ -166,7 +167,7 @@ def why_not(model: Decoder, cache: KVCache) -> str | None:
 
 
 def recorder(device: torch.device) -> Record:
-    """All that it records shares one pool of memory: graphs run one after another."""
+    """Creates a recorder. Its graphs share one memory pool, since they run one after another."""
     pool = torch.cuda.graph_pool_handle()
 
     def record(compute: Compute) -> Compute:

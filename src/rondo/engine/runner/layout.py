@@ -1,5 +1,5 @@
-"""How a step's tokens lie in one flat row: decodes with what they carry, then prompts from their beginning, then pieces
-of prompts that have a past."""
+"""Layout of a step's tokens in one flat row: decodes with their draft tokens, then prompts from their beginning, then
+chunks of prompts with a past."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ Ints = NDArray[np.int64]
 
 
 class BlockTables:
-    """The blocks of the running requests in one group of layers, by their rows. They stay from step to step: only what
-    is new is written."""
+    """Block tables of the running requests in one group of layers, by row. They persist between steps: only new blocks
+    are written."""
 
     def __init__(self, group: int, rows: int, pages: int, block_size: int) -> None:
         self.group = group
         self.block_size = block_size
         self._tables = np.zeros((rows, pages), dtype=np.int64)
         self._base = np.zeros(rows, dtype=np.int64)
-        """The position where a row's table begins: blocks before it have passed out of the window."""
+        """Position where a row's table begins; blocks before it have left the window."""
         self.shifted = False
-        """Whether any table ever began elsewhere than at 0."""
+        """Whether any table has begun elsewhere than at 0."""
         self._filled = [0] * rows
-        """How many blocks a row's table was made for, plus how many had passed: it changes when either does."""
+        """Number of blocks in a row's table plus the number of released blocks: it changes when either does."""
 
     def clear(self, row: int) -> None:
         self._filled[row] = self._base[row] = 0
 
     def doubt(self, request: Request, length: int) -> None:
-        """Of the request's blocks, those beyond `length` tokens may not be the same in the next step."""
+        """Marks the request's blocks beyond `length` tokens as stale, since they may differ in the next step."""
         row = request.row
         kept = -(-length // self.block_size) + int(self._base[row]) // self.block_size
         self._filled[row] = min(self._filled[row], kept)
@@ -72,7 +72,7 @@ class BlockTables:
         return self._base[rows]
 
     def slots(self, rows: Ints, seen: Ints) -> Ints:
-        """Where the token is before which a row's table has `seen` others."""
+        """Slots of the tokens that have `seen` tokens before them in their row's table."""
         slots: Ints = self._tables[rows, seen // self.block_size] * self.block_size + seen % self.block_size
         return slots
 
@@ -80,7 +80,7 @@ class BlockTables:
         return self._tables[:, : -(-longest // self.block_size)].take(rows, axis=0)
 
     def read_from(self, bases: Ints, rows: Ints, longest: int) -> Ints:
-        """As if the tables began at `bases`, with any block in place of one that nobody sees here."""
+        """Reads the tables as if they began at `bases`, with arbitrary blocks in masked places."""
         tables = self.read(rows, longest)
         at = np.arange(tables.shape[1]) - (self._base[rows] - bases)[:, None] // self.block_size
         return np.take_along_axis(tables, at.clip(0), axis=1)
@@ -88,7 +88,8 @@ class BlockTables:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """In one group of layers: how many others each token's request's table has before it, and the token's slot."""
+    """The past of each token in one group of layers: the number of tokens before it in its request's table, and its
+    slot."""
 
     tables: BlockTables
     seen: Ints
@@ -97,15 +98,15 @@ class Past:
 
 @dataclass(frozen=True, slots=True)
 class Flat:
-    """A step's row. Of each token: its position, whose it is (an index of `requests`, the decodes first), and its past
-    in each group of layers."""
+    """Flat row of a step. For each token: its position, its owner (an index into `requests`, the decodes first), and
+    its past in each group of layers."""
 
     requests: Sequence[Request]
     decodes: int
-    """How many tokens belong to decodes."""
+    """Number of tokens that belong to decodes."""
     rows: Ints
     starts: Ints
-    """The first token of each request, and last the number of all."""
+    """First token of each request, and the total number of tokens."""
     tokens: Ints
     positions: Ints
     owners: Ints
@@ -113,7 +114,7 @@ class Flat:
 
     @property
     def lengths(self) -> Ints:
-        """How long each token's request is with this step."""
+        """Length of each token's request including this step."""
         last = self.positions[self.starts[1:] - 1] + 1
         own = last[self.owners]
         own[: self.decodes] = self.positions[: self.decodes] + 1
@@ -121,7 +122,7 @@ class Flat:
 
 
 def flatten(plan: StepPlan, chunks: Sequence[Request], groups: Sequence[BlockTables]) -> Flat:
-    """`chunks` in the order in which they lie."""
+    """Builds the flat row. `chunks` are in row order."""
     requests = [*plan.decodes, *chunks]
     tokens = [request.tokens[request.computed] for request in plan.decodes]
     counts = np.ones(len(requests), dtype=np.int64)
@@ -165,8 +166,9 @@ def _past(
 def compiled_step(
     flat: Flat, tokens: Tensor, positions: Tensor, served: Sequence[AdapterWeights | None], by_length: bool
 ) -> CompiledStep:
-    """All tokens alike: each with its request's tables, and its adapter's. What a token sees is counted from where the
-    tables of the first group begin, which sees the most. `tokens` is read when the step runs."""
+    """Builds the step of the compiled decoder, which handles all tokens alike, with the tables and the adapter of their
+    requests. Lengths count from the beginning of the first group's tables, which has the largest window. `tokens` is
+    read when the step runs."""
     first, *others = flat.pasts
     longest = int(first.seen.max()) + 1
     tables = [first.tables.read(flat.rows, longest)]
@@ -202,8 +204,8 @@ def _addresses(served: Sequence[AdapterWeights | None]) -> Tensor | None:
 
 
 def step_layouts(flat: Flat, device: torch.device, given: torch.dtype, kept: torch.dtype) -> list[StepLayout]:
-    """For each group of layers: each kind of token by the operation made for it. The model's type is `given`, the
-    cache's `kept`."""
+    """Layout for each group of layers, with the best operation for each kind of token. `given` is the model's type,
+    `kept` the cache's."""
     lengths = to_device(flat.lengths, device)
     compiled = (
         device.type == "cpu"
@@ -244,7 +246,7 @@ def _step_layout(flat: Flat, past: Past, lengths: Tensor, device: torch.device) 
 
 
 def _in_chunks(flat: Flat, past: Past, lengths: Tensor, device: torch.device) -> StepLayout:
-    """The decodes, and everybody else's next tokens, whether they have a past or not."""
+    """The decodes, and the next tokens of all other requests, with or without a past."""
     count, tables = flat.decodes, past.tables
     first = int(flat.owners[count - 1]) + 1 if count else 0
     slots = to_device(past.slots[count:], device)
@@ -258,7 +260,8 @@ def _in_chunks(flat: Flat, past: Past, lengths: Tensor, device: torch.device) ->
 
 
 def _alike(flat: Flat, past: Past, lengths: Tensor) -> StepLayout:
-    """All tokens over their request's pages. Decodes by themselves have a kernel that writes, too."""
+    """Layout of a step that handles all tokens alike, each over its request's pages. A step of decodes only has a
+    kernel that also writes to the cache."""
     only = flat.decodes == len(flat.tokens)
     related = only and len(flat.requests) < flat.decodes
     decodes = _decode_step(flat, past, lengths.device) if only else None
@@ -279,7 +282,7 @@ def _decode_step(flat: Flat, past: Past, device: torch.device) -> DecodeStep:
 
 
 def shape(request: Request, block_size: int) -> tuple[int, int]:
-    """Prompts without a past first; then those that attend together side by side."""
+    """Sort key: prompts without a past first, then chunks of one size class next to each other."""
     past = request.computed - request.tables[0].passed * block_size
     return piece_shape(past, request.planned) if request.computed else (0, 0)
 
@@ -290,7 +293,7 @@ def to_device(array: Ints, device: torch.device) -> Tensor:
 
 
 def rows_of(requests: Iterable[Request]) -> Ints:
-    """How many tokens each decode has: its own and what is proposed for it."""
+    """Number of tokens of each decode: its own and its draft tokens."""
     return np.array([1 + len(request.proposed) for request in requests], dtype=np.int64)
 
 

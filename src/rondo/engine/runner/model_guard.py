@@ -1,4 +1,4 @@
-"""What may happen to a model behind the back of who has looked at it."""
+"""Detection of changes to a model's weights and hooks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from rondo.models import Decoder
 
 
 class Watched:
-    """Its weights may move, or become others; and something may come to hang on its modules."""
+    """Watches a model whose weights may move or be replaced, and whose modules may receive hooks."""
 
     def __init__(self, model: Decoder) -> None:
         modules = list(model.modules())
@@ -18,11 +18,11 @@ class Watched:
 
     @property
     def hooked(self) -> bool:
-        """What hangs on a module (an adapter that is attached, an observer) must see its module called."""
+        """Whether a module has hooks (an attached adapter, an observer), which run only if the module is called."""
         return any(self._hooks)
 
     def moved(self) -> bool:
-        """Whether weights are elsewhere than when this was last asked; the first time they are."""
+        """Whether weights have moved since the last call; True at the first call."""
         places = [
             0 if (parameter := parameters[name]) is None else parameter.data_ptr()
             for parameters, name in self._parameters

@@ -1,4 +1,4 @@
-"""Whether a config is of Rondo's own engine."""
+"""Validation of a config for the native engine."""
 
 from __future__ import annotations
 

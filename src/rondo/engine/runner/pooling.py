@@ -1,8 +1,9 @@
-"""Requests that want a vector of their prompt and not an answer: they end with the step that computes its last token.
+"""Pooling requests: they return a vector of their prompt instead of tokens, and end with the step that computes the
+last token.
 
-The vector is the model's normalised output at the last token, or its mean over all of them. Of a prompt that is
-computed in pieces the mean is added up piece by piece, so nothing of it may come out of the prefix cache. The last
-token is always computed, whatever was found of those before it.
+The vector is the model's normalised output at the last token, or its mean over all tokens. For a chunked prompt the
+mean is accumulated chunk by chunk, so no part of it may be a prefix-cache hit. The last token is always computed, even
+if all tokens before it are cached.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Outputs = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class PooledPart:
-    """What a step adds to one request's vector: the outputs at these `rows` of the flat row."""
+    """Contribution of a step to one request's vector: the outputs at these `rows` of the flat row."""
 
     request: Request
     rows: range
@@ -42,8 +43,8 @@ class PooledPart:
 
 @dataclass(frozen=True, slots=True)
 class Pools:
-    """The vectors of a step, and the scores of prompts. The model gives all rows that are read in rising order;
-    `places` says where among them those of its logits are, and after them those of the parts."""
+    """Vectors and prompt scores of a step. The model returns the read rows in ascending order; `places` are the indices
+    of the logits' rows among them, followed by the rows of the parts."""
 
     parts: Sequence[PooledPart | ScorePart]
     places: Tensor
@@ -53,7 +54,7 @@ class Pools:
         return [part.request for part in self.parts if part.ends]
 
     def take(self, x: Tensor, norm: Outputs, head: Outputs) -> Tensor:
-        """The outputs x [R, H] before the norm go to the parts; those for logits are returned."""
+        """Distributes the outputs x [R, H] before the norm to the parts and returns the rows for logits."""
         counts = [len(part.rows) for part in self.parts]
         x = x[self.places.to(x.device)]
         rest = x.shape[0] - sum(counts)
@@ -63,7 +64,7 @@ class Pools:
 
 
 def parts_of(requests: Sequence[Request], starts: Ints, vocab: int) -> list[PooledPart | ScorePart]:
-    """`starts` are each request's first row in the step, and last the number of all."""
+    """Parts of a step. `starts` are each request's first row in the step, and the total number of rows."""
     parts: list[PooledPart | ScorePart] = []
     for i, request in enumerate(requests):
         if request.pooling is None:
@@ -84,7 +85,8 @@ def parts_of(requests: Sequence[Request], starts: Ints, vocab: int) -> list[Pool
 def pools_of(
     parts: Sequence[PooledPart | ScorePart], leaders: list[Request], rows: list[int]
 ) -> tuple[list[Request], list[int], Pools | None]:
-    """All rows that are read, those `rows` of the `leaders` among them, whose each is, and what becomes of them."""
+    """Merges the `rows` of the `leaders` with the rows of the parts: the owner of each read row, the rows, and their
+    use."""
     if not parts:
         return leaders, rows, None
     readers = leaders + [part.request for part in parts for _ in part.rows]
@@ -95,5 +97,5 @@ def pools_of(
 
 
 def is_usable(request: Request) -> bool:
-    """Whether the model's output was finite."""
+    """Whether the request's vector is finite."""
     return request.vector is not None and bool(torch.isfinite(request.vector).all())

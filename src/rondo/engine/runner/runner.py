@@ -1,4 +1,5 @@
-"""Executes a plan: lays its tokens out in one flat row, runs the model, and samples where a request has caught up."""
+"""Executes a plan: arranges its tokens in one flat row, runs the model, and samples for each request that has caught
+up."""
 
 from __future__ import annotations
 
@@ -41,8 +42,9 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """`requests` got one token each, in the order of `sampled`, followers included; the others are still catching up.
-    One that carried proposals is there once more for each of them. `pooled` have their vector."""
+    """Result of a step. `requests` received one token each, in the order of `sampled`, followers included; a request
+    with draft tokens occurs once more for each of them. All other requests are still catching up. The vectors of
+    `pooled` are complete."""
 
     requests: list[Request]
     sampled: Sampled | None
@@ -51,10 +53,11 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class PreparedStep:
-    """A step laid out. What it needs of its requests is copied, so that they may move on while it runs.
+    """A step ready to run. Its request data are copied, so that requests may change while it runs.
 
-    `read` are the rows of the flat row that give logits, or go into a vector (`pools`); `counts` how many requests (a
-    leader and its followers) sample from each of the first; `batch` is None where nobody has caught up.
+    `read` are the rows of the flat row that produce logits or contribute to a vector (`pools`); `counts` is the number
+    of requests (a leader and its followers) that sample from each row of logits; `batch` is None if no request has
+    caught up.
     """
 
     plan: StepPlan
@@ -69,7 +72,7 @@ class PreparedStep:
 
     @property
     def pooled(self) -> list[Request]:
-        """Those whose vector this step completes."""
+        """Requests whose vector this step completes."""
         return [] if self.pools is None else self.pools.ended
 
     @property
@@ -147,8 +150,8 @@ class Runner:
 
     @torch.inference_mode()
     def forward(self, step: PreparedStep) -> Tensor | None:
-        """The logits for the next token of those that caught up, one row each, and one more for each proposal. On the
-        way, vectors get what is theirs."""
+        """Logits of the next token, one row per request that has caught up and one per draft token. Pooling parts take
+        their outputs on the way."""
         self._move_blocks(step.plan)
         head: Callable[[Tensor], Tensor] = self.model.head
         if isinstance(step.layout, CompiledStep):
@@ -171,14 +174,15 @@ class Runner:
             return self.model.trunk(step.tokens, step.positions, Paged(self.cache, layouts), step.read)
 
     def forget_graphs(self) -> None:
-        """Before the memory that they speak of goes."""
+        """Drops the CUDA graphs before their memory is released."""
         if self.graphs is not None:
             self.graphs.forget()
 
     def _move_blocks(self, plan: StepPlan) -> None:
-        """In this order, and all before the step writes. Copies complete what a request that is swapped out holds,
-        and come from blocks that may be another's by now. What is swapped out is then whole, and still there: only
-        blocks that come in, and the step, write to blocks that are given anew. On a GPU the order is the stream's."""
+        """Copies and swaps blocks before the step writes. The order matters: copies complete the blocks of requests
+        that may be swapped out, and read blocks that may have a new owner by now. Swapped-out blocks are then complete
+        and not yet overwritten, since only swapped-in blocks and the step write to reallocated blocks. On a GPU the
+        stream ensures the order."""
         self.cache.copy(plan.copies)
         for host, pairs in zip(self.hosts, plan.swap_out, strict=True):
             if pairs:
@@ -200,7 +204,8 @@ class Runner:
     def _mixture(
         self, flat: Flat, served: list[AdapterWeights | None], readers: list[Request]
     ) -> Mixture | None:
-        """What the adapters of this step's requests add, in the order of the flat row; `readers` have the rows read."""
+        """Mixture of the adapters in this step, in the order of the flat row; `readers` are the owners of the read
+        rows."""
         if self.mixer is None or not served:
             self._forget()
             return None
@@ -215,14 +220,14 @@ class Runner:
 
 
 def _served_of(requests: Sequence[Request]) -> list[AdapterWeights | None]:
-    """The adapter of each; nothing where nobody has one."""
+    """Adapter of each request; empty if no request has one."""
     adapters = [request.adapter for request in requests]
     return [None if each is None else each.served for each in adapters] if any(adapters) else []
 
 
 def _caught_up(plan: StepPlan, chunks: list[Request]) -> tuple[list[Request], list[int]]:
-    """The requests whose last token is computed in this step, so that one follows, and the row it is in; then those of
-    its proposals."""
+    """Requests whose last token is computed in this step, and the row of that token; draft tokens add
+    one entry each."""
     decodes = plan.decodes
     if plan.ahead:
         decodes = [each for request in decodes for each in (request, *(request for _ in request.proposed))]

@@ -1,7 +1,7 @@
-"""From logits to tokens, for the whole batch at once; what no request asks for is not computed.
+"""Batched sampling; unrequested steps are not computed.
 
-A request's token is a function of its own logits, seed and position. Log-probabilities come from the function the
-learner uses, of the distribution before top-k, top-p, min-p, penalties and biases.
+A request's token is a function of its own logits, seed and position. Log-probabilities use the learner's function, on
+the distribution before top-k, top-p, min-p, penalties and biases.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ Ints = NDArray[np.int64]
 
 FILTERS, EDITS, LOGPROBS, TOP, RAW, MASKED = 1, 2, 4, 8, 16, 32
 ALL = 2**31
-"""A top-k beyond every vocabulary."""
+"""A top-k larger than every vocabulary."""
 LARGEST_DRAW = np.float32(1 - 2**-24)
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
     tokens: list[int]
-    """NO_TOKEN where the model's logits are not finite."""
+    """Sampled tokens; NO_TOKEN where the model's logits are not finite or no token is allowed."""
     logprobs: list[float] | None
     top: dict[int, list[tuple[int, float]]]
-    """The likeliest alternatives, for the rows that asked."""
+    """Top alternatives, for the rows that requested them."""
     excluded: frozenset[int] = frozenset()
-    """The rows in which what the request asks for leaves no token."""
+    """Rows in which the request's constraints leave no token."""
 
     def only(self, rows: list[int]) -> Sampled:
         logprobs = None if self.logprobs is None else [self.logprobs[row] for row in rows]
@@ -47,23 +47,24 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class SamplingBatch:
-    """What sampling must know of the requests, one entry a row of the logits: they may change while a step runs."""
+    """Sampling parameters of a step, one entry per row of the logits; copied, since requests may change while a step
+    runs."""
 
     requests: list[Request]
     ahead: Ints | None
     needs: Ints
     wanted: int
-    """What any of them needs."""
+    """Union of the rows' needs."""
     temperature: np.ndarray
     limits: tuple[np.ndarray, ...]
-    """top_k, top_p, min_p, where any of them has some."""
+    """top_k, top_p and min_p, if any row has a filter."""
     seeds: np.ndarray
     positions: np.ndarray
     masks: Masks | None = None
 
     @property
     def scored_at(self) -> np.ndarray:
-        """The temperature of the distribution that a row's log-probabilities are of; 0 counts as 1."""
+        """Temperature of the distribution for a row's log-probabilities; 0 counts as 1."""
         if not self.wanted & RAW:
             return self.temperature
         return np.where(self.needs & RAW, np.float32(1), self.temperature)
@@ -71,7 +72,7 @@ class SamplingBatch:
 
 @dataclass(frozen=True, slots=True)
 class Top:
-    """The likeliest tokens of some rows and their log-probabilities [W, K]; `rows[i]` wants the first `counts[i]`."""
+    """Likeliest tokens of some rows and their log-probabilities [W, K]; `rows[i]` uses the first `counts[i]`."""
 
     rows: list[int]
     counts: list[int]
@@ -85,13 +86,13 @@ class Top:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """What was sampled, still on the device."""
+    """Sampled tokens, still on the device."""
 
     tokens: Tensor
     logprobs: Tensor | None = None
     top: Top | None = None
     source: Tensor | None = None
-    """The logits that tokens were chosen from, where requests changed them or have `masks`."""
+    """The logits from which tokens were chosen, if requests edited them or have `masks`."""
     masks: Tensor | None = None
 
     def read(self) -> Sampled:
@@ -108,7 +109,7 @@ class Drawn:
 
 
 class Sampler:
-    """Holds each running request's parameters by its row, so that a step gathers them without a loop."""
+    """Stores each running request's parameters by row, so that a step gathers them without a loop."""
 
     def __init__(self, max_num_seqs: int, stop_ids: tuple[int, ...] = (), vocab: int = 0) -> None:
         self.eos_ids = stop_ids
@@ -138,7 +139,8 @@ class Sampler:
         )
 
     def batch(self, requests: list[Request], ahead: Ints | None = None) -> SamplingBatch:
-        """A request may be there several times, each after so many of its proposals as `ahead` says."""
+        """Gathers the parameters of a step. A request may occur several times, each time after `ahead` of its draft
+        tokens."""
         rows = np.array([request.row for request in requests], dtype=np.int64)
         positions = np.array([len(request.tokens) for request in requests], dtype=np.int64)
         needs = self._needs[rows]
@@ -157,7 +159,7 @@ class Sampler:
         )
 
     def sample(self, logits: Tensor, batch: SamplingBatch) -> Drawn:
-        """logits [R, V], one row a request."""
+        """Samples from logits [R, V], one row per request."""
         masks = _found(batch, logits)
         if not batch.wanted & (EDITS | FILTERS):
             return self._sample_plain(logits, batch, masks)
@@ -170,8 +172,8 @@ class Sampler:
         return Drawn(tokens, logprobs, _top(logits, tokens, logprobs, batch), source)
 
     def _sample_plain(self, logits: Tensor, batch: SamplingBatch, masks: Tensor | None) -> Drawn:
-        """In one pass, where all tokens come from the very distributions that log-probabilities are of, or from what
-        masks leave of them."""
+        """Single-pass sampling, when all tokens come from the distributions of their log-probabilities, or from masked
+        versions of them."""
         scales = None
         if batch.wanted & LOGPROBS:
             scales = _on(logits, 1 / np.where(batch.scored_at == 0, np.float32(1), batch.scored_at))
@@ -182,17 +184,16 @@ class Sampler:
 
     @torch.inference_mode()
     def choose(self, logits: Tensor, batch: SamplingBatch) -> Tensor:
-        """The tokens alone."""
+        """Tokens only, without log-probabilities."""
         return _choose(self._edit(logits, batch, _found(batch, logits)), batch)
 
     def _edit(self, logits: Tensor, batch: SamplingBatch, masks: Tensor | None) -> Tensor:
-        """With the grammars, biases and penalties of the requests that have some; a copy, where log-probabilities are
-        those of the logits as they were."""
+        """Applies grammars, biases and penalties; on a copy if log-probabilities need the original logits."""
         given, logits = logits, logits.float()
         if batch.wanted & (EDITS | MASKED) and batch.wanted & LOGPROBS and logits is given:
             logits = logits.clone()
         if masks is not None:
-            # One by one: what a row needs stays in the cache, and is never gathered.
+            # Row by row: the row stays in the CPU cache, and nothing is gathered.
             for i in np.flatnonzero(batch.needs & MASKED).tolist():
                 logits[i : i + 1] = masked(logits[i : i + 1], masks[i : i + 1])
         for i in np.flatnonzero(batch.needs & EDITS).tolist():
@@ -218,11 +219,11 @@ def _choose(logits: Tensor, batch: SamplingBatch) -> Tensor:
 
 
 def _fate(logits: Tensor, batch: SamplingBatch) -> tuple[Tensor, Tensor]:
-    """The temperature of each row, and its random number."""
+    """Temperature and random number of each row."""
     if not batch.temperature.any():
         return (_on(logits, batch.temperature),) * 2
     draws = uniforms(batch.seeds, batch.positions).astype(np.float32)
-    # The largest round up to 1, which would fall off the distribution's end.
+    # The largest draws round up to 1, which is beyond the end of the distribution.
     return _on(logits, batch.temperature), _on(logits, np.minimum(draws, LARGEST_DRAW))
 
 
@@ -231,7 +232,7 @@ def _on(logits: Tensor, numbers: np.ndarray) -> Tensor:
 
 
 def draw_filtered(probs: Tensor, draws: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
-    """As `draw`, from what top-k, then top-p, then min-p leave; a limit that is off is 0, 1 and 0."""
+    """Like `draw`, after top-k, then top-p, then min-p; their neutral values are 0, 1 and 0."""
     ordered, order = probs.sort(dim=-1, descending=True, stable=True)
     limits = (limit.to(probs.device)[:, None] for limit in (top_k, top_p, min_p))
     top_k, top_p, min_p = limits
@@ -246,9 +247,11 @@ def draw_filtered(probs: Tensor, draws: Tensor, top_k: Tensor, top_p: Tensor, mi
 
 
 def edit_row(logits: Tensor, request: Request, eos_ids: tuple[int, ...], ahead: int = 0) -> None:
-    """In place: repetition penalty over prompt and answer, presence and frequency over the answer, then biases.
+    """Edits a row in place: repetition penalty over prompt and answer, presence and frequency penalties over the
+    answer, then biases.
 
-    A row that counts comes after proposals that became tokens: `ahead` of them are part of the answer."""
+    A row after draft tokens counts only if they are accepted, so the first `ahead` draft tokens are part of the answer.
+    """
     params, device = request.sampling, logits.device
     tokens = request.tokens + request.proposed[:ahead] if ahead else request.tokens
     if params.repetition_penalty != 1.0:
@@ -278,7 +281,7 @@ def edit_row(logits: Tensor, request: Request, eos_ids: tuple[int, ...], ahead: 
         kept = logits[ends].clone()
         logits[ends] = -torch.inf
         if request.matcher is not None and logits.amax() == -torch.inf:
-            logits[ends] = kept  # the grammar has come to its end
+            logits[ends] = kept  # the grammar is complete
 
 
 def _ends_with(tokens: list[int], end: tuple[int, ...]) -> bool:

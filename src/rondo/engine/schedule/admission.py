@@ -1,4 +1,4 @@
-"""Waiting requests that begin or go on: in order, while budget, rows, seats and blocks last."""
+"""Admission of waiting requests: new and preempted ones start in order while budget, rows, seats and blocks last."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Admission:
         self._counters = counters
 
     def admit(self, budget: int) -> list[Request]:
-        """One whose next block is just being computed by another is put off: a step later it finds that block instead
-        of computing it twice."""
+        """Admits waiting requests. A request whose next block is being computed by another request is deferred: in the
+        next step that block is a cache hit instead of being computed twice."""
         admitted: list[Request] = []
         deferred: list[Request] = []
         while budget > 0 and not self._running.full and len(deferred) < self._running.size:
@@ -61,13 +61,13 @@ class Admission:
         return admitted
 
     def drop_copies(self, request: Request) -> None:
-        """It no longer comes back from host memory."""
+        """Releases the host copies of a request that will not be restored from them."""
         if request.host and self._swap is not None:
             self._swap.drop(request)
 
     def _find(self, request: Request) -> list[Table]:
-        """What the prefix cache has of it. Of a swapped one that need not move; but after a push it goes on with its
-        own keys and values."""
+        """Blocks of the request in the prefix cache. For a swapped request they need not be moved back; after a weight
+        update it has no hits, and continues with its own keys and values."""
         if request.host:
             request.publishable &= request.weight_version == self._prefixes.weight_version
             whole = request.computed // self._pool.block_size
@@ -77,11 +77,11 @@ class Admission:
                 for table, copies in zip(found, request.host, strict=True)
             ]
         self._prefixes.begin(request)
-        # At least one token is left to compute: it gives the logits for the next.
+        # At least one token remains to be computed: its logits yield the next token.
         return self._prefixes.find(request, (len(request.tokens) - 1) // self._pool.block_size)
 
     def _begin(self, request: Request, found: list[Table], budget: int) -> int:
-        """Lets it start, or start again, after what was found of it; returns by how many tokens it moves."""
+        """Starts or restarts a request after its cached prefix; returns its number of tokens in this step."""
         cached = len(found[0].blocks) * self._pool.block_size
         self._counters.prefix_queries += len(request.tokens)
         self._counters.prefix_hits += cached
@@ -89,7 +89,7 @@ class Admission:
         return self._enter(request, found, budget)
 
     def _resume(self, request: Request, found: list[Table], budget: int) -> int:
-        """Lets a swapped request go on where it was; returns by how many tokens it moves."""
+        """Resumes a swapped request; returns its number of tokens in this step."""
         there = [len(table.blocks) for table in found]
         count = self._enter(request, found, budget)
         assert self._swap is not None
@@ -106,8 +106,8 @@ class Admission:
         return count
 
     def _gather(self, leader: Request, copies: list[Table]) -> list[Request]:
-        """The other samples of the prompt that wait with the same tokens come along; `copies` are the host blocks
-        that the leader came back from, so that nobody gets other keys and values than their own."""
+        """Admits the other waiting samples of the prompt with the same tokens as followers. They must have the same
+        host blocks (`copies`) as the leader, so that every sample continues with its own keys and values."""
         gathered = []
         for sibling in leader.siblings:
             if self._running.full:

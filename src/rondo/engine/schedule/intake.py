@@ -1,4 +1,4 @@
-"""A request as it comes in: what is wrong with it, and the samples it asks for."""
+"""Validation of a new request and creation of its samples."""
 
 from __future__ import annotations
 
@@ -102,7 +102,8 @@ def check_prompt(
     param: str = "prompt",
     common: int = 0,
 ) -> None:
-    """`answer` is how many tokens must be left for it; `common` are further ones, of which only the number counts."""
+    """Raises an error for an invalid prompt. `answer` is the number of tokens to leave for the answer; `common` is a
+    number of further prompt tokens, which only count towards the length."""
     length = len(prompt) + common
     if not length:
         raise InvalidRequest(f"{name} is empty: it needs at least one token.", param=param)
@@ -113,8 +114,8 @@ def check_prompt(
 
 
 def context_exceeded(limit: int, length: int, name: str, param: str, most: bool = True) -> InvalidRequest:
-    """In OpenAI's words, which clients look for. `length` is that of what `name` stands for; if not `most`, it is a
-    number of characters that cannot be `limit` tokens."""
+    """The error in OpenAI's words, which clients match on. `length` is the number of tokens of `name`; without `most`,
+    it is a number of characters that exceed `limit` tokens."""
     if not most:
         found = f"your {name} resulted in more than {limit} tokens ({length} characters)"
     elif length > limit:
@@ -130,7 +131,7 @@ def context_exceeded(limit: int, length: int, name: str, param: str, most: bool 
 
 
 def nothing_left(request: Request) -> InvalidRequest:
-    """Said where a request's own wishes leave no next token."""
+    """The error for a request whose own constraints leave no next token."""
     at = f"after {request.generated} tokens of the answer"
     if request.matcher is not None:
         why = request.matcher.failure.partition("\n")[0] or "its other fields exclude what the grammar allows"

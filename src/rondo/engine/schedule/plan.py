@@ -1,4 +1,4 @@
-"""What the scheduler says of one step, and what it counts."""
+"""The scheduler's plan of one step, and its counters."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from rondo.engine.schedule.request import Request
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """`decodes` move by one token, `chunks` by `request.planned`; both start at `request.computed`. Of the decodes,
-    those in `ahead` may carry proposed tokens (see request.py), and are settled after the step.
+    """Requests and block moves of a step.
 
-    Before that, blocks move, in each group of layers: `copies` for samples that parted in the middle of one, `swap_out`
-    from the device to the host and `swap_in` back.
+    `decodes` advance by one token, `chunks` by `request.planned`; both start at `request.computed`. The decodes in
+    `ahead` may carry draft tokens (see request.py), which are settled after the step.
+
+    Blocks move before the step, in each group of layers: `copies` for samples that fork in the middle of a block,
+    `swap_out` from the device to the host and `swap_in` back.
     """
 
     decodes: list[Request]
@@ -39,4 +41,4 @@ class Counters:
     moved: int = 0
     """Tokens computed in all steps."""
     swaps: int = 0
-    """Those preemptions after which nothing is computed again."""
+    """Preemptions by swapping, which need no recomputation."""

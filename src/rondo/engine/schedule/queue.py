@@ -1,4 +1,4 @@
-"""The requests that wait, in order; while the queue is held, those that have not begun stay in it."""
+"""Queue of waiting requests, in order. While it is held, requests that have not started stay in it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import heapq
 from rondo.engine.schedule.request import Request
 
 Entry = tuple[int, int, int, Request]
-"""Its order, how often it was preempted when it was put here, and the request."""
+"""Order of the request, its number of preemptions when it was queued, and the request."""
 
 
 class WaitingQueue:
@@ -22,7 +22,7 @@ class WaitingQueue:
 
     @property
     def in_progress(self) -> bool:
-        """Whether one waits that has begun already: it was preempted."""
+        """Whether a waiting request has started before, that is, was preempted."""
         return any(_waits(entry) and _begun(entry) for entry in self._heap)
 
     def push(self, request: Request) -> None:
@@ -31,7 +31,7 @@ class WaitingQueue:
         self._put((*request.order, request.preemptions, request))
 
     def pop(self) -> Request | None:
-        """The first; it counts as waiting until it is `taken`, or put `back`."""
+        """The first request; it counts as waiting until it is `taken`, or put `back`."""
         while self._heap:
             entry = heapq.heappop(self._heap)
             if _waits(entry):
@@ -42,7 +42,7 @@ class WaitingQueue:
         self._count -= 1
 
     def take(self, request: Request) -> bool:
-        """Takes one that waits out of turn, unless it is held back. The caller changes its state."""
+        """Removes a waiting request out of turn, unless it is held back. The caller sets its state."""
         if self.holding and request.first_cached < 0:
             return False
         self._leave(request)
@@ -55,7 +55,7 @@ class WaitingQueue:
         self._leave(request)
 
     def _leave(self, request: Request) -> None:
-        """It stays in the heap until it surfaces, but such ones do not pile up in it."""
+        """Marks the entry as stale. Stale entries are dropped when they reach the top, or when there are too many."""
         request.state = "finished"
         self._count -= 1
         if len(self._heap) + len(self._held) > 2 * self._count + 64:
@@ -83,7 +83,8 @@ class WaitingQueue:
 
 
 def _waits(entry: Entry) -> bool:
-    """False for one that was taken, even if it was preempted since and is in the heap again."""
+    """Whether the entry is current; False after its request was taken, even if the request was preempted and queued
+    again."""
     *_, preemptions, request = entry
     return request.state == "waiting" and request.preemptions == preemptions
 

@@ -1,5 +1,5 @@
-"""Randomness by counter: the number for (seed, position) is a hash of the two, so a request's samples depend
-on nothing else: not on its neighbours, not on how its prompt was cut, not on whether it was preempted."""
+"""Counter-based randomness: the number for (seed, position) is a hash of the two, so that a request's samples do not
+depend on its batch, on prompt chunking or on preemption."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def mix(value: int) -> int:
 
 
 def derive(seed: int, index: int) -> int:
-    """A seed for the index-th sample of something seeded with `seed`; its own for index 0."""
+    """Seed of the sample with this index; for index 0 it is `seed`."""
     seed &= MASK
     return seed if index == 0 else mix(seed + index * GOLDEN & MASK)
 
@@ -27,7 +27,7 @@ def derive(seed: int, index: int) -> int:
 def uniforms(
     seeds: np.ndarray[Any, np.dtype[np.uint64]], positions: np.ndarray[Any, np.dtype[np.uint64]]
 ) -> Any:
-    """[0, 1) as float64, one for each (seed, position); seeds and positions uint64."""
+    """Uniform numbers in [0, 1) as float64, one for each (seed, position); seeds and positions are uint64."""
     with np.errstate(over="ignore"):
         x = _mix(seeds + np.uint64(GOLDEN))
         x = _mix(x ^ _mix(positions * np.uint64(GOLDEN) + np.uint64(1)))

@@ -1,14 +1,14 @@
-"""The engine's view of one sample: a few integers that say how far it has come.
+"""State of one sample.
 
-`cached <= computed <= len(tokens)` always holds. A request is never "in prefill" or "in decode": it is `remaining`
-tokens behind, and a step lets it catch up by some of them. When it has caught up it gets its next token.
+`cached <= computed <= len(tokens)` always holds. A request has no "prefill" or "decode" state: it is `remaining` tokens
+behind, and each step reduces that number. When it has caught up, its next token is sampled.
 
-Samples of one prompt are computed once for as long as their tokens are the same: one leads, the others are its
-`followers`, which have a row (of sampling parameters) but no blocks. Each draws a token of its own from the leader's
-logits; those that draw another one fork off.
+Samples of one prompt are computed once while their tokens are the same: one is the leader, the others are its
+`followers`, which have a row (of sampling parameters) but no blocks. Each draws its own token from the leader's logits;
+samples with a different token fork.
 
-In a step a request that is one token behind may carry `proposed` tokens, for which it has room in its blocks: `ahead`
-of them. They are guesses of what comes next; only those that turn out right become tokens.
+In a step, a request that is one token behind may carry `proposed` draft tokens, for which it has room for `ahead`
+tokens in its blocks. Only accepted draft tokens are added to `tokens`.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ class Request:
 
     adapter: LoadedAdapter | None = None
     adapter_key: int = 0
-    """Of the adapter's content, for the prefix cache; 0 is the base alone."""
+    """Key of the adapter's content, for the prefix cache; 0 is the base model."""
 
     salt: int = 0
-    """Of the prefix cache: only requests with the same salt share blocks; 0 is none."""
+    """Cache salt: only requests with the same salt share blocks; 0 is none."""
 
     pooling: Pooling | None = None
     vector: Tensor | None = None
-    """What it wants instead of tokens, where it says `pooling`: see pooling.py."""
+    """Output of a request with `pooling`, instead of tokens; see pooling.py."""
     scores: PromptScores | None = None
-    """Of its prompt, shared with its siblings, where it asks for them: see scoring.py."""
+    """Prompt log-probabilities, if requested, shared with the siblings; see scoring.py."""
     matcher: GrammarMatcher | None = None
-    """Where it is in the grammar that its answer obeys."""
+    """State of the answer in its grammar."""
 
     prompt_length: int = 0
     cached: int = 0
@@ -69,14 +69,14 @@ class Request:
     preemptions: int = 0
 
     siblings: list[Request] = field(default_factory=list)
-    """All samples of the same prompt, this one included; empty where it is the only one."""
+    """All samples of the same prompt, this one included; empty if it is the only one."""
     leader: Request | None = None
     followers: list[Request] = field(default_factory=list)
 
     tables: list[Table] = field(default_factory=list)
-    """While it runs: its blocks, in each group of layers."""
+    """While the request runs: its blocks in each group of layers."""
     host: list[Table] = field(default_factory=list)
-    """While it waits: the host blocks that keep what its blocks held, those that have passed left out."""
+    """While a swapped request waits: the host copies of its blocks, without blocks that have left the window."""
     keys: list[int] = field(default_factory=list)
     published: int = 0
     weight_version: int = -1
@@ -89,7 +89,7 @@ class Request:
     first_cached: int = -1
     finish_reason: FinishReason | None = None
     error: RondoError | None = None
-    """Why it was aborted, where that is the engine's doing."""
+    """Reason of an abort by the engine."""
     stop_reason: int | str | None = None
     stop_ids: frozenset[int] = frozenset()
     added_at: float = 0.0
@@ -106,7 +106,7 @@ class Request:
 
     @property
     def order(self) -> tuple[int, int]:
-        """Who goes first: lower priority value, then earlier arrival."""
+        """Scheduling order: lower priority value first, then earlier arrival."""
         return self.priority, self.arrival
 
     @property
@@ -118,7 +118,7 @@ class Request:
         return len(self.tokens) - self.prompt_length
 
     def follow(self, other: Request) -> None:
-        """Takes over how far the other has come, but for its blocks."""
+        """Copies the progress of the other request, except for its blocks."""
         self.cached, self.computed = other.cached, other.computed
         self.weight_version, self.publishable = other.weight_version, other.publishable
         self.published, self.keys = other.published, other.keys.copy()

@@ -1,7 +1,7 @@
-"""Who runs, in order: each with its blocks, and with a row that holds its sampling parameters.
+"""Running requests in order, each with its blocks and a row of sampling parameters.
 
-Samples of one prompt run as one request, their leader, until they draw different tokens. Those that ride on it have a
-row, but no blocks.
+Samples of one prompt run as one request, their leader, until they draw different tokens. Followers have a row, but no
+blocks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Running:
 
     @property
     def count(self) -> int:
-        """Samples, those that ride included."""
+        """Number of running samples, followers included."""
         return self.size - len(self._rows)
 
     @property
@@ -37,7 +37,7 @@ class Running:
         return not self._rows
 
     def enter(self, request: Request, found: list[Table]) -> None:
-        """It runs, with what was found of it."""
+        """Starts a request with its cached blocks `found`."""
         request.state = "running"
         request.row = self._rows.pop()
         request.tables = found
@@ -45,7 +45,7 @@ class Running:
         insort(self.leaders, request, key=_order)
 
     def vacate(self, request: Request) -> None:
-        """What it holds goes back; the caller takes it out of those that run."""
+        """Releases the request's blocks and row; the caller removes it from the running requests."""
         self._pool.release(request.tables)
         self._prefixes.unclaim(request)
         self._rows.append(request.row)
@@ -55,7 +55,7 @@ class Running:
         request.row = -1
 
     def end(self, requests: Sequence[Request]) -> None:
-        """They have finished; where one had followers, those go on."""
+        """Ends finished requests; the followers of a finished leader continue."""
         leaders = [request for request in requests if request.leader is None]
         for request in requests:
             request.state = "finished"
@@ -68,7 +68,7 @@ class Running:
         self.leaders = [request for request in self.leaders if request.state == "running"]
 
     def attach(self, leader: Request, rider: Request) -> None:
-        """`rider` has the tokens of `leader`, and runs with it."""
+        """Runs `rider`, which has the same tokens as `leader`, as its follower."""
         rider.state = "running"
         rider.row = self._rows.pop()
         rider.leader = leader
@@ -80,8 +80,8 @@ class Running:
         rider.row = -1
 
     def fork(self, leader: Request) -> list[Request]:
-        """Leader and followers have drawn their next tokens: those that drew another than the leader fork off, one for
-        each different token; the others of that token ride on it. Returns those for whom no block was left."""
+        """Forks followers that drew another token than the leader: one new leader for each different token, with its
+        other samples as followers. Returns the samples for which there was no free block."""
         branches: dict[int, list[Request]] = {}
         for rider in leader.followers:
             branches.setdefault(rider.tokens[-1], []).append(rider)
@@ -95,7 +95,7 @@ class Running:
         return out
 
     def take_copies(self) -> Moves:
-        """Blocks that the next step copies, for samples that parted in the middle of one."""
+        """Block copies of the next step, for samples that forked in the middle of a block."""
         copies = [list(each.items()) for each in self._copies]
         for each in self._copies:
             each.clear()
@@ -113,7 +113,7 @@ class Running:
         return True
 
     def _hand_over(self, leader: Request) -> None:
-        """The leader goes: the first of its followers takes its place, blocks and all."""
+        """Makes the first follower the leader, with the old leader's blocks."""
         if not leader.followers:
             return
         heir, *others = leader.followers

@@ -1,9 +1,10 @@
-"""Which requests move in this step, and by how many tokens. No clock, no device: the same state gives the same plan.
+"""Scheduler: which requests run in a step, and with how many tokens. It uses no clock and no device: the same state
+yields the same plan.
 
-One budget of tokens a step. Requests that are one token behind come first, since people wait for those; then the ones
-with more to catch up, in pieces that fit; then waiting requests (`Admission`). When blocks run out, the running request
-that is last in order gives its blocks back. Later it computes them again (or finds them in the prefix cache), or gets
-them from host memory, whichever is faster (`Swap`).
+Each step has a token budget. Decodes are scheduled first, to keep their latency low; then requests with more tokens to
+compute, in chunks that fit; then waiting requests (`Admission`). When blocks run out, the running request that is last
+in order is preempted. Later it is recomputed (or hits the prefix cache), or restored from host memory, whichever is
+faster (`Swap`).
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Scheduler:
         self.max_step_tokens = max_step_tokens
         self.max_queued = max_queued
         self.lookahead = 0
-        """How many proposed tokens a request may carry in the next step."""
+        """Maximum number of draft tokens per request in the next step."""
         self.counters = Counters()
         self._prefixes = Prefixes(pool, weight_version)
         self._running = Running(pool, self._prefixes, max_num_seqs)
@@ -55,12 +56,12 @@ class Scheduler:
 
     @property
     def running(self) -> list[Request]:
-        """In order, without those that ride."""
+        """Running requests in order, without followers."""
         return self._running.leaders
 
     @property
     def num_running(self) -> int:
-        """Samples, those that ride included."""
+        """Number of running samples, followers included."""
         return self._running.count
 
     @property
@@ -77,11 +78,11 @@ class Scheduler:
 
     @property
     def in_progress(self) -> bool:
-        """Whether anything has begun and is not done: it runs, or waits only because it was preempted."""
+        """Whether a started request is unfinished: it runs, or waits only because it was preempted."""
         return bool(self.running) or self._waiting.in_progress
 
     def hold(self) -> None:
-        """What has begun goes on; the others stay in the queue until `release`."""
+        """Lets started requests continue; other requests stay in the queue until `release`."""
         self._waiting.hold()
 
     def release(self) -> None:
@@ -100,7 +101,7 @@ class Scheduler:
         self._waiting.push(request)
 
     def finish(self, request: Request) -> None:
-        """Takes a request out, whatever its state; its published blocks stay in the prefix cache."""
+        """Removes a request in any state; its published blocks stay in the prefix cache."""
         if request.state == "waiting":
             self._waiting.remove(request)
             self._admission.drop_copies(request)
@@ -109,11 +110,12 @@ class Scheduler:
         request.state = "finished"
 
     def finish_all(self, requests: Sequence[Request]) -> None:
-        """As `finish` for several running requests, in one pass."""
+        """Like `finish` for several running requests, in one pass."""
         self._running.end(requests)
 
     def fork(self, leader: Request) -> None:
-        """Leader and followers have drawn their next tokens: they go on together where those are the same."""
+        """Forks samples after leader and followers have drawn their next tokens; samples with the same tokens stay
+        together."""
         for request in self._running.fork(leader):
             self._wait_again(request)
 
@@ -140,7 +142,7 @@ class Scheduler:
         )
 
     def commit(self, plan: StepPlan) -> None:
-        """Account for a computed plan: advance its requests and publish the blocks that became full."""
+        """Accounts for a computed plan: advances its requests and publishes the blocks that became full."""
         size, moved = self.pool.block_size, 0
         for request in (*plan.decodes, *plan.chunks):
             moved += request.planned
@@ -154,8 +156,8 @@ class Scheduler:
             self._leave_behind(request)
 
     def commit_drafts(self, requests: Sequence[Request]) -> None:
-        """What `requests` carried, if anything, has become tokens or not: what has is computed, and the blocks of the
-        rest go back."""
+        """Settles the draft tokens of `requests`: accepted tokens are computed, and the blocks of rejected ones are
+        released."""
         size = self.pool.block_size
         for request in requests:
             request.ahead = 0
@@ -166,22 +168,23 @@ class Scheduler:
             self._leave_behind(request)
 
     def set_weight_version(self, version: int) -> None:
-        """Blocks that hold the old version's keys and values are never found again, and a request that carries some
-        publishes nothing more: its later blocks depend on them."""
+        """Removes the old version's blocks from the prefix cache. Running requests publish no further blocks, because
+        those would depend on old keys and values."""
         self._prefixes.set_weight_version(version)
         for request in self.running:
             request.publishable = False
             request.claim = None
 
     def preempt_all(self) -> None:
-        """The KV cache goes: what runs waits to be computed again, and no prefix is found any more."""
+        """Preempts all running requests for recomputation and empties the prefix cache, because the KV cache is about
+        to be released."""
         while self.running:
             self._preempt(self.running.pop(), [], swaps=False)
-        self._running.take_copies()  # of blocks that are gone
+        self._running.take_copies()  # their blocks no longer exist
         self.pool.forget()
 
     def _plan_decodes(self, budget: int, preempted: list[Request]) -> tuple[int, list[Request]]:
-        """Returns the budget that is left, and those that have more than one token to catch up."""
+        """Plans the decodes. Returns the remaining budget, and the requests with more than one token to compute."""
         running, size = self.running, self.pool.block_size
         behind: list[Request] = []
         i = 0
@@ -201,7 +204,7 @@ class Scheduler:
         return budget, behind
 
     def _plan_chunks(self, behind: list[Request], budget: int, preempted: list[Request]) -> int:
-        """Returns the budget that is left."""
+        """Plans chunks. Returns the remaining budget."""
         for request in behind:
             if budget <= 0:
                 break
@@ -218,8 +221,8 @@ class Scheduler:
         return budget
 
     def _make_room(self, request: Request, need: int, preempted: list[Request]) -> int:
-        """Preempts the last in order until `need` blocks are there or `request` itself is out. Returns the tokens
-        that the preempted ones had planned."""
+        """Preempts requests, last in order first, until `need` blocks are available or `request` itself is preempted.
+        Returns the number of tokens that the preempted requests had planned."""
         returned = 0
         while need > self.pool.available:
             victim = self.running.pop()
@@ -253,6 +256,6 @@ class Scheduler:
         self._waiting.push(request)
 
     def _leave_behind(self, request: Request) -> None:
-        """What is computed of it is there for others, and what no layer sees any more goes."""
+        """Publishes the request's computed blocks and releases the blocks outside the windows."""
         self._prefixes.publish(request)
         self.pool.let_pass(request)

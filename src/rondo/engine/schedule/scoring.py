@@ -1,7 +1,7 @@
-"""Requests that want the log-probabilities of their prompt: found while it is computed, piece by piece.
+"""Prompt log-probabilities, computed chunk by chunk with the prompt.
 
-A position's row gives the log-probability of the token after it. What the prefix cache has gives none, so such a
-request computes its prompt from the first token on; what it has once found it keeps, through preemption too.
+A position's row yields the log-probability of the token after it. Cached tokens have no rows, so such a request
+computes its prompt from the first token on. Its results survive preemption.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from rondo.engine.schedule.request import Request
 from rondo.ops import token_logprobs
 
 CHUNK_ELEMENTS = 1 << 22
-"""Logits that are there at once."""
+"""Maximum number of logits in memory at once."""
 
 
 @dataclass(slots=True, eq=False)
 class PromptScores:
-    """Of one prompt, for all its samples: the tokens after the first `planned` are scored, or are about to be."""
+    """Scores of one prompt, shared by all its samples. The tokens after the first `planned` positions are scored or
+    about to be."""
 
     targets: list[int]
     count: int
@@ -43,7 +44,7 @@ class PromptScores:
         return self.planned == len(self.targets)
 
     def add(self, logits: Tensor, targets: Tensor) -> None:
-        """The next ones, [R, V] and [R]."""
+        """Appends the scores of the next targets, from logits [R, V] and targets [R]."""
         logits = logits.float()
         chosen = logits.gather(-1, targets[:, None])
         logprobs = token_logprobs(logits, targets, self.temperature)
@@ -53,11 +54,11 @@ class PromptScores:
         self._found.append((logprobs, ranks, best.indices, values))
 
     def give(self, found: PromptLogprobs) -> None:
-        """All of them at once, from somebody else."""
+        """Sets all scores at once, when another engine has computed them."""
         self._read = found
 
     def read(self) -> PromptLogprobs | None:
-        """None where not all of them are there."""
+        """The scores, or None if they are incomplete."""
         if self._read is None and sum(len(part[0]) for part in self._found) == len(self.targets):
             read: PromptLogprobs = [None]
             for part in self._found:
@@ -70,7 +71,7 @@ class PromptScores:
 
 @dataclass(frozen=True, slots=True)
 class ScorePart:
-    """What a step adds to one prompt's scores: from the outputs at these `rows` of the flat row."""
+    """Contribution of a step to one prompt's scores: the outputs at these `rows` of the flat row."""
 
     request: Request
     rows: range
@@ -87,7 +88,7 @@ class ScorePart:
 
 
 def score_part(request: Request, first: int, count: int, vocab: int) -> ScorePart | None:
-    """What a step finds that computes `count` tokens of the request, the first of them in row `first`."""
+    """Scores of a step that computes `count` tokens of the request, the first of them in row `first`."""
     scores = request.scores
     assert scores is not None
     low = max(scores.planned, request.computed)

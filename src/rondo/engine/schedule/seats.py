@@ -1,4 +1,4 @@
-"""How many requests may begin to run: the three ways of batching. One that has begun keeps its seat to its end."""
+"""Batching policy: how many requests may start to run. A started request retains its seat to the end."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class BatchingPolicy:
         self._waited = 0
 
     def open(self, idle: bool, waiting: int) -> None:
-        """Before requests are let in: a batch that is not continuous opens when nothing runs, and a static one only
-        when it is full or nobody has come since the last step."""
+        """Opens seats before admission. Except in continuous batching, a batch opens when nothing runs; a static one
+        also waits until it is full or no request has arrived since the last step."""
         if self._batching == "continuous":
             self._free = self._count
         elif idle:
@@ -30,7 +30,8 @@ class BatchingPolicy:
         return request.first_cached >= 0 or self._free > 0
 
     def take(self, request: Request, cached: int) -> None:
-        """It runs; at its first time with `cached` tokens found."""
+        """Records that the request runs. At its first start it occupies a seat, with `cached` tokens from the prefix
+        cache."""
         if request.first_cached < 0:
             request.first_cached = cached
             self._free -= 1

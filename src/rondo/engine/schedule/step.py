@@ -1,4 +1,4 @@
-"""What one step of the engine brought."""
+"""Output of one step of the engine."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from rondo.engine.schedule.request import Request
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """`advanced` got a token each, and `extra` more came from accepted proposals; `finished` are done, with their last
-    token or an error; `admitted` began to run."""
+    """Result of a step: `advanced` received one token each, and `extra` counts further tokens from accepted drafts;
+    `finished` have ended with their last token or an error; `admitted` have started to run."""
 
     advanced: list[Request]
     finished: list[Request]

@@ -1,9 +1,9 @@
-"""Whether to speculate in the next step. No clock: it is told how long steps took, and keeps an account.
+"""Adaptive speculative decoding: whether to speculate in the next step. No clock: step times are passed in.
 
-For each number of decoding requests there is an account of time. Every step pays a small share of its time into it;
-a step that speculated pays in what it gained, or draws what it lost, against the steps that did not. While there is
-something in the account the engine speculates. When it is overdrawn it stops, until the shares of later steps have paid
-for another try. So speculation never costs more than the share, whatever the model, the text and the machine.
+For each number of decoding requests there is a time account. Every step pays in a small share of its time; a
+speculating step adds its gain, or subtracts its loss, relative to plain steps. The engine speculates while the balance
+is positive. When it is overdrawn, speculation stops until the shares of later steps have paid for another try.
+Speculation therefore never costs more than the share, for any model, text and machine.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from collections.abc import Iterable
 from math import log2
 
 SHARE, LEAST_SHARE = 0.02, 0.005
-"""Of all time, what speculation may lose; halved with each try that failed."""
+"""Share of all time that speculation may lose; halved with each failed try."""
 WINDOW = 8
-"""Steps whose median is what a step takes."""
+"""Number of steps in the running median of step times."""
 TRY = 4
-"""Steps that must be paid for before another try begins."""
+"""Number of lossy steps that the balance must cover before another try begins."""
 FIRST_LOSS = 0.1
-"""What a step is thought to lose, in steps, before that is known."""
+"""Assumed loss of a step, in steps, before it is measured."""
 MOST = 4
-"""Steps that the account holds at most: what was gained long ago must not pay for losing today."""
+"""Maximum balance in steps: old gains must not pay for current losses."""
 REFRESH = 256
-"""Speculating steps after which some without it are measured again."""
+"""Number of speculating steps after which plain steps are measured again."""
 OUTLIER = 3
-"""A step that took more than so many times the usual was held up by something else."""
+"""Steps slower than this multiple of the median are treated as disturbed."""
 
 
 class Controller:
@@ -37,7 +37,8 @@ class Controller:
         return self._account(load).open
 
     def observe(self, load: int, seconds: float, accepted: int, speculated: bool) -> None:
-        """A step of `load` decoding requests and nothing else took `seconds` and gave `load + accepted` tokens."""
+        """Records a step of `load` decodes and nothing else, which took `seconds` and produced `load + accepted`
+        tokens."""
         self._account(load).observe(seconds, 1 + accepted / load, speculated)
 
     def _account(self, load: int) -> DraftStatistics:
@@ -60,7 +61,7 @@ class DraftStatistics:
         return self.trying and not self._unmeasured
 
     def observe(self, seconds: float, tokens: float, speculated: bool) -> None:
-        """`tokens` is what the step gave, in those of a step without speculation."""
+        """`tokens` is the output of the step, in units of a plain step's output."""
         if speculated:
             self._speculated.append(seconds)
             seconds = min(seconds, OUTLIER * _middle(self._speculated))
@@ -77,7 +78,7 @@ class DraftStatistics:
             self.trying = self.balance >= TRY * max(self._loss, FIRST_LOSS) * usual
 
     def _settle(self, gain: float, usual: float) -> None:
-        """`gain` in steps."""
+        """Adds `gain`, in steps, to the balance."""
         self.balance = min(self.balance + gain * usual, MOST * usual)
         self._loss += (max(-gain, 0.0) - self._loss) / TRY
         self._steps += 1
@@ -91,11 +92,11 @@ class DraftStatistics:
 
 
 def _middle(values: Iterable[float]) -> float:
-    """The median, or what is just above it: every step asks, so it is not the library's."""
+    """The upper median; faster than the statistics library, since every step uses it."""
     ordered = sorted(values)
     return ordered[len(ordered) // 2]
 
 
 def _bucket(load: int) -> int:
-    """Loads whose steps take about as long: one by one up to 8, then within a tenth."""
+    """Buckets of loads with similar step times: one by one up to 8, then within a tenth."""
     return load if load < 8 else round(8 * log2(load))

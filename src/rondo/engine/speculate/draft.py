@@ -1,9 +1,9 @@
-"""Proposals of a smaller model with the same vocabulary.
+"""Draft tokens from a smaller model with the same vocabulary.
 
-It has keys and values of its own in the very blocks that the scheduler gave the request in the first group of layers,
-where all of them stay, and it draws its proposals with the random numbers that the model will draw its tokens with:
-where the two distributions are alike, so are the draws, at any temperature. Whatever the draft has wrong (its weights,
-or keys and values of a block that it never computed) costs accepted proposals and nothing else.
+The draft model stores its own keys and values in the blocks of the request in the first group of layers, where no block
+is released early. It draws with the same random numbers as the target model: where the two distributions are alike, so
+are the draws, at any temperature. Errors of the draft (its weights, or blocks that it has never computed) only reduce
+the acceptance rate.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from rondo.ops import NO_TOKEN
 
 @dataclass(slots=True)
 class DraftState:
-    """The draft's view of a request: `own` has the tokens that the request had when it was last asked, `sure` many,
-    and the proposals after them. Of its blocks, `noted` are known by their keys."""
+    """The draft's copy of a request: `own` has the request's tokens as of the last call, `sure` of them, followed by
+    the draft tokens. The keys of its first `noted` blocks are recorded."""
 
     source: Request
     preemptions: int
@@ -38,10 +38,11 @@ class DraftProposer:
         self.max_length = max_length
         self._followers: dict[int, DraftState] = {}
         self._keys: list[int | None] = [None] * runner.cache.num_blocks[0]
-        """By block: the chain key of the full block that the draft has computed there."""
+        """For each block: hash key of the full block that the draft has computed in it."""
 
     def propose(self, requests: Sequence[Request]) -> None:
-        """First the draft catches up with what it has not seen, then it goes ahead, a token of each a step."""
+        """The draft first computes the tokens that it has not processed yet, then draws one token per
+        request and step."""
         fitting = [r for r in requests if len(r.tokens) + r.ahead <= self.max_length]
         entered: list[Request] = []
         followers = [self._follow(request, entered) for request in fitting]
@@ -104,7 +105,7 @@ class DraftProposer:
         return DraftState(source, source.preemptions, own, sure=len(source.tokens), noted=known)
 
     def _catch_up(self, requests: list[Request], entered: list[Request]) -> StepPlan:
-        """As the scheduler would: one token first, then pieces, within one budget."""
+        """Plans like the scheduler: single tokens first, then chunks, within one budget."""
         budget = self.max_step_tokens
         for request in sorted(requests, key=lambda request: request.remaining):
             request.planned = min(request.remaining, budget)
@@ -117,7 +118,7 @@ class DraftProposer:
         )
 
     def _advance(self, plan: StepPlan) -> list[Request]:
-        """Runs the plan; returns those that got a token and want another."""
+        """Runs the plan; returns the requests that received a token and need another."""
         step = self.runner.prepare(plan)
         logits = self.runner.forward(step)
         for request in (*plan.decodes, *plan.chunks):
@@ -139,7 +140,7 @@ class DraftProposer:
         return going
 
     def _hand_over(self, follower: DraftState) -> None:
-        """The proposals to the request; and what the draft knows of its blocks is noted."""
+        """Passes the draft tokens to the request and records the keys of the draft's full blocks."""
         own, source = follower.own, follower.source
         source.proposed = own.tokens[follower.sure :]
         size = self.runner.cache.block_size

@@ -1,4 +1,4 @@
-"""From the config to speculation."""
+"""Construction of speculative decoding from the config."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ def load_draft(config: EngineConfig, model: Decoder) -> Decoder | None:
 
 
 def check_tokenizer(config: EngineConfig, tokenizer: Tokenizer) -> None:
-    """A vocabulary of the same size may still hold other tokens."""
+    """Raises an error for a draft model with another tokenizer, which a vocabulary of the same size
+    does not exclude."""
     if config.speculation != "draft" or config.draft_model is None:
         return
     if Tokenizer.load(_folder(config.draft_model)).vocabulary != tokenizer.vocabulary:

@@ -1,4 +1,4 @@
-"""Proposals without a model: what followed the last time the request's text went like this."""
+"""N-gram proposals without a model: the continuation of the last occurrence of the request's final n-gram."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from rondo.engine.schedule.request import Request
 
 CANDIDATES = 8
-"""Earlier places that are compared; the most recent ones."""
+"""Maximum number of earlier occurrences to compare, the most recent first."""
 
 
 class NgramIndex:
-    """Where each run of `shortest` tokens ended, most recent first: a dictionary and, by place, the one before."""
+    """Ends of all n-grams of `shortest` tokens, as linked lists: a dictionary has the most recent end, and an array the
+    end before each."""
 
     def __init__(self, shortest: int, longest: int) -> None:
         self.shortest = shortest
@@ -21,8 +22,8 @@ class NgramIndex:
         self._before = array("q", [0] * shortest)
 
     def continuation(self, tokens: Sequence[int], count: int) -> list[int]:
-        """What followed the longest run, of at most `longest` tokens, that `tokens` ends with; the most recent one of
-        several. Where it reaches the end it goes on in itself: a period repeats as often as it takes."""
+        """Continuation of the longest earlier occurrence, of at most `longest` tokens, of the end of `tokens`; the most
+        recent one of several. At the end of the text it continues with itself, so that a period repeats."""
         self._extend(tokens)
         start = self._find(tokens)
         if not start:
@@ -33,7 +34,7 @@ class NgramIndex:
         return found
 
     def _extend(self, tokens: Sequence[int]) -> None:
-        """Every place but the last, which is the one to be looked up."""
+        """Indexes every position except the last, which is the one to look up."""
         for end in range(len(self._before), len(tokens)):
             run = tuple(tokens[end - self.shortest : end])
             self._before.append(self._last.get(run, 0))
@@ -62,7 +63,7 @@ class NgramIndex:
 
 
 class NgramProposer:
-    """An index for each running request, kept by its row and brought up to date when it is asked."""
+    """One index per running request, stored by row and updated on use."""
 
     def __init__(self, rows: int, shortest: int, longest: int) -> None:
         self.shortest = shortest
@@ -74,7 +75,7 @@ class NgramProposer:
             request.proposed = self._index(request).continuation(request.tokens, request.ahead)
 
     def sleep(self, level: int) -> None:
-        """It holds nothing that is worth giving back."""
+        """An index uses too little memory to be released."""
 
     def wake(self, tags: Sequence[str] | None) -> None:
         pass

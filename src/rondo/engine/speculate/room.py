@@ -11,9 +11,9 @@ from rondo.engine.schedule.request import Request
 def make_room(
     running: Sequence[Request], beginning: Container[int], most: int, budget: int, pool: GroupedPool
 ) -> list[Request]:
-    """The requests that may carry proposals, each with its `ahead` set and blocks for them: out of the step's budget
-    and the blocks that nobody else wanted. Samples that ride together get none, since they part; nor does who begins
-    in this step, `beginning` by id."""
+    """Sets `ahead` of the requests that may carry draft tokens, and allocates blocks for them, from the remaining
+    budget and free blocks of the step. Excluded are samples with followers, since they may fork, and requests that
+    start in this step (`beginning`, by id)."""
     granted = []
     budget -= sum(request.planned for request in running)
     for request in running:

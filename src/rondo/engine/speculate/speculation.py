@@ -1,4 +1,4 @@
-"""Speculation as the engine's core sees it: when, by how much, who proposes, and what came of it."""
+"""Speculative decoding in the engine core: planning, proposing and accepting draft tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rondo.ops import NO_TOKEN
 
 class Proposer(Protocol):
     def propose(self, requests: Sequence[Request]) -> None:
-        """Sets `proposed` of each: at most `ahead` tokens, or none."""
+        """Sets `proposed` of each request: at most `ahead` tokens, or none."""
 
     def sleep(self, level: int) -> None: ...
 
@@ -25,7 +25,7 @@ class Proposer(Protocol):
 
 @dataclass(slots=True)
 class SpeculationCounters:
-    """`accepted_at` says how often the first, second, ... proposal was accepted."""
+    """Counters; `accepted_at` has the number of acceptances of the first, second, ... draft token."""
 
     drafts: int = 0
     proposed: int = 0
@@ -51,7 +51,7 @@ class Speculation:
         self._load = 0
 
     def plan(self) -> StepPlan:
-        """The next step's plan, and the proposals of those that may carry some."""
+        """The next step's plan, with draft tokens for the requests in `ahead`."""
         self._load = load = len(self.scheduler.running)
         allowed = load > 0 and (self.controller is None or self.controller.allows(load))
         self.scheduler.lookahead = self.most if allowed else 0
@@ -65,10 +65,10 @@ class Speculation:
         return replace(plan, ahead=[request for request in plan.ahead if request.proposed])
 
     def commit_drafts(self, plan: StepPlan, result: StepResult, broken: list[Request]) -> int:
-        """The step's tokens are there: what was proposed has become one of them or goes. Returns how many have.
+        """Settles the draft tokens after a step. Returns the number of accepted ones.
 
-        A request whose output is not finite may owe that to its own proposals, whose keys lie beside its. It is taken
-        out of `broken` and goes on alone.
+        Non-finite output of a request may be caused by its draft tokens, whose keys are stored in its blocks. Such a
+        request is removed from `broken` and continues without speculation.
         """
         assert result.sampled is not None
         accepted = sum(self._count(request) for request in plan.ahead)
@@ -84,9 +84,9 @@ class Speculation:
         return accepted
 
     def _count(self, request: Request) -> int:
-        """How many proposals were accepted; the next ones are more or fewer according to it."""
+        """Counts the accepted draft tokens and adapts the number of the next ones."""
         count = len(request.proposed)
-        # The first of the step's tokens was proposed to nobody.
+        # The first token of the step is sampled, not proposed.
         accepted = max(request.remaining - 1, 0)
         self.counters.drafts += 1
         self.counters.proposed += count
@@ -100,7 +100,7 @@ class Speculation:
         return accepted
 
     def observe(self, plan: StepPlan, accepted: int, seconds: float) -> None:
-        """Steps in which prompts are computed too say nothing about speculation."""
+        """Passes the step's time to the controller; steps with prefill are excluded."""
         plain = bool(plan.decodes) and not (plan.chunks or plan.admitted or plan.preempted)
         if self.controller is not None and plain and len(plan.decodes) == self._load:
             self.controller.observe(self._load, seconds, accepted, self.scheduler.lookahead > 0)
@@ -113,8 +113,8 @@ def _keep_to_grammar(request: Request) -> None:
 
 
 def accepted_rows(requests: Sequence[Request], tokens: Sequence[int]) -> list[int]:
-    """The rows whose tokens count, of rows in which a request with proposals has one more for each of them: up to the
-    first token that is not the one proposed there, that one included, or up to the end of the request."""
+    """Rows whose tokens count. A request has one row, plus one per draft token; its rows count up to the first token
+    that differs from its draft token, inclusive, or up to the end of the request."""
     rows: list[int] = []
     row = 0
     while row < len(requests):

@@ -1,6 +1,7 @@
-"""A process that tries grammars out, so that one that takes too long, or too much memory, ends it and not the server.
+"""Process that validates grammars, so that a grammar that exceeds the time or memory limit ends this process, not the
+server.
 
-A line of JSON comes in, one goes out. It uses neither torch nor the engine.
+It reads and writes one line of JSON per grammar, and imports neither torch nor the engine.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from typing import Any
 
 MOST_BYTES = 4 << 30
 OPTIONS = '%llguidance {"no_forcing": true}\nstart: ""'
-"""Where a form leaves but one text, every token that goes on with it may come next: the model says which."""
+"""Disables forced tokens: where the grammar allows a single text, every tokenization of it is allowed, and the model
+chooses."""
 Task = dict[str, Any]
 
 
 def main() -> None:
-    """Ends with its parent, who has the other end of the pipe, or by a signal once a grammar has taken too long."""
+    """Ends with its parent, which holds the other end of the pipe, or by a signal if a grammar exceeds
+    its time limit."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
     import llguidance  # noqa: F401  (before the first task's time runs)
@@ -32,7 +35,7 @@ def main() -> None:
 
 
 def try_out(task: Task) -> dict[str, str]:
-    """{"grammar": what the engine compiles}, or {"error": why not}."""
+    """Returns {"grammar": llguidance's form of the grammar}, or {"error": the reason}."""
     from llguidance import LLMatcher
 
     try:
@@ -43,7 +46,7 @@ def try_out(task: Task) -> dict[str, str]:
         return {"error": "it is nested too deeply"}
     except MemoryError:
         return {"error": "it needs too much memory"}
-    except Exception:  # of whatever kind: it is about what the client sent
+    except Exception:  # any error is caused by the client's input
         return {"error": f"it is not of the form that {task['kind']} takes"}
     refused = LLMatcher.validate_grammar(grammar)
     return {"error": first_line(refused)} if refused else {"grammar": grammar}
@@ -54,7 +57,7 @@ def first_line(message: str) -> str:
 
 
 def converted(task: Task) -> str:
-    """A list of grammars: the answer is of the first one. Options are of all of them, wherever they are said."""
+    """Appends the options as another grammar of the list: the answer obeys the first one, and options apply to all."""
     grammar = in_one_of_its_forms(task)
     form = json.loads(grammar) if grammar.startswith("{") else {"grammars": [{"lark_grammar": grammar}]}
     form["grammars"].append({"name": "options", "lark_grammar": OPTIONS})
@@ -68,7 +71,7 @@ def in_one_of_its_forms(task: Task) -> str:
     if kind in ("json", "json_object"):
         return LLMatcher.grammar_from_json_schema(source, overrides=task["options"])
     if kind == "choice":
-        # One terminal: as alternatives of a rule, thousands of them would be walked through at each token.
+        # One terminal: thousands of alternatives of a rule would be traversed at each token.
         texts = " | ".join(json.dumps(text) for text in json.loads(source))
         return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {texts}")
     if kind == "structural_tag":

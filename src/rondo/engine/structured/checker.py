@@ -1,4 +1,5 @@
-"""The process of `check.py`, started when it is needed and again after a grammar has ended it."""
+"""Client of the validation process (`check.py`), which is started on demand and restarted after a
+grammar has ended it."""
 
 from __future__ import annotations
 
@@ -9,20 +10,20 @@ from rondo.base.process import LineWorker, python_call
 from rondo.client.structured import StructuredOutputsParams
 
 CHECK_SECONDS = 5.0
-"""A grammar that takes longer is refused."""
+"""Time limit for compiling a grammar."""
 SPACES = r"[ ]?|\n{1,2}[ \t]{0,20}"
-"""What may stand between JSON's tokens. It has an end, which a small model might not find by itself."""
+"""Whitespace allowed between JSON tokens. It is bounded, because a small model might not stop."""
 
 
 class Checker:
-    """Of one thread."""
+    """Validation process of one thread."""
 
     def __init__(self) -> None:
         self._worker = LineWorker(python_call("rondo.engine.structured.check:main"))
         self._lock = threading.Lock()
 
     def check(self, params: StructuredOutputsParams) -> str:
-        """The grammar in llguidance's own form, or an `InvalidRequest`."""
+        """The grammar in llguidance's form; raises `InvalidRequest` if it is refused."""
         task = {
             "kind": params.kind,
             "source": params.source,

@@ -1,4 +1,4 @@
-"""Grammars by what they say: each is compiled once, beside the steps, and each sample gets a matcher of its own."""
+"""Cache of compiled grammars: each is compiled once, while steps continue, and each sample has its own matcher."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 KEPT = 128
-"""Grammars that stay compiled."""
+"""Number of cached grammars."""
 FIRST_SECONDS = 0.2
-"""What finding the first token's choices may take; the steps of all requests would wait for the next ones."""
+"""Time limit for the first token's mask; later masks would delay the steps of all requests."""
 
 Tell = Callable[[str, Any], None]
 
@@ -50,18 +50,19 @@ class Grammars:
         self._checkers: list[Checker] = []
         self._pool: ThreadPoolExecutor | None = None
         self.tell: Tell | None = None
-        """For other ranks: they are told of the vocabulary, and of each grammar that was found to be fine."""
+        """Callback that forwards the vocabulary and each valid grammar to other ranks."""
 
     def speak(self, tokenizer: object) -> None:
-        """The tokens that grammars are about, where a request asks for one."""
+        """Sets the tokenizer whose tokens the grammars constrain."""
         self._tokenizer = tokenizer if isinstance(tokenizer, Tokenizer) else None
 
     def hear(self, vocabulary: Vocabulary) -> None:
-        """As `speak`, where another process has the tokenizer."""
+        """Sets the vocabulary, if another process has the tokenizer."""
         self._vocabulary = vocabulary
 
     def start(self, params: StructuredOutputsParams, checked: str | None = None) -> Future[LLMatcher]:
-        """Its compilation, begun if it was not. `checked` is the grammar as another rank found it to be fine."""
+        """Starts the compilation if necessary and returns its future. `checked` is the grammar as validated by another
+        rank."""
         if self._tokenizer is None and self._vocabulary is None:
             raise params.refusal("needs an engine with a tokenizer")
         if not self._ends:
@@ -77,16 +78,16 @@ class Grammars:
             while len(self._compiled) > KEPT:
                 self._compiled.popitem(last=False)
         if fresh:
-            # Outside of the lock: where it is done already, this is done here and now.
+            # Outside the lock: the callback runs at once if the future is done.
             future.add_done_callback(partial(self._forget_if_refused, params))
         return future
 
     def has(self, params: StructuredOutputsParams | None) -> bool:
-        """Whether a request with it need not wait."""
+        """Whether a request with this grammar need not wait."""
         return params is None or self.start(params).done()
 
     async def ready(self, params: StructuredOutputsParams | None) -> None:
-        """Waits until it is compiled; other requests go on meanwhile."""
+        """Waits until the grammar is compiled; other requests continue meanwhile."""
         if self.has(params):
             return
         assert params is not None
@@ -97,14 +98,14 @@ class Grammars:
             )
         self._waiting += 1
         try:
-            # Others may wait for the same one: who leaves does not cancel it.
+            # Others may wait for the same grammar: a cancelled request does not cancel it.
             with _own_name(params):
                 await asyncio.shield(asyncio.wrap_future(self.start(params)))
         finally:
             self._waiting -= 1
 
     def matcher(self, params: StructuredOutputsParams) -> GrammarMatcher:
-        """At the beginning of an answer; waits where it must."""
+        """A matcher at the beginning of an answer; waits for the compilation if necessary."""
         with _own_name(params):
             compiled = self.start(params).result()
         return GrammarMatcher(compiled.deep_copy(), self._ends, params.param)
@@ -121,7 +122,7 @@ class Grammars:
                 if self._compiled.get(params) is future:
                     del self._compiled[params]
 
-    # From here on: in the pool's threads.
+    # The methods below run in the pool's threads.
 
     def _compile(self, params: StructuredOutputsParams, checked: str | None) -> LLMatcher:
         from llguidance import LLMatcher
@@ -132,7 +133,7 @@ class Grammars:
             self.tell("start_grammar", (params, grammar))
         compiled = LLMatcher(words, grammar, log_level=0)
         started = time.thread_time()
-        # What this finds out is known to the copies too.
+        # The copies share the result of this computation.
         compiled.compute_bitmask()
         if compiled.is_error():
             why = compiled.get_error().partition("\n")[0]
@@ -163,7 +164,7 @@ class Grammars:
 
 @contextmanager
 def _own_name(params: StructuredOutputsParams) -> Iterator[None]:
-    """A grammar may have been compiled for a request that named it by another field."""
+    """Names the request's own field in an error, since the grammar may have been compiled under another field."""
     try:
         yield
     except InvalidRequest as error:

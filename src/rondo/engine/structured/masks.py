@@ -1,6 +1,6 @@
-"""Which tokens may come next, for the rows of a step that have a grammar: found while the model computes the step.
+"""Token masks for the rows of a step that have a grammar, computed while the model computes the step.
 
-All rows are asked about in one call: between two calls a thread would have to wait for Python's lock, which whoever
+All rows are computed in one call: between two calls the thread would have to wait for the GIL, which the thread that
 prepares the step holds.
 """
 
@@ -26,22 +26,23 @@ if TYPE_CHECKING:
 Bits = NDArray[np.int32]
 Ints = NDArray[np.int64]
 Asked = tuple[int, Request, GrammarMatcher]
-"""The first row of a request with a grammar; the others, each after one more of its proposals, follow."""
+"""The first row of a request with a grammar; the rows of its draft tokens follow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """`bits` come as one row for each of the step, a bit a token; all are set where a row has no grammar."""
+    """Masks of a step. `bits` has one row per row of the step, one bit per token; rows without a grammar have all bits
+    set."""
 
     bits: Future[Bits]
 
     def on(self, device: torch.device) -> Tensor:
-        """[R, words] in int32."""
+        """Mask tensor [R, words] in int32."""
         return torch.from_numpy(self.bits.result()).to(device, non_blocking=True)
 
 
 class Masker:
-    """One thread asks, and several look: a step's masks do not hang on each other."""
+    """Computes masks in a background thread; llguidance computes the independent rows of a step in parallel."""
 
     def __init__(self, vocab: int) -> None:
         self._words = -(-vocab // WORD)
@@ -49,7 +50,8 @@ class Masker:
         self._executor: LLExecutor | None = None
 
     def start(self, requests: Sequence[Request], obey: Sequence[int] | Ints) -> Masks | None:
-        """Of the step's rows, those that `obey` are of requests with a grammar, if they have a matcher."""
+        """Starts computing the masks of the rows marked in `obey`, as far as their requests have a matcher; None if
+        there are none."""
         asked = [
             (row, requests[row], matcher)
             for row in np.flatnonzero(obey).tolist()

@@ -1,4 +1,4 @@
-"""Where one sample is in its grammar."""
+"""State of one sample in its grammar."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ ENDED = ("NoExtension", "EndOfSentence")
 
 
 class GrammarMatcher:
-    """Follows the sample's own tokens, which only ever become more: whoever is preempted, or forks off, keeps his."""
+    """Grammar state of a sample. It only advances, since tokens are only appended, and is unaffected by preemption and
+    forks."""
 
     __slots__ = ("ends", "param", "seen", "state")
 
@@ -26,16 +27,16 @@ class GrammarMatcher:
 
     @property
     def over(self) -> bool:
-        """Whether nothing but an end may follow."""
+        """Whether only an end token may follow."""
         return self.state.is_stopped() and self.state.stop_reason() in ENDED
 
     @property
     def failure(self) -> str:
-        """Why nothing may follow, where that is the grammar's own fault."""
+        """The grammar's error, if it is the reason why no token may follow."""
         return self.state.get_error() if self.state.is_stopped() and not self.over else ""
 
     def follow(self, tokens: Sequence[int], start: int) -> None:
-        """The answer so far is what `tokens` has from `start` on."""
+        """Advances over the answer, which starts at `tokens[start]`."""
         for token in tokens[start + self.seen :]:
             if self.state.is_stopped():
                 break
@@ -43,13 +44,13 @@ class GrammarMatcher:
         self.seen = len(tokens) - start
 
     def accepts(self, tokens: Sequence[int], start: int, proposed: Sequence[int]) -> int:
-        """How many of the proposals, from the first, may follow the answer."""
+        """Number of leading draft tokens that the grammar accepts after the answer."""
         self.follow(tokens, start)
         return 0 if self.state.is_stopped() else self.state.validate_tokens(list(proposed))
 
 
 def follow_all(asked: Sequence[tuple[int, Request, GrammarMatcher]], executor: LLExecutor) -> None:
-    """As each by itself, but in one call where there is one more token, as there is in most steps of an answer."""
+    """Advances each matcher, in one call for all requests with one new token, as in most decode steps."""
     ones: list[tuple[LLMatcher, int]] = []
     for _, request, matcher in asked:
         if request.generated - matcher.seen == 1 and not matcher.state.is_stopped():

@@ -1,4 +1,4 @@
-"""A tokenizer as grammars see it: the bytes of each token."""
+"""Vocabulary for grammars: the bytes of each token."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """`tokens[id]` is what the token adds to a text; nothing where the model has an id that the tokenizer has not."""
+    """`tokens[id]` is the token's contribution to a text, empty for ids of the model that the tokenizer lacks."""
 
     tokens: list[bytes]
     special: list[int]
@@ -22,7 +22,7 @@ class Vocabulary:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, size: int, ends: Sequence[int]) -> Vocabulary:
-        """Of the `size` tokens that the model can say; `ends` are those that end an answer."""
+        """Vocabulary of the model's `size` tokens; `ends` are the tokens that end an answer."""
         known = set(tokenizer.vocabulary.values())
         tokens = [tokenizer.token_bytes(token) if token in known else b"" for token in range(size)]
         special = sorted({token for token in (*tokenizer.special_ids, *ends) if token < size})
@@ -35,7 +35,7 @@ class Vocabulary:
 
 
 class _Wrapped:
-    """In the form that llguidance asks for."""
+    """Tokenizer interface required by llguidance."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -46,6 +46,6 @@ class _Wrapped:
         self.eos_token_id = vocabulary.ends[0]
 
     def __call__(self, text: str) -> list[int]:
-        """Asked only about texts that a grammar forces. None does, as the model chooses which tokens a text is made of:
-        see `OPTIONS` of check.py."""
+        """Called only for texts that a grammar forces. No grammar does, since the model chooses the tokenization: see
+        `OPTIONS` of check.py."""
         raise AssertionError(f"a grammar forces {text!r}")

@@ -1,4 +1,4 @@
-"""The adapters that vLLM serves: their names here, and the versions behind them there."""
+"""Adapters served by vLLM: their names in Rondo, and the versions behind them in vLLM."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class VllmAdapters:
         return adapter
 
     def begin(self, name: str, path: str) -> VllmAdapter:
-        """One that vLLM has from its start."""
+        """Registers an adapter that vLLM loads at its start."""
         self._check(name, replace=False)
         self._current[name] = self._next(name, _lora_folder(path))
         return self._current[name]
 
     async def load(self, backend: Backend, name: str, path: str, replace: bool) -> None:
-        """A version that vLLM refuses leaves the one before it in place."""
+        """Loads an adapter. If vLLM refuses the new version, the old one stays in place."""
         self._check(name, replace)
         adapter = self._next(name, await asyncio.to_thread(_lora_folder, path))
         await backend.load_adapter(adapter)

@@ -1,4 +1,4 @@
-"""From the pieces that vLLM sends to samples like those of our own engine, which readers read in the same way."""
+"""Conversion of vLLM's output pieces to samples like the native engine's, with the same readers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FINISHED = ("stop", "length")
 
 
 class AnswerStream:
-    """A request under way: its samples fill up in one task, and whoever reads them is woken."""
+    """A running request: one task fills its samples and wakes their reader."""
 
     def __init__(self, samples: list[Request], asked: VllmRequest, metrics: RequestMetrics) -> None:
         self.samples = samples
@@ -43,7 +43,8 @@ class AnswerStream:
         return sum(sample.finish_reason is None for sample in self.samples)
 
     def begin(self, backend: Backend, version: Callable[[], int]) -> None:
-        """Takes each piece as it comes, however slow the reader: its tokens are of the version in use then."""
+        """Starts the task, which takes each piece on arrival, however slow the reader: its tokens are labelled with the
+        version in use at that time."""
         self._pump = asyncio.create_task(self._fill(backend, version))
 
     def end(self, sample: Request, reason: FinishReason) -> None:
@@ -52,7 +53,7 @@ class AnswerStream:
             self._metrics.observe_end(sample, time.monotonic())
 
     def close(self) -> None:
-        """Whatever has not ended ends as aborted, in vLLM too."""
+        """Aborts unfinished samples, in vLLM too."""
         for sample in self.samples:
             self.end(sample, "abort")
         if self._pump is not None:
@@ -81,7 +82,7 @@ class AnswerStream:
             async for piece in pieces:
                 ended += piece.finish_reason is not None
                 if piece.finish_reason is not None and ended == self.asked.samples:
-                    last = piece  # how much of the prompt was cached is said after it
+                    last = piece  # vLLM reports the number of cached prompt tokens after it
                     continue
                 for sample in self._of(piece):
                     self._take(sample, piece, version())
@@ -95,13 +96,13 @@ class AnswerStream:
             self._finish(sample, last)
 
     def _of(self, piece: OutputDelta) -> list[Request]:
-        """The samples that it belongs to."""
+        """The samples that the piece belongs to."""
         return self.samples if self.asked.samples < len(self.samples) else [self.samples[piece.index]]
 
     def _take(self, sample: Request, piece: OutputDelta, version: int) -> None:
         self.pieces += 1
         if piece.cached is not None:
-            # The prompt of one that asks for its log-probabilities was computed for them.
+            # A prompt whose log-probabilities are requested was computed for them.
             self.samples[0].first_cached = piece.cached if sample.scores is None else 0
         if piece.prompt_logprobs is not None and sample.scores is not None:
             sample.scores.give(piece.prompt_logprobs)
@@ -114,7 +115,7 @@ class AnswerStream:
             sample.logprobs.extend(piece.logprobs)
         if piece.top is not None and sample.sampling.logprobs:
             sample.top_logprobs.extend(piece.top)
-        # Last, as a reader counts tokens by it.
+        # Last: a reader counts tokens by this list.
         sample.weight_versions.extend([version] * len(piece.tokens))
         self._count(sample, [sample], len(piece.tokens) - 1)
 

@@ -1,4 +1,4 @@
-"""What both ways to ask vLLM have in common: its verbs, and what comes from it piece by piece."""
+"""Interface shared by both modes of vLLM: its operations and its output pieces."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rondo.engine.schedule.request import Request
 
 @dataclass(frozen=True, slots=True)
 class OutputDelta:
-    """The next tokens of one sample. `versions` has one entry a token of the whole sample, once it has ended."""
+    """The next tokens of one sample. `versions` has one entry per token of the whole sample, once it has ended."""
 
     index: int
     tokens: Sequence[int]
@@ -33,7 +33,7 @@ class OutputDelta:
 
 @dataclass(frozen=True)
 class VllmAdapter:
-    """One version of an adapter. vLLM knows each under a name of its own, and has `number`s for them."""
+    """One version of an adapter. Each has its own name (`inner_name`) and `number` in vLLM."""
 
     name: str
     path: str
@@ -46,7 +46,7 @@ class VllmAdapter:
 
 @dataclass(frozen=True)
 class VllmRequest:
-    """A request on its way: `salt` keeps what was cached under other weights from being found."""
+    """A request to vLLM; `salt` prevents prefix-cache hits on blocks computed with other weights."""
 
     request: GenerateRequest
     first: Request
@@ -55,11 +55,12 @@ class VllmRequest:
 
     @property
     def samples(self) -> int:
-        """Those of a greedy request are all one, and vLLM refuses to make several."""
+        """Number of samples to request. The samples of a greedy request are identical, and vLLM
+        refuses n > 1 for it."""
         return self.request.sampling.n if self.request.sampling.temperature > 0 else 1
 
     def common(self) -> dict[str, Any]:
-        """What every request to vLLM's server says."""
+        """Fields of every request to vLLM's server."""
         return {
             "model": self.adapter.inner_name if self.adapter else "base",
             "cache_salt": self.salt,
@@ -67,7 +68,8 @@ class VllmRequest:
         }
 
     def sampling(self) -> dict[str, Any]:
-        """vLLM's own parameters. Ends are told by token: its tokenizer may know others than ours."""
+        """vLLM's sampling parameters. The end is specified by token id, because its tokenizer may have other end tokens
+        than ours."""
         params = self.request.sampling
         chosen: dict[str, Any] = {
             "n": self.samples,
@@ -99,13 +101,13 @@ class VllmRequest:
         if params.logit_bias:
             chosen["logit_bias"] = dict(params.logit_bias)
         if params.logprobs is not None:
-            # One more than asked for: the sampled token takes a place, wherever it stands.
+            # One more than requested: the sampled token occupies an entry, whatever its rank.
             chosen["logprobs"] = params.logprobs + 1 if params.logprobs else 0
         return chosen
 
 
 def likeliest(ranked: Sequence[tuple[int, float, int | None]], count: int) -> list[tuple[int, float]]:
-    """The `count` likeliest of (token, log-probability, rank)."""
+    """The `count` likeliest tokens of (token, log-probability, rank) entries."""
     kept = sorted(
         (rank, token, logprob) for token, logprob, rank in ranked if rank is not None and rank <= count
     )
@@ -113,7 +115,7 @@ def likeliest(ranked: Sequence[tuple[int, float, int | None]], count: int) -> li
 
 
 def scores_of(asked: VllmRequest, said: Sequence[Sequence[tuple[int, float, int | None]]]) -> PromptLogprobs:
-    """A prompt's log-probabilities: of each token its own, then those of the likeliest."""
+    """Log-probabilities of a prompt: for each token its own, followed by the likeliest."""
     wanted = asked.request.sampling.prompt_logprobs or 0
     scores: PromptLogprobs = [None]
     for token, entries in zip(asked.request.prompt_ids[1:], said[1:], strict=True):
@@ -124,25 +126,25 @@ def scores_of(asked: VllmRequest, said: Sequence[Sequence[tuple[int, float, int 
 
 
 def spread(spans: Sequence[Mapping[str, Any]] | None) -> list[int] | None:
-    """vLLM's spans of versions as one version a token."""
+    """Expands vLLM's spans of versions to one version per token."""
     if spans is None:
         return None
     return [number_of(span["version"]) for span in spans for _ in range(span["start"], span["end"])]
 
 
 def number_of(version: str) -> int:
-    """vLLM calls what it started with "default"."""
+    """Version number of a vLLM version name; the initial weights are named "default"."""
     return int(version) if version.isdigit() else 0
 
 
 class Backend(Protocol):
-    """vLLM's verbs. Each raises a `RondoError` where vLLM refuses, or cannot be reached."""
+    """vLLM's operations. Each raises a `RondoError` if vLLM refuses it or cannot be reached."""
 
     up: bool
-    """Whether it can be asked now."""
+    """Whether vLLM accepts requests now."""
 
     def stream(self, asked: VllmRequest) -> AsyncGenerator[OutputDelta, None]:
-        """Leaving it early aborts the request."""
+        """Streams the output pieces. Leaving the iterator early aborts the request."""
 
     async def pause(self, mode: PauseMode) -> None: ...
 
@@ -159,9 +161,9 @@ class Backend(Protocol):
     async def unload_adapter(self, adapter: VllmAdapter) -> None: ...
 
     async def transfer(self, path: str, version: int) -> None:
-        """Every worker reads the folder, and tokens from then on are of `version`. Nothing is computed meanwhile."""
+        """Every worker reads the folder, and later tokens are of `version`. No step runs meanwhile."""
 
     def figures(self) -> Iterable[Metric]:
-        """vLLM's own metrics, from any thread; none where it cannot be asked."""
+        """vLLM's own metrics, readable from any thread; empty if vLLM cannot be reached."""
 
     def stop(self) -> None: ...

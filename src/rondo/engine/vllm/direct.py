@@ -1,4 +1,4 @@
-"""vLLM inside this process: its `AsyncLLM`, whose model is in a process of its own. For an environment with both."""
+"""Direct mode: vLLM's `AsyncLLM` inside this process, with its model in a child process. Both need one environment."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class InProcessVllm:
     def __init__(
         self, arguments: Sequence[str], variables: Mapping[str, str], on_failure: Callable[[RondoError], None]
     ) -> None:
-        """Blocks until the model is loaded."""
+        """Starts vLLM; blocks until the model is loaded."""
         if find_spec("vllm") is None:
             raise ConfigError(
                 f"vllm.mode is direct, but vLLM is not installed for {sys.executable}. Install Rondo into vLLM's "
@@ -73,7 +73,8 @@ class InProcessVllm:
             await self._llm.add_lora(_lora(adapter))
 
     async def unload_adapter(self, adapter: VllmAdapter) -> None:
-        """Nobody can ask for it any more; what uses it goes on, and vLLM forgets it when it needs the room."""
+        """Does nothing: no new request can use the adapter, running ones continue, and vLLM evicts it
+        when necessary."""
 
     async def transfer(self, path: str, version: int) -> None:
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
@@ -134,7 +135,7 @@ class InProcessVllm:
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
-        """What vLLM raises, as what our own engine would."""
+        """Translates vLLM's exceptions to the native engine's."""
         from vllm.v1.engine.exceptions import EngineDeadError
 
         try:
@@ -153,7 +154,7 @@ class InProcessVllm:
 
 
 def _prepare(folder: RunFolder, variables: Mapping[str, str]) -> None:
-    """For vLLM's own processes, which inherit the variables; this one has its path already."""
+    """Sets up the environment variables that vLLM's child processes inherit, and this process's module path."""
     plugins = str(folder.plugins)
     sys.path.append(plugins)
     paths = [plugins, *filter(None, [os.environ.get("PYTHONPATH")])]

@@ -1,4 +1,4 @@
-"""vLLM as an engine like ours: the same requests, errors, chunks, versions and counts, whoever computes."""
+"""vLLM behind the `Engine` protocol, with the native engine's requests, errors, chunks, versions and metrics."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from rondo.models import ModelConfig
 log = get_logger("rondo.engine.vllm")
 
 QUIET_SECONDS = 0.02
-"""For so long nothing has come from a vLLM that has stopped: all that it computed is here."""
+"""Time without output after which all output of a paused vLLM has arrived."""
 
 
 class VllmEngine:
@@ -51,7 +51,7 @@ class VllmEngine:
         model_name: str,
         adapters: VllmAdapters,
     ) -> None:
-        """`backend` is set by who makes it, before the first request."""
+        """`backend` must be set before the first request."""
         self.backend: Backend
         self.config = config
         self.model = model
@@ -93,14 +93,15 @@ class VllmEngine:
         )
 
     def fail(self, error: RondoError) -> None:
-        """From any thread: vLLM has ended for good."""
+        """Records that vLLM has ended for good; may be called from any thread."""
         self._failure = self._failure or error
 
     def weight_state(self) -> WeightState:
         return self._update.state("weights" in self._asleep)
 
     def load(self) -> tuple[int, int]:
-        """vLLM does not say which of them it computes; more than fit together wait."""
+        """Estimated number of running and of waiting samples: vLLM does not report which samples it computes, so that
+        samples beyond `max_num_seqs` count as waiting."""
         in_flight = self.in_flight
         running = min(in_flight, self.config.max_num_seqs)
         return running, in_flight - running
@@ -137,7 +138,7 @@ class VllmEngine:
         try:
             await self.backend.pause(mode)
         except asyncio.CancelledError:
-            # Who waited for the requests to finish has left.
+            # The caller that waited for the requests to finish was cancelled.
             await asyncio.shield(self.backend.resume())
             raise
         self.is_paused = True
@@ -177,7 +178,7 @@ class VllmEngine:
         await self._adapters.load(self.backend, name, path, replace)
 
     async def unload_adapter(self, name: str) -> None:
-        """Requests that use it go on with it."""
+        """Unloads an adapter; requests that use it continue."""
         await self._adapters.unload(self.backend, name)
 
     async def check_weights(self, path: Path, version: int | None) -> None:
@@ -185,7 +186,8 @@ class VllmEngine:
         await asyncio.to_thread(check_version, path, self.model)
 
     async def update_weights(self, path: Path, version: int) -> None:
-        """vLLM stops between two steps while its workers read the folder. If one cannot, all read the old one."""
+        """vLLM stops between two steps while its workers read the folder. If one fails, all read the
+        old weights again."""
         await self.check_weights(path, version)
         self._check_update(version)
         self._update.updating = True
@@ -205,7 +207,7 @@ class VllmEngine:
         raise Conflict("no weight update is in progress.")
 
     async def reset_prefix_cache(self) -> None:
-        """What is there is never found again."""
+        """Empties vLLM's prefix cache and changes the salt, so that cached blocks are never hit again."""
         self._epoch += 1
         await self.backend.reset_prefix_cache()
 
@@ -279,7 +281,7 @@ class VllmEngine:
                 await self.backend.transfer(str(folder), version)
             except RondoError:
                 self._update.torn = True
-                with suppress(Unavailable):  # it has ended, and starts again with the weights it had
+                with suppress(Unavailable):  # vLLM has ended, and restarts with the old weights
                     await self.backend.transfer(str(self.folder), self.weight_version)
                 self._update.torn = False
                 raise
@@ -290,7 +292,7 @@ class VllmEngine:
                     await self.backend.resume()
 
     async def _quiet(self) -> None:
-        """Until all that was computed before the pause has come."""
+        """Waits until all output computed before the pause has arrived."""
         seen: int | None = None
         while seen != (pieces := sum(stream.pieces for stream in self._streams.values())):
             seen = pieces
@@ -301,7 +303,7 @@ class VllmEngine:
 
 
 def _other_runner(request: GenerateRequest) -> InvalidRequest:
-    """A vLLM gives answers or vectors, never both."""
+    """The error for a generation request to a pooling vLLM, or the reverse: one vLLM never serves both."""
     if request.pooling is None:
         message = (
             "this vLLM gives vectors, not answers: serve the model with engine.vllm.runner=generate too."

@@ -1,4 +1,4 @@
-"""A folder for as long as its process lives. What a process left that was killed goes with the next start."""
+"""Temporary folder with the lifetime of its process. Folders of killed processes are removed at the next start."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from rondo.engine.vllm.child.plugins import write_plugins
 
 PREFIX = "vllm-"
 LONGEST = 80
-"""Of the place, in bytes: the address of a socket file has 107."""
+"""Maximum length of the path in bytes: a socket address is limited to 107."""
 
 
 class RunFolder:
-    """Under `RONDO_HOME`, for this user alone; `plugins` in it is what vLLM's Python must find."""
+    """A folder under `RONDO_HOME`, accessible to this user only; its `plugins` must be on the path of vLLM's Python."""
 
     def __init__(self) -> None:
         place = _place()
@@ -38,7 +38,7 @@ class RunFolder:
             raise storage_error(place, error) from error
 
     def variables(self) -> dict[str, str]:
-        """By which vLLM's processes know with whom they end, and what is to go then."""
+        """Environment variables for vLLM's processes: the process to end with, and the folder to remove then."""
         return {"RONDO_VLLM_PARENT": str(os.getpid()), "RONDO_VLLM_FOLDER": str(self.path)}
 
     def remove(self) -> None:

@@ -1,4 +1,4 @@
-"""From a model's folder to a vLLM that serves it."""
+"""Loading of a vLLM engine from a model folder."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def load_vllm(
     model_name: str = "",
     adapters: Mapping[str, str] = MappingProxyType({}),
 ) -> VllmEngine:
-    """Blocks until vLLM has started. `eos_ids` are the model's own by default; `adapters` are folders by name."""
+    """Blocks until vLLM has started. `eos_ids` default to the model's own; `adapters` are folders by name."""
     check(config)
     check_checkpoint(folder)
     model = parse(read_config(folder))

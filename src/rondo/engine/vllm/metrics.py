@@ -1,4 +1,4 @@
-"""What is counted of requests that vLLM computes, and what vLLM itself counts."""
+"""Metrics of requests that vLLM computes, and vLLM's own metrics."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ if TYPE_CHECKING:
 
 THEIRS = "vllm:"
 CREATED = "_created"
-"""When a counter began, which vLLM tells of each."""
+"""Suffix of the creation time that vLLM exports for each counter."""
 
 
 class VllmMetrics(RequestMetrics):
-    """Of its cache, its scheduler and its steps vLLM knows best; of requests, what a client sees is counted here."""
+    """Metrics of a vLLM engine: request metrics are counted here, as clients observe them; metrics of the cache, the
+    scheduler and the steps are vLLM's."""
 
     unknown = frozenset(
         {
@@ -30,7 +31,7 @@ class VllmMetrics(RequestMetrics):
         }
     )
     vllms = frozenset({"num_requests_running", "num_requests_waiting"})
-    """Ours are guesses, for when it cannot be asked."""
+    """Metrics for which vLLM's value is preferred; ours is an estimate for when vLLM cannot be reached."""
 
     def __init__(self, engine: VllmEngine, model_name: str) -> None:
         super().__init__(engine.max_model_len, model_name)
@@ -49,7 +50,7 @@ class VllmMetrics(RequestMetrics):
         yield families.gauge("weight_version", "Version of the weights in use.", self._engine.weight_version)
 
     def _theirs(self) -> Iterator[Metric]:
-        """vLLM's under our names."""
+        """vLLM's metrics under Rondo's names."""
         for metric in self._engine.backend.figures():
             if not metric.name.startswith(THEIRS) or metric.name.endswith(CREATED):
                 continue

@@ -1,4 +1,4 @@
-"""From our settings to those of vLLM: what it has under another name, and what it does not have."""
+"""Translation of Rondo's settings to vLLM's, and the settings that vLLM lacks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rondo.engine.vllm.folder import RunFolder
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 MOST_LORAS_TOGETHER = 8
 BACKEND = "rondo"
-"""The name under which our plug-in registers what reads weights from a folder."""
+"""Name under which our plug-in registers its loader of weights from a folder."""
 
 OWN = "is of Rondo's own engine: leave it out, or set backend to native"
 REFUSED = {
@@ -31,12 +31,12 @@ REFUSED = {
     "adapters_dir": "is of Rondo's own engine: load adapters with /v1/load_lora_adapter",
 }
 USUAL = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_NUM_OF_RESERVED_CPU": "0"}
-"""Variables of vLLM's, unless they are set: it asks the network for nothing, and uses all cores."""
+"""Default environment variables of vLLM: no network access, and all cores."""
 KV_TYPES = {"auto": "auto", "fp8": "fp8", "bfloat16": "bfloat16", "float16": "float16"}
 
 
 def check(config: EngineConfig) -> None:
-    """Refuses what vLLM would not do, by the name of the field."""
+    """Raises an error, with the name of the field, for settings that vLLM does not support."""
     for name, reason in REFUSED.items():
         if getattr(config, name) != EngineConfig.model_fields[name].default:
             raise ConfigError(f"{name} {reason}.", param=name)
@@ -64,7 +64,7 @@ def check(config: EngineConfig) -> None:
 def options(
     config: EngineConfig, tokenizer: Path, max_model_len: int, on_gpu: bool, kv_bytes: int | None
 ) -> dict[str, object]:
-    """Of vLLM's engine, under its own names, but for the model's folder. A tuple is a JSON value."""
+    """vLLM's engine arguments under its own names, except for the model folder. A tuple is a JSON value."""
     chosen: dict[str, object] = {
         "tokenizer": str(tokenizer),
         "max_model_len": max_model_len,
@@ -100,7 +100,7 @@ def options(
 
 
 def _pooling(config: EngineConfig, max_model_len: int) -> dict[str, object]:
-    """A mean is over a prompt that is computed in one step."""
+    """Engine arguments for pooling. Mean pooling needs the whole prompt in one step."""
     chosen: dict[str, object] = {
         "runner": "pooling",
         "convert": "embed",
@@ -112,7 +112,7 @@ def _pooling(config: EngineConfig, max_model_len: int) -> dict[str, object]:
 
 
 def flags(chosen: Mapping[str, object]) -> list[str]:
-    """The same as `vllm serve` takes them."""
+    """The options as arguments of `vllm serve`."""
     said: list[str] = []
     for name, value in chosen.items():
         flag = "--" + name.replace("_", "-")
@@ -124,7 +124,8 @@ def flags(chosen: Mapping[str, object]) -> list[str]:
 
 
 def environment(config: EngineConfig, folder: RunFolder) -> dict[str, str]:
-    """Of vLLM's process: ours, without our own code, with what our verbs need, and nothing that asks the network."""
+    """Environment of vLLM's process: ours without our Python path, with the variables that our operations need, and
+    without network access."""
     given = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
     wanted = {
         "PYTHONPATH": str(folder.plugins),
@@ -135,7 +136,7 @@ def environment(config: EngineConfig, folder: RunFolder) -> dict[str, str]:
 
 
 def plugins_too(given: Mapping[str, str]) -> dict[str, str]:
-    """Where somebody chose which plug-ins of vLLM's are loaded, ours are among them."""
+    """Adds our plug-ins to the user's selection of vLLM plug-ins, if there is one."""
     chosen = given.get("VLLM_PLUGINS")
     if chosen is None:
         return {}
@@ -143,7 +144,7 @@ def plugins_too(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def threads(config: EngineConfig) -> dict[str, str]:
-    """vLLM's variables for how many it may use on a CPU."""
+    """vLLM's environment variables for the number of CPU threads."""
     if config.threads is None:
         return {}
     return {"OMP_NUM_THREADS": str(config.threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}

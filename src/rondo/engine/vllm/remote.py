@@ -1,4 +1,4 @@
-"""vLLM as a process of ours: asked over HTTP, token ids in and out, and started again when it ends."""
+"""vLLM as a child process with an HTTP interface, token ids in and out, restarted when it ends."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ log = get_logger("rondo.engine.vllm")
 
 GENERATE = "/inference/v1/generate"
 FIGURES_SECONDS = 2
-"""For which vLLM's figures are waited for; ours are shown without them."""
+"""Timeout for reading vLLM's metrics; on a timeout only ours are shown."""
 NO_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=64)
 
 
@@ -50,7 +50,7 @@ class Remote:
         self._adapters = {adapter.inner_name: adapter for adapter in adapters}
         self._paused = False
         self._sleep: tuple[int, frozenset[str]] | None = None
-        """Its level, and what is still asleep."""
+        """Sleep level, and the parts still asleep."""
         self._restarts = Restarts(restarts)
         self._on_failure = on_failure
         self._stopped = threading.Event()
@@ -101,7 +101,7 @@ class Remote:
         if self._sleep is not None:
             level, asleep = self._sleep
             left = asleep.difference(woken)
-            # Weights that were dropped, and have come since, would be dropped again where only the cache is asleep.
+            # If only the cache is asleep, level 2 would drop weights again that were restored since.
             self._sleep = (level if "weights" in left else 1, left) if left else None
 
     async def reset_prefix_cache(self) -> None:
@@ -117,7 +117,7 @@ class Remote:
         await self._verb("/v1/unload_lora_adapter", {"lora_name": adapter.inner_name})
 
     async def transfer(self, path: str, version: int) -> None:
-        """If vLLM itself ends meanwhile, it is started again with the weights it had."""
+        """If vLLM ends meanwhile, it is restarted with the old weights."""
         self._check_up()
         await asyncio.to_thread(self._transfer, path, version)
         self._weights = path, version
@@ -150,8 +150,8 @@ class Remote:
         return OutputDelta(0, (), vector=np.frombuffer(answer.content, dtype="<f4"), finish_reason="stop")
 
     async def _prompt(self, asked: VllmRequest) -> OutputDelta:
-        """vLLM tells a prompt's log-probabilities in whole answers only: one of a token, asked for first. What it
-        computes for that stays cached."""
+        """Requests a prompt's log-probabilities. vLLM returns them only without streaming, so that a request for one
+        token is sent first; its computed blocks stay cached."""
         params = {"max_tokens": 1, "temperature": 0, "detokenize": False}
         wanted = {"prompt_logprobs": asked.request.sampling.prompt_logprobs}
         answer = await self._http().post(GENERATE, json=generation(asked, params | wanted))
@@ -168,7 +168,7 @@ class Remote:
         self._ask("/v1/load_lora_adapter", {"lora_name": adapter.inner_name, "lora_path": adapter.path})
 
     def _start(self) -> None:
-        """With all that vLLM had before: the weights, adapters, and whether it computes."""
+        """Starts vLLM with its previous state: weights, adapters, paused and sleeping parts."""
         folder, version = self._weights
         self.process.start(
             ["--model", folder, "--served-model-name", "base", *self._arguments], self._stopped
@@ -186,7 +186,7 @@ class Remote:
         self.up = True
 
     def _watch(self) -> None:
-        """In a thread of its own: whoever asks meanwhile is told so."""
+        """Watches and restarts vLLM in its own thread; requests raise an error meanwhile."""
         going = True
         while going:
             how = self.process.wait()
@@ -194,7 +194,7 @@ class Remote:
             going = not self._stopped.is_set() and self._start_again(how)
 
     def _start_again(self, how: str) -> bool:
-        """Until it has started, or has ended too often."""
+        """Restarts vLLM until it has started, or until the maximum number of restarts is reached."""
         while True:
             self._why = f"{how}, and is being started again"
             log.error("vLLM ended", extra={"how": how})
@@ -227,7 +227,7 @@ class Remote:
         )
 
     def _http(self) -> httpx.AsyncClient:
-        """A client's connections belong to one event loop."""
+        """HTTP client of the running event loop, since connections belong to one loop."""
         loop = asyncio.get_running_loop()
         if self._client is None or self._loop is not loop:
             transport = httpx.AsyncHTTPTransport(uds=self.process.socket, limits=NO_LIMITS)

@@ -1,4 +1,4 @@
-"""Which vLLM it is. Much of what is asked of it is younger than its OpenAI routes, and not promised to stay."""
+"""Check of vLLM's version. Many of the interfaces in use are newer than its OpenAI routes, and not stable."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ NAME = ".".join(map(str, KNOWN))
 
 
 def check_version(version: str) -> None:
-    """An older one lacks what is asked of it; of a younger one, or a build without a number, nobody knows."""
+    """Raises an error for an older vLLM, which lacks required interfaces, and warns about a newer one or a build
+    without a version number, which are untested."""
     numbers = re.match(r"(\d+)\.(\d+)", version)
     found = (int(numbers[1]), int(numbers[2])) if numbers else None
     if found == KNOWN:

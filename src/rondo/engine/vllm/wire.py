@@ -1,4 +1,4 @@
-"""What vLLM's server is told and what it answers, in its own words."""
+"""Wire format of vLLM's server: requests, responses and errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def generation(asked: VllmRequest, params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def prompt_logprobs(said: Sequence[Mapping[str, Any] | None], asked: VllmRequest) -> PromptLogprobs:
-    """vLLM's, by token, in the order of ours."""
+    """Converts vLLM's prompt log-probabilities, which are keyed by token, to ours."""
     entries = [
         [(int(token), each["logprob"], each["rank"]) for token, each in (entry or {}).items()]
         for entry in said
@@ -26,7 +26,8 @@ def prompt_logprobs(said: Sequence[Mapping[str, Any] | None], asked: VllmRequest
 
 
 def refusal(status: int, data: bytes) -> RondoError:
-    """What vLLM refuses is said in its words. Its own failures (5xx) are not the client's, but it serves on."""
+    """The error for a refused request, in vLLM's words. An internal error of vLLM (5xx) is not the client's fault, and
+    vLLM continues to serve."""
     try:
         said = json.loads(data)
         details = said.get("error", said)
@@ -39,13 +40,13 @@ def refusal(status: int, data: bytes) -> RondoError:
 
 
 def worker_error(message: str) -> str:
-    """What a worker said, without what the processes between added to it."""
+    """The worker's own message, without the text that intermediate processes added."""
     _, _, rest = message.partition("Worker failed with error '")
     return rest.rpartition("', please check")[0] or message
 
 
 def pieces(event: Mapping[str, Any], asked: VllmRequest) -> list[OutputDelta]:
-    """Of one event of a stream."""
+    """Output pieces of one stream event."""
     params = asked.request.sampling
     usage = event.get("usage") or {}
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")

@@ -1,4 +1,4 @@
-"""Loading adapters beside the engine's steps: one after another, in the order they were asked for."""
+"""Loading of adapters while the engine's steps continue, one after another in the order of the requests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Job = Callable[[], None]
 
 
 class AdapterLoader:
-    """`max_waiting` bounds who may wait for an adapter that is not loaded yet."""
+    """Loads adapters in a thread. `max_waiting` bounds the number of requests that wait for an adapter."""
 
     def __init__(self, adapters: Adapters, max_waiting: int) -> None:
         self.adapters = adapters
@@ -32,7 +32,7 @@ class AdapterLoader:
 
     @asynccontextmanager
     async def holding(self, name: str | None) -> AsyncIterator[LoadedAdapter | None]:
-        """The adapter of that name, loaded, for as long as the block lasts."""
+        """Context manager that holds the loaded adapter with this name."""
         if name is None:
             yield None
             return
@@ -43,18 +43,19 @@ class AdapterLoader:
             self.adapters.release(adapter)
 
     async def run(self, work: Job) -> None:
-        """In its turn."""
+        """Runs `work` in the loader's thread, in order."""
         await asyncio.wrap_future(self._submit(work))
 
     def close(self) -> None:
-        """Who waits is told, and nobody is let in any more."""
+        """Ends the thread and wakes waiting requests; later requests are refused."""
         with self._lock:
             self._closed = True
             self._jobs.put(None)
         self.adapters.wake()
 
     async def _hold(self, name: str) -> LoadedAdapter:
-        """Who finds no room waits for it here: the thread goes on with what others ask of it."""
+        """Loads and holds the adapter. A request without room waits here, so that the thread continues
+        with other jobs."""
         with self._in_line():
             while True:
                 future = self._submit(partial(self.adapters.hold, name))
@@ -84,7 +85,7 @@ class AdapterLoader:
                 self._waiting -= 1
 
     def _release(self, future: Future[LoadedAdapter]) -> None:
-        """Whoever asked has gone."""
+        """Releases the adapter of a cancelled request."""
         if not future.cancelled() and future.exception() is None:
             self.adapters.release(future.result())
 

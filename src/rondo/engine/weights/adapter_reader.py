@@ -1,4 +1,4 @@
-"""From an adapter's folder to the weights that the engine adds."""
+"""Reading of adapter weights from a folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from rondo.models.adapters.tokenformer import Tokenformer
 
 
 class AdapterReader:
-    """For one model; from any thread. `deterministic`: what it reads adds what a learner's own adapter does."""
+    """Adapter reader of one model, usable from any thread. With `deterministic`, the result is bitwise equal to the
+    learner's adapter."""
 
     def __init__(self, model: Decoder, max_rank: int, deterministic: bool = False) -> None:
         self.sites = Sites(model, as_learner=deterministic)
@@ -26,7 +27,7 @@ class AdapterReader:
         self._max_rank = max_rank
 
     def read(self, folder: Path) -> tuple[AdapterWeights, str]:
-        """(the weights, the checksum of what is in effect of them)."""
+        """Returns the weights, and the checksum of the weights in effect."""
         if not folder.is_dir():
             raise NotFound(f"there is no adapter's folder {folder}.", param="lora_path")
         try:
@@ -43,13 +44,13 @@ class AdapterReader:
 
     @cached_property
     def _shape(self) -> Decoder:
-        """The model without weights: those of the real one may be asleep."""
+        """The model without weights, because the weights of the real one may be asleep."""
         with torch.device("meta"):
             return Decoder(self._config)
 
 
 def _check_rows(folder: Path, parts: Iterable[nn.Module]) -> None:
-    """Refuses what adds, to a row of a batch, something else than to the row alone."""
+    """Raises an error for adapters whose result for a row depends on the other rows of the batch."""
     if any(isinstance(part, Tokenformer) for part in parts):
         raise ConfigError(
             f"{folder} is a Tokenformer, whose mixtures of products are torch's: their bits depend on how many rows "

@@ -1,8 +1,8 @@
-"""The adapters an engine serves: names, the folders they are in, and the weights of those in use.
+"""Registry of the adapters that an engine serves: names, folders, and the weights of loaded adapters.
 
-An adapter is loaded when first asked for. Of those loaded at most `max_loaded_adapters` are kept, least recently used
-first out, and one that a request holds stays. A request keeps the version it came with: loading other content under
-the same name makes a new version beside it.
+An adapter is loaded on first use. At most `max_loaded_adapters` are loaded; the least recently used one without holders
+is evicted. A request retains its version: loading other content under the same name creates a new version next to the
+old one.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ log = get_logger("rondo.engine")
 
 @dataclass(eq=False)
 class LoadedAdapter:
-    """One version of an adapter. `key` stands for its content: equal content has the same key, even when it was gone
-    in between, and only then."""
+    """One version of an adapter. `key` identifies its content: equal content has the same key, even after an eviction,
+    and different content never has."""
 
     name: str
     version: int
@@ -38,9 +38,9 @@ class LoadedAdapter:
     nbytes: int
     holders: int = 0
     old: bool = False
-    """No name leads to it any more: it goes with its last holder."""
+    """Whether no name refers to it any more: it is dropped with its last holder."""
     unloaded: bool = False
-    """And whoever has not begun with it no longer may."""
+    """Whether it was unloaded: in addition, requests that have not started may not use it any more."""
 
 
 @dataclass
@@ -51,18 +51,19 @@ class Totals:
 
 @dataclass
 class _Name:
-    """`checksum` is of the content that was last loaded under it; None until then."""
+    """An adapter name. `checksum` is of the content last loaded under it; None until then."""
 
     folder: Path
     edition: int = 0
-    """How often it was given other content."""
+    """Number of times that its content was replaced."""
     version: int = 0
     checksum: str | None = None
     current: LoadedAdapter | None = None
 
 
 class Adapters:
-    """May be used from any thread. Files are read outside of its lock, so that a step never waits for them."""
+    """Adapter registry, usable from any thread. Files are read outside of its lock, so that a step never waits for
+    them."""
 
     def __init__(self, reader: AdapterReader, config: EngineConfig) -> None:
         self.reader = reader
@@ -77,7 +78,7 @@ class Adapters:
         self._waiters: list[Future[None]] = []
 
     def names(self) -> list[str]:
-        """All that may be asked for: those loaded by name, and the folders in `adapters_dir`."""
+        """All available names: loaded adapters, and the folders in `adapters_dir`."""
         with self._lock:
             found = set(self._names)
         if self._dir is not None and self._dir.is_dir():
@@ -90,7 +91,7 @@ class Adapters:
 
     @property
     def nbytes(self) -> int:
-        """Of the weights of all that are loaded."""
+        """Bytes of the weights of all loaded adapters."""
         return sum(adapter.nbytes for adapter in list(self._loaded))
 
     @property
@@ -98,21 +99,21 @@ class Adapters:
         return len(self._loaded)
 
     def has_room(self, name: str | None) -> bool:
-        """Whether `hold` would not have to wait."""
+        """Whether `hold` would succeed without waiting."""
         with self._lock:
             known = self._names.get(name or "")
             loaded = name is None or (known is not None and known.current is not None)
             return loaded or self._has_room()
 
     def held(self, name: str) -> LoadedAdapter | None:
-        """As `hold`, if it is loaded."""
+        """Like `hold`, but None if the adapter is not loaded."""
         with self._lock:
             adapter = self._name(name).current
             return None if adapter is None else self._share(adapter)
 
     def hold(self, name: str) -> LoadedAdapter:
-        """The adapter, loaded if need be, and kept until it is released. Where all that are loaded are in use, it is
-        refused."""
+        """Loads the adapter if necessary and holds it until it is released. Raises `Overloaded` if all loaded adapters
+        are in use."""
         while True:
             with self._lock:
                 known = self._name(name)
@@ -128,7 +129,7 @@ class Adapters:
                     return self._share(known.current or self._enter(name, known, read, content))
 
     def room(self) -> Future[None]:
-        """Done when there is room for one more; whoever comes first has it."""
+        """A future that is done when there is room for one more adapter; room is not reserved."""
         waiter: Future[None] = Future()
         with self._lock:
             self._waiters.append(waiter)
@@ -137,12 +138,12 @@ class Adapters:
         return waiter
 
     def wake(self) -> None:
-        """All who wait for room look again."""
+        """Wakes all waiters for room, which check again."""
         with self._lock:
             resolve_all(self._waiters, None)
 
     def share(self, adapter: LoadedAdapter) -> None:
-        """One more holder of what somebody holds."""
+        """Adds a holder to a held adapter."""
         with self._lock:
             self._share(adapter)
 
@@ -155,7 +156,7 @@ class Adapters:
                 self.wake()
 
     def add(self, name: str, folder: str | Path, replace: bool = False) -> None:
-        """Reads the adapter, so that what is wrong with it is known at once, and gives it the name."""
+        """Reads the adapter, so that errors are raised at once, and registers it under the name."""
         if not name:
             raise InvalidRequest("the adapter needs a name.", param="lora_name")
         self._check_free(name, replace)
@@ -172,12 +173,13 @@ class Adapters:
             old, known.current = known.current, None
             if old is not None:
                 self._retire(old)
-            # Without room it is only known, and loaded when asked for.
+            # Without room it is only registered, and loaded on first use.
             if self._has_room():
                 self._enter(name, known, read, content)
 
     def remove(self, name: str) -> LoadedAdapter | None:
-        """The name is gone; the weights too, once nobody holds them. Returns what was loaded under it."""
+        """Removes the name; the weights are dropped with their last holder. Returns the adapter that was loaded under
+        it."""
         with self._lock:
             known = self._name(name)
             del self._names[name]
@@ -190,18 +192,18 @@ class Adapters:
             return old
 
     def drop_idle(self) -> None:
-        """Gives back the memory of all that nobody holds."""
+        """Evicts all loaded adapters without holders."""
         with self._lock:
             while any(adapter.holders == 0 for adapter in self._loaded):
                 self._evict()
 
-    # From here on: with the lock held.
+    # The methods below require the lock.
 
     def _offers(self, name: str) -> bool:
-        """Whether `adapters_dir` has an adapter of that name. A name is no path."""
+        """Whether `adapters_dir` has an adapter with this name. A name that is a path is never offered."""
         if self._dir is None or name in self._removed or name != Path(name).name or name.startswith("."):
             return False
-        # Not Path.is_file: a name longer than the file system takes is an error there, not a no.
+        # Not Path.is_file, which raises an error for a name that is too long for the file system.
         return os.path.isfile(self._dir / name / CONFIG)
 
     def _name(self, name: str) -> _Name:

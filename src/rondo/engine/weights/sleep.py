@@ -1,7 +1,7 @@
-"""Giving memory back while nobody asks for anything, and taking it again.
+"""Sleep mode: releases memory while the engine is idle, and takes it again.
 
-Level 1 keeps the weights in CPU memory, level 2 keeps nothing of them; both drop the KV cache. The two parts wake one
-by one, so that new weights can be written before the memory of the KV cache is taken.
+Level 1 moves the weights to CPU memory, level 2 drops them; both drop the KV cache. The two parts can be woken one by
+one, so that new weights can be written before the memory of the KV cache is allocated.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from rondo.models.adapters.attached import adapter_of
 Tag = Literal["weights", "kv_cache"]
 TAGS: tuple[Tag, ...] = get_args(Tag)
 Reload = Callable[[], Decoder]
-"""Reads the engine's checkpoint once more."""
+"""Reads the engine's checkpoint again."""
 
 
 class Sleeper:
-    """`reload` is there while the checkpoint holds the weights in use."""
+    """Sleep state of a model and its KV cache. `reload` is set while the checkpoint holds the weights in use."""
 
     def __init__(self, model: Decoder, cache: KVCache, reload: Reload | None = None) -> None:
         self.model = model
@@ -36,7 +36,8 @@ class Sleeper:
         self._dropped: dict[str, Tensor] = {}
 
     def sleep(self, level: int) -> None:
-        """Sleeping deeper than before is possible, lighter is not: what is dropped is gone."""
+        """Sleeps at this level. A deeper level than before is possible; a lighter one does not restore
+        dropped weights."""
         if level == 1 and "weights" not in self.asleep:
             self._to_host()
         elif level == 2:
@@ -48,7 +49,7 @@ class Sleeper:
             torch.cuda.empty_cache()
 
     def wake(self, tags: Sequence[str] | None) -> bool:
-        """Takes the memory of what `tags` name, of everything by default. True if it read the checkpoint again."""
+        """Restores the parts in `tags`, all by default. Returns whether the checkpoint was read again."""
         wanted = self.asleep & check_tags(tags)
         reloaded = False
         try:
@@ -83,7 +84,7 @@ class Sleeper:
         return {name: fresh[name].data for name in self._dropped}
 
     def _blank(self) -> dict[str, Tensor]:
-        """Memory for somebody to write to."""
+        """Uninitialized memory for a later weight update."""
         return {name: _like(was, self._device) for name, was in self._dropped.items()}
 
     def _to_host(self) -> None:
@@ -91,7 +92,7 @@ class Sleeper:
             put(self.model, {name: _pinned(p.data) for name, p in self.model.named_parameters()})
 
     def _drop(self) -> None:
-        """The checkpoint's parameters; those of an adapter that hangs on the model are not in it, and stay."""
+        """Drops the checkpoint's parameters; parameters of an attached adapter are not in the checkpoint, and stay."""
         if self._dropped:
             return
         adapter = adapter_of(self.model)
@@ -122,7 +123,8 @@ def check_tags(tags: Sequence[str] | None) -> frozenset[Tag]:
 
 
 def put(model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """All were made before the first is put in place: if memory does not last, the model is as it was."""
+    """Replaces parameters. All tensors exist before the first is replaced: when memory runs out, the model is
+    unchanged."""
     for name, parameter in model.named_parameters():
         if name in tensors:
             parameter.data = tensors[name]
@@ -133,5 +135,5 @@ def _like(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def _pinned(tensor: Tensor) -> Tensor:
-    """A copy that comes back at the full speed of the bus."""
+    """A copy in pinned memory, which transfers back at full bus speed."""
     return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor)

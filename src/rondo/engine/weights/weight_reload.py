@@ -1,4 +1,4 @@
-"""A new version of the weights from a folder: read whole beside the old one, and only then put in its place."""
+"""Reading of a new weight version from a folder, complete before it replaces the old one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rondo.models.files.checkpoint import check
 
 
 def read_version(model: Decoder, read: Reload, folder: Path) -> dict[str, Tensor]:
-    """The parameters that `read` gives, if they are of a model like `model`."""
+    """The parameters of the model that `read` returns, if it has the architecture of `model`."""
     try:
         fresh = read()
     except OSError as error:
@@ -24,7 +24,8 @@ def read_version(model: Decoder, read: Reload, folder: Path) -> dict[str, Tensor
 
 
 def check_version(folder: Path, served: ModelConfig) -> None:
-    """Whether the folder is a whole model like the one that is served, from its config and headers alone."""
+    """Raises an error unless the folder has a complete model of the served architecture; reads only its config and
+    headers."""
     if not folder.is_dir():
         raise ModelError(f"{folder} is not a folder here, where the engine reads it.", param="path")
     check(folder)
@@ -53,5 +54,5 @@ def _kind(config: ModelConfig) -> str:
 
 
 def _shape(config: ModelConfig) -> ModelConfig:
-    """What the weights depend on."""
+    """The part of a config that the weights depend on."""
     return replace(config, hf=None, eos_ids=(), bos_id=None, pad_id=None)

@@ -1,5 +1,5 @@
-"""One weight update in vLLM's steps: started, told where the version is, finished. It takes over when it is finished;
-until then, or if anything fails, the version before it serves."""
+"""A weight update in vLLM's steps: start, update with a folder, finish. The new version takes effect when the update is
+finished; until then, or after an error, the old version serves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NOT_STARTED = "no weight update is in progress: POST /start_weight_update first.
 
 
 class WeightSession:
-    """At most one at a time, for one engine; used from one event loop."""
+    """Weight update session of one engine, at most one at a time; used from one event loop."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -28,7 +28,7 @@ class WeightSession:
         self.open = True
 
     async def update(self, path: Path, version: int | None) -> None:
-        """Like vLLM's, an update that fails ends the session."""
+        """Checks and records the folder. Like in vLLM, a failed update ends the session."""
         self._check_open()
         try:
             await self._engine.check_weights(path, version)
@@ -60,7 +60,7 @@ class WeightSession:
             self._end()
 
     def abort(self) -> None:
-        """Nothing of it was put in place."""
+        """Ends the session; no weights have been replaced."""
         if self._finishing:
             raise Conflict("the weight update is being finished, and can no longer be aborted.")
         self._end()

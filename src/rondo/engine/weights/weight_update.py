@@ -18,7 +18,8 @@ class WeightUpdate:
         self.torn = False
 
     def check(self, asleep: bool, version: int | None, present: int) -> None:
-        """Refuse an update to `version` that cannot start now; `present` is the version of the weights in use."""
+        """Raises an error if an update to `version` cannot start now; `present` is the version of the
+        weights in use."""
         if self.updating:
             raise Conflict("a weight update is already in progress.")
         if asleep:
@@ -27,7 +28,7 @@ class WeightUpdate:
             check_newer(version, present)
 
     def begin(self) -> None:
-        """Weights are about to be overwritten in place."""
+        """Marks the weights as torn: they are about to be overwritten in place."""
         self.updating = self.torn = True
 
     def finish(self, version: int, present: int) -> None:
@@ -37,7 +38,7 @@ class WeightUpdate:
         self.updating = self.torn = False
 
     def abort(self) -> None:
-        """The writer failed. Another update may start; until one is finished the weights stay torn."""
+        """Ends the update of a failed writer. Another update may start; until one is finished the weights stay torn."""
         self.updating = False
 
     def check_sleep(self) -> None:

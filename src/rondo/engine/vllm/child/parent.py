@@ -1,7 +1,7 @@
-"""In vLLM's processes: the end of whoever started them is theirs too, however it came.
+"""Runs in vLLM's processes: ends them when their parent process ends for any reason.
 
-A plug-in of vLLM's, which calls `watch` in each of its processes, and the program that a process of ours runs, so that
-it watches before vLLM is imported. It is copied beside the other plug-in, and needs Python alone.
+It is a vLLM plug-in, which calls `watch` in each of vLLM's processes, and also the program that our child process runs,
+so that it watches before vLLM is imported. It is copied next to the other plug-ins and needs only Python.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _watching = False
 
 
 def watch() -> None:
-    """May be called several times in one process, and in the parent itself."""
+    """Starts the watching thread. May be called several times in one process, and in the parent itself."""
     global _watching
     parent = int(os.environ.get("RONDO_VLLM_PARENT") or 0)
     if _watching or parent in (0, os.getpid()):
@@ -42,7 +42,8 @@ def _end_with(parent: int) -> None:
 
 
 def _has_group(parent: int) -> bool:
-    """Whether vLLM's processes are a group of their own; else it may be a shell's, with others in it."""
+    """Whether vLLM's processes have their own process group; otherwise the group may be a shell's, with other processes
+    in it."""
     try:
         return os.getpgid(parent) != os.getpgrp()
     except ProcessLookupError:
@@ -54,7 +55,7 @@ def _wait_for_end(parent: int) -> None:
         handle = os.pidfd_open(parent)
     except ProcessLookupError:
         return
-    except (AttributeError, OSError):  # another system, or an old one
+    except (AttributeError, OSError):  # another or an old operating system
         while _lives(parent):
             time.sleep(1)
         return
@@ -70,7 +71,7 @@ def _lives(process: int) -> bool:
 
 
 def version() -> str:
-    """vLLM's own, without importing it."""
+    """vLLM's version, without importing it."""
     found = find_spec("vllm")
     if found is None or found.origin is None:
         return ""
@@ -83,7 +84,7 @@ def main() -> None:
     watch()
     if found := version():
         print(f"{SAYS_VERSION}{found}", flush=True)
-    # What vLLM starts imports what is `__main__` here: vLLM's server, from now on.
+    # vLLM's child processes import the module that is `__main__` here: from now on vLLM's server.
     runpy.run_module(SERVER, run_name="__main__", alter_sys=True)
 
 

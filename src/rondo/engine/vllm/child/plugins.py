@@ -1,4 +1,5 @@
-"""A folder that makes our plug-ins known to a vLLM without Rondo in its environment: a package as if installed."""
+"""Plug-in folder: an installed-looking package that registers our plug-ins with a vLLM whose
+environment lacks Rondo."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ ENTRY_POINTS = {
 
 
 def write_plugins(folder: Path) -> None:
-    """Fills `folder` with copies of the plug-ins and what an installer would have written about them."""
+    """Fills `folder` with copies of the plug-ins and the metadata that an installer would have written."""
     for name, module in COPIES.items():
         (folder / f"{name}.py").write_text(_source(module))
     about = folder / f"{PACKAGE}-{__version__}.dist-info"
@@ -32,7 +33,7 @@ def write_plugins(folder: Path) -> None:
 
 
 def _source(module: str) -> str:
-    """Read, not imported: what it imports may be in vLLM's environment alone."""
+    """Source of a module. It is read, not imported: its imports may be available only in vLLM's environment."""
     room, _, name = module.rpartition(".")
     found = find_spec(room)
     assert found is not None

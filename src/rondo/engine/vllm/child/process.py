@@ -1,4 +1,4 @@
-"""A vLLM server of ours: its processes, and a socket file that no other user can open: its verbs need no key."""
+"""A vLLM server process. It listens on a socket file that only this user can open, so that its API needs no key."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NO_MODULE = re.compile(r"No module named '?vllm(\.|'|$)", re.MULTILINE)
 
 
 class VllmProcess:
-    """Started, waited for, and ended with all of its children; it may be started again."""
+    """A vLLM server, started and ended with all of its children; it may be started again."""
 
     def __init__(
         self, python: str | None, environment: Callable[[RunFolder], dict[str, str]], seconds: float
@@ -44,7 +44,7 @@ class VllmProcess:
         self.socket = str(self._folder.path / "socket")
 
     def start(self, arguments: Sequence[str], stopped: threading.Event) -> None:
-        """Returns when it answers. Ends early where `stopped` is set."""
+        """Starts vLLM and returns when it responds. Setting `stopped` ends the wait early."""
         self.kill()
         Path(self.socket).unlink(missing_ok=True)
         command = [self.python, *PROGRAM, "--uds", self.socket, *arguments]
@@ -66,7 +66,7 @@ class VllmProcess:
             raise
 
     def wait(self) -> str:
-        """Until it ends; says how."""
+        """Waits until vLLM ends; returns a description of the exit."""
         assert self._process is not None
         return exit_reason(self._process.wait())
 
@@ -76,13 +76,13 @@ class VllmProcess:
         return self._process.pid
 
     def stop(self) -> None:
-        """In order, if it does so soon; its files go too."""
+        """Stops vLLM gracefully, by force after a timeout, and removes its files."""
         if self._process is not None:
             stop(self._process, STOP_SECONDS)
         self._folder.remove()
 
     def kill(self) -> None:
-        """Kill the server and its children, including children that outlived it."""
+        """Kills the server and its children, including children that outlived it."""
         if self._process is not None:
             kill(self._process)
 
@@ -139,13 +139,13 @@ class VllmProcess:
         return last_line(self._log.read_bytes(), 200)
 
     def _version(self) -> str:
-        """Said before vLLM is imported."""
+        """vLLM's version, which is logged before vLLM is imported."""
         said = re.search(f"^{SAYS_VERSION}(.+)$", self._log.read_text("utf-8", "replace"), re.MULTILINE)
         return said[1] if said else ""
 
 
 def first_error(text: str) -> str:
-    """The first that it names; what follows is what came of it."""
+    """The first error in the log; the later ones are its consequences."""
     lines = [line for line in text.strip().splitlines() if not NO_ERROR.search(line)]
     named = re.search(r"\b\w*(?:Error|Exception): .+|.*\berror: .+", "\n".join(lines))
     return (named.group() if named else lines[-1] if lines else "it said nothing").strip()

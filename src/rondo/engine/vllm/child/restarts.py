@@ -1,11 +1,11 @@
-"""When a process that ended is started again: at once, then after longer and longer, and not without end."""
+"""Restart policy of a process: at once, then with growing delays, up to a maximum number of restarts."""
 
 from __future__ import annotations
 
 from collections import deque
 
 WITHIN_SECONDS = 600
-"""Of starts: more than those allowed in this time mean that it will not do."""
+"""Time window for the maximum number of starts."""
 LONGEST_SECONDS = 30.0
 
 
@@ -15,7 +15,7 @@ class Restarts:
         self._starts: deque[float] = deque()
 
     def next(self, now: float) -> float | None:
-        """How long to wait before the next start; None where there is none."""
+        """Seconds to wait before the next start; None if the maximum is reached."""
         while self._starts and now - self._starts[0] > WITHIN_SECONDS:
             self._starts.popleft()
         if len(self._starts) >= self._allowed:

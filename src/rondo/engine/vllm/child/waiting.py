@@ -1,7 +1,7 @@
-"""In vLLM's processes on a CPU: those that wait for one another sleep meanwhile.
+"""Runs in vLLM's processes on a CPU: processes that wait for one another sleep instead of spinning.
 
-vLLM's engine looks for its worker's messages in a loop of `sched_yield`, which takes a core as long as the worker
-computes: one of two, on a small machine. A plug-in of vLLM's, copied beside the others; it needs Python and vLLM alone.
+vLLM's engine polls its worker's messages in a loop of `sched_yield`, which occupies a core while the worker computes:
+one of two on a small machine. It is a vLLM plug-in, copied next to the others, and needs only Python and vLLM.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import time
 
 SECONDS = 20e-6
-"""With what the kernel adds to it, some 100 us."""
+"""Sleep time, about 100 us with the kernel's overhead."""
 
 
 def rest() -> None:
