@@ -1,4 +1,5 @@
-"""Selective activation checkpointing: results that are stored while the rest of a block is recomputed.
+"""Selective activation checkpointing: the results of some operations are stored while the rest of a block is
+recomputed.
 
 A product or an attention calls `kept` for its result. In the first pass the result is computed and may be stored; when
 the block is recomputed, the stored result is returned. This is below autograd, so that the operation saves the same

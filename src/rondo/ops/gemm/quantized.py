@@ -90,7 +90,7 @@ class Quantized:
         return self.mapped(lambda tensor: tensor[index])
 
     def rows(self, region: slice) -> Quantized:
-        """A range of rows, as views if each row has its own scales or all share one."""
+        """A range of rows. The data of a single matrix [N, K] is a view."""
         one_scale = self.scales.shape[-2] == 1
         scales = self.scales if one_scale else self.scales.repeat_interleave(self.block_rows, -2)
         return replace(

@@ -1,7 +1,7 @@
 """Rotary position embedding with the scalings of published checkpoints.
 
-The formulas are those of the papers and of the checkpoints' configuration files: linear interpolation, dynamic NTK,
-YaRN, Llama 3's frequency bands and LongRoPE. Frequencies are computed in fp32 once a spec and device.
+The formulas follow the papers and the checkpoints' configuration files: linear interpolation, dynamic NTK, YaRN, Llama
+3's frequency bands and LongRoPE. Frequencies are computed in fp32 once a spec and device.
 """
 
 import math

@@ -36,7 +36,7 @@ Recompute = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 
 class PaddedBlock(Protocol):
     """Queries and keys padded to one length for the backward pass: indices `rows` [B * Q] and `columns` [B * L] of the
-    flat row, and the positions of `rows` that are `real`."""
+    flat row, and `real`, the positions of `rows` without padding."""
 
     batch: int
     rows: Tensor

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 KEPT = 1 << 24
-"""Maximum numbers kept by a thread, 64 MiB. For a larger call, allocation is a small part of the time."""
+"""Maximum numbers cached by a thread, 64 MiB. For a larger call, allocation is a small part of the time."""
 
 
 class _Own(threading.local):

@@ -34,7 +34,7 @@ COPIES = 3
 """Copies of the weight, used in turn, so that it is read from about as far away in the memory hierarchy as in a
 model."""
 UNIT = 16
-"""Columns that are never split."""
+"""Unit of columns in a split."""
 
 Way = tuple[str, int]
 """("rows" or "columns" shared among threads, rows a thread) or ("block", columns)."""

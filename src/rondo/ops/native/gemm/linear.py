@@ -1,4 +1,4 @@
-"""The compiled product, `linear.c`: a row's bits depend on that row only, and equal those of a compiled step."""
+"""The compiled product, `linear.c`: a row's bits depend on that row only, and equal the result of a compiled step."""
 
 from __future__ import annotations
 

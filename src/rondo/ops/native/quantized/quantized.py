@@ -24,7 +24,7 @@ WORK_FOR_THREADS = 1 << 17
 MOST_COLUMNS = 1 << 16
 """Limit for which a row of the weight in fp32 fits a thread's stack, and sums of int8 products fit 32 bits."""
 STEPS = {"int8": 16, "int4": 32, "mxfp4": 32, "fp8": 16}
-"""Columns that are read at once."""
+"""Number of columns in one read."""
 
 
 class CWeight(ctypes.Structure):

@@ -39,7 +39,7 @@ def load_rows(
     WIDTH: tl.constexpr,
     TYPE: tl.constexpr,
 ):
-    """Rows [K] of `width` numbers -> [K, WIDTH]; zeros for rows that are not `seen`, for any stored value."""
+    """Rows [K] of `width` numbers -> [K, WIDTH]; zeros for rows outside `seen`, for any stored value."""
     at = tl.arange(0, WIDTH)
     inside = seen[:, None] & (at[None, :] < width)
     raw = tl.load(data + rows[:, None] * width + at[None, :], mask=inside, other=0)
