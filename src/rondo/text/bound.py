@@ -32,7 +32,7 @@ def _spec(part: Any) -> dict[str, Any] | None:
 
 
 def _normalizer_shrinks(spec: dict[str, Any] | None) -> int | None:
-    """Maximum number of characters that are normalized to one; None if unknown."""
+    """Maximum number of characters that normalization merges into one; None if unknown."""
     match spec:
         case None | {"type": "Prepend"}:
             return 1

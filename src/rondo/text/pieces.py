@@ -8,7 +8,7 @@ TokenText = Callable[[int], str | None]
 
 
 class ByteTable(dict[int, bytes]):
-    """id -> bytes. Ids that are skipped or outside the vocabulary (models pad theirs) map to nothing."""
+    """id -> bytes. Skipped ids and ids outside the vocabulary (models pad theirs) map to nothing."""
 
     def __init__(self, token_text: TokenText, decoding: Decoding, skip: Set[int]) -> None:
         self._token_text = token_text

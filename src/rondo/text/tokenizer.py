@@ -117,8 +117,7 @@ class Tokenizer:
         self, skip_special: bool = True, after: Sequence[int] = (), *, keep: Collection[int] = ()
     ) -> Detokenizer:
         """Incremental detokenizer. `after` are the preceding tokens, if the text continues them: then the space of the
-        first word stays, which SentencePiece drops at the start of a text. `keep` are special tokens that are not
-        skipped."""
+        first word stays, which SentencePiece drops at the start of a text. `keep` are special tokens to include."""
         detokenizer: Detokenizer
         skipped = self.special_ids.difference(keep) if skip_special else frozenset()
         if self._decoding.byte_level:

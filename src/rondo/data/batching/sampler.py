@@ -37,7 +37,7 @@ class Position:
     tokens: tuple[int, ...] = ()
     """Number of tokens in those spans."""
     ahead: tuple[int, ...] = ()
-    """Indices of later spans that are drawn already."""
+    """Indices of later spans, relative to these, that the sampler has drawn already."""
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> Position:

@@ -241,7 +241,7 @@ def _parquet(part: FilePart, form: Form) -> Iterator[ParsedRecord]:
 
 
 def _present(value: Any) -> Any:
-    """Removes fields that are null: a Parquet column has the fields of all its rows in every row."""
+    """Removes null fields: a Parquet column has the fields of all its rows in every row."""
     if isinstance(value, list):
         return [_present(each) for each in value]
     if isinstance(value, dict):

@@ -31,7 +31,7 @@ BEAT_SECONDS = 0.5
 BATCH_DOCUMENTS, BATCH_CHARACTERS = 512, 1 << 20
 NOTE, LENGTHS_NOTE = ".json", ".lengths"
 LISTED = 100
-"""Maximum number of broken records of a part that are listed one by one."""
+"""Maximum number of broken records listed for a part."""
 
 
 @dataclass(frozen=True)

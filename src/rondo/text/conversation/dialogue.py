@@ -17,7 +17,7 @@ from rondo.text.tokenizer import Tokenizer
 Message = Mapping[str, Any]
 
 RECENT = 16
-"""Number of tokens before a text that are decoded with it, because some tokenizers decode a text's first word
+"""Number of preceding tokens passed to the detokenizer, because some tokenizers decode a text's first word
 differently."""
 
 
@@ -85,8 +85,8 @@ class Dialogue:
 
     def _encode_after(self, before: Sequence[int], rest: str) -> list[int] | None:
         """Encodes `rest` behind the token that ends the turn, because some tokenizers encode the start of a text
-        differently. If the turn was cut off, `rest` must start with a special token: only those are encoded
-        independently of context."""
+        differently. If the turn was cut off, `rest` must start with a special token, which is encoded independently of
+        context."""
         end = self._text_of_end(before)
         if end:
             first, *ids = self.tokenizer.encode(end + rest, add_special=False)

@@ -1,6 +1,6 @@
 """Special tokens, chat templates and stop ids, from the several files that may contain them.
 
-The order of precedence equals that of transformers' fast tokenizers.
+The order of precedence is the same as in transformers' fast tokenizers.
 """
 
 from collections.abc import Iterable, Mapping

@@ -43,7 +43,7 @@ class Harmony:
         self._kind: type[Content] | type[Reasoning] = Content
         self._fresh = True
         self._said: set[type[Part]] = set()
-        # Parser of a call's arguments, and whether the call has ended without text after it.
+        # Parser of a call's arguments, and whether only whitespace has followed the call.
         self._streamed: JsonText | None = None
         self._called = False
 

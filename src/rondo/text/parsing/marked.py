@@ -197,7 +197,8 @@ class MarkedCalls:
         self._blank.append(text[solid:])
 
     def _resolve(self, raw: str, parts: list[Part]) -> None:
-        """Emits the block's calls if it is valid; else resolves the text between its markers, each piece separately."""
+        """Emits the block's calls if it is valid; else each piece from marker to marker is parsed, or emitted as
+        content."""
         if self._call(raw, parts):
             return
         cuts = [start.start() for start in self._starting.finditer(raw, 1)]

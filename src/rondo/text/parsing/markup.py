@@ -158,7 +158,7 @@ class Dsml(Markup):
 
 
 class GlmEnd:
-    """Finds the end of a call outside values."""
+    """Incremental scan for the end of a call, outside values."""
 
     _CLOSING, _KEY, _VALUE_END = "</tool_call>", "<arg_key>", "</arg_value>"
 

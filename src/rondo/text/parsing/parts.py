@@ -44,7 +44,7 @@ class OutputParser(Protocol):
     """
 
     def feed(self, text: str) -> list[Part]:
-        """Adds text; returns the parts that are final."""
+        """Adds text; returns the final parts so far."""
 
     def finish(self) -> list[Part]:
         """The remaining parts, at the end."""

@@ -11,7 +11,7 @@ Tail = tuple[tuple[str, ...], ...]
 """Optional markers after a call, at most one of each group, in order."""
 
 OPENED = r"\{\s*+[\"}]"
-"""Start of arguments that are JSON: other text after a brace may be anything."""
+"""Start of JSON arguments: other text after a brace may be anything."""
 
 _IN_STRING = re.compile(r'["\\\x00-\x1f]')
 _OUTSIDE = re.compile(r'["{}\[\]]')
