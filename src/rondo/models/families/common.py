@@ -140,7 +140,7 @@ def gqa(hf: Hf, rotary: RopeSpec | None, window: int | None = None, **more: Any)
 
 
 def model_config(hf: Hf, layers: list[Layer], **more: Any) -> ModelConfig:
-    """Everything but the layers, from the keys all families share."""
+    """A `ModelConfig` of these layers, with the config fields that all families share."""
     eos = hf.get("eos_token_id")
     return ModelConfig(
         family=hf["model_type"],

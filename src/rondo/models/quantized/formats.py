@@ -203,7 +203,7 @@ def _plain_read(scheme: Scheme, shape: Shape, tensors: Tensors) -> Quantized:
 
 
 def _even(scales: Tensor, block: tuple[int, int], shape: Shape) -> Tensor:
-    """If the last blocks are partial, the scales of smaller blocks that divide the weight evenly."""
+    """Scales per block; if the last blocks are partial, the scales of smaller blocks that divide the weight evenly."""
     for axis, (size, whole) in enumerate(zip(block, shape)):
         if whole % size:
             smaller = math.gcd(size, whole)

@@ -28,7 +28,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class ArgumentsDelta:
-    """More of the last call's arguments."""
+    """A further piece of the last call's arguments."""
 
     text: str
 

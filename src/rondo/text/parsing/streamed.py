@@ -71,7 +71,7 @@ class StreamedCall:
         """The last marker after the call."""
 
     def feed(self, text: str) -> tuple[str, str | None]:
-        """More of the arguments, and the text after the call once its end is known."""
+        """Adds text; returns the next piece of the arguments, and the text after the call once its end is known."""
         said = ""
         while self._layers:
             taken, rest = self._layers[0].take(text)
