@@ -1,4 +1,4 @@
-"""How training reads its data: nothing here changes what a given set of records teaches."""
+"""Settings for reading training data; they do not change the data that a model is trained on."""
 
 from __future__ import annotations
 

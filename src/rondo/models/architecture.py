@@ -1,4 +1,4 @@
-"""What a decoder is made of: plain data, one entry a layer, derived from a Hugging Face `config.json`."""
+"""Architecture of a decoder as plain data, one entry a layer, derived from a Hugging Face `config.json`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from rondo.ops.pointwise.rope import RopeSpec
 
 @dataclass(frozen=True)
 class Gqa:
-    """Attention with grouped queries; one kv head a query head is plain multi-head attention."""
+    """Grouped-query attention; with as many kv heads as query heads it is multi-head attention."""
 
     num_heads: int
     num_kv_heads: int
@@ -32,7 +32,7 @@ class Gqa:
 
 @dataclass(frozen=True)
 class Mla:
-    """Multi-head latent attention: keys and values come out of one low-rank latent a token."""
+    """Multi-head latent attention: keys and values are projected from one low-rank latent a token."""
 
     num_heads: int
     q_rank: int | None
@@ -64,7 +64,7 @@ class Dense:
 
 @dataclass(frozen=True)
 class Moe:
-    """Experts behind a router, and perhaps one dense layer every token takes."""
+    """Experts behind a router, with an optional shared dense layer for every token."""
 
     router: RouterSpec
     intermediate: int
@@ -77,7 +77,8 @@ class Moe:
 
 @dataclass(frozen=True)
 class Layer:
-    """One decoder layer. `norms` says where it normalises: before its two halves, after them, or both."""
+    """One decoder layer. `norms` is the position of the norms: before attention and feed-forward, after them, or
+    both."""
 
     attention: Gqa | Mla
     mlp: Dense | Moe
@@ -100,8 +101,8 @@ class ModelConfig:
     bos_id: int | None = None
     pad_id: int | None = None
     hf: Mapping[str, Any] | None = None
-    """The `config.json` it came from, written back unchanged on export."""
+    """The original `config.json`, written back unchanged on export."""
     quantization: Quantization | None = None
-    """How its checkpoint's weights are quantized."""
+    """Quantization of the checkpoint's weights."""
     scores: bool = False
-    """A reward model: its head gives one number where others give logits."""
+    """Whether this is a reward model, whose head outputs one score in place of logits."""

@@ -1,4 +1,4 @@
-"""How a model's attention is computed is not its own affair: it is handed an `attend`."""
+"""Interface for attention: the caller passes an `attend` to the model, which is independent of the implementation."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -12,7 +12,7 @@ from rondo.ops import AttentionSpec, packed_attention
 class SequenceLengths(Protocol):
     @property
     def lengths(self) -> Tensor:
-        """[T] the length so far of the sequence each token belongs to; read only by length-dependent RoPE."""
+        """Current length [T] of the sequence that each token belongs to; only length-dependent RoPE reads it."""
         ...
 
 
@@ -25,7 +25,7 @@ class Attend(SequenceLengths, Protocol):
 
 
 class Packed:
-    """Training and scoring: whole documents, one after another, nothing cached."""
+    """Attention for training and scoring: whole packed documents, without a KV cache."""
 
     def __init__(self, cu_seqlens: Sequence[int], device: torch.device | str = "cpu") -> None:
         self.cu_seqlens = list(cu_seqlens)

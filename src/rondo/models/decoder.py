@@ -1,4 +1,4 @@
-"""The one definition of a decoder, for training and for serving: embed, layers, head."""
+"""The definition of a decoder, for training and serving: embedding, layers, head."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -62,17 +62,18 @@ class DecoderLayer(nn.Module):
 
 
 Score = Callable[[Tensor, Tensor, float, bool], Tensor]
-"""Logits [N, V], tokens [N], temperature -> log-probabilities [N]; where the last is True [N, 2], with entropies."""
+"""(logits [N, V], tokens [N], temperature, with entropy) -> log-probabilities [N]; with entropy [N, 2],
+log-probabilities and entropies."""
 
 ROWS_AT_ONCE = 1024
-"""Of logits, where not all of them are in memory."""
+"""Rows of logits in memory at once in chunked computation."""
 
 
 class Head(nn.Module):
     chunked = False
-    """Whether logits are made a part at a time while gradients are wanted too, and again for these."""
+    """Whether logits are computed in chunks under autograd too, and recomputed in the backward pass."""
     value: nn.Module | None
-    """What says beside the logits what is still to be earned, on a policy whose critic shares its layers."""
+    """Value head of a policy whose critic shares its layers: predicts the return."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -86,8 +87,8 @@ class Head(nn.Module):
         return self.cap(self.out(self.norm(x)))
 
     def logprobs(self, x: Tensor, tokens: Tensor, temperature: float, entropy: bool = False) -> Tensor:
-        """x [N, H], tokens [N] -> [N]: each token's log-probability after its row; with `entropy` [N, 2], beside it the
-        entropy of what follows the row."""
+        """x [N, H], tokens [N] -> [N]: the log-probability of each token given its row; with `entropy` [N, 2], beside
+        it the entropy of the row's distribution."""
         if len(x) <= ROWS_AT_ONCE or (torch.is_grad_enabled() and not self.chunked):
             return self._scored(x, tokens, temperature, entropy)
         scored = self._scored
@@ -100,7 +101,7 @@ class Head(nn.Module):
         return self.score(self(x), tokens, temperature, entropy)
 
     def values(self, x: Tensor) -> Tensor:
-        """x [N, H] -> [N]: what is still to be earned after each row, of a policy that has learned to say so."""
+        """x [N, H] -> [N]: the predicted return after each row, from the value head."""
         assert self.value is not None, "the model has no value head"
         values: Tensor = self.value(self.norm(x))
         return values[:, 0].float()
@@ -110,14 +111,14 @@ class Head(nn.Module):
 
 
 class ScoreHead(Head):
-    """Of a reward model: what the text up to a token is worth."""
+    """Head of a reward model: scores the text up to each token."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         self.out = Linear(config.hidden_size, 1, bias=False)
 
     def logprobs(self, x: Tensor, tokens: Tensor, temperature: float, entropy: bool = False) -> Tensor:
-        """Scores, which stand where a language model has log-probabilities, whatever the token."""
+        """Scores in the place of a language model's log-probabilities; `tokens` and `temperature` are ignored."""
         if entropy:
             raise ModelError("the scores of a reward model have no entropy")
         scores: Tensor = self(x)
@@ -125,11 +126,11 @@ class ScoreHead(Head):
 
 
 class MissingLayer(nn.Module):
-    """Stands where a part would be that another rank has."""
+    """Placeholder for a layer that is on another pipeline rank."""
 
 
 class Decoder(nn.Module):
-    """Tokens in, logits out, over a flat row: several documents or requests at once, no padding."""
+    """Tokens in, logits out, over a flat batch of several documents or requests without padding."""
 
     folder: Path | None = None
     """The folder that the model was loaded from."""
@@ -144,7 +145,7 @@ class Decoder(nn.Module):
         self.tie()
 
     def tie(self) -> None:
-        """Make the output weight be the embedding, where the family says so. Needed again after replacing either."""
+        """Ties the output weight to the embedding, if the config does. Call it again after replacing either."""
         if self.config.tied:
             self.head.out.weight = self.embed.weight
 
@@ -154,12 +155,12 @@ class Decoder(nn.Module):
         return logits
 
     def trunk(self, tokens: Tensor, positions: Tensor, attend: Attend, read: Tensor | None = None) -> Tensor:
-        """Everything before the head: [T, H], or the rows `read` of it. In the last layer the other rows only give
-        their keys and values."""
+        """The decoder without the head: [T, H], or its rows `read`. In the last layer the other rows are used for keys
+        and values only."""
         return self.through(self.embed(tokens), positions, attend, read)
 
     def through(self, x: Tensor, positions: Tensor, attend: Attend, read: Tensor | None = None) -> Tensor:
-        """The layers alone: x [T, H] -> [T, H], or the rows `read` of it."""
+        """The layers only: x [T, H] -> [T, H], or its rows `read`."""
         ropes = self.rope_tables(positions, attend, x.dtype)
         *before, last = self.own_layers()
         for layer in before:
@@ -174,20 +175,20 @@ class Decoder(nn.Module):
         }
 
     def own_layers(self) -> list[nn.Module]:
-        """Those that are on this rank: all, but in a pipeline."""
+        """The layers on this rank: all of them, except with pipeline parallelism."""
         return [layer for layer in self.layers if not isinstance(layer, MissingLayer)]
 
     def attention_specs(self) -> list[AttentionSpec]:
         return [layer.attention.spec for layer in self.own_layers()]  # type: ignore[union-attr, misc]
 
     def slots(self) -> "list[Slot]":
-        """Where a checkpoint has its parameters."""
+        """The mapping of the parameters to checkpoint tensors."""
         from rondo.models.families import family_of
 
         return list(family_of(self.config.family).slots(self.config))
 
     def check_whole(self) -> None:
-        """Raises where this cannot be exported: it is only a part of a model, or its weights are quantized."""
+        """Raises if the model cannot be exported: only a part of it is here, or its weights are quantized."""
         if self.config.quantization is not None:
             raise ModelError(
                 f"the weights are quantized ({self.config.quantization.method}), and are neither written nor pushed "

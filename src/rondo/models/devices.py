@@ -1,4 +1,4 @@
-"""Where tensors are, by the names that people write."""
+"""Devices by name."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from rondo.base.errors import ConfigError
 
 
 def device_named(name: str | torch.device) -> torch.device:
-    """A device that tensors can be put on now, else an error that says what to write. `auto` is a GPU where torch has
-    one, else the CPU."""
+    """A usable device; an unusable name raises an error that lists the valid ones. `auto` is a GPU if torch has one,
+    else the CPU."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
         usable = torch.empty(1, device=device).device.type != "meta"
-    except (RuntimeError, AssertionError):  # torch has both for what it was not built for
+    except (RuntimeError, AssertionError):  # torch raises either for a backend that it was built without
         usable = False
     if usable:
         return device

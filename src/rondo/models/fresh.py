@@ -1,4 +1,4 @@
-"""A model from nothing: random weights of the shape a config asks for."""
+"""A model with random weights, in the architecture of a config."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +13,7 @@ from rondo.models.parts import Norm
 
 
 def new(hf: Mapping[str, Any], seed: int = 0, dtype: torch.dtype = torch.float32) -> Decoder:
-    """Normal(0, `initializer_range`) weights, zero biases, norms that do nothing. Same seed, same model."""
+    """Normal(0, `initializer_range`) weights, zero biases, identity norms. Deterministic in `seed`."""
     model = build(parse(hf)).to_empty(device="cpu").to(dtype)
     model.tie()
     generator = torch.Generator().manual_seed(seed)

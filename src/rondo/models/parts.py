@@ -1,4 +1,4 @@
-"""The parts of a decoder layer. Each sees a flat row of tokens [T, H]: no batch axis, no cache, no device code."""
+"""The parts of a decoder layer. Their input is a flat row of tokens [T, H]: no batch axis, no cache, no device code."""
 
 from collections.abc import Callable, Mapping
 
@@ -24,14 +24,14 @@ from rondo.ops import (
 RopeTables = Mapping[RopeSpec, tuple[Tensor, Tensor]]
 
 LATENT_EPS = 1e-6
-"""DeepSeek's norms over the latents keep this epsilon, whatever the config says of the others."""
+"""Epsilon of DeepSeek's norms over the latents, independent of `rms_norm_eps`."""
 
 
 class Linear(nn.Linear):
-    """`nn.Linear` through our own operation."""
+    """`nn.Linear` through `ops.linear`."""
 
     def reset_parameters(self) -> None:
-        """Weights come from a checkpoint or from `new`; drawing them here as well would only cost time."""
+        """Does nothing: weights are loaded from a checkpoint or drawn by `new`."""
 
     def forward(self, input: Tensor) -> Tensor:
         return added(self, input, linear(input, self.weight, self.bias))
@@ -55,7 +55,7 @@ def norm_like(config: ModelConfig, size: int) -> Norm:
 
 
 def normed_sum(norm: nn.Module, x: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
-    """x + added, and the norm of that: in one pass where a kernel has one."""
+    """x + added, and the norm of the sum; fused into one pass if a kernel supports it."""
     if isinstance(norm, Norm) and type(norm).forward is Norm.forward:
         return add_rms_norm(x, added, norm.weight, norm.eps, norm.offset)
     total = x + added
@@ -63,8 +63,8 @@ def normed_sum(norm: nn.Module, x: Tensor, added: Tensor) -> tuple[Tensor, Tenso
 
 
 def take(x: Tensor, rows: Tensor | None) -> Tensor:
-    """Rows of x [T, H], or of [T], all where `rows` is None. As an embedding: its backward is fast on a CPU, and in
-    order."""
+    """Rows of x [T, H] or [T]; all if `rows` is None. Implemented as an embedding, whose backward pass is fast on a CPU
+    and deterministic."""
     if rows is None:
         return x
     return nn.functional.embedding(rows, x) if x.dim() > 1 else take(x[:, None], rows)[:, 0]
@@ -96,7 +96,7 @@ class GqaAttention(nn.Module):
         self.sinks = nn.Parameter(torch.empty(part.num_heads)) if part.sinks else None
 
     def forward(self, x: Tensor, ropes: RopeTables, attend: Attend, read: Tensor | None = None) -> Tensor:
-        """All tokens attend; the rows `read` (all by default) are given back."""
+        """Attention over all tokens; returns the rows `read` (default: all)."""
         q, k, v = self.q(x), self.k(x), self.v(x)
         if self.part.qk_norm == "full":
             q, k = self.q_norm(q), self.k_norm(k)
@@ -158,7 +158,7 @@ class DenseMlp(nn.Module):
 
 
 class ExpertRouter(nn.Module):
-    """Scores every expert for every token; the correction is balanced by the learner, not by gradients."""
+    """Scores every expert for every token. The learner updates the correction for load balancing, without gradients."""
 
     def __init__(self, config: ModelConfig, part: Moe) -> None:
         super().__init__()
@@ -171,7 +171,7 @@ class ExpertRouter(nn.Module):
             else None
         )
         self.watch: Callable[[Tensor], Tensor] | None = None
-        """A learner's: it is given the logits, and returns them."""
+        """Callback of the learner: receives the logits and returns them."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         if self.correction is not None:

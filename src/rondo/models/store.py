@@ -1,6 +1,6 @@
 """The models of this machine: folders under `RONDO_HOME/models`, each in Hugging Face's layout.
 
-What only names and lists them imports no torch.
+Resolving names and listing models imports no torch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rondo.models.decoder import Decoder
 
 Report = Callable[[str, int, int], None]
-"""(stage, bytes done, bytes in all); a total of 0 means that the stage cannot be measured."""
+"""(stage, bytes done, total bytes); a total of 0 means that the stage has no measurable progress."""
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 COPY_BYTES = 8 << 20
@@ -41,7 +41,7 @@ COMPANION_FOLDERS = ("additional_chat_templates",)
 
 @dataclass(frozen=True)
 class Summary:
-    """What a model's folder says of itself at first sight."""
+    """Basic metadata of a model folder."""
 
     path: Path
     family: str
@@ -53,7 +53,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class Facts(Summary):
-    """What a model folder holds, read from its config and the headers of its weights alone."""
+    """Contents of a model folder, from its config and the headers of its weights only."""
 
     config: ModelConfig
     adapter_targets: tuple[str, ...]
@@ -61,8 +61,8 @@ class Facts(Summary):
 
 
 def resolve(name_or_path: str | Path) -> Path:
-    """The folder of a model: a name under `RONDO_HOME/models`, any folder with a config.json, or a job's hash, or the
-    first characters of it, for the model that the job has left."""
+    """The folder of a model: a name under `RONDO_HOME/models`, the path of a folder with a config.json, or the hash of
+    a job (or a prefix of it) for the model that the job produced."""
     text = str(name_or_path)
     if NAME.fullmatch(text) and _has_config(models_dir() / text):
         return models_dir() / text
@@ -84,7 +84,7 @@ def resolve(name_or_path: str | Path) -> Path:
 
 
 def _left_by_job(prefix: str) -> Path | None:
-    """None where there is no such job."""
+    """The model produced by a job; None if there is no such job."""
     try:
         job = find_job(prefix, param="model")
     except NotFound:
@@ -106,7 +106,7 @@ def _left_by_job(prefix: str) -> Path | None:
 
 
 def name_of(folder: Path) -> str:
-    """What the model in the folder is called, if nobody says otherwise: what a job has left is called by its hash."""
+    """The default name of the model in the folder: the job's hash for the output of a job, else the folder's name."""
     job = folder.parent
     return job.name if folder.name == EXPORT and job.parent == jobs_dir() else folder.name
 
@@ -123,7 +123,7 @@ def list_models() -> list[tuple[str, Path]]:
 
 
 def _has_config(folder: Path) -> bool:
-    """A folder that may not be looked into counts: whoever opens it is told why that cannot be done."""
+    """Whether the folder has a config.json. An inaccessible folder counts: opening it raises the reason."""
     try:
         return (folder / "config.json").is_file()
     except OSError:
@@ -133,7 +133,7 @@ def _has_config(folder: Path) -> bool:
 def import_model(
     source: str | Path, name: str, *, replace: bool = False, report: Report | None = None
 ) -> Path:
-    """Checks the folder `source` as a whole and takes it in as `name`, tokenizer and all."""
+    """Validates the folder `source` completely and copies it, with its tokenizer, to the model `name`."""
     target = place(name)
     source = path_of(source, "source")
     if not source.is_dir():
@@ -144,7 +144,7 @@ def import_model(
 def export_model(
     name: str | Path, destination: str | Path, *, replace: bool = False, report: Report | None = None
 ) -> Path:
-    """Writes the model where `transformers` can load it from."""
+    """Copies the model to a folder that `transformers` can load."""
     return _copy(resolve(name), path_of(destination, "destination"), replace, report)
 
 
@@ -156,7 +156,7 @@ def create_model(
     replace: bool = False,
     report: Report | None = None,
 ) -> Path:
-    """Keeps `model` as `name`, with the tokenizer's files from the folder `tokenizer`."""
+    """Saves `model` as `name`, with the tokenizer's files from the folder `tokenizer`."""
     from rondo.text.tokenizer import Tokenizer
 
     tokens = Tokenizer.load(path_of(tokenizer, "tokenizer")) if tokenizer is not None else None
@@ -199,14 +199,14 @@ def _numbers(name: str, shape: tuple[int, ...], quantized: bool) -> int:
 
 
 def fingerprint(folder: Path) -> str:
-    """One hash of a model's bytes: config, weights and tokenizer, wherever the folder is."""
+    """A hash of a model's bytes: config, weights and tokenizer, independent of the folder's path."""
     files = {header.path for header in read_headers(folder)}
     files |= {file for file in (folder / "config.json", folder / "tokenizer.json") if file.is_file()}
     return sha256_json({file.name: sha256_file(file) for file in sorted(files)})
 
 
 def place(name: str) -> Path:
-    """Where a model called `name` is kept."""
+    """The folder of the model `name`."""
     if not NAME.fullmatch(name):
         raise InvalidRequest(
             f"{name!r} cannot name a model. Use letters, digits, '.', '_', '-', no '.', '_' or '-' first.",
@@ -216,14 +216,14 @@ def place(name: str) -> Path:
 
 
 def _copy(source: Path, target: Path, replace: bool, report: Report | None) -> Path:
-    """Checked as a whole, then copied as it is: nothing is converted, so every file keeps its bytes."""
+    """Validates the source, then copies the files without conversion."""
     refuse_target(source, target, replace)
     from rondo.models.files import checkpoint
     from rondo.text.tokenizer import Tokenizer
 
     weights = {tensor.file.path for tensor in checkpoint.check(source).values()}
     if (source / "tokenizer.json").is_file():
-        Tokenizer.load(source)  # a broken one is found now, not when it is served
+        Tokenizer.load(source)  # raises for a broken tokenizer at import, not at serving
     files = [*sorted(weights), *companions(source)]
     total = sum(file.stat().st_size for file in files)
     count = _counting("copying", total, report)
@@ -236,7 +236,7 @@ def _copy(source: Path, target: Path, replace: bool, report: Report | None) -> P
 
 
 def refuse_target(source: Path, target: Path, replace: bool) -> None:
-    """Where a model made from `source` may not be written: what is replaced is another model, and nothing else."""
+    """Raises if a model made from `source` must not be written to `target`: only other models may be replaced."""
     if target.resolve() in (source.resolve(), *source.resolve().parents):
         raise InvalidRequest(f"{target} is the model itself, or has it within. Choose another place.")
     refuse_existing(target, replace)
@@ -273,7 +273,7 @@ def _write(
 
 
 def _counting(stage: str, total: int, report: Report | None) -> Callable[[int], None]:
-    """A function of the bytes just moved that reports the sum of them."""
+    """A function of the bytes just moved that reports their sum."""
     done = 0
 
     def count(size: int) -> None:
@@ -286,7 +286,7 @@ def _counting(stage: str, total: int, report: Report | None) -> Callable[[int], 
 
 
 def companions(folder: Path) -> list[Path]:
-    """What else belongs to a model: its config and index, tokenizer, chat templates, licence, ..."""
+    """The other files of a model: its config and index, tokenizer, chat templates, licence, ..."""
     files = [path for path in folder.iterdir() if path.is_file()]
     for inner in COMPANION_FOLDERS:
         files += [path for path in folder.glob(f"{inner}/*") if path.is_file()]
@@ -294,7 +294,7 @@ def companions(folder: Path) -> list[Path]:
 
 
 def _is_companion(path: Path) -> bool:
-    """Neither weights, nor the index of weights that stay behind."""
+    """Whether the file is neither weights nor an index of weights in another format."""
     foreign = path.suffix in WEIGHT_SUFFIXES or path.name.endswith(".bin.index.json")
     return not foreign and not path.name.startswith(".") and path.stat().st_size <= LARGEST_COMPANION
 
@@ -307,7 +307,7 @@ def _size_on_disk(folder: Path) -> int:
 
 
 def _adapter_targets(shapes: dict[str, tuple[int, ...]]) -> tuple[str, ...]:
-    """The layers' linear modules, as PEFT's `target_modules` names them, without routers and experts."""
+    """The layers' linear modules, as in PEFT's `target_modules`, without routers and experts."""
     names: dict[str, None] = {}
     for name, shape in shapes.items():
         inside = re.search(r"\.layers\.\d+\.(.+)\.(?:weight|qweight|weight_packed)$", name)

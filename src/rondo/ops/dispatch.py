@@ -1,7 +1,7 @@
-"""The dispatcher: an operation is its reference, plus fast versions that say which arguments they take.
+"""The dispatcher: an operation is its reference, plus fast versions with a predicate on the arguments.
 
-`RONDO_OPS=reference` in the environment (or `use_reference()` in a test) runs the references alone, which is the first
-thing to try when a number looks wrong.
+`RONDO_OPS=reference` in the environment (or `use_reference()` in a test) runs references only, which is the first step
+in debugging a wrong number.
 """
 
 import os
@@ -16,7 +16,8 @@ _reference_only = os.environ.get("RONDO_OPS", "") == "reference"
 
 
 class Op(Generic[P, R]):
-    """Call it like the reference; the first fast version that supports the arguments runs instead."""
+    """An operation with the signature of its reference; a call runs the first fast version that supports the
+    arguments."""
 
     def __init__(self, reference: Callable[P, R]) -> None:
         self.reference = reference
@@ -27,7 +28,7 @@ class Op(Generic[P, R]):
     def fast(
         self, supports: Callable[P, bool], *, first: bool = False
     ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-        """Register a fast version; the one registered first is asked first, or one that says it is."""
+        """Register a fast version. Versions are tried in the order of registration; `first` puts one at the front."""
 
         def register(version: Callable[P, R]) -> Callable[P, R]:
             self._fast.insert(0 if first else len(self._fast), (supports, version))
@@ -40,11 +41,11 @@ class Op(Generic[P, R]):
 
     @property
     def fast_versions(self) -> list[Callable[P, R]]:
-        """In the order in which they are asked."""
+        """Fast versions in the order in which they are tried."""
         return [version for _, version in self._fast]
 
     def version(self, *args: P.args, **kwargs: P.kwargs) -> Callable[P, R]:
-        """The one that runs."""
+        """The version that a call with these arguments runs."""
         if not _reference_only:
             for supports, version in self._fast:
                 if supports(*args, **kwargs):

@@ -1,9 +1,10 @@
-"""Results that stay while the rest of a block of code is forgotten and computed again (selective checkpointing).
+"""Selective activation checkpointing: the results of some operations are stored while the rest of a block is
+recomputed.
 
-A product or an attention asks `kept` for its result: the first time it is computed, and the keeper may hold it; when
-the block runs again what is held is given back instead. This is below autograd, so that the operation saves for its
-backward pass what it always does. Operations of torch are seen by the dispatcher (`SelectiveCheckpoint` is a mode of
-it).
+A product or an attention calls `kept` for its result. In the first pass the result is computed and may be stored; when
+the block is recomputed, the stored result is returned. This is below autograd, so that the operation saves the same
+tensors for its backward pass as always. Torch's own operations are intercepted by the dispatch mode
+`SelectiveCheckpoint`.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ _keeper: ContextVar[SelectiveCheckpoint | None] = ContextVar("rondo_keeper", def
 
 
 def kept(kind: Kind, compute: Callable[[], T]) -> T:
-    """`compute()`, or what it gave before."""
+    """`compute()`, or its stored result."""
     keeper = _keeper.get()
     return compute() if keeper is None else keeper.result(kind, compute)
 
 
 @contextmanager
 def beside() -> Iterator[None]:
-    """Within it results are neither kept nor counted: what an adapter computes is no product of the block's own."""
+    """Within the block results are neither stored nor counted, for the computation of an adapter beside a module."""
     keeper = _keeper.get()
     if keeper is None:
         yield
@@ -52,7 +53,8 @@ def beside() -> Iterator[None]:
 
 
 class SelectiveCheckpoint(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Of one block: attention's results, and those products of which `wanted` says so by their number in the block."""
+    """Stored results of one block: all attention, and the products selected by `wanted` from their number in the
+    block."""
 
     def __init__(self, wanted: Callable[[int], bool]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -64,7 +66,7 @@ class SelectiveCheckpoint(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextmanager
     def run(self, *, again: bool) -> Iterator[None]:
-        """Around the block, and around it again."""
+        """Context for the block's first pass, and for its recomputation (`again`)."""
         self._again, self._counts = again, {}
         token = _keeper.set(self)
         try:
@@ -106,7 +108,7 @@ class SelectiveCheckpoint(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _apart(found: Any) -> Any:
-    """Without the graph that whoever asked hangs on the tensor itself."""
+    """The tensors detached from the autograd graph of the caller."""
     if isinstance(found, Tensor):
         return found.detach()
     return tuple(map(_apart, found)) if isinstance(found, tuple) else found

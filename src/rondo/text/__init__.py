@@ -2,7 +2,7 @@
 
 Inputs are the tokenizer files of a Hugging Face folder, messages and token ids. Outputs are token ids, rendered
 prompts, text that is emitted as soon as its characters are complete, and parsed messages with reasoning and tool calls.
-Results equal those of transformers; torch is not imported.
+Results equal the output of transformers; torch is not imported.
 
     tokenizer.py    `Tokenizer`: encode, decode, chat template
     detokenize.py   incremental detokenization for streams

@@ -1,4 +1,4 @@
-"""The `tokenizers` library's object behind a tokenizer.json."""
+"""Loading of the `tokenizers` library's object from a tokenizer.json."""
 
 import json
 from typing import Any
@@ -14,7 +14,7 @@ def load_backend(folder: TokenizerFolder) -> tokenizers.Tokenizer:
     try:
         return tokenizers.Tokenizer.from_str(folder.files["tokenizer.json"].decode())
     except Exception as error:  # the library raises a bare Exception
-        # Only then: a large vocabulary takes a third of a second to read once more.
+        # Parsed only after a failure: a large vocabulary takes a third of a second.
         parse_object(folder.files["tokenizer.json"], file)
         raise ModelError(
             f"{file} is not a tokenizer that can be read ({error}). Download it again, or upgrade the "

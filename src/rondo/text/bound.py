@@ -1,4 +1,4 @@
-"""How long a text can be and still fit into so many tokens: refuses a huge prompt without tokenizing it."""
+"""Maximum length of a text that fits into a number of tokens, to refuse a huge prompt without tokenizing it."""
 
 import json
 from typing import Any
@@ -8,19 +8,19 @@ from tokenizers import models, pre_tokenizers
 
 from rondo.text.tokenizer import Tokenizer
 
-# A composed character comes from at most four code points.
+# A composed character corresponds to at most four code points.
 _COMPOSED = 4
 _KEEPING = ("ByteLevel", "Metaspace", "Digits")
 
 
 def longest_text(tokenizer: Tokenizer, tokens: int) -> int | None:
-    """No text with more characters encodes to `tokens` tokens or fewer. None where the tokenizer may drop text
-    or join any amount of it into one token, so that nothing is certain."""
+    """Maximum characters of a text that encodes to at most `tokens` tokens. None if the tokenizer may drop text or join
+    any amount of it into one token, so that there is no bound."""
     backend = tokenizer._backend
     shrinks = _normalizer_shrinks(_spec(backend.normalizer))
     if shrinks is None or not _keeps_all(backend):
         return None
-    # A token is written with at least as many characters as the text that it stands for has.
+    # A token's name has at least as many characters as its text.
     return tokens * shrinks * max(map(len, backend.get_vocab(with_added_tokens=True)), default=1)
 
 
@@ -32,7 +32,7 @@ def _spec(part: Any) -> dict[str, Any] | None:
 
 
 def _normalizer_shrinks(spec: dict[str, Any] | None) -> int | None:
-    """The most characters that become one; None if there is no telling."""
+    """Maximum number of characters that normalization merges into one; None if unknown."""
     match spec:
         case None | {"type": "Prepend"}:
             return 1
@@ -54,7 +54,7 @@ def _normalizer_shrinks(spec: dict[str, Any] | None) -> int | None:
 
 
 def _keeps_all(backend: tokenizers.Tokenizer) -> bool:
-    """Whether every character ends in some token, and an unknown one in a token of its own."""
+    """Whether every character is part of some token, and an unknown one of a token of its own."""
     model = backend.model
     added = backend.get_added_tokens_decoder().values()
     if not isinstance(model, models.BPE) or any(token.lstrip or token.rstrip for token in added):

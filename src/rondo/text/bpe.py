@@ -30,11 +30,11 @@ def train_bpe(
     pad_token: str | None = None,
     bos_token: str | None = None,
 ) -> Tokenizer:
-    """The same texts in the same order give the same tokenizer.
+    """Trains a tokenizer, deterministically for the same texts in the same order.
 
-    `eos_token` is by default the last special token and `pad_token` the first: with the default ones
-    a turn ends with `<|im_end|>`, a document with `<|endoftext|>`, and both end a generation.
-    Few texts make a smaller vocabulary.
+    By default `eos_token` is the last special token and `pad_token` the first. With the default special tokens a turn
+    ends with `<|im_end|>`, a document with `<|endoftext|>`, and both end a generation. With few texts the vocabulary is
+    smaller than `vocab_size`.
     """
     if not special_tokens:
         raise ConfigError("special_tokens is empty: at least one token must end a text.")

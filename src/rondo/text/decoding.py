@@ -1,8 +1,8 @@
-"""How a tokenizer's decoder turns tokens into text, worked out once, so that text can be made token by token.
+"""A tokenizer's decoder as data, parsed once, for decoding token by token.
 
-Two kinds exist among language models. Byte-level: every character of a token stands for a byte, and
-the text is the bytes of all tokens. SentencePiece-like: a token is text in which a mark stands for a
-space, except tokens such as `<0xE4>`, which are single bytes.
+Language models have two kinds. Byte-level: every character of a token represents a byte, and the text is the bytes of
+all tokens. SentencePiece-like: a token is text in which a mark represents a space, except tokens such as `<0xE4>`,
+which are single bytes.
 """
 
 import re
@@ -16,7 +16,7 @@ _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>", re.ASCII)
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's reversible alphabet: printable bytes stand for themselves, the others are moved above 255."""
+    """GPT-2's reversible alphabet: printable bytes map to themselves, the others to code points above 255."""
     printable = {
         *range(ord("!"), ord("~") + 1),
         *range(ord("¡"), ord("¬") + 1),
@@ -30,7 +30,7 @@ _ALPHABET = _byte_alphabet()
 
 
 def alphabet_bytes(token: str) -> bytes:
-    """The bytes of a byte-level token. One outside the alphabet (an added token) stands for its own text."""
+    """The bytes of a byte-level token. A token outside the alphabet (an added token) maps to its own text."""
     try:
         return bytes([_ALPHABET[character] for character in token])
     except KeyError:
@@ -42,7 +42,7 @@ class Replace:
     old: str
     new: str
     drop_at_start: bool = False
-    """In the very first token `old` vanishes, as SentencePiece's leading mark does."""
+    """Whether `old` is removed from the first token, like SentencePiece's leading mark."""
 
     def apply(self, text: str, first: bool) -> str:
         return text.replace(self.old, "" if first and self.drop_at_start else self.new)
@@ -55,11 +55,11 @@ class Decoding:
     byte_fallback: bool = False
     after: tuple[Replace, ...] = ()
     strip: tuple[str, int] = ("", 0)
-    """A character, and how many of it are taken from the start of the text."""
+    """A character, and the number of them removed from the start of the text."""
     separator: str = ""
 
     def piece(self, token: str, first: bool) -> str | int:
-        """The text of a token, or the byte it stands for (SentencePiece-like kinds only)."""
+        """The text of a token, or its byte (SentencePiece-like kinds only)."""
         for replace in self.before:
             token = replace.apply(token, first)
         if self.byte_fallback and _BYTE_TOKEN.fullmatch(token):

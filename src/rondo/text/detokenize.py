@@ -1,4 +1,4 @@
-"""Text from tokens as they come: whole characters only, and in the end what decoding all at once gives."""
+"""Incremental detokenization: only whole characters are emitted, and the total equals decoding all tokens at once."""
 
 import codecs
 from collections.abc import Callable, Iterable
@@ -9,14 +9,14 @@ from rondo.text.decoding import Decoding
 
 class Detokenizer(Protocol):
     def push(self, ids: Iterable[int]) -> str:
-        """Takes the next tokens; returns the text that is certain by now."""
+        """Adds the next tokens; returns the text that is final."""
 
     def flush(self) -> str:
-        """The rest, at the end: what is left of an unfinished character becomes U+FFFD."""
+        """The remaining text at the end; an unfinished character becomes U+FFFD."""
 
 
 class ByteDetokenizer:
-    """For byte-level vocabularies: the text is the bytes of all tokens, read as UTF-8."""
+    """Detokenizer for byte-level vocabularies: the text is the bytes of all tokens, decoded as UTF-8."""
 
     def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
         self._token_bytes = token_bytes
@@ -34,9 +34,9 @@ class ByteDetokenizer:
 
 
 class PieceDetokenizer:
-    """For SentencePiece-like vocabularies: tokens are pieces of text, or single bytes.
+    """Detokenizer for SentencePiece-like vocabularies: tokens are pieces of text, or single bytes.
 
-    A run of byte tokens counts as a whole (valid UTF-8, or one U+FFFD a byte), so its text waits for its end.
+    A run of byte tokens is decoded as a whole (valid UTF-8, or one U+FFFD a byte), so its text is emitted at its end.
     """
 
     def __init__(self, piece: Callable[[int, bool], str | int | None], decoding: Decoding) -> None:

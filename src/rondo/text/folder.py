@@ -25,13 +25,13 @@ _FILES = (
 
 @dataclass(frozen=True)
 class TokenizerFolder:
-    """Kept as bytes, so that a save is byte-equal even when the folder it came from is gone."""
+    """The files as bytes, so that a save is byte-equal even if the original folder was deleted."""
 
     path: Path
     files: dict[str, bytes]
 
     def json(self, name: str) -> dict[str, Any]:
-        """An absent file is an empty one."""
+        """A file as an object; an absent file is an empty one."""
         if name not in self.files:
             return {}
         return parse_object(self.files[name], self.path / name)
@@ -53,7 +53,7 @@ def read_folder(path: Path) -> TokenizerFolder:
 
 
 def read_model_config(path: Path) -> dict[str, Any]:
-    """config.json belongs to the model; only its end-of-sequence ids are of interest here."""
+    """The model's config.json, which is read for its end-of-sequence ids."""
     file = path / "config.json"
     return parse_object(file.read_bytes(), file) if file.is_file() else {}
 

@@ -1,10 +1,10 @@
 """Chat templates with a bound on their work: steps are counted, and no single operation can explode.
 
-A template is a program, from a downloaded folder. Loops and macro calls count a step each, strings and output are
-measured, and within `metered` the render ends with `TooMuchWork` once it exceeds its limits. That works only for
-templates whose other operations are cheap for inputs of bounded size, which `is_bounded` checks: for example,
-`'x'|center(10**9)` is a single operation that nothing in the same process can interrupt. Other templates must be
-rendered in a process that can be killed.
+A template is a program from a downloaded folder. Loops and macro calls count one step each, strings and output are
+measured, and within `metered` the render raises `TooMuchWork` once it exceeds its limits. That works only for templates
+whose other operations are cheap for inputs of bounded size, which `is_bounded` checks: for example, `'x'|center(10**9)`
+is a single operation that code in the same process cannot interrupt. Other templates must be rendered in a process that
+can be killed.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 LONGEST_TEMPLATE = 64 << 10
 SHORT_CONSTANT = 256
-"""Characters of a constant that may be added to a string at each step."""
+"""Maximum characters of a constant that may be added to a string at each step."""
 LARGEST_FACTOR = 1 << 64
 CLOCK_STEPS = 16
-"""So many steps are made between two looks at the clock."""
+"""Number of steps between two checks of the clock."""
 
 
 class TooMuchWork(Exception):
-    """The limits of `metered` were exceeded."""
+    """A render exceeded the limits of `metered`."""
 
 
 @dataclass
@@ -47,8 +47,8 @@ _meter: ContextVar[_Meter | None] = ContextVar("chat_template_meter", default=No
 
 @contextmanager
 def metered(characters: int, steps: int | None = None, seconds: float = 0.0) -> Iterator[None]:
-    """Bounds what is rendered inside: characters of any string, steps of loops and macros, and time. Without `steps`
-    only characters are bounded, for a process that is killed when its time is over."""
+    """Limits renders inside: characters of any string, steps of loops and macros, and time. Without `steps` only
+    characters are limited, for a process that is killed at its deadline."""
     left, deadline = steps or sys.maxsize, time.monotonic() + seconds
     token = _meter.set(_Meter(left, steps is None, characters, deadline))
     try:
@@ -58,7 +58,7 @@ def metered(characters: int, steps: int | None = None, seconds: float = 0.0) -> 
 
 
 class MeteredEnvironment(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, whose compiled code calls the functions below."""
+    """Jinja's sandbox, with compiled code that calls the functions below."""
 
     @staticmethod
     def step() -> None:
@@ -73,7 +73,8 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
     @staticmethod
     def add(left: Any, right: Any) -> Any:
         meter = _meter.get()
-        # The sum of two strings or lists at most doubles their size, so that it may be made before it is measured.
+        # The sum of two strings or lists at most doubles their size, so it may be computed before it is
+        # measured.
         return _checked(left + right, meter)
 
     @staticmethod
@@ -116,7 +117,8 @@ def _checked(value: Any, meter: _Meter | None) -> Any:
 
 
 def _check_numbers(*values: Any) -> None:
-    """A string or list times a number is as long as the number says, and so is a string as a format."""
+    """Raises for large numbers: the length of a string or list times a number, or of a formatted string, depends on
+    them."""
     meter = _meter.get()
     if meter is not None and not meter.killable and not all(map(_is_moderate, values)):
         raise TooMuchWork
@@ -127,7 +129,7 @@ def _is_moderate(value: Any) -> bool:
 
 
 class _Generator(CodeGenerator):
-    """Counts each run of the body of a loop or macro, and measures what an operation may have made larger."""
+    """Counts each run of the body of a loop or macro, and measures results that may be larger than their operands."""
 
     _bodies: frozenset[int] = frozenset()
 
@@ -176,7 +178,7 @@ class _Generator(CodeGenerator):
         self.write(")")
 
     def _output_child_to_const(self, node: nodes.Expr, frame: Frame, finalize: Any) -> str:
-        """Expressions of constants are not evaluated while the template is compiled, where nothing bounds them."""
+        """Constant expressions are not evaluated at compile time, where no limit applies."""
         if not isinstance(node, (nodes.Const, nodes.TemplateData)):
             raise nodes.Impossible
         return super()._output_child_to_const(node, frame, finalize)
@@ -192,13 +194,14 @@ def _is_short(node: nodes.Expr) -> bool:
 
 
 def is_bounded(source: str, environment: jinja2.Environment) -> bool:
-    """Whether `metered` can bound the template: all of its operations are known, and none makes much of little."""
+    """Whether `metered` can limit the template: all of its operations are known, and none has a result much larger than
+    its operands."""
     if len(source) > LONGEST_TEMPLATE:
         return False
     try:
         tree = environment.parse(source)
         macros = {macro.name for macro in tree.find_all(nodes.Macro)}
-        # Written out at once, what a literal holds is of no consequence.
+        # The content of a literal that is written out once is irrelevant.
         written = {id(one.node) for one in tree.find_all(nodes.Filter) if one.name == "tojson"}
         return all(id(node) in written or _is_known(node, macros) for node in _all(tree))
     except (jinja2.TemplateError, RecursionError):
@@ -267,7 +270,7 @@ def _is_known(node: nodes.Node, macros: set[str]) -> bool:
         case nodes.Tuple() if node.ctx == "store":
             return True
         case nodes.List() | nodes.Tuple() | nodes.Dict():
-            # A list that holds a list twice, again and again, is short in memory and endless when printed.
+            # A list that contains a list twice, repeatedly, is short in memory and exponential when printed.
             parts = [part for item in node.items for part in _parts(item)]
             return all(isinstance(part, nodes.Const) for part in parts)
     return isinstance(node, (*STATEMENTS, *EXPRESSIONS, nodes.Pair))
@@ -312,7 +315,7 @@ def _is_known_filter(node: nodes.Filter) -> bool:
 
 
 def _is_little(node: nodes.Expr) -> bool:
-    """A constant that makes little of its use at each element, line or level."""
+    """Whether a constant adds little at each element, line or level."""
     if isinstance(node, nodes.Tuple):
         return all(map(_is_little, node.items))
     if not isinstance(node, nodes.Const):
@@ -322,6 +325,6 @@ def _is_little(node: nodes.Expr) -> bool:
 
 
 def _shrinks(args: Sequence[nodes.Expr]) -> bool:
-    """Whether `replace` with these makes no text longer."""
+    """Whether `replace` with these arguments never lengthens a text."""
     texts = [arg.value for arg in args if isinstance(arg, nodes.Const) and isinstance(arg.value, str)]
     return len(texts) == len(args) == 2 and len(texts[0]) >= len(texts[1]) and bool(texts[0])

@@ -1,4 +1,4 @@
-"""What each token id adds to a text, looked up once an id."""
+"""The text or bytes of each token id, cached by id."""
 
 from collections.abc import Callable, Set
 
@@ -8,7 +8,7 @@ TokenText = Callable[[int], str | None]
 
 
 class ByteTable(dict[int, bytes]):
-    """id -> bytes. Ids that are skipped or in no vocabulary (models pad theirs) add nothing."""
+    """id -> bytes. Skipped ids and ids outside the vocabulary (models pad theirs) map to nothing."""
 
     def __init__(self, token_text: TokenText, decoding: Decoding, skip: Set[int]) -> None:
         self._token_text = token_text
@@ -22,7 +22,7 @@ class ByteTable(dict[int, bytes]):
 
 
 class PieceTable:
-    """id -> text or single byte, or None where the id adds nothing; the first token of a text may differ."""
+    """id -> text or single byte, or None for an id without text; the first token of a text may differ."""
 
     def __init__(self, token_text: TokenText, decoding: Decoding, skip: Set[int]) -> None:
         self._token_text = token_text

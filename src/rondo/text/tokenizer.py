@@ -1,4 +1,4 @@
-"""A model's tokenizer: Hugging Face's files in, the same tokens and prompts as transformers out."""
+"""A model's tokenizer, from Hugging Face's files, with the same tokens and prompts as transformers."""
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
@@ -20,7 +20,7 @@ from rondo.text.pieces import ByteTable, PieceTable
 
 
 class Tokenizer:
-    """Made by `Tokenizer.load(folder)` or `train_bpe(...)`. Immutable, and safe to share between threads."""
+    """A tokenizer, from `Tokenizer.load(folder)` or `train_bpe(...)`. Immutable and thread-safe."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Tokenizer:
         self._named = dict(named)
         self._templates = dict(templates)
         self.eos_ids = tuple(eos_ids)
-        # Some files keep the padding and truncation of whoever saved them.
+        # Some files contain padding and truncation settings of their author.
         backend.no_padding()
         backend.no_truncation()
         self.bos_id = self._named_id("bos_token")
@@ -50,7 +50,7 @@ class Tokenizer:
         self._pieces: dict[frozenset[int], PieceTable] = {}
 
     def called(self, name: str) -> "Tokenizer":
-        """The same tokenizer; its errors say `name` where they would say its folder, which is not for everyone."""
+        """The same tokenizer with `name` in place of its folder in errors, since the path may be confidential."""
         twin = copy(self)
         twin._shown = name
         return twin
@@ -70,7 +70,7 @@ class Tokenizer:
         return cls(backend, folder, named, special.chat_templates(folder), eos_ids)
 
     def save(self, path: str | Path) -> None:
-        """Writes the tokenizer's files; those it was loaded from, byte for byte."""
+        """Writes the tokenizer's files, byte for byte as loaded."""
         for name, data in self._folder.files.items():
             file = Path(path) / name
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -78,14 +78,14 @@ class Tokenizer:
 
     @cached_property
     def info(self) -> dict[str, Any]:
-        """The settings in tokenizer_config.json, with the chat template that is in use."""
+        """The settings in tokenizer_config.json, with the active chat template."""
         settings = self._folder.json("tokenizer_config.json")
         template = {} if self.chat_template is None else {"chat_template": self.chat_template}
         return {"tokenizer_class": "PreTrainedTokenizerFast"} | settings | self._named | template
 
     @cached_property
     def digest(self) -> str:
-        """Equal for tokenizers that make the same tokens of a text, as far as their files tell."""
+        """Hash that is equal for tokenizers with equal tokens for every text, as far as their files show."""
         return sha256_json(
             {
                 "tokenizer": hashlib.sha256(self._folder.files["tokenizer.json"]).hexdigest(),
@@ -106,7 +106,7 @@ class Tokenizer:
         try:
             encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special)
         except TypeError as error:
-            # What the library raises for lone surrogates, which JSON can carry and UTF-8 cannot.
+            # The library raises it for lone surrogates, which JSON can contain and UTF-8 cannot encode.
             raise InvalidRequest("the text is not valid Unicode: remove its lone surrogates.") from error
         return [encoding.ids for encoding in encodings]
 
@@ -116,9 +116,8 @@ class Tokenizer:
     def detokenizer(
         self, skip_special: bool = True, after: Sequence[int] = (), *, keep: Collection[int] = ()
     ) -> Detokenizer:
-        """Text token by token. `after` are the tokens before it, if the text continues theirs: then the space
-        of the first word stays, which SentencePiece drops at the start of a text. `keep` are special tokens
-        that are not skipped."""
+        """Incremental detokenizer. `after` are the preceding tokens, if the text continues them: then the space of the
+        first word stays, which SentencePiece drops at the start of a text. `keep` are special tokens to include."""
         detokenizer: Detokenizer
         skipped = self.special_ids.difference(keep) if skip_special else frozenset()
         if self._decoding.byte_level:
@@ -140,14 +139,14 @@ class Tokenizer:
         return self._pieces[skipped]
 
     def token_bytes(self, token: int) -> bytes:
-        """What one token adds to a text; a special token's is its name."""
+        """The bytes of one token; the name for a special token."""
         data = self._byte_table(frozenset())[token]
         if not data and self._backend.id_to_token(token) is None:
             raise InvalidRequest(f"token id {token} is not in the vocabulary of {self.vocab_size} tokens.")
         return data
 
     def token(self, token_id: int) -> str:
-        """As the vocabulary writes it, where bytes and spaces have letters of their own; "" if it has none."""
+        """The token in the vocabulary's spelling, where bytes and spaces have special letters; "" if there is none."""
         return self._backend.id_to_token(token_id) or ""
 
     def token_id(self, token: str) -> int | None:
@@ -163,11 +162,11 @@ class Tokenizer:
 
     @property
     def tool_template(self) -> str | None:
-        """The one that conversations with tools are written with."""
+        """The chat template for conversations with tools."""
         return self._templates.get("tool_use", self.chat_template)
 
     def with_chat_template(self, template: str) -> "Tokenizer":
-        """The same tokenizer with `template` in place of its own ones."""
+        """The same tokenizer with `template` in place of its own templates."""
         chat.compile_template(template, "the given chat template")
         files = {name: data for name, data in self._folder.files.items() if not name.startswith(TEMPLATE_DIR)}
         folder = TokenizerFolder(self._folder.path, files | {"chat_template.jinja": template.encode()})
@@ -184,7 +183,7 @@ class Tokenizer:
         template_name: str | None = None,
         **variables: Any,
     ) -> str:
-        """The conversation as the model's prompt. Other keywords are the template's own variables."""
+        """The conversation as the model's prompt. Other keywords are variables of the template."""
         return self.rendering(
             messages,
             tools,
@@ -206,7 +205,7 @@ class Tokenizer:
         template_name: str | None = None,
         **variables: Any,
     ) -> "partial[str]":
-        """`render` to be called later, also in another process: the tokenizer is not part of it."""
+        """A deferred `render` without a reference to the tokenizer, so that another process can run it."""
         return partial(
             chat.render,
             self._template(template_name, tools),
@@ -226,7 +225,7 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         **options: Any,
     ) -> list[int]:
-        """`render`, encoded; the template itself writes whatever special tokens there are."""
+        """`render`, encoded without added special tokens, because the template writes them."""
         return self.encode(self.render(messages, tools, add_generation_prompt, **options), add_special=False)
 
     def apply_chat_masked(
@@ -237,7 +236,7 @@ class Tokenizer:
         template_name: str | None = None,
         **variables: Any,
     ) -> tuple[list[int], list[bool]]:
-        """The conversation's tokens, and which of them are the assistant's (`generation` blocks)."""
+        """The conversation's tokens, and a mask of the assistant's (`generation` blocks)."""
         text, spans = chat.render_spans(
             self._template(template_name, tools),
             messages,

@@ -1,5 +1,5 @@
-"""Tokenized documents, found by their number: in memory here, in prepared shards in `shards.py`, in groups that must
-not be parted in `groups.py`."""
+"""Tokenized documents by number: in memory here, in prepared shards in `storage/shards.py`, in indivisible groups in
+`groups.py`."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from rondo.data.batching.sampler import DocumentSpan
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 Learned = tuple[NDArray[Any], Floats]
-"""The tokens of a piece, and how much each of them counts in the loss."""
+"""The tokens of a span, and the loss weight of each."""
 
 
 class Dataset(Protocol):
     @property
     def lengths(self) -> NDArray[Any]:
-        """Of every document, in tokens."""
+        """Length of every document in tokens."""
 
     def read(self, pieces: Sequence[DocumentSpan]) -> list[Any]:
-        """What the loader makes rows of: `Learned`, unless it was told how to make them of something else."""
+        """Reads the items that the loader makes rows of: `Learned`, unless the loader has another `make_row`."""
 
     def valid(self, piece: DocumentSpan) -> int:
-        """How much of a piece counts in the loss, in predictions or whatever the loss averages over, known without
-        reading it."""
+        """The number of loss terms in a span (predictions, or another unit of the loss), computed without reading
+        it."""
 
 
 class InMemory:
-    """Documents one after another in one array."""
+    """Documents concatenated in one array."""
 
     def __init__(self, documents: Iterable[Document]) -> None:
         kept = list(documents)

@@ -1,4 +1,4 @@
-"""Documents that are learned from together, such as the two answers of a pair: they stay in one row."""
+"""Groups of documents with a joint loss, such as the two answers of a preference pair; a group stays in one row."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Items = Sequence[Document | Tree]
 
 
 def group_size(group: Tree) -> int:
-    """How many tokens its documents put in, each with the prefix of its own: the order of the data must not depend on
-    whether prefixes are shared."""
+    """Input tokens of the group's documents, each with its own copy of the prefix: the order of the data must not
+    depend on prefix sharing."""
     return sum(len(group.prefix) + len(branch.tokens) - 1 for branch in group.branches)
 
 
 class Groups:
-    """In memory; a group is what its documents have in common, and they. With `share` that prefix is computed once for
-    all of them."""
+    """Groups in memory; a group is a common prefix and its documents. With `share` the prefix is computed once for all
+    of them."""
 
     def __init__(self, groups: Iterable[Tree], *, share: bool) -> None:
         kept = list(groups)
@@ -31,7 +31,7 @@ class Groups:
         return [self._items[piece.document] for piece in pieces]
 
     def valid(self, piece: DocumentSpan) -> int:
-        """A group counts once."""
+        """A group counts once in the loss."""
         return 1
 
 

@@ -1,4 +1,4 @@
-"""Batches: what a step learns from, as rows for this rank."""
+"""Batches of a training step, as rows for this rank."""
 
 from __future__ import annotations
 
@@ -13,32 +13,33 @@ from rondo.data.batching.packing import PackedRow, flat_row, plan_rows
 from rondo.data.batching.sampler import DocumentSampler, DocumentSpan, DocumentSpans, Position
 
 MakeRow = Callable[[list[Any]], PackedRow]
-"""Of what a dataset reads."""
+"""Converts the items read from a dataset to a row."""
 
 
 @dataclass(frozen=True)
 class Batch:
     rows: list[PackedRow]
-    """Those of this rank."""
+    """Rows of this rank."""
     valid: int
-    """How many predictions, or whatever else the loss averages over, count in it, on all ranks together."""
+    """Number of loss terms (predictions, or another unit of the loss) in the batch, on all ranks together."""
     position: Position
-    """Where the next batch begins."""
+    """Start of the next batch."""
     unfilled: float
-    """The share of the step's tokens that no piece was small enough for."""
+    """Share of the step's token budget that no remaining span was short enough to fill."""
     epochs: float
 
 
 @dataclass(frozen=True)
 class DataRank:
-    """Which part of every batch is whose: rows are dealt round."""
+    """This rank's part of every batch: rows are assigned round-robin."""
 
     number: int = 0
     of: int = 1
 
 
 class Loader:
-    """Every rank plans the whole batch, which takes the documents' lengths alone, and reads its own rows."""
+    """Loads batches. Every rank plans the whole batch, which requires only the documents' lengths, and reads its own
+    rows."""
 
     def __init__(
         self,
@@ -52,7 +53,7 @@ class Loader:
         rank: DataRank | None = None,
         make_row: MakeRow | None = None,
     ) -> None:
-        """Documents with more than `longest` tokens to predict are cut; without it they stay whole."""
+        """Documents with more than `longest` tokens to predict are cut; None leaves them whole."""
         self._datasets = list(datasets)
         pieces = [DocumentSpans(dataset.lengths, longest) for dataset in datasets]
         shares = [1.0] * len(pieces) if weights is None else weights
@@ -83,7 +84,7 @@ class Loader:
         return rows
 
     def _read(self, pieces: Sequence[DocumentSpan]) -> list[Any]:
-        """All of one source together: a store far away is asked once."""
+        """Reads the spans source by source, with one request to a remote store for each."""
         found: dict[DocumentSpan, Any] = {}
         for source, dataset in enumerate(self._datasets):
             own = [piece for piece in pieces if piece.source == source]
@@ -98,7 +99,7 @@ def rows_of_all(
     longest: int | None = None,
     make_row: MakeRow | None = None,
 ) -> list[PackedRow]:
-    """Every piece of a dataset once, in rows."""
+    """Rows that contain every span of a dataset once."""
     pieces = DocumentSpans(dataset.lengths, longest)
     all_pieces = pieces.at(np.arange(len(pieces)))
     read = dataset.read(all_pieces)

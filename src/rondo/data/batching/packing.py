@@ -1,12 +1,11 @@
-"""Documents into flat rows: no padding, no token predicted across a document's edge.
+"""Packing of documents into flat rows: no padding, and no prediction across a document boundary.
 
-A row has two halves. What goes in: `tokens`, their `positions`, and the segments they form (`cu_seqlens`). What is
-predicted: for each prediction the input token it is made from (`where`), the token it should be (`targets`), its
-weight in the loss, and further columns (advantages, the sampler's log-probabilities, ...). A document's predictions lie
-together, for losses of whole sequences (`documents`, `facts`). Keeping the halves apart means that only tokens somebody
-learns from pass through the model's head, and that many answers to one prompt can share a single copy of it, and of
-whatever else they begin with alike, other prompts too: a segment may continue another one, its `parents` entry, from
-the position it starts at.
+A row has two halves. The input: `tokens`, their `positions`, and their segments (`cu_seqlens`). The predictions: for
+each the input token that it is made from (`where`), its target (`targets`), its loss weight, and further columns
+(advantages, the sampler's log-probabilities, ...). A document's predictions are contiguous, for sequence-level losses
+(`documents`, `facts`). The separation means that only tokens with a loss pass through the model's head, and that
+several answers share one copy of their prompt and of any other common prefix, across prompts too: a segment may
+continue another one, its `parents` entry, from its own start position.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Document:
-    """Tokens to learn from. `weights[i]` and `columns[name][i]` speak of `tokens[i]`; weight 0 is context only."""
+    """Tokens with loss weights. `weights[i]` and `columns[name][i]` belong to `tokens[i]`; weight 0 is context only."""
 
     tokens: Sequence[int]
     weights: Sequence[float]
     columns: Mapping[str, Sequence[float]] = field(default_factory=dict)
     facts: Mapping[str, float] = field(default_factory=dict)
-    """What a loss has to know of the document as a whole: which record it is of, whether it was the better answer."""
+    """Facts about the whole document for the loss: the number of its record, whether it is the preferred answer."""
 
 
 @dataclass(frozen=True)
@@ -58,24 +57,25 @@ class PackedRow:
     positions: Ints
     cu_seqlens: list[int]
     parents: list[int]
-    """For each segment the one it continues, or -1. It sees what its parent sees, up to its own first position."""
+    """For each segment the number of the one it continues, or -1. It attends to its parent's context, up to its own
+    first position."""
     where: Ints
     targets: Ints
     weights: Floats
     columns: dict[str, Floats]
     documents: list[int]
-    """Where the predictions of each document begin, and where the last one's end."""
+    """Start of each document's predictions, and the end of the last one's."""
     facts: dict[str, Floats] = field(default_factory=dict)
     """One value a document."""
 
     @property
     def valid(self) -> int:
-        """How many predictions count in the loss."""
+        """Number of predictions with a loss."""
         return int(np.count_nonzero(self.weights))
 
 
 def plan_rows(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Best-fit decreasing: indices of `lengths` for each row, no row above `budget`. Equal input, equal output."""
+    """Best-fit decreasing bin packing: indices of `lengths` for each row, no row above `budget`. Deterministic."""
     free: list[tuple[int, int]] = []  # (space left, row), ascending
     rows: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
@@ -98,7 +98,7 @@ def plan_rows(lengths: Sequence[int], budget: int) -> list[list[int]]:
 
 
 def flat_row(tokens: Sequence[Ints], weights: Sequence[Floats]) -> PackedRow:
-    """One row of documents that share nothing, without a look at their numbers one by one."""
+    """One row of documents without shared prefixes, vectorized."""
     sizes = [len(ids) - 1 for ids in tokens]
     starts = np.cumsum([0, *sizes])
     positions = np.arange(starts[-1]) - np.repeat(starts[:-1], sizes)
@@ -118,7 +118,7 @@ def flat_row(tokens: Sequence[Ints], weights: Sequence[Floats]) -> PackedRow:
 
 
 def padded(row: PackedRow, multiple: int) -> PackedRow:
-    """The same row with one more document, from which nothing is predicted, where its length is no multiple."""
+    """The row, padded to a multiple of `multiple` with one more document without predictions."""
     missing = -len(row.tokens) % multiple
     if not missing:
         return row
@@ -132,7 +132,7 @@ def padded(row: PackedRow, multiple: int) -> PackedRow:
 
 
 def pack(items: Iterable[Document | Tree], budget: int) -> list[PackedRow]:
-    """Rows of at most `budget` tokens that hold every prediction of `items` with a weight, each exactly once."""
+    """Rows of at most `budget` tokens that contain every prediction of `items` with a weight, each exactly once."""
     trees = [part for item in items for part in _fit(_as_tree(item), budget)]
     grown = [_grow(tree) for tree in trees]
     plan = plan_rows([each.size for each in grown], budget)
@@ -145,7 +145,8 @@ def _as_tree(item: Document | Tree) -> Tree:
 
 @dataclass(frozen=True)
 class _Grown:
-    """A tree with its branches in lexical order, each with the number of input tokens it shares with the last."""
+    """A tree with its branches in lexical order, each with the number of input tokens it shares with the previous
+    one."""
 
     prefix: Sequence[int]
     branches: list[tuple[Document, Sequence[int], int]]
@@ -153,7 +154,7 @@ class _Grown:
 
 
 def _grow(tree: Tree) -> _Grown:
-    """The last token of a branch is only ever predicted, so it is no input."""
+    """Sorts the branches. The last token of a branch is a target only, so it is not an input."""
     ordered = sorted(((branch.tokens[:-1], i) for i, branch in enumerate(tree.branches)))
     branches: list[tuple[Document, Sequence[int], int]] = []
     size, last = len(tree.prefix), list[int]()
@@ -166,7 +167,7 @@ def _grow(tree: Tree) -> _Grown:
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens two sequences begin with alike."""
+    """Length of the common prefix of two sequences."""
     for i, (x, y) in enumerate(zip(a, b, strict=False)):
         if x != y:
             return i
@@ -174,7 +175,7 @@ def _common(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 def _fit(tree: Tree, budget: int) -> list[Tree]:
-    """A tree too large for one row becomes several with the same prefix."""
+    """Splits a tree too large for one row into several with the same prefix."""
     if len(tree.branches) <= 1 or _grow(tree).size <= budget:
         return [tree]
     room = budget - len(tree.prefix)
@@ -209,7 +210,7 @@ class _Builder:
         return len(self.parents) - 1
 
     def predict(self, where: Sequence[int], branch: Document, first: int) -> None:
-        """Predicts branch.tokens[first:] from the input tokens `where`."""
+        """Adds predictions of branch.tokens[first:] from the input tokens `where`."""
         weights = branch.weights[first:]
         names = self.columns.keys() | branch.columns.keys()
         seen = len(self.weights)
@@ -261,7 +262,7 @@ def _row(trees: Sequence[_Grown]) -> PackedRow:
 
 
 class _Path:
-    """The way from a root to a token of the row: each token, where it is, and which segment it belongs to."""
+    """The path from a root to a token of the row: for each token its index in the row, and its segment."""
 
     def __init__(self, out: _Builder, begin: _Path | None = None) -> None:
         self.out = out
@@ -270,7 +271,7 @@ class _Path:
         self.owner: list[int] = list(begin.owner) if begin else []
 
     def follow(self, tokens: Sequence[int], shared: int) -> None:
-        """Becomes the path of `tokens`, whose first `shared` are this path's own."""
+        """Changes this to the path of `tokens`, whose first `shared` tokens it has already."""
         del self.tokens[shared:], self.at[shared:], self.owner[shared:]
         new = tokens[shared:]
         if new:

@@ -1,4 +1,4 @@
-"""The next batches are made while a step computes."""
+"""Prefetch: the next batches are made in a thread while a step computes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from rondo.data.batching.loader import Batch
 from rondo.data.batching.sampler import Position
 
 LOOK_SECONDS = 0.2
-"""How often a thread that waits looks whether the other one is there."""
+"""Interval at which a waiting thread checks whether the other is alive."""
 STOP_SECONDS = 60.0
 
 
 class Prefetch:
-    """Stands in for the batches it is made of, and has up to `depth` of them ready. What goes wrong in its thread is
-    raised where the batch is asked for. A position that was not due starts it anew."""
+    """Wraps a batch function and prepares up to `depth` batches ahead. An error in its thread is raised in the call
+    that requests the batch. A request for an unexpected position restarts it."""
 
     def __init__(self, batches: Callable[[Position], Batch], depth: int) -> None:
         self._batches, self._depth = batches, depth
@@ -76,7 +76,7 @@ class _Work:
         while not self._stopped.is_set():
             try:
                 batch = self._batches(position)
-            except BaseException as error:  # whatever it is, it is raised again where the batch is waited for
+            except BaseException as error:  # raised again in `next`
                 return self._put(error)
             self._put(batch)
             position = batch.position

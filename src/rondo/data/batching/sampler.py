@@ -1,9 +1,9 @@
-"""The order of the data: a function of the seed and of what came before, and of nothing else.
+"""The order of the data, a function of the seed and of the position only.
 
-Documents are cut into pieces only where they are longer than the context. The pieces of each source come in a
-permutation of their own each epoch; sources take turns so that their shares of the tokens are their weights; and a step
-takes pieces in that order until one does not fit, then those of the next ones that fill what is left best. Neither
-the number of ranks nor how a step is cut into microbatches has a part in it.
+Documents are cut into spans only if they are longer than the context. The spans of each source are permuted in each
+epoch. Sources are interleaved so that their shares of the tokens equal their weights. A step takes spans in that order
+until one does not fit, then the later spans that fill the rest best. The order does not depend on the number of ranks
+or on the size of microbatches.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from rondo.base.errors import InvalidRequest, StorageError
 Ints = NDArray[np.int64]
 
 LOOKAHEAD = 256
-"""How many pieces a step may look past the one that does not fit; no more than an epoch has."""
+"""Maximum number of spans searched after the first that does not fit; at most one epoch."""
 BLOCK = 1024
-"""How many pieces of a source are looked up at once."""
+"""Number of spans of a source computed at once."""
 ROUNDS = 8
 
 
 @dataclass(frozen=True)
 class Position:
-    """Everything a sampler has to remember."""
+    """The state of a sampler."""
 
     drawn: tuple[int, ...] = ()
-    """How many pieces of each source are done, in all epochs together."""
+    """Number of spans drawn from each source, over all epochs."""
     tokens: tuple[int, ...] = ()
-    """How many tokens those had."""
+    """Number of tokens in those spans."""
     ahead: tuple[int, ...] = ()
-    """Which of the pieces after these are done as well."""
+    """Indices of later spans, relative to these, that the sampler has drawn already."""
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> Position:
-        """From what a checkpoint holds."""
+        """The position from a checkpoint's state."""
         if state.keys() != cls.__dataclass_fields__.keys():
             raise StorageError(
                 "the checkpoint's position in the data is of another version of Rondo. Remove the job's "
@@ -52,7 +52,8 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class DocumentSpan:
-    """Tokens `begin` to `end` of a document. The last is only predicted: it begins the document's next piece."""
+    """Tokens `begin` to `end` of a document. The last is a target only: it is the first input of the document's next
+    span."""
 
     source: int
     document: int
@@ -61,14 +62,14 @@ class DocumentSpan:
 
     @property
     def size(self) -> int:
-        """How many tokens go in, and how many are predicted."""
+        """The number of input tokens, which equals the number of predictions."""
         return self.end - self.begin - 1
 
 
 class Shuffle:
-    """A permutation of range(count), computed where it is asked: nothing as large as the data is kept.
+    """A permutation of range(count), computed on demand without memory of the size of the data.
 
-    A Feistel network over the next power of four, walked until the result is in range.
+    It is a Feistel network over the next power of four, applied repeatedly until the result is in range.
     """
 
     def __init__(self, count: int, seed: int, epoch: int, stream: int = 0) -> None:
@@ -93,15 +94,15 @@ class Shuffle:
 
 
 def _scramble(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finaliser of SplitMix64."""
+    """The finalizer of SplitMix64."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
 
 
 class DocumentSpans:
-    """The pieces of a set of documents, in the documents' order. One of fewer than two tokens has nothing to learn
-    from, and gives none. Without `longest` every document stays whole."""
+    """The spans of a set of documents, in the documents' order. A document of fewer than two tokens has none. Without
+    `longest` every document stays whole."""
 
     def __init__(self, lengths: NDArray[Any], longest: int | None = None) -> None:
         inputs = np.maximum(lengths.astype(np.int64) - 1, 0)
@@ -124,7 +125,7 @@ class DocumentSpans:
 
 
 class _Source:
-    """The endless order of one source: epoch after epoch."""
+    """The infinite order of one source, epoch after epoch."""
 
     def __init__(self, pieces: DocumentSpans, number: int, seed: int) -> None:
         self.pieces, self._number, self._seed = pieces, number, seed
@@ -143,7 +144,7 @@ class _Source:
 
 
 class DocumentSampler:
-    """`take(position)` gives the pieces of one step, at most `budget` tokens unless one alone has more."""
+    """`take(position)` returns the spans of one step, at most `budget` tokens unless a single span has more."""
 
     def __init__(
         self, sources: Sequence[DocumentSpans], weights: Sequence[float], seed: int, budget: int
@@ -158,7 +159,7 @@ class DocumentSampler:
         self._lookahead = min(LOOKAHEAD, sum(map(len, sources)))
         self._next = Position()
         self._ahead: deque[DocumentSpan] = deque()
-        """The pieces from the next position on, as far as anybody has looked: up to `_drawn` and `_tokens`."""
+        """Spans from the next position as far as computed; `_drawn` and `_tokens` are the counts at its end."""
         self._drawn = [0] * len(sources)
         self._tokens = [0] * len(sources)
 
@@ -179,14 +180,14 @@ class DocumentSampler:
         return pieces, self._next
 
     def epochs(self, position: Position) -> float:
-        """How often the source that went round most often has gone round."""
+        """Number of epochs of the source with the most."""
         return max(
             n / len(source.pieces)
             for n, source in zip(self._start(position).drawn, self._sources, strict=True)
         )
 
     def _fill(self, room: int, candidates: Sequence[int]) -> list[int]:
-        """The largest that fits, again and again; of equals the earliest."""
+        """Greedy selection of the largest span that fits, the earliest of equal ones."""
         if room <= 0:
             return []
         by_size = sorted((self._peek(i).size, -i) for i in candidates if self._peek(i).size <= room)
@@ -198,7 +199,7 @@ class DocumentSampler:
         return taken
 
     def _drop(self, position: Position, done: set[int]) -> Position:
-        """The position after the pieces that are done without a gap."""
+        """The position after the gapless prefix of drawn spans."""
         position = self._start(position)
         drawn, tokens, dropped = list(position.drawn), list(position.tokens), 0
         while dropped in done:

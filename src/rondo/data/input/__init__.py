@@ -1,3 +1,2 @@
-"""Records from files: formats (JSON Lines, text, Parquet, compressed or not), mixtures of sources, and the text of a
-record that pretraining learns from. A record is `{"text"}`, `{"messages"}` or `{"prompt", "completion"}`.
-"""
+"""Records from files: formats (JSON Lines, text, Parquet, compressed or not), mixtures of sources, and the pretraining
+text of a record. A record is `{"text"}`, `{"messages"}` or `{"prompt", "completion"}`."""

@@ -1,4 +1,4 @@
-"""Records out of files: JSON Lines, plain text and Parquet, some of them compressed, whole or a part of them."""
+"""Records from JSON Lines, plain text and Parquet files, possibly compressed, whole or in parts."""
 
 from __future__ import annotations
 
@@ -17,47 +17,47 @@ from rondo.data.storage.places import SourceFile, open_file
 Kind = Literal["jsonl", "text", "parquet"]
 Unit = Literal["file", "line"]
 Check = Callable[[Record], str | None]
-"""What is wrong with a record, or None."""
+"""Returns the problem of a record, or None."""
 
 KINDS: dict[str, Kind] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".txt": "text", ".parquet": "parquet"}
 COMPRESSIONS = ("", ".gz", ".zst")
 SUFFIXES = tuple(f"{kind}{end}" for kind in KINDS for end in (COMPRESSIONS if kind != ".parquet" else ("",)))
 
 LONGEST = 256 << 20
-"""More bytes than this in one line, or in one file that is one document, are a mistake."""
+"""Maximum bytes of one line, or of a file that is one document; more is a mistake."""
 ROWS = 256
 
 
 @dataclass(frozen=True)
 class Form:
-    """How documents stand in the files."""
+    """The layout of documents in the files."""
 
     fields: dict[str, str] = field(default_factory=dict)
-    """Other names of `text`, `messages`, `prompt`, `completion` and `tools` in the data."""
+    """Names in the data for `text`, `messages`, `prompt`, `completion` and `tools`."""
     text: Unit = "file"
-    """What of a plain text file is a document."""
+    """The unit of a plain text file that is one document."""
 
 
 @dataclass(frozen=True)
 class FilePart:
-    """What of a file is read at once: bytes `begin` to `end` of one that has lines, row groups of Parquet. A line is in
-    the part that its first byte is in."""
+    """Part of a file to read at once: bytes `begin` to `end` of a file of lines, or row groups of Parquet. A line
+    belongs to the part that contains its first byte."""
 
     file: SourceFile
     begin: int
     end: int
     size: int
-    """In bytes, by which progress is told."""
+    """Size in bytes, for progress reports."""
 
 
 @dataclass(frozen=True)
 class ParsedRecord:
     number: int
-    """Of the line or row, from 1 at the part's own beginning."""
+    """Number of the line or row, from 1 at the start of the part."""
     record: Record | None
     problem: str = ""
     done: int = 0
-    """How much of the part is read, in bytes of the file."""
+    """Bytes of the file read up to this record."""
 
 
 def kind_of(name: str) -> Kind:
@@ -71,7 +71,7 @@ def kind_of(name: str) -> Kind:
 
 
 def parts_of(file: SourceFile, form: Form, size: int) -> list[FilePart]:
-    """About `size` bytes each, where a file can be read from its middle."""
+    """Parts of about `size` bytes each, if the format can be read from the middle; else one part."""
     kind = kind_of(file.name)
     if kind == "parquet":
         return _row_groups(file, size)
@@ -93,8 +93,8 @@ def unit_of(file: SourceFile) -> str:
 
 
 def read_part(part: FilePart, form: Form, check: Check = check_record) -> Iterator[ParsedRecord]:
-    """Every record of a part, and every line that is none. Empty lines are nothing. `check` is for who reads JSON Lines
-    of another kind."""
+    """Yields every record of a part, and every broken line. Empty lines are skipped. `check` validates JSON Lines with
+    another schema."""
     match kind_of(part.file.name):
         case "parquet":
             yield from _parquet(part, form)
@@ -110,7 +110,7 @@ def read_part(part: FilePart, form: Form, check: Check = check_record) -> Iterat
 
 
 def lines_before(part: FilePart) -> int:
-    """How many lines or rows of the file come before a part."""
+    """Number of lines or rows of the file before a part."""
     if kind_of(part.file.name) == "parquet":
         with open_file(part.file.name) as file:
             metadata = _parquet_file(file, part.file.name).metadata
@@ -125,7 +125,7 @@ def lines_before(part: FilePart) -> int:
 
 
 def _lines(part: FilePart) -> Iterator[tuple[int, bytes | None, int]]:
-    """(number, line, bytes done); None for a line that is too long."""
+    """Yields (number, line, bytes done); the line is None if it is too long."""
     with open_file(part.file.name) as raw:
         packed = part.file.name.endswith((".gz", ".zst"))
         stream = _unpacked(raw, part.file.name) if packed else raw
@@ -156,7 +156,7 @@ def _lines(part: FilePart) -> Iterator[tuple[int, bytes | None, int]]:
 
 
 def _rest(stream: BinaryIO) -> Iterator[bytes]:
-    """What is left of a line, in bounded pieces."""
+    """The rest of a line, in bounded pieces."""
     while line := stream.readline(1 << 20):
         yield line
         if line.endswith(b"\n"):
@@ -241,7 +241,7 @@ def _parquet(part: FilePart, form: Form) -> Iterator[ParsedRecord]:
 
 
 def _present(value: Any) -> Any:
-    """A column gives every row all the fields that any has: those without a value are not there."""
+    """Removes null fields: a Parquet column has the fields of all its rows in every row."""
     if isinstance(value, list):
         return [_present(each) for each in value]
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Several sources as one: `web@0.7` is a source with a weight, its share of the tokens beside the others'."""
+"""Mixtures of sources: `web@0.7` is a source with a weight, its share of the tokens relative to the others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Weighted:
 
 
 def weighted(data: str | Sequence[str]) -> list[Weighted]:
-    """What stands after the last @ is the weight, if it is a number; 1 by default."""
+    """Sources with weights. The text after the last @ is the weight, if it is a number; the default is 1."""
     return [_weighted(text) for text in ([data] if isinstance(data, str) else data)]
 
 

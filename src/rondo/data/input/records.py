@@ -1,5 +1,5 @@
-"""What a record is: `{"text"}`, `{"messages"}` or `{"prompt", "completion"}`; a prompt and two answers to choose
-between; or one answer with a label that says whether it was good."""
+"""Validation of records: `{"text"}`, `{"messages"}` or `{"prompt", "completion"}`; a prompt with a preference pair of
+answers; or one answer with a boolean label."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def shapes() -> str:
 
 
 def check_record(record: Record) -> str | None:
-    """What is wrong with a record, or None."""
+    """Returns the problem of a record, or None."""
     judged = PAIR if any(name in record for name in PAIR) else ("completion",) if "label" in record else ()
     if judged:
         return _check_judged(record, judged)
@@ -57,7 +57,7 @@ def _check_learned(messages: list[dict[str, Any]]) -> str | None:
 
 
 def _check_judged(record: Record, answers: tuple[str, ...]) -> str | None:
-    """A prompt, and answers to it that somebody has judged."""
+    """Checks a prompt with answers that have a preference or a label."""
     if "messages" in record:
         problem = _check_messages(record["messages"])
     elif isinstance(record.get("prompt"), str):

@@ -1,4 +1,4 @@
-"""Records of files, all in memory: what fine-tuning and small pretraining read."""
+"""Records of files, loaded into memory, for fine-tuning and small pretraining runs."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ SHOWN = 5
 def read_records(
     source: Path | str, form: Form | None = None, max_broken: int = 0, check: Check = check_record
 ) -> list[Record]:
-    """All records of a file, or of every data file of a folder in name order. Up to `max_broken` lines that are none,
-    as `check` says, are left out, and told in the log."""
+    """All records of a file, or of every data file of a folder in name order. Up to `max_broken` lines that fail
+    `check` are skipped and logged."""
     records: list[Record] = []
     broken: list[str] = []
     for file in find_files(str(source), SUFFIXES):
@@ -46,5 +46,5 @@ def too_many(broken: list[str], tolerated: int) -> str:
 
 
 def dataset_hash(records: list[Record]) -> str:
-    """The hash of the records themselves, whatever file or archive they came in."""
+    """A hash of the records, independent of the file or archive that contains them."""
     return sha256_json(records)

@@ -1,4 +1,4 @@
-"""What a model learns from a record when it learns every token of it."""
+"""The tokens of a record for pretraining, where every token has a loss."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ def text_of(tokenizer: Tokenizer, record: dict[str, Any]) -> str:
 
 
 def closed(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
-    """With the end-of-text token at its end, once, where the tokenizer has one."""
+    """The tokens with exactly one end-of-text token at the end, if the tokenizer has one."""
     end = list(tokenizer.eos_ids[:1])
     return [*ids, *end] if list(ids[-1:]) != end else list(ids)

@@ -1,4 +1,4 @@
 """Parallel tokenization of sources into shards: a pool of worker processes, each with one part of a file at a time.
 
-A worker that dies is replaced, and a part that kills workers repeatedly is reported. Read `prepare.py` first.
+A dead worker is replaced, and a part that kills workers repeatedly is reported. Read `prepare.py` first.
 """

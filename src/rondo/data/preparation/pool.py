@@ -1,4 +1,5 @@
-"""Worker processes: each does one task after another. One that dies is replaced; a task that kills them is an error."""
+"""A pool of worker processes with one task each at a time. A dead worker is replaced; a task that kills several is an
+error."""
 
 from __future__ import annotations
 
@@ -25,9 +26,9 @@ from rondo.base.telemetry.log import get_logger
 log = get_logger(__name__)
 
 ATTEMPTS = 3
-"""How many workers a task may cost."""
+"""Number of workers that may die on one task."""
 SILENT_SECONDS = 60.0
-"""A worker says something every half a second; one that is silent for so long is stopped or stuck, and is killed."""
+"""Seconds without a message after which a worker is killed; workers report every half second."""
 START_SECONDS = 120.0
 STDERR_SHOWN = 500
 
@@ -36,18 +37,18 @@ STDERR_SHOWN = 500
 class PoolTask:
     number: int
     name: str
-    """What errors call it."""
+    """Name of the task in errors."""
     told: Mapping[str, Any]
 
 
 OnEvent = Callable[[PoolTask, str, Any], None]
-"""Told what a worker says of its task: `now` and `done`."""
+"""Callback for a worker's messages about its task: `now` and `done`."""
 
 
 def run_tasks(
     module: str, setup: Mapping[str, Any], tasks: Sequence[PoolTask], workers: int, on_event: OnEvent
 ) -> None:
-    """Does every task in processes of `python -m module`; returns when all are done."""
+    """Runs all tasks in processes of `python -m module` and returns when all are done."""
     waiting, lost = deque(tasks), dict[int, int]()
     with selectors.DefaultSelector() as selector, contextlib.ExitStack() as stack:
 
@@ -92,7 +93,7 @@ class _Worker:
         self._buffer = b""
         self._silent = False
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
-        # Threads of one process in the other's way; an interrupt is for the one that was started by hand.
+        # Threads of the workers would compete for cores; an interrupt goes to the parent process only.
         environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
         self._process = start_process(
             [sys.executable, "-m", module],
@@ -123,7 +124,7 @@ class _Worker:
         self._tell(task.told)
 
     def listen(self, on_event: OnEvent) -> bool:
-        """Takes in what it has said; False once it says no more."""
+        """Reads the worker's messages; returns False at the end of its output."""
         data = self.output.read()
         if data is None:
             return True
@@ -161,7 +162,7 @@ class _Worker:
 
     def _tell(self, fact: Mapping[str, Any]) -> None:
         assert self._process.stdin is not None
-        with contextlib.suppress(OSError):  # it has ended, as listening to it tells
+        with contextlib.suppress(OSError):  # the worker ended; `listen` reports it
             self._process.stdin.write(json.dumps(fact).encode() + b"\n")
             self._process.stdin.flush()
 

@@ -1,7 +1,7 @@
-"""Sources of text into shards of tokens, by several processes, from wherever it stopped.
+"""Tokenization of text sources into shards by several processes, resumable after an interruption.
 
-The data are cut into parts by their sizes alone. A part becomes shards of its own, and a note says when it has; so the
-result has the same bytes however many workers there were and however often they were killed.
+The data are cut into parts by size only. Each part becomes shards of its own, and a note records its completion, so the
+result is bitwise equal for any number of workers and interruptions.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class PrepareRequest:
     workers: int = 1
     form: Form = field(default_factory=Form)
     close: bool = True
-    """Whether the end-of-text token closes each document."""
+    """Whether the end-of-text token is appended to each document."""
     max_broken: int = 0
     part_bytes: int = 64 << 20
     shard_bytes: int = 256 << 20
@@ -71,7 +71,7 @@ class Progress:
     documents: int
     tokens: int
     tokens_per_second: float
-    """Of what this process did; what was done before it counts in `tokens` alone."""
+    """Rate of this process; tokens of earlier runs count in `tokens` only."""
     broken: int
 
 
@@ -79,7 +79,8 @@ Report = Callable[[Progress], None]
 
 
 def prepare(request: PrepareRequest, report: Report = lambda progress: None) -> Index:
-    """Writes the shards, and their index last. What is there of the same preparation is not done again."""
+    """Writes the shards, and then their index. Parts completed by an earlier run of the same preparation are
+    skipped."""
     tokenizer = Tokenizer.load(request.tokenizer)
     plan = _plan(request, tokenizer)
     out = folder_of(request.out)
@@ -98,7 +99,7 @@ def prepare(request: PrepareRequest, report: Report = lambda progress: None) -> 
 class _Plan:
     parts: list[FilePart]
     source_of: list[int]
-    """For each part the number of its source."""
+    """The number of each part's source."""
     digest: str
 
 
@@ -126,7 +127,7 @@ def _plan(request: PrepareRequest, tokenizer: Tokenizer) -> _Plan:
 
 @contextlib.contextmanager
 def _alone(out: OutputFolder) -> Iterator[Path]:
-    """One process at a time prepares into one place. Yields a folder for its unfinished files."""
+    """Lock that permits one process at a time to prepare into one folder. Yields a folder for its unfinished files."""
     place = str(out.path) if isinstance(out, LocalFolder) else out.name
     own = cache_dir() / "preparing" / hashlib.sha256(place.encode()).hexdigest()[:16]
     try:
@@ -137,7 +138,7 @@ def _alone(out: OutputFolder) -> Iterator[Path]:
     if not lock(handle):
         os.close(handle)
         raise Conflict(f"Another process is preparing data into {out.name}. Wait until it has ended.")
-    # what is renamed into place has to be on the same disk
+    # Renaming requires the same file system.
     stage = out.path / RECORDS / "unfinished" if isinstance(out, LocalFolder) else own / "unfinished"
     try:
         shutil.rmtree(stage, ignore_errors=True)
@@ -148,7 +149,7 @@ def _alone(out: OutputFolder) -> Iterator[Path]:
 
 
 def _begin(request: PrepareRequest, plan: _Plan, out: OutputFolder) -> Index | None:
-    """The index, if all is done already; else the folder is this preparation's from here on."""
+    """The index, if everything is done already; else claims the folder for this preparation."""
     index = out.read(INDEX)
     if index is not None and not request.replace:
         found = parse_index(index, f"{out.name}/{INDEX}")
@@ -196,7 +197,7 @@ def _dtype(tokenizer: Tokenizer) -> Literal["uint16", "uint32"]:
 
 
 class _Work:
-    """The parts that are left, and the account of all."""
+    """The remaining parts, and the statistics of all parts."""
 
     def __init__(self, request: PrepareRequest, plan: _Plan, out: OutputFolder, report: Report) -> None:
         self._request, self._plan, self._report = request, plan, report
@@ -230,7 +231,7 @@ class _Work:
         self._report(self._progress())
 
     def _check(self, final: bool = True) -> None:
-        """Once it is known which records they are."""
+        """Raises if too many records are broken. Only completed parts (`final`) list them."""
         if final and sum(counts[3] for counts in self._now.values()) > self._request.max_broken:
             raise InvalidRequest(too_many(self._where(), self._request.max_broken), param="data")
 
@@ -262,7 +263,7 @@ def _counts(tally: dict[str, Any]) -> list[int]:
 
 
 def _notes(out: OutputFolder) -> dict[int, dict[str, Any]]:
-    """What the parts that are done have left, by their numbers."""
+    """Notes of the completed parts, by their numbers."""
     return {
         int(name[len("part-") : -len(NOTE)]): json.loads(data)
         for name, data in out.read_all(RECORDS).items()
@@ -271,7 +272,7 @@ def _notes(out: OutputFolder) -> dict[int, dict[str, Any]]:
 
 
 def located(part: FilePart, listed: Sequence[Sequence[Any]]) -> list[BrokenRecord]:
-    """Numbers in a part as numbers in its file."""
+    """Converts record numbers within a part to numbers within its file."""
     before = lines_before(part) if listed else 0
     unit = unit_of(part.file)
     return [

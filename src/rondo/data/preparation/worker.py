@@ -1,7 +1,7 @@
-"""A process that tokenizes parts of the data, one after another, for `prepare.py`.
+"""Worker process of `prepare.py` that tokenizes parts of the data, one after another.
 
-It is told what to do on standard input and says what it did on standard output, both as JSON lines. It ends when either
-is closed: with whoever started it, however that ended.
+It reads tasks from standard input and writes messages to standard output, both as JSON lines. It exits when either is
+closed, so it never outlives its parent.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BEAT_SECONDS = 0.5
 BATCH_DOCUMENTS, BATCH_CHARACTERS = 512, 1 << 20
 NOTE, LENGTHS_NOTE = ".json", ".lengths"
 LISTED = 100
-"""How many broken records of a part are told one by one."""
+"""Maximum number of broken records listed for a part."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ class WorkerSetup:
     tokenizer: str
     out: str
     records: str
-    """The folder in `out` where what is done is noted."""
+    """Folder in `out` for the notes of completed parts."""
     stage: str
-    """A folder on the local disk for files that are not finished."""
+    """Folder on the local disk for unfinished files."""
     form: dict[str, Any]
     close: bool
     dtype: str
@@ -51,7 +51,7 @@ class WorkerSetup:
 
 @dataclass
 class PartProgress:
-    """What has come of a part so far."""
+    """Statistics of a part so far."""
 
     bytes: int = 0
     lines: int = 0
@@ -79,7 +79,7 @@ class Tokenizing:
         self._out: OutputFolder = folder_of(setup.out)
 
     def run(self, number: int, part: FilePart, tally: PartProgress) -> None:
-        """Writes the part's shards, and at last the note that they are there; no note if too much is broken."""
+        """Writes the part's shards, and then the note of their completion; no note if too many records are broken."""
         shards: list[DataShard] = []
         lengths: list[int] = []
         writer: ShardWriter | None = None
@@ -172,11 +172,11 @@ def _batches(texts: Iterator[tuple[int, str]]) -> Iterator[list[tuple[int, str]]
 
 
 class _Voice:
-    """Says where the work stands, every half a second, so that one who listens knows that this process lives."""
+    """Reports progress every half second, which also shows that the process is alive."""
 
     def __init__(self) -> None:
         self._out = os.fdopen(os.dup(1), "w")
-        os.dup2(2, 1)  # what libraries print is no part of what is said here
+        os.dup2(2, 1)  # output of libraries must not mix with the messages
         self._lock = threading.Lock()
         self.tally = PartProgress()
         threading.Thread(target=self._beat, daemon=True).start()
@@ -187,7 +187,7 @@ class _Voice:
                 self._out.write(json.dumps({what: fact}) + "\n")
                 self._out.flush()
             except OSError:
-                os._exit(1)  # nobody listens
+                os._exit(1)  # the parent is gone
 
     def _beat(self) -> None:
         while True:

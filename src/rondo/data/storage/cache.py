@@ -1,4 +1,4 @@
-"""Objects of a store far away, kept on the local disk: bounded, least recently used first out, shared by processes."""
+"""Local disk cache of objects from a remote store: bounded, least recently used evicted first, shared by processes."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from rondo.base.units import human_bytes
 from rondo.data.storage.places import SourceFile, open_file
 
 WAIT_SECONDS = 900.0
-"""How long to wait for another process that fetches the same object."""
+"""Seconds to wait for another process that downloads the same object."""
 CHUNK = 4 << 20
 PARTIAL = ".part"
 
 
 class Cache:
-    """A file that somebody still reads may be removed from the folder: who has it open keeps it."""
+    """The cache. A file may be evicted while a process reads it; open handles stay valid."""
 
     def __init__(self, limit: int, folder: Path | None = None) -> None:
         self.limit = limit
         self.folder = folder or cache_dir() / "objects"
 
     def fetch(self, file: SourceFile, sha256: str | None = None) -> Path:
-        """The object's content as a local file. Two processes that want it fetch it once."""
+        """The object's content as a local file. Concurrent processes download it once."""
         if file.size > self.limit:
             raise InvalidRequest(
                 f"{file.name} has {human_bytes(file.size)}, more than the cache may hold ({human_bytes(self.limit)}): "
@@ -54,7 +54,7 @@ class Cache:
         with part.open("wb") as out:
             lock(out.fileno(), FOREVER)  # held until the file is closed: marks it as owned by a live process
             self._make_room(file.size)
-            out.truncate(file.size)  # others count it whole
+            out.truncate(file.size)  # other processes count the final size
             found = hashlib.sha256()
             with open_file(file.name) as source:
                 while chunk := source.read(CHUNK):
@@ -78,7 +78,7 @@ class Cache:
                     total -= size
 
     def _entries(self) -> Iterator[tuple[float, int, Path]]:
-        """(last use, bytes, file)"""
+        """Yields (last use, bytes, file)."""
         for path in self.folder.iterdir():
             if not path.name.startswith("."):
                 with contextlib.suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""What a folder of prepared shards says of itself: `index.json`, written last."""
+"""`index.json`, the metadata of a folder of prepared shards, written last."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class IndexedSource(_Part):
     documents: int
     tokens: int
     empty: int
-    """Documents without a token, which are left out."""
+    """Number of documents without tokens, which are skipped."""
     broken: int
 
 
@@ -49,11 +49,11 @@ class Index(_Part):
     format: Literal["rondo-tokens"] = "rondo-tokens"
     version: int = VERSION
     made_from: str
-    """A hash of the sources, the tokenizer and the options."""
+    """Hash of the sources, the tokenizer and the options."""
     tokenizer: str
-    """`Tokenizer.digest`."""
+    """`Tokenizer.digest` of the tokenizer."""
     separator: int | None
-    """The token that ends each document."""
+    """Token at the end of each document."""
     dtype: Literal["uint16", "uint32"]
     documents: int
     tokens: int
@@ -61,7 +61,7 @@ class Index(_Part):
     lengths_sha256: str
     sources: list[IndexedSource]
     broken: list[BrokenRecord]
-    """The first of each part of the data; all are counted in `sources`."""
+    """Broken records, the first of each part of the data; `sources` has the total counts."""
     shards: list[DataShard]
 
     @property
@@ -70,7 +70,7 @@ class Index(_Part):
 
     @property
     def digest(self) -> str:
-        """Of what a model learns from it, whatever it was made from."""
+        """Hash of the training tokens, independent of their origin."""
         return sha256_json([self.tokenizer, self.dtype, *(shard.sha256 for shard in self.shards)])
 
     def to_json(self) -> bytes:

@@ -1,4 +1,4 @@
-"""Files to read, and a folder to write into, on the local disk or in an object store."""
+"""Input files and output folders, on the local disk or in an object store."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from rondo.base.storage.paths import path_of
 from rondo.data.storage.remote import is_remote, store_of, translated
 
 AHEAD, BUFFER = 8 << 20, 1 << 16
-"""What is asked of a store at once, and what of that is handed on."""
+"""Bytes requested from a store at once, and bytes returned in one read."""
 
 
 @dataclass(frozen=True)
 class SourceFile:
     name: str
-    """A path, or a URL."""
+    """Path or URL of the file."""
     size: int
     stamp: str
-    """Another one when the content is another: the store's ETag, or the time of the last change."""
+    """Version of the content: the store's ETag, or the time of the last change."""
 
 
 def find_files(source: str, suffixes: Sequence[str]) -> list[SourceFile]:
-    """A file, or those of a folder that end in one of `suffixes`, in name order."""
+    """A file, or the files of a folder that end in one of `suffixes`, in name order."""
     found = _remote_files(source, suffixes) if is_remote(source) else _local_files(source, suffixes)
     if not found:
         raise NotFound(
@@ -83,20 +83,20 @@ def _stamp(info: dict[str, Any]) -> str:
 
 
 class OutputFolder(Protocol):
-    """Where a command writes. A file appears whole or not at all."""
+    """An output folder. Files are written atomically."""
 
     name: str
 
     def read(self, name: str) -> bytes | None:
-        """None where there is no such file."""
+        """The file's content; None if there is no such file."""
 
     def read_all(self, folder: str) -> dict[str, bytes]:
-        """Every file of a folder in it, by its name there."""
+        """The files of a subfolder, by their names in it."""
 
     def write(self, name: str, data: bytes) -> None: ...
 
     def put(self, name: str, local: Path) -> None:
-        """Moves a finished file in."""
+        """Moves a finished file into the folder."""
 
     def names(self, folder: str = "") -> list[str]: ...
 
@@ -184,6 +184,7 @@ class RemoteFolder:
             self._store.rm(f"{self._path}/{folder}".rstrip("/"), recursive=True)
 
     def _make_parent(self, name: str) -> None:
-        """An object store has no folders, and a bucket that is not there is a mistake."""
+        """Creates the parent folder for file:// URLs only. An object store has no folders, and a missing bucket is an
+        error."""
         if self.name.startswith("file://"):
             self._store.makedirs(f"{self._path}/{name}".rpartition("/")[0], exist_ok=True)

@@ -1,4 +1,4 @@
-"""Object stores, through fsspec. `s3://` needs the extra `s3`; its credentials, region and endpoint are those of the
+"""Object stores, through fsspec. `s3://` needs the extra `s3`; credentials, region and endpoint are configured like the
 AWS tools (`AWS_ACCESS_KEY_ID`, `AWS_PROFILE`, `AWS_ENDPOINT_URL`, ...)."""
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _store(scheme: str, process: int) -> Any:
 
 @contextlib.contextmanager
 def translated(url: str) -> Iterator[None]:
-    """What a store says, in a line that says what to do about it."""
+    """Translates a store's exceptions to errors with a remedy."""
     try:
         yield
     except FileNotFoundError as error:
@@ -74,7 +74,8 @@ def translated(url: str) -> Iterator[None]:
 
 
 def _named(url: str, error: Exception) -> Exception | None:
-    """By the name of the kind, since the libraries that define it may not be there."""
+    """The error for an exception, matched by class name, because the libraries that define the classes may not be
+    installed."""
     kinds = {kind.__name__ for kind in type(error).__mro__}
     if kinds & {
         "NoCredentialsError",
@@ -106,7 +107,7 @@ def _named(url: str, error: Exception) -> Exception | None:
 
 
 def _why(error: Exception) -> str:
-    """Some name the path alone, which is known."""
+    """The exception's text, unless it is only the path."""
     said = _said(error)
     return f": {said.rstrip('.')}" if " " in said else ""
 

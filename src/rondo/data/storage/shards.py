@@ -47,8 +47,8 @@ def _index_of(source: str) -> bytes | None:
 
 
 class Shards:
-    """With a cache, shards of a store far away are fetched whole and once; without, what a batch needs of them is
-    asked for, and nothing is kept. That is the better way where they are more than the cache can hold."""
+    """Dataset of prepared shards. With a cache, remote shards are downloaded whole, once. Without one, each batch
+    requests its byte ranges and stores nothing, which is better for data larger than the cache."""
 
     def __init__(self, source: str, index: Index, cache: Cache | None = None) -> None:
         self.index = index
@@ -80,7 +80,7 @@ class Shards:
         return tokens
 
     def _place(self, piece: DocumentSpan) -> tuple[int, int, int]:
-        """(shard, first byte, last byte)"""
+        """Returns (shard, first byte, last byte)."""
         shard = int(np.searchsorted(self._ends, piece.document, side="right"))
         first = int(self._offsets(shard)[piece.document - self._first(shard)])
         size = self._dtype.itemsize
@@ -101,7 +101,7 @@ class Shards:
             path = self._cache.fetch(SourceFile(self._url(shard), told.size, told.sha256), told.sha256)
         try:
             return np.memmap(path, np.uint8, "r")
-        except FileNotFoundError:  # another process made room for something else
+        except FileNotFoundError:  # another process evicted it
             return self._map(shard) if self._cache else _gone(path)
 
     def _ranges(self, places: Sequence[tuple[int, int, int]]) -> list[memoryview]:
@@ -123,7 +123,7 @@ class Shards:
 
 
 def check_shards(source: str, index: Index) -> None:
-    """Reads everything, and says what is not as the index says."""
+    """Reads everything, and raises at the first difference from the index."""
     _lengths(source, index)
     for shard in index.shards:
         name = f"{source.rstrip('/')}/{shard.name}"

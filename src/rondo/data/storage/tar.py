@@ -1,6 +1,6 @@
-"""Shards as WebDataset knows them: a tar whose samples are documents, each one array of tokens in NumPy's format.
+"""Shards in WebDataset's layout: a tar whose samples are documents, each one array of tokens in NumPy's format.
 
-Headers have one size, so a document's place follows from the lengths of those before it.
+Headers have a fixed size, so a document's offset follows from the lengths of the previous ones.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rondo.base.storage.files import storage_error
 BLOCK = 512
 ARRAY_HEADER = 128
 END = bytes(2 * BLOCK)
-"""Two empty blocks end a tar."""
+"""Two empty blocks mark the end of a tar."""
 
 
 class ShardWriter:
@@ -41,7 +41,7 @@ class ShardWriter:
         self.lengths.append(len(array))
 
     def close(self) -> str:
-        """The file's SHA-256."""
+        """Finishes the file and returns its SHA-256."""
         self._write(END)
         try:
             self._file.close()
@@ -52,14 +52,14 @@ class ShardWriter:
     def _write(self, data: bytes) -> None:
         try:
             self._file.write(data)
-        except OSError as error:  # which does not say of which file it is
+        except OSError as error:  # the exception lacks the file's name
             raise storage_error(self.path, error) from error
         self._sum.update(data)
         self.bytes += len(data)
 
 
 def offsets(lengths: NDArray[Any], dtype: str) -> NDArray[np.int64]:
-    """Where the tokens of each document begin in their shard."""
+    """Byte offset of each document's tokens in its shard."""
     sizes = ARRAY_HEADER + lengths.astype(np.int64) * np.dtype(dtype).itemsize
     steps = BLOCK + -(-sizes // BLOCK) * BLOCK
     return np.cumsum(steps) - steps + BLOCK + ARRAY_HEADER

@@ -53,8 +53,8 @@ def read_adapter(
     max_rank: int | None = None,
     device: torch.device | None = None,
 ) -> tuple[LoraSpec | TokenformerSpec, dict[str, nn.Module]]:
-    """Whichever kind of adapter `folder` holds, its parts under the names of the modules they add to. The model, of
-    which only the shapes matter, stays as it is; `device` is its own by default."""
+    """Reads the adapter in `folder`, of either kind, as modules by the path of the module that each adds to. The model
+    is used for its shapes only and stays unchanged; `device` defaults to the model's."""
     kind = read_config(Path(folder)).get("peft_type")
     if not isinstance(kind, str) or kind not in READERS:
         raise ModelError(
@@ -65,13 +65,13 @@ def read_adapter(
 
 
 def load_adapter(model: Decoder, folder: str | Path, *, train: bool = False) -> AttachedAdapter:
-    """Attach whichever kind of adapter `folder` holds."""
+    """Attach the adapter in `folder`, of either kind."""
     spec, parts = read_adapter(model, folder, train=train)
     return attach(model, spec, parts, train=train)
 
 
 def save_adapter(model: Decoder, folder: str | Path) -> None:
-    """Write whichever kind of adapter is attached."""
+    """Write the attached adapter, of either kind."""
     adapter = adapter_of(model)
     if adapter is not None and isinstance(adapter.spec, TokenformerSpec):
         save_tokenformer(model, folder)

@@ -1,7 +1,7 @@
-"""How an adapter hangs on a model: as modules beside the base's, whose outputs are added to theirs.
+"""Attaching an adapter to a model: forward hooks add the outputs of the adapter's modules to the base's.
 
-Nothing of the base is replaced or renamed, so its parameters keep their names and `to_hf` its tensors while
-an adapter is on, and taking it off is exact.
+No module of the base is replaced or renamed, so its parameter names and `to_hf` stay the same with an adapter attached,
+and detaching restores the base exactly.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,7 +21,7 @@ CHILD = "adapter"
 
 @dataclass(eq=False)
 class AttachedAdapter:
-    """What is attached to a model: the parts, each under the name of the module it adds to."""
+    """An adapter attached to a model: its parts by the path of the module that each adds to."""
 
     spec: Any
     parts: Mapping[str, nn.Module]
@@ -30,7 +30,7 @@ class AttachedAdapter:
     on: bool = True
 
     def add(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
-        """What a module's own output becomes."""
+        """Forward hook: the module's output plus the adapter's output."""
         if not self.on:
             return None
         with beside():
@@ -39,7 +39,7 @@ class AttachedAdapter:
 
 
 def attach(model: Decoder, spec: Any, parts: Mapping[str, nn.Module], *, train: bool) -> AttachedAdapter:
-    """Freeze the base and hang each part on the module of that name."""
+    """Freeze the base and attach each part to the module at its path."""
     if adapter_of(model) is not None:
         raise ModelError("the model has an adapter already; detach or merge it first")
     frozen = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -61,7 +61,7 @@ def adapter_of(model: Decoder) -> AttachedAdapter | None:
 
 @contextmanager
 def switched_off(model: Decoder) -> Iterator[None]:
-    """Within the block the base computes as if it had no adapter."""
+    """Within the block the adapter is disabled."""
     adapter = attached(model)
     adapter.on = False
     try:
@@ -71,7 +71,7 @@ def switched_off(model: Decoder) -> Iterator[None]:
 
 
 def detach(model: Decoder) -> None:
-    """Take the adapter off: the base computes, and trains, as before."""
+    """Detach the adapter and unfreeze the base."""
     adapter = attached(model)
     for path in adapter.parts:
         delattr(model.get_submodule(path), CHILD)
@@ -90,5 +90,5 @@ def attached(model: Decoder) -> AttachedAdapter:
 
 
 def trainable(model: nn.Module) -> list[nn.Parameter]:
-    """What an optimiser should be given: with an adapter on, the adapter's parameters alone."""
+    """Parameters for the optimizer: with an adapter attached, the adapter's only."""
     return [parameter for parameter in model.parameters() if parameter.requires_grad]

@@ -1,4 +1,4 @@
-"""The two files of an adapter's folder, laid out as PEFT lays them out."""
+"""The two files of an adapter folder, in PEFT's layout."""
 
 import json
 import shutil
@@ -16,7 +16,7 @@ from rondo.models.files import safetensors
 CONFIG = "adapter_config.json"
 TENSORS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
-"""PEFT wraps the model twice before it names its tensors."""
+"""PEFT wraps the model twice, which adds this prefix to tensor names."""
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def check_rank(folder: Path, rank: int, most: int | None) -> None:
-    """Before the tensors are read."""
+    """Raises if the rank exceeds the limit, before any tensor is read."""
     if most is not None and rank > most:
         raise ModelError(
             f"{folder / CONFIG}: its rank is {rank}, but at most {most} is allowed here "
@@ -42,7 +42,7 @@ def check_rank(folder: Path, rank: int, most: int | None) -> None:
 def read_tensors(
     folder: Path, expected: Mapping[str, tuple[int, ...]], device: torch.device
 ) -> dict[str, Tensor]:
-    """Exactly the expected tensors, in the file's dtypes, in memory of their own."""
+    """The expected tensors and no others, in the file's dtypes, copied into memory of their own."""
     path = folder / TENSORS
     if not path.is_file():
         pickled = (folder / "adapter_model.bin").exists()
@@ -62,11 +62,11 @@ def read_tensors(
 
 
 def write(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """The folder appears whole or not at all."""
+    """Writes the folder atomically."""
     from safetensors.torch import save_file
 
     ready = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     with atomic_dir(folder, needed=sum(tensor.nbytes for tensor in ready.values())) as partial:
         (partial / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True))
         save_file(ready, partial / TENSORS, metadata={"format": "pt"})
-        shutil.copymode(partial / CONFIG, partial / TENSORS)  # the library's files are their owner's alone
+        shutil.copymode(partial / CONFIG, partial / TENSORS)  # save_file: mode 0600

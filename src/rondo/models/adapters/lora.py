@@ -1,7 +1,7 @@
-"""LoRA: each covered linear module adds x Aᵀ Bᵀ · scale, with A and B the only weights that train.
+"""LoRA: each covered linear module adds x Aᵀ Bᵀ · scale; only A and B are trained.
 
-Names and shapes in files are Hugging Face's, through the one mapping. Where a checkpoint stacks several of
-our linears into one module (Phi-3's qkv_proj), they share its A and each has its rows of B.
+Names and shapes in files are Hugging Face's, through `files/mapping.py`. Where a checkpoint stacks several of our
+linear modules into one (Phi-3's qkv_proj), they share its A, and each has its rows of B.
 """
 
 import math
@@ -42,7 +42,7 @@ class Lora(nn.Module):
 
 @dataclass(frozen=True)
 class Target:
-    """A linear module of Hugging Face's, and the linear module or modules here that it is."""
+    """A linear module of a Hugging Face checkpoint, and the module or modules of the decoder that it maps to."""
 
     pieces: tuple[TensorMapping, ...]
     shape: tuple[int, ...]
@@ -55,7 +55,7 @@ class Target:
 def attach_lora(
     model: Decoder, spec: LoraSpec, *, seed: int = 0, dtype: torch.dtype = torch.float32
 ) -> AttachedAdapter:
-    """A fresh adapter: A random, B zero, so the model computes what it did until the first step."""
+    """A fresh adapter: A is random and B zero, so the model's outputs are unchanged until the first optimizer step."""
     generator = torch.Generator().manual_seed(seed)
 
     def fresh(name: str, target: Target, rank: int) -> tuple[Tensor, Tensor]:
@@ -67,7 +67,7 @@ def attach_lora(
 
 
 def load_lora(model: Decoder, folder: str | Path, *, train: bool = False) -> AttachedAdapter:
-    """Attach the adapter in `folder`, which PEFT or `save_lora` wrote."""
+    """Attach the adapter in `folder`, written by PEFT or `save_lora`."""
     spec, parts = read_lora(model, folder, train=train)
     return attach(model, spec, parts, train=train)
 
@@ -80,7 +80,8 @@ def read_lora(
     max_rank: int | None = None,
     device: torch.device | None = None,
 ) -> tuple[LoraSpec, dict[str, nn.Module]]:
-    """The adapter in `folder`, its parts under the names of the modules they add to; the model stays as it is."""
+    """Reads the adapter in `folder` as modules by the path of the module that each adds to; the model stays
+    unchanged."""
     folder = Path(folder)
     spec = lora_config.parse(files.read_config(folder), str(folder / files.CONFIG))
     covered = _covered(model, spec)
@@ -99,7 +100,7 @@ def read_lora(
 
 
 def save_lora(model: Decoder, folder: str | Path) -> None:
-    """Write the attached adapter as PEFT would."""
+    """Write the attached adapter in PEFT's format."""
     spec, parts_by_path = _lora_of(model)
     tensors: dict[str, Tensor] = {}
     targets = _covered(model, spec)
@@ -114,7 +115,7 @@ def save_lora(model: Decoder, folder: str | Path) -> None:
 
 @torch.no_grad()
 def merge(model: Decoder) -> None:
-    """Add the adapter to the base's weights and take it off."""
+    """Add the adapter to the base's weights and detach it."""
     _, parts = _lora_of(model)
     if model.config.quantization is not None:
         raise ModelError("an adapter cannot be merged into quantized weights; serve it beside them")
@@ -126,9 +127,9 @@ def merge(model: Decoder) -> None:
 
 
 def linears(model: Decoder) -> dict[str, Target]:
-    """The linear modules that may be covered, under Hugging Face's names.
+    """The linear modules that an adapter may cover, by their Hugging Face names.
 
-    In a mixture of experts, attention's alone: PEFT takes a feed-forward name there to mean the experts too.
+    In a mixture of experts these are attention's only: PEFT applies a feed-forward name to the experts as well.
     """
     modules = dict(model.named_modules())
     parameters = _shapes(model, modules)
@@ -145,7 +146,8 @@ def linears(model: Decoder) -> dict[str, Target]:
 
 
 def _shapes(model: Decoder, modules: dict[str, nn.Module]) -> dict[str, Tensor]:
-    """The parameters as the mapping knows them; of a quantized weight only the shape is there."""
+    """Parameters by the names in the mapping; a quantized weight is represented by an empty meta tensor of its
+    shape."""
     parameters: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
     for path, module in modules.items():
         if isinstance(module, QuantizedLinear):

@@ -1,4 +1,4 @@
-"""What a LoRA adapter covers and how strongly, read from and written as PEFT's `adapter_config.json`."""
+"""LoRA settings (covered modules, rank, scale), read from and written to PEFT's `adapter_config.json`."""
 
 import math
 import re
@@ -39,15 +39,17 @@ INERT = {
     "runtime_config",
     "task_type",
 }
-"""Fields that say nothing about what the finished adapter computes."""
+"""Fields without effect on the outputs of the finished adapter."""
 
 INITS_THAT_KEEP_THE_BASE = (True, False, None, "gaussian", "eva", "orthogonal")
-"""The others (PiSSA, OLoRA, ...) change the base's weights, of which the adapter's files say nothing."""
+"""The other initializations (PiSSA, OLoRA, ...) change the base's weights, and the adapter's files do not contain that
+change."""
 
 
 @dataclass(frozen=True)
 class LoraSpec:
-    """`targets` and `excluded` are PEFT's: names of modules or their last parts, "all-linear" or a regex."""
+    """LoRA settings. `targets` and `excluded` have PEFT's form: module names or their last components, "all-linear", or
+    a regular expression."""
 
     r: int = 8
     alpha: float = 16
@@ -59,10 +61,10 @@ class LoraSpec:
     alpha_pattern: Mapping[str, float] = field(default_factory=dict)
     base: str | None = None
     file: Mapping[str, Any] | None = None
-    """The `adapter_config.json` it came from, written back unchanged."""
+    """The original `adapter_config.json`, written back unchanged."""
 
     def __post_init__(self) -> None:
-        """Errors have PEFT's names, for files and Python alike."""
+        """Validates the fields. Errors contain PEFT's field names, for files and Python callers alike."""
         _require(_is_rank(self.r), "r", self.r, "ranks should be whole numbers above 0")
         _require(_is_number(self.alpha), "lora_alpha", self.alpha, "should be a number")
         names = "should be a list of module names, 'all-linear' or a regular expression"
@@ -91,7 +93,7 @@ class LoraSpec:
         return alpha / (math.sqrt(rank) if self.rslora else rank)
 
     def modules(self, linears: Iterable[str]) -> list[str]:
-        """Which of the model's linear modules are covered; a target that names none of them is an error."""
+        """Names of the model's linear modules that the adapter covers. A target without a match raises an error."""
         linears = list(linears)
         excluded = set() if not self.excluded else set(_matching(self.excluded, linears, "exclude_modules"))
         if self.covers_all:
@@ -132,7 +134,7 @@ def _unknown(targets: list[str], linears: list[str]) -> ModelError:
 
 
 def parse(config: Mapping[str, Any], where: str) -> LoraSpec:
-    """PEFT's fields -> a spec. An unknown field that may change the result is an error."""
+    """Converts PEFT's fields to a spec. An unknown field that may change the result raises an error."""
 
     def fail(key: str, expected: str) -> ModelError:
         return ModelError(f"{where}: {key} is {config.get(key)!r}; {expected}", param=key)
@@ -205,7 +207,7 @@ def _is_pattern(value: object) -> bool:
 
 
 def dump(spec: LoraSpec, modules: Iterable[str], linears: Iterable[str]) -> dict[str, Any]:
-    """The spec as PEFT writes it; "all-linear" is written out, for PEFT may count other modules as linear."""
+    """The spec as PEFT's fields. "all-linear" is expanded to names, because PEFT may count other modules as linear."""
     if spec.file is not None:
         return dict(spec.file)
     targets = spec.targets if isinstance(spec.targets, str) else list(spec.targets)
@@ -232,6 +234,6 @@ def dump(spec: LoraSpec, modules: Iterable[str], linears: Iterable[str]) -> dict
 
 
 def _shortest(modules: set[str], linears: list[str]) -> list[str]:
-    """Last parts of names, as people write them, where they mean the same modules."""
+    """The last components of the names, as users write them, if they select the same modules; else the full names."""
     last = sorted({name.rpartition(".")[2] for name in modules})
     return last if set(_matching(tuple(last), linears, "")) == modules else sorted(modules)

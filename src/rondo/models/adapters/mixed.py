@@ -1,7 +1,8 @@
-"""Many adapters in one forward pass: each row of tokens gets its own request's adapter, wherever in the row it lies.
+"""Several adapters in one forward pass: each token is processed with the adapter of its request, at any position in the
+batch.
 
-An adapter with many rows in a step (a prompt) is applied to them by itself. Those of a few rows each (answers in
-progress) go together, a module at a time, through `ops.add_low_rank`. Rows without an adapter keep their bits.
+An adapter with many rows in a step (a prompt) is applied by its own matrix products. Adapters with few rows (requests
+in decode) are batched module by module through `ops.add_low_rank`. Rows without an adapter are bitwise unchanged.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,19 +20,20 @@ from rondo.ops import RANK_MULTIPLE, Pair, Pairs, RowGroups, add_low_rank, add_l
 from rondo.ops.native.build.build import library
 
 MANY_ROWS = 256
-"""From this many rows on, an adapter's own matrix products are the fastest."""
+"""Number of rows from which an adapter's own matrix products are faster than batching."""
 MANY_PADDED_ROWS = 32
-"""The same where those of fewer are padded to one length."""
+"""The same limit for the batched path that pads all adapters to one number of rows."""
 
 
 class Sites:
-    """The modules of a model that adapters add to, numbered. `as_learner`: what is added is what the same adapter adds
-    when it hangs on the model, to the bit, and not what is fastest."""
+    """The modules of a model that adapters add to, numbered. With `as_learner`, the addition is bitwise equal to the
+    same adapter attached to the model; otherwise the fastest path is used."""
 
     def __init__(self, model: Decoder, as_learner: bool = False) -> None:
         self.as_learner = as_learner
         self.device = model.device
-        # On a CPU in fp32 whatever the model's dtype: few have fast products of two bytes, and it is what PEFT does.
+        # fp32 on a CPU, whatever the model's dtype: few CPUs have fast 16-bit products, and PEFT computes in
+        # fp32 too.
         self.dtype = torch.float32 if self.device.type == "cpu" else model.dtype
         modules: dict[str, nn.Module] = {
             path: module for path, module in model.named_modules() if isinstance(module, Linear)
@@ -45,12 +47,12 @@ class Sites:
 
 
 class AdapterWeights:
-    """One adapter's weights, as many at once are applied."""
+    """One adapter's weights in the layout for batched application."""
 
     def __init__(self, sites: Sites, parts: Iterable[tuple[str, nn.Module]]) -> None:
         self.pairs: dict[int, Pair] = {}
         self.modules: dict[int, nn.Module] = {}
-        """Those that compute what they add themselves."""
+        """Modules that compute their addition themselves (Tokenformer, and all of them with `as_learner`), by site."""
         shared: dict[int, Tensor] = {}
         for path, part in parts:
             site = sites.paths[path]
@@ -67,11 +69,11 @@ class AdapterWeights:
 
     @property
     def low_rank(self) -> bool:
-        """Whether `addresses` says all there is to it."""
+        """Whether `addresses` covers the whole adapter."""
         return self.addresses is not None and not self.modules
 
     def tensors(self) -> list[tuple[str, Tensor]]:
-        """Each once, under a name that says where it belongs."""
+        """Distinct tensors, each with a name that contains its site."""
         named = [
             (f"{site}.{name}", x)
             for site, pair in self.pairs.items()
@@ -86,8 +88,8 @@ class AdapterWeights:
         return sum(x.nbytes for _, x in self.tensors())
 
     def narrow(self, sites: Sites, columns: Mapping[str, tuple[slice, slice]]) -> None:
-        """For a model of which each rank has a part: keeps, by path, these columns of a and of b. A Tokenformer stays
-        whole, for what it adds to is whole on every rank, and so is what it reads."""
+        """Slices a and b to this rank's columns, by path, for a tensor-parallel model. A Tokenformer stays whole,
+        because its input and output are whole on every rank."""
         for path, (of_a, of_b) in columns.items():
             site = sites.paths.get(path, -1)
             if site in self.pairs:
@@ -97,7 +99,7 @@ class AdapterWeights:
             self.addresses = self._addresses(len(sites.paths))
 
     def _addresses(self, sites: int) -> Tensor:
-        """[sites, 3]: see `ops.Pairs`."""
+        """Pointers and ranks [sites, 3] in the layout of `ops.Pairs`."""
         table = torch.zeros(sites, 3, dtype=torch.int64)
         for site, (a, b) in self.pairs.items():
             table[site] = torch.tensor([a.data_ptr(), b.data_ptr(), a.shape[0]])
@@ -105,7 +107,7 @@ class AdapterWeights:
 
 
 def _padded(matrix: Tensor, sites: Sites) -> Tensor:
-    """[r, n] in memory of its own, with rows of zeros up to a whole multiple."""
+    """A copy of `matrix` [r, n], padded with rows of zeros to a multiple of RANK_MULTIPLE."""
     rank, size = matrix.shape
     padded = torch.zeros(
         -(-rank // RANK_MULTIPLE) * RANK_MULTIPLE, size, dtype=sites.dtype, device=sites.device
@@ -115,7 +117,7 @@ def _padded(matrix: Tensor, sites: Sites) -> Tensor:
 
 
 class AdapterBatch:
-    """Adapters of a few rows each. The same ones usually meet again in the next step, so this is kept."""
+    """Adapters with few rows each. Cached, because the next step usually has the same set of adapters."""
 
     def __init__(self, served: Sequence[AdapterWeights]) -> None:
         self.served = served
@@ -123,7 +125,7 @@ class AdapterBatch:
         self._pairs: dict[int, Pairs | None] = {}
 
     def pairs(self, site: int) -> Pairs | None:
-        """None where none of them adds anything."""
+        """None if no adapter of the batch covers this site."""
         if site not in self._pairs:
             members = [one.pairs.get(site) for one in self.served]
             table = None if self._table is None else self._table[site]
@@ -132,14 +134,14 @@ class AdapterBatch:
 
     @cached_property
     def _table(self) -> Tensor | None:
-        """[sites, G, 3]."""
+        """Pointers and ranks [sites, G, 3]; None if an adapter has no address table."""
         tables = [one.addresses for one in self.served if one.addresses is not None]
         return torch.stack(tables, 1) if len(tables) == len(self.served) else None
 
 
 @dataclass(frozen=True)
 class Span:
-    """`count` rows from `start` on are of one request."""
+    """`count` consecutive rows of one request, from row `start`."""
 
     served: AdapterWeights | None
     start: int
@@ -147,7 +149,7 @@ class Span:
 
 
 class Rows:
-    """Which rows are whose, in a row of `count` tokens."""
+    """Assignment of the `count` rows of a batch to adapters."""
 
     def __init__(self, count: int, spans: Iterable[Span], mixer: "Mixer") -> None:
         self.count = count
@@ -192,7 +194,8 @@ def _where(rows: list[int], mixer: "Mixer") -> Tensor | slice:
 
 
 class Mixture:
-    """What one step adds: `rows` of all its tokens, `read` of those that the last layer gives back."""
+    """Adapter outputs of one step. `rows` assigns all tokens of the batch, `read` the rows that the last layer
+    returns."""
 
     def __init__(self, sites: Sites, rows: Rows, read: Rows) -> None:
         self._numbers = sites.numbers
@@ -207,7 +210,7 @@ class Mixture:
 
 
 class Mixer:
-    """Makes the mixture of each step."""
+    """Builds the mixture of each step."""
 
     def __init__(self, sites: Sites) -> None:
         self.sites = sites
@@ -215,7 +218,7 @@ class Mixer:
         self._before: dict[tuple[AdapterWeights, ...], AdapterBatch] = {}
 
     def mix(self, count: int, spans: Sequence[Span], read: Sequence[AdapterWeights | None]) -> Mixture:
-        """`read`: whose each row is that the last layer gives back."""
+        """`read` is the adapter of each row that the last layer returns."""
         self._before, self._kept = self._kept, {}
         rows = Rows(count, spans, self)
         if len(read) == count:
@@ -225,11 +228,12 @@ class Mixer:
         )
 
     def forget(self) -> None:
-        """Lets go of adapters that no step uses now."""
+        """Drops references to adapters that no step uses any more."""
         self._kept, self._before = {}, {}
 
     def together(self, served: tuple[AdapterWeights, ...]) -> AdapterBatch:
-        """What the step before had is taken over, and what it alone had is let go."""
+        """Reuses the batch of the current or the previous step. Batches that the current step does not use are dropped
+        with the next."""
         found = self._kept.get(served) or self._before.get(served) or AdapterBatch(served)
         self._kept[served] = found
         return found

@@ -1,8 +1,7 @@
-"""Tokenformer: each feed-forward layer adds (x W(x)) P, where a small attention over slots makes W(x).
+"""Tokenformer: each feed-forward layer adds (x W(x)) P, where a small attention over slots computes W(x).
 
-Each of h heads sees its d = H/h columns of x, and mixes h matrices A_hj by softmax of x_h · k_hj / √d.
-Done as written, W(x) has H·r numbers a token. Applied to x at once, mixing the products x_h A_hj is the same
-and needs h·h·r.
+Each of h heads reads its d = H/h columns of x, and mixes h matrices A_hj by softmax of x_h · k_hj / √d. Computed
+literally, W(x) has H·r numbers a token. Mixing the products x_h A_hj is equivalent and needs h·h·r.
 """
 
 import math
@@ -26,14 +25,14 @@ class TokenformerSpec:
     heads: int = 4
     base: str | None = None
     file: dict[str, Any] | None = None
-    """The `adapter_config.json` it came from, written back unchanged."""
+    """The original `adapter_config.json`, written back unchanged."""
 
     def shapes(self, hidden: int) -> dict[str, tuple[int, int]]:
         return {"k": (self.heads, hidden), "v": (self.heads, hidden * self.r), "p": (self.r, hidden)}
 
 
 class Tokenformer(nn.Module):
-    """k [slots, H], v [slots, H*r], p [r, H]; as many slots as heads."""
+    """k [slots, H], v [slots, H*r], p [r, H]; the number of slots equals the number of heads."""
 
     def __init__(self, spec: TokenformerSpec, k: Tensor, v: Tensor, p: Tensor) -> None:
         super().__init__()
@@ -55,7 +54,7 @@ class Tokenformer(nn.Module):
 def attach_tokenformer(
     model: Decoder, spec: TokenformerSpec, *, seed: int = 0, dtype: torch.dtype = torch.float32
 ) -> AttachedAdapter:
-    """A fresh adapter: P is zero, so the model computes what it did until the first step."""
+    """A fresh adapter: P is zero, so the model's outputs are unchanged until the first optimizer step."""
     hidden = model.config.hidden_size
     generator = torch.Generator().manual_seed(seed)
 
@@ -84,7 +83,8 @@ def read_tokenformer(
     max_rank: int | None = None,
     device: torch.device | None = None,
 ) -> tuple[TokenformerSpec, dict[str, nn.Module]]:
-    """The adapter in `folder`, its parts under the names of the modules they add to; the model stays as it is."""
+    """Reads the adapter in `folder` as modules by the path of the module that each adds to; the model stays
+    unchanged."""
     folder = Path(folder)
     spec = _parse(files.read_config(folder), folder / files.CONFIG)
     files.check_rank(folder, spec.r, max_rank)

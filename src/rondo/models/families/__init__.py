@@ -1,5 +1,5 @@
-"""One short file a family: what its `config.json` means, and where its tensors go. Each is imported when it is needed,
-and torch with it."""
+"""Model families, one short file each: parsing of `config.json` and tensor names. A family is imported, and torch with
+it, on first use."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FAMILIES = {
     "deepseek_v2": "deepseek",
     "deepseek_v3": "deepseek",
 }
-"""`model_type` of a config.json -> the module here that reads it."""
+"""`model_type` of a config.json -> name of the module that parses it."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Family:
     parse: Callable[[Mapping[str, Any]], ModelConfig]
     slots: Callable[[ModelConfig], Iterable[Slot]]
     ignored: Callable[[ModelConfig], tuple[str, ...]] = lambda config: ()
-    """Patterns of tensors that checkpoints of this family carry and the model does not have."""
+    """Patterns of tensors in checkpoints of this family that the model does not use."""
 
 
 def family_of(model_type: str) -> Family:
@@ -64,7 +64,7 @@ def _module_of(model_type: object) -> str:
 
 
 def check(hf: Mapping[str, Any]) -> None:
-    """Whether a `config.json` is one of a model that can be built, as far as its plain values tell."""
+    """Raises if a `config.json` is not one of a supported model, as far as its plain values show."""
     if "model_type" not in hf:
         raise ModelError(
             "config.json has no 'model_type', so the architecture is unknown", param="model_type"
@@ -75,7 +75,7 @@ def check(hf: Mapping[str, Any]) -> None:
 
 
 def parse(hf: Mapping[str, Any]) -> ModelConfig:
-    """A Hugging Face `config.json` -> what the decoder is made of."""
+    """Converts a Hugging Face `config.json` to a `ModelConfig`."""
     check(hf)
     try:
         config = replace(family_of(hf["model_type"]).parse(hf), quantization=scheme.parse(hf))
@@ -112,11 +112,11 @@ NUMBERS = (
 )
 LARGEST = sys.float_info.max
 MOST_LAYERS = 4096
-"""Far more than any model has; a slip of the keyboard should not be built for hours."""
+"""Far more than any model has; the limit rejects typing errors before a build of hours."""
 
 
 def _check_sizes(hf: Mapping[str, Any]) -> None:
-    """Numbers that, when wrong, would fail far from their cause."""
+    """Validates numbers whose errors would otherwise appear far from their cause."""
     for key in (*SIZES, *OPTIONAL_SIZES):
         value = hf.get(key, 1)
         if value is None and key in OPTIONAL_SIZES:

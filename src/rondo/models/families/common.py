@@ -1,4 +1,4 @@
-"""What the families share: reading the usual keys, and the usual tensor names."""
+"""Functions shared by the families: parsing of common config fields, and common tensor names."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -32,7 +32,7 @@ def kv_heads(hf: Hf) -> int:
 
 
 def windows(hf: Hf) -> list[int | None]:
-    """The sliding window of each layer, from `layer_types` where the config lists them."""
+    """The sliding window of each layer, from `layer_types` if the config has it."""
     window, slides = hf.get("sliding_window"), sliding_layers(hf)
     if slides is None:
         return [window] * hf["num_hidden_layers"]
@@ -40,7 +40,8 @@ def windows(hf: Hf) -> list[int | None]:
 
 
 def sliding_layers(hf: Hf) -> list[bool] | None:
-    """Which layers slide, if `layer_types` says so: one known kind for each layer."""
+    """Whether each layer uses the sliding window, from `layer_types`; None if the config has none. Unknown kinds raise
+    an error."""
     kinds = per_layer(hf, "layer_types")
     if kinds is None:
         return None
@@ -52,7 +53,7 @@ def sliding_layers(hf: Hf) -> list[bool] | None:
 
 
 def per_layer(hf: Hf, key: str) -> list[Any] | None:
-    """A list with an entry for each layer, or None where the config has none."""
+    """A list with one entry a layer, or None if the config has none."""
     values = hf.get(key)
     if not values:
         return None
@@ -139,7 +140,7 @@ def gqa(hf: Hf, rotary: RopeSpec | None, window: int | None = None, **more: Any)
 
 
 def model_config(hf: Hf, layers: list[Layer], **more: Any) -> ModelConfig:
-    """Everything but the layers, from the keys all families share."""
+    """A `ModelConfig` of these layers, with the config fields that all families share."""
     eos = hf.get("eos_token_id")
     return ModelConfig(
         family=hf["model_type"],
@@ -227,7 +228,7 @@ def decoder_slots(
     moe: PartSlots = moe_slots,
     moe_name: str = "mlp",
 ) -> Iterator[Slot]:
-    """The names most families use; a family passes its own function for the part that it names differently."""
+    """The tensor names of most families; a family passes its own function for a part with other names."""
     yield one("model.embed_tokens.weight", "embed.weight")
     for i, layer in enumerate(config.layers):
         theirs, ours = f"model.layers.{i}", f"layers.{i}"

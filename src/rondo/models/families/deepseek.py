@@ -36,7 +36,7 @@ def _attention(hf: Hf) -> Mla:
 
 
 def _extra_scale(hf: Hf) -> float:
-    """Where RoPE is scaled, DeepSeek sharpens the softmax too."""
+    """Factor on the softmax scale: DeepSeek sharpens the softmax where RoPE is scaled."""
     scaling = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
     if (scaling.get("rope_type") or scaling.get("type") or "default") == "default":
         return 1.0
@@ -51,7 +51,7 @@ def _moe(hf: Hf) -> Moe:
         num_experts=hf["n_routed_experts"],
         top_k=hf["num_experts_per_tok"],
         score="sigmoid" if v3 else "softmax",
-        # V2's code never normalizes, whatever its config says.
+        # V2's code never normalizes and ignores its config's `norm_topk_prob`.
         normalize=v3 and bool(hf.get("norm_topk_prob", True)),
         scale=hf.get("routed_scaling_factor", 1.0),
         groups=(hf.get("n_group") or 1) if grouped else 1,
@@ -65,7 +65,7 @@ def _moe(hf: Hf) -> Moe:
 
 
 def _further_layer(config: ModelConfig) -> tuple[str, ...]:
-    """V3 ships one more layer, which predicts the token after the next; it is not part of the decoder."""
+    """Pattern of V3's additional layer for multi-token prediction, which is not part of the decoder."""
     return (rf"^model\.layers\.{len(config.layers)}\.",)
 
 

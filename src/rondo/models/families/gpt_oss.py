@@ -34,7 +34,8 @@ def _windows(hf: Hf) -> list[int | None]:
 
 
 def moe_slots(hidden: int, theirs: str, ours: str, part: Moe) -> Iterator[Slot]:
-    """Their gate and up are one tensor with alternating columns, all experts at once, inputs first."""
+    """Slots of the checkpoint's experts: gate and up are one tensor with alternating columns, stacked over experts,
+    transposed."""
     experts, inner = part.router.num_experts, part.intermediate
     even, odd = (..., slice(0, None, 2)), (..., slice(1, None, 2))
     yield one(f"{theirs}.router.weight", f"{ours}.router.weight")

@@ -1,4 +1,4 @@
-"""Llama 2 and 3, and Mistral: the plain decoder most others vary."""
+"""Llama 2 and 3, and Mistral: the plain decoder."""
 
 from rondo.models.architecture import Dense, Layer, ModelConfig
 from rondo.models.families import Family

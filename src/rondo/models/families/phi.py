@@ -25,7 +25,7 @@ def parse(hf: Hf) -> ModelConfig:
 
 
 def _renamed(hf: Hf) -> Hf:
-    """Early Phi-3 configs call LongRoPE `su` or `yarn`."""
+    """The config with scaling type `longrope`, which early Phi-3 configs name `su` or `yarn`."""
     scaling = hf.get("rope_scaling")
     if not scaling or scaling.get("type") not in ("su", "yarn"):
         return hf

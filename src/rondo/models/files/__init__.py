@@ -1,5 +1,4 @@
-"""Checkpoint files: safetensors reading by memory map and writing, config headers, and the mapping of tensor names.
+"""Checkpoint files: memory-mapped reading and writing of safetensors, config headers, and the mapping of tensor names.
 
-`checkpoint.py` loads a folder into a decoder and saves one; `mapping.py` translates between our names and Hugging
-Face's.
+`checkpoint.py` loads a folder into a decoder and saves one; `mapping.py` maps our parameter names to Hugging Face's.
 """

@@ -1,4 +1,5 @@
-"""A model from a folder, and back: built on the meta device, then filled tensor by tensor, never twice in memory."""
+"""Loading and saving a model folder. A model is built on the meta device and filled tensor by tensor, so memory holds
+at most one copy."""
 
 import json
 import re
@@ -25,15 +26,15 @@ from rondo.models.quantized.reading import check as check_quantized
 from rondo.models.quantized.reading import divide, put
 
 Progress = Callable[[int], None]
-"""Called with the number of bytes that were just read or written."""
+"""Callback with the number of bytes just read or written."""
 
 MAX_SHARD_BYTES = 5 * 10**9
 KEPT_AS_STORED = ("router.correction",)
-"""Small and added to fp32 scores: DeepSeek ships it in fp32 beside bf16 weights."""
+"""Parameters without a cast: small, and added to fp32 scores. DeepSeek ships them in fp32 beside bf16 weights."""
 
 
 def build(config: ModelConfig) -> Decoder:
-    """The model's shape, on the meta device: no memory and no time."""
+    """Builds the model on the meta device, without allocating memory."""
     with torch.device("meta"):
         return Decoder(config)
 
@@ -44,9 +45,10 @@ def load(
     device: str | torch.device = "cpu",
     progress: Progress | None = None,
 ) -> Decoder:
-    """Load a Hugging Face folder. `dtype=None` keeps the one most of the weights are stored in.
+    """Load a Hugging Face folder. `dtype=None` selects the dtype of most of the stored weights.
 
-    On a CPU, tensors that need no change are mapped, not read: the pages are shared with other processes until written.
+    On a CPU, tensors that need no conversion are memory-mapped: the pages are shared with other processes until
+    written.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -65,8 +67,8 @@ def fill(
     device: str | torch.device,
     progress: Progress | None,
 ) -> None:
-    """Gives a model that was built without memory its parameters. `table` has every stored tensor, but its pieces may
-    be parts of them."""
+    """Fills the parameters of a model on the meta device. `table` lists every stored tensor, but its pieces may cover
+    only parts of them."""
     stored = safetensors.open_checkpoint(folder)
     plain, weights = divide(model, table)
     _check(model, plain, check_quantized(weights, plain, stored, folder), folder)
@@ -77,7 +79,7 @@ def fill(
 
 
 def check(folder: Path) -> dict[str, StoredTensor]:
-    """Whether the folder is a whole model, from its config and headers alone. Returns what it holds."""
+    """Validates that the folder is a complete model, from its config and headers only. Returns its stored tensors."""
     model = build(parse(read_config(folder)))
     stored = safetensors.open_checkpoint(folder)
     plain, weights = divide(model, slots(model))
@@ -86,7 +88,7 @@ def check(folder: Path) -> dict[str, StoredTensor]:
 
 
 def one_type(folder: Path) -> torch.dtype | None:
-    """What all weights are stored in, but those that are kept as they are. None: in several, or quantized."""
+    """The dtype of all stored weights except KEPT_AS_STORED. None if there are several, or if weights are quantized."""
     model = build(parse(read_config(folder)))
     if model.config.quantization is not None:
         return None
@@ -97,8 +99,8 @@ def one_type(folder: Path) -> torch.dtype | None:
 
 
 def _own_dtype(config: ModelConfig, plain: list[Slot], stored: dict[str, StoredTensor]) -> torch.dtype:
-    """A step cannot mix dtypes, so tensors stored in another one are converted. Where weights are quantized few are
-    left to tell, and config.json does if it names one."""
+    """The dtype with the most bytes; other tensors are cast, because a step cannot mix dtypes. In a quantized
+    checkpoint few plain tensors are left to count, so the dtype in config.json, if any, takes precedence."""
     hf = config.hf or {}
     named = getattr(torch, str(hf.get("dtype") or hf.get("torch_dtype")), None)
     if config.quantization is not None and named in safetensors.FLOATS:
@@ -111,7 +113,7 @@ def _own_dtype(config: ModelConfig, plain: list[Slot], stored: dict[str, StoredT
 
 
 def _check(model: Decoder, table: list[Slot], stored: dict[str, StoredTensor], folder: Path) -> None:
-    """Names and shapes must match exactly; what does not is listed."""
+    """Raises an error that lists the differences unless names and shapes match exactly."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     expected = {slot.name: slot.shape_for(parameters) for slot in table}
     ignored = family_of(model.config.family).ignored(model.config)
@@ -170,7 +172,7 @@ def _mappable(
     parameters: dict[str, nn.Parameter],
     dtype: torch.dtype,
 ) -> dict[str, Tensor]:
-    """Parameters that are, byte for byte, rows of one stored tensor."""
+    """Parameters that equal, byte for byte, contiguous rows of one stored tensor."""
     mapped = {}
     for slot in table:
         source = stored[slot.name]
@@ -209,7 +211,7 @@ def save(
     max_shard_bytes: int = MAX_SHARD_BYTES,
     progress: Progress | None = None,
 ) -> None:
-    """Write what transformers loads: config.json and safetensors. The folder appears whole or not at all."""
+    """Write config.json and safetensors in the layout of transformers. The folder is written atomically."""
     needed = sum(parameter.nbytes for parameter in model.parameters())
     with atomic_dir(Path(folder), needed=needed) as partial:
         save_into(model, partial, max_shard_bytes, progress)
@@ -218,7 +220,7 @@ def save(
 def save_into(
     model: Decoder, folder: Path, max_shard_bytes: int = MAX_SHARD_BYTES, progress: Progress | None = None
 ) -> None:
-    """Like `save`, into a folder that exists; the caller makes the whole atomic."""
+    """Like `save`, into an existing folder; the caller is responsible for atomicity."""
     config = dict(model.config.hf or {})
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     write(folder, outgoing(model), max_shard_bytes, progress or (lambda count: None))

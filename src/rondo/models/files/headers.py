@@ -1,4 +1,4 @@
-"""What a model's folder says of itself: its config, and the headers of its safetensors files. No torch."""
+"""Metadata of a model folder: its config, and the headers of its safetensors files. Imports no torch."""
 
 import itertools
 import json
@@ -24,14 +24,14 @@ DTYPES = {
     "F8_E4M3": ("float8_e4m3fn", 1),
     "BOOL": ("bool", 1),
 }
-"""The name in a header -> torch's name, and the bytes of one number."""
+"""Dtype name in a header -> torch's name and bytes per number."""
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 
 
 @dataclass(frozen=True)
 class TensorHeader:
-    """One tensor of a file; `start` and `stop` count from the file's first byte."""
+    """One tensor of a file; `start` and `stop` are offsets from the start of the file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -41,7 +41,7 @@ class TensorHeader:
 
 @dataclass(frozen=True)
 class Header:
-    """A safetensors file's table of contents, checked against the file's size."""
+    """Header of a safetensors file, validated against the file's size."""
 
     path: Path
     size: int
@@ -62,7 +62,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_headers(folder: Path) -> list[Header]:
-    """Of every file of a checkpoint folder: one, or several with an index."""
+    """Headers of all safetensors files of a checkpoint folder: one file, or several with an index."""
     index = folder / INDEX
     if index.exists():
         return _read_sharded(folder, index)

@@ -1,7 +1,7 @@
-"""The one mapping between our parameters and Hugging Face's names, as data that reads in both directions.
+"""The mapping between our parameters and Hugging Face's tensors, as data for both directions.
 
-A `Slot` is one tensor of a Hugging Face checkpoint; its `TensorMapping`s say which parameter, or part of one, each
-region of it holds. Loading, saving, pushing weights to engines and adapters all go through it.
+A `Slot` is one tensor of a Hugging Face checkpoint; its `TensorMapping`s assign each region of it to a parameter or a
+part of one. Loading, saving, weight updates of engines, and adapters all use it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,7 +21,7 @@ Region = tuple[slice | EllipsisType, ...]
 
 @dataclass(frozen=True)
 class TensorMapping:
-    """Part of a Hugging Face tensor: `into` is where it lies there, `param[at]` what it is here."""
+    """A region of a Hugging Face tensor: `into` is the region, `param[at]` the parameter that it maps to."""
 
     param: str
     at: int | None = None
@@ -29,7 +29,7 @@ class TensorMapping:
     transposed: bool = False
 
     def ours(self, parameters: Mapping[str, Tensor]) -> Tensor:
-        """Our side, as a view laid out like theirs."""
+        """The parameter, as a view in the layout of the Hugging Face tensor."""
         view = parameters[self.param]
         if self.at is not None:
             view = view[self.at]
@@ -41,7 +41,7 @@ class TensorMapping:
 
 @dataclass(frozen=True)
 class Slot:
-    """One Hugging Face tensor. `shape` is given where several pieces make it up."""
+    """One Hugging Face tensor. `shape` is set if it consists of several pieces."""
 
     name: str
     pieces: tuple[TensorMapping, ...]
@@ -52,12 +52,12 @@ class Slot:
 
 
 def one(name: str, param: str, at: int | None = None, *, transposed: bool = False) -> Slot:
-    """A Hugging Face tensor that is a whole parameter, or one expert of a stacked one."""
+    """A Hugging Face tensor that maps to a whole parameter, or to one expert of a stacked one."""
     return Slot(name, (TensorMapping(param, at, None, transposed),))
 
 
 def stacked_rows(name: str, params: Iterable[tuple[str, int]], columns: int | None) -> Slot:
-    """A Hugging Face tensor that is several of our parameters one below another: (parameter, rows)."""
+    """A Hugging Face tensor that stacks the rows of several of our parameters: (parameter, rows)."""
     pieces, start = [], 0
     for param, rows in params:
         pieces.append(TensorMapping(param, None, (slice(start, start + rows),)))
@@ -71,7 +71,7 @@ def slots(model: "Decoder") -> list[Slot]:
 
 @dataclass(frozen=True)
 class Outgoing:
-    """A Hugging Face tensor that is not made yet: `make` returns a view where the layout allows, else a copy."""
+    """A Hugging Face tensor created on demand: `make` returns a view where the layout allows, else a copy."""
 
     name: str
     shape: tuple[int, ...]
@@ -84,7 +84,7 @@ class Outgoing:
 
 
 def outgoing(model: "Decoder") -> list[Outgoing]:
-    """What a checkpoint of this model holds."""
+    """The tensors of a checkpoint of this model."""
     model.check_whole()
     parameters = {
         name: parameter.detach() for name, parameter in model.named_parameters(remove_duplicate=False)

@@ -1,7 +1,7 @@
-"""Reading and writing safetensors files: memory-mapped where nothing changes, streamed where something does.
+"""Reading safetensors files: memory-mapped if no conversion is needed, else streamed.
 
-The library's own reader is not used because a mapping must be private and writable (training updates weights in place)
-and a streamed read must go straight into the parameter's memory.
+The library's own reader is not used, because a mapping must be private and writable (training updates weights in place)
+and a streamed read must write directly into the parameter's memory.
 """
 
 import os
@@ -19,7 +19,7 @@ from rondo.models.files.headers import Header, some
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, known) for name, (known, _) in headers.DTYPES.items()}
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-"""What plain weights are stored in."""
+"""Dtypes of plain (unquantized) weights."""
 STAGING_BYTES = 32 << 20
 
 
@@ -35,9 +35,9 @@ class StoredTensor:
     stop: int
 
     def mapped(self) -> Tensor:
-        """The tensor on the file's pages: private to this process, so writing to it leaves the file as it is.
+        """The tensor as a private mapping of the file's pages; writing to it leaves the file unchanged.
 
-        Files of other writers may have it where its dtype cannot be read in place; then it is read.
+        In files of other writers the offset may not be aligned to the dtype; then the tensor is read instead.
         """
         if not self.aligned:
             return self._rows(0, self.stop - self.start).view(self.shape)
@@ -48,7 +48,7 @@ class StoredTensor:
         return self.start % self.dtype.itemsize == 0
 
     def read_into(self, target: Tensor) -> None:
-        """Stream into `target`, which has the same shape and may have another dtype, layout or device."""
+        """Stream into `target`, which has the same shape, and possibly another dtype, layout or device."""
         if target.device.type == "cpu" and target.dtype == self.dtype and target.is_contiguous():
             self.file.read_exactly(_bytes_of(target), self.start)
             return
@@ -69,7 +69,7 @@ class StoredTensor:
 
 
 class SafetensorsFile:
-    """An open safetensors file, its header checked against its size."""
+    """An open safetensors file, with its header validated against its size."""
 
     def __init__(self, source: Path | Header) -> None:
         header = source if isinstance(source, Header) else headers.read_header(source)
@@ -86,7 +86,7 @@ class SafetensorsFile:
         return torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[arg-type]
 
     def read_exactly(self, target: Tensor, offset: int) -> None:
-        """Fill a contiguous uint8 tensor from this offset on."""
+        """Fill a contiguous uint8 tensor from this offset."""
         view = memoryview(target.numpy())  # type: ignore[arg-type]
         with self.path.open("rb", buffering=0) as stream:
             while view:
@@ -101,13 +101,13 @@ def _bytes_of(tensor: Tensor) -> Tensor:
 
 
 def open_checkpoint(folder: Path) -> dict[str, StoredTensor]:
-    """Every tensor of a checkpoint folder, one file or several with an index."""
+    """All tensors of a checkpoint folder, from one file or several with an index."""
     files = [SafetensorsFile(header) for header in headers.read_headers(folder)]
     return {name: stored for file in files for name, stored in file.tensors.items()}
 
 
 def differences(expected: Mapping[str, tuple[int, ...]], stored: Mapping[str, StoredTensor]) -> str:
-    """What does not match, listed; empty where names, shapes and kinds of number all do."""
+    """Differences in names, shapes and kinds of dtype, as text; empty if there are none."""
     both = [name for name in expected if name in stored]
     problems = {
         "missing": [name for name in expected if name not in stored],

@@ -1,6 +1,6 @@
-"""Writing safetensors files one tensor at a time, so that no checkpoint is in memory twice on its way out.
+"""Writing safetensors files one tensor at a time, so that memory never holds a second copy of the checkpoint.
 
-Byte for byte what the `safetensors` library writes: tensors by dtype, widest first, then by name.
+The file is bitwise equal to the output of the `safetensors` library: tensors by dtype, widest first, then by name.
 """
 
 import json
@@ -25,7 +25,7 @@ PIECE_BYTES = 32 << 20
 def write(
     folder: Path, tensors: Sequence[Outgoing], max_shard_bytes: int, progress: Callable[[int], None]
 ) -> None:
-    """One file, or, above `max_shard_bytes`, shards with an index, named the way transformers names them."""
+    """Writes one file, or, above `max_shard_bytes`, shards with an index, with the file names of transformers."""
     shards = _split(tensors, max_shard_bytes)
     count = len(shards)
     names = (

@@ -1,7 +1,7 @@
-"""What is added to the outputs of a model's modules within a block of code: how many adapters share one forward pass.
+"""Additions to the outputs of a model's modules within a block of code: how many adapters share one forward pass.
 
-The model only asks; who adds what to which rows is decided outside. It is a matter of the thread: others may train the
-same model meanwhile.
+The model only calls `added`; the caller decides on the rows and adapters. The state is local to the thread, so other
+threads may train the same model at the same time.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 class Additions(Protocol):
     def add(self, module: nn.Module, x: Tensor, out: Tensor) -> Tensor:
-        """`out` is what the module made of `x`; it may be changed in place."""
+        """`out` is the module's output for `x`; it may be changed in place."""
 
 
 _current: ContextVar[Additions | None] = ContextVar("rondo_additions", default=None)

@@ -1,5 +1,5 @@
-"""Reward models: a decoder whose head gives one number, what the text up to there is worth. transformers knows them as
-sequence classification with one label."""
+"""Reward models: a decoder whose head outputs one score for the text up to a token. In transformers they are sequence
+classification with one label."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 ARCHITECTURE = "ForSequenceClassification"
 LANGUAGE_MODEL = "ForCausalLM"
 LABELS: dict[str, Any] = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
-"""How transformers writes that there is one."""
+"""Config fields with which transformers declares a single label."""
 
 
 def is_scorer(hf: Mapping[str, Any]) -> bool:
@@ -33,13 +33,13 @@ def is_scorer(hf: Mapping[str, Any]) -> bool:
 
 
 def scoring(config: ModelConfig) -> ModelConfig:
-    """The same with a head that scores: it is never tied, and has no soft cap."""
+    """The config with a score head, which is neither tied nor soft-capped."""
     return replace(config, scores=True, tied=False, logit_softcap=None)
 
 
 def make_scorer(model: Decoder, seed: int = 0) -> None:
-    """Gives a language model a fresh head that scores, in place. Its weights are Normal(0, 1/(H+1)), so that scores are
-    of the order of 1 (Stiennon et al., 2020)."""
+    """Replaces a language model's head by a fresh score head, in place. Its weights are Normal(0, 1/(H+1)), so that
+    scores are of the order of 1 (Stiennon et al., 2020)."""
     import torch
 
     from rondo.models.decoder import ScoreHead
@@ -59,6 +59,6 @@ def make_scorer(model: Decoder, seed: int = 0) -> None:
 
 
 def check_writes(config: ModelConfig) -> None:
-    """For whoever needs a model that gives tokens."""
+    """Raises if the model is a reward model, for callers that need a language model."""
     if config.scores:
         raise ModelError("this is a reward model: it scores texts, and writes none", param="model")

@@ -1,4 +1,4 @@
-"""A policy that says beside each token what is still to be earned: a critic that shares the policy's layers."""
+"""Value head on a policy: a critic that shares the policy's layers and predicts the return after each token."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from rondo.models.parts import Linear
 
 
 def add_value_head(model: Decoder) -> None:
-    """In place; it says 0 until it is trained. Neither a checkpoint in Hugging Face's layout nor an engine knows of
-    it."""
+    """Adds a value head in place. It outputs 0 until it is trained. Checkpoints in Hugging Face's layout and engines do
+    not contain it."""
     if model.config.scores or model.head.value is not None:
         raise ModelError("a value head needs a language model without a value head", param="model")
     value = Linear(model.config.hidden_size, 1, bias=False).to(model.device, model.dtype)

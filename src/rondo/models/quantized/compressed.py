@@ -1,4 +1,4 @@
-"""The `quantization_config` that compressed-tensors writes (llm-compressor's models, and many on the Hub). No torch."""
+"""The `quantization_config` of compressed-tensors (llm-compressor's models, and many on the Hub). Imports no torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rondo.models.quantized.scheme import (
 
 FORMATS = ("int-quantized", "float-quantized", "naive-quantized", "pack-quantized")
 PLAIN = ("int-quantized", "float-quantized", "naive-quantized")
-"""One number a place, as opposed to several in each int32."""
+"""Formats with one number an element, as opposed to several in each int32."""
 
 
 def rules(settings: Settings) -> tuple[SchemeRule, ...]:
@@ -107,7 +107,7 @@ def _packed(weights: Settings, strategy: str, bits: int, symmetric: bool, of: st
 
 
 def _rounded(group: Settings, field: str) -> bool:
-    """Whether activations are rounded to int8; they are, each row by itself, or stay floats."""
+    """Whether activations are quantized to int8, dynamically by token; otherwise they stay floating-point."""
     activations = group.get("input_activations")
     if activations is None:
         return False

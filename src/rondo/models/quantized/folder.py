@@ -1,4 +1,4 @@
-"""From a model's folder to the folder of the quantized model, with what the change does to its size and its sense."""
+"""Quantization of a model folder into another folder, with a report of the change in size and perplexity."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ REPLACED = ("config.json", INDEX)
 
 @dataclass(frozen=True)
 class QuantizationReport:
-    """Sizes are of the weights in the files; perplexities, on held-out text, are there if there is a tokenizer."""
+    """Sizes of the weights in the files, and perplexities on held-out text, which are None without a tokenizer."""
 
     path: Path
     bytes_before: int
@@ -44,7 +44,8 @@ def quantize_folder(
     replace: bool = False,
     report: Report | None = None,
 ) -> QuantizationReport:
-    """`texts` are the built-in ones by default. The target appears whole or not at all."""
+    """Quantizes the model in `source` into `target`, which is written atomically. `texts` default to the built-in
+    ones."""
     refuse_target(source, target, replace)
     model = load(source)
     plain, weights, _ = planned(model, recipe)
@@ -67,7 +68,7 @@ def quantize_folder(
 def _text(
     source: Path, model: Decoder, recipe: QuantizationRecipe, texts: Sequence[str] | None
 ) -> Text | None:
-    """None where nothing can be read for lack of a tokenizer, and nothing has to be."""
+    """Calibration and held-out text. None if there is no tokenizer and none is needed."""
     if any((source / name).is_file() for name in TOKENIZERS):
         return prepare(built_in() if texts is None else texts, Tokenizer.load(source), model)
     if recipe.method in CALIBRATED or texts is not None:
@@ -105,4 +106,4 @@ def _counting(model: Decoder, stage: str, report: Report | None) -> Callable[[in
 
 
 def _nothing(count: int) -> None:
-    """Files are written faster than anybody reads how far they are."""
+    """No progress reports: writing takes too little time."""

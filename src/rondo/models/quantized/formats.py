@@ -1,6 +1,7 @@
-"""The file formats: which tensors make up a weight [N, K] in each, reading them into the one form, and writing them.
+"""File formats of quantized weights: the tensors of a weight [N, K] in each, reading into the common representation,
+and writing.
 
-Where a format lays numbers out as the form does, what is read is the file's own pages.
+A format with the layout of the common representation is used from the mapped file without a copy.
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 INT32 = (torch.int32,)
 Tensors = Mapping[str, Tensor]
 Made = dict[str, Callable[[], Tensor]]
-"""Tensors to write, each made when it is asked for: a file has them in another order than weight by weight."""
+"""Tensors to write, each created on demand, because a file orders tensors by dtype and name and not by weight."""
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Want:
-    """What a tensor of the file must be; `ends` is what follows the module's name."""
+    """Requirements on a stored tensor; `ends` is the suffix after the module's name."""
 
     ends: str
     dtypes: tuple[torch.dtype, ...]
     shapes: tuple[Shape, ...]
-    """Any of these, the usual one first; of a dimension of -1 nothing is asked."""
+    """Permitted shapes, the usual one first; a dimension of -1 is not checked."""
     optional: bool = False
     grouped: bool = False
-    """Whether the group size is what it hangs on."""
+    """Whether the shape depends on the group size."""
 
 
 @dataclass(frozen=True)
@@ -43,14 +44,14 @@ class QuantizedLayout:
     wants: Callable[[Scheme, Shape], list[Want]]
     read: Callable[[Scheme, Shape, Tensors], Quantized]
     write: Callable[[Scheme, Quantized, torch.dtype], Made] | None = None
-    """The type is that of scales."""
+    """Arguments: scheme, weight, dtype of the scales."""
 
 
 def groups_of(scheme: Scheme, columns: int) -> int:
     return 1 if scheme.group is None else columns // scheme.group
 
 
-# GPTQ: qweight [K/8, N], eight rows of the inputs in each number.
+# GPTQ: qweight [K/8, N], eight input rows in each int32.
 
 
 def _gptq_wants(scheme: Scheme, shape: Shape) -> list[Want]:
@@ -84,7 +85,7 @@ def _gptq_write(scheme: Scheme, weight: Quantized, dtype: torch.dtype) -> Made:
 
 
 def _order(groups: Tensor, scheme: Scheme, columns: int) -> Tensor | None:
-    """The columns group by group, from the group of each; None where they lie so already."""
+    """The permutation that sorts columns by group, from each column's group; None if they are sorted already."""
     size = scheme.group or columns
     known = bool(((groups >= 0) & (groups < columns // size)).all())
     if not known or (torch.bincount(groups, minlength=columns // size) != size).any():
@@ -93,10 +94,10 @@ def _order(groups: Tensor, scheme: Scheme, columns: int) -> Tensor | None:
     return None if torch.equal(order, torch.arange(columns)) else order
 
 
-# AWQ (gemm): qweight [K, N/8], eight rows of the outputs in each number, in an order of their own.
+# AWQ (gemm): qweight [K, N/8], eight output rows in each int32, in AWQ's own order.
 
 AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Where in a number each of the eight is."""
+"""Position of each of the eight numbers in an int32."""
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
@@ -129,7 +130,8 @@ def _reordered(codes: Tensor, order: tuple[int, ...]) -> Tensor:
     return codes.unflatten(-1, (-1, 8))[..., list(order)].flatten(-2)  # type: ignore[no-untyped-call, no-any-return]
 
 
-# compressed-tensors, several numbers in an int32, the last of which is filled up: laid out as the form is.
+# compressed-tensors, packed: several numbers in an int32, the last of which is padded. The layout equals the
+# common representation's.
 
 
 def _packed_wants(scheme: Scheme, shape: Shape) -> list[Want]:
@@ -167,7 +169,7 @@ def _int4(data: Tensor, scales: Tensor, zeros: Tensor | None, order: Tensor | No
     return Quantized("int4", data, scales.float().contiguous(), held, order)
 
 
-# One number a place: compressed-tensors' int8 and fp8, and DeepSeek's fp8 in blocks.
+# One number an element: compressed-tensors' int8 and fp8, and DeepSeek's block-wise fp8.
 
 
 def _plain_wants(scheme: Scheme, shape: Shape) -> list[Want]:
@@ -201,7 +203,7 @@ def _plain_read(scheme: Scheme, shape: Shape, tensors: Tensors) -> Quantized:
 
 
 def _even(scales: Tensor, block: tuple[int, int], shape: Shape) -> Tensor:
-    """Where the last blocks are cut off, scales of smaller blocks, which divide the weight evenly."""
+    """Scales per block; if the last blocks are partial, the scales of smaller blocks that divide the weight evenly."""
     for axis, (size, whole) in enumerate(zip(block, shape)):
         if whole % size:
             smaller = math.gcd(size, whole)
@@ -214,7 +216,7 @@ def _plain_write(scheme: Scheme, weight: Quantized, dtype: torch.dtype) -> Made:
     return {".weight": lambda: weight.data, ".weight_scale": lambda: weight.scales.to(dtype)}
 
 
-# MXFP4, as gpt-oss was released: all experts of a layer in one tensor, blocks of 16 bytes.
+# MXFP4 as in the release of gpt-oss: all experts of a layer in one tensor, blocks of 16 bytes.
 
 
 def _mxfp4_wants(scheme: Scheme, shape: Shape) -> list[Want]:
@@ -242,17 +244,17 @@ LAYOUTS: dict[Format, QuantizedLayout] = {
 
 
 def _bytes(packed: Tensor) -> Tensor:
-    """int32 [.., C] -> uint8 [.., 4 C], the lowest first."""
+    """int32 [.., C] -> uint8 [.., 4 C], the lowest byte first."""
     return packed.view(torch.uint8)
 
 
 def _numbers(packed: Tensor) -> Tensor:
-    """int32 [.., C] -> its numbers of four bits, uint8 [.., 8 C]."""
+    """int32 [.., C] -> its 4-bit numbers, uint8 [.., 8 C]."""
     return unpack(_bytes(packed.contiguous()))
 
 
 def _joined(codes: Tensor) -> Tensor:
-    """uint8 [.., 8 C] of four bits -> int32 [.., C]."""
+    """4-bit numbers uint8 [.., 8 C] -> int32 [.., C]."""
     return pack(codes).contiguous().view(torch.int32)
 
 

@@ -1,4 +1,4 @@
-"""The parts of a decoder whose weights are quantized. They take the places of the plain ones."""
+"""Decoder parts with quantized weights, which replace the plain ones."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from rondo.ops import ExpertWeights, Quantized, grouped_experts, quantized_linea
 
 
 class QuantizedTensors(nn.Module):
-    """The tensors of a quantized weight, as parameters that nothing trains: what moves, drops or replaces a model's
-    parameters does so with these."""
+    """The tensors of a quantized weight as parameters without gradients, so that code that moves, drops or replaces a
+    model's parameters covers them too."""
 
     def __init__(self, weight: Quantized) -> None:
         super().__init__()
@@ -22,7 +22,7 @@ class QuantizedTensors(nn.Module):
 
 
 class QuantizedLinear(Linear):
-    """`quantized` is its weight; the bias, where there is one, is a plain parameter."""
+    """A linear module with the weight `quantized`; the bias, if any, is a plain parameter."""
 
     def __init__(self, weight: Quantized, bias: nn.Parameter | None = None) -> None:
         nn.Module.__init__(self)
@@ -35,7 +35,7 @@ class QuantizedLinear(Linear):
 
 
 class QuantizedExperts(nn.Module):
-    """All experts of a layer; `plain` are those whose biases and activation it has."""
+    """All experts of a layer, with the biases and activation of `plain`."""
 
     def __init__(self, plain: Experts, gate: Quantized, up: Quantized, down: Quantized) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class QuantizedExperts(nn.Module):
 
 
 def hold(module: nn.Module, weight: Quantized) -> Quantized:
-    """Makes the weight's tensors parameters of the module; what is returned sees it when they are replaced."""
+    """Registers the weight's tensors as parameters of the module. The returned weight refers to the same parameters."""
     held: dict[str, Any] = {
         name: nn.Parameter(tensor, requires_grad=False) for name, tensor in weight.tensors.items()
     }

@@ -1,4 +1,5 @@
-"""Which tensors of a checkpoint are quantized weights, whether they are whole, and putting them in a model's parts."""
+"""Reading quantized weights: dividing a checkpoint into plain and quantized tensors, validation, and replacing model
+parts."""
 
 from __future__ import annotations
 
@@ -24,24 +25,24 @@ from rondo.ops import Quantized
 
 Files = dict[str, StoredTensor]
 CACHE_SCALES = re.compile(r"\.[kv]_scale$")
-"""Of a KV cache in fp8: the engine's own has scales of its own."""
+"""Scales of an fp8 KV cache, which are ignored: the engine's cache has its own."""
 
 NAN = 0x7F
-"""The byte of e4m3, whatever its sign."""
+"""NaN in e4m3, without the sign bit."""
 PIECE_BYTES = 16 << 20
 PACKS_ROWS = ("gptq", "awq")
-"""Formats that hold eight rows together, of the zeros or of the weight; others that do fill up the last ones."""
+"""Formats that pack eight rows of the zeros or of the weight without padding; other formats pad the last ones."""
 
 
 @dataclass(frozen=True)
 class Weight:
-    """A quantized weight of the checkpoint: `slot` is where it would lie if it were plain."""
+    """A quantized weight of the checkpoint; `slot` is its slot in a plain checkpoint."""
 
     slot: Slot
     module: str
     scheme: Scheme
     shape: tuple[int, ...]
-    """[N, K], or of all experts [E, N, K]."""
+    """[N, K], or [E, N, K] for all experts."""
 
     @property
     def wants(self) -> list[Want]:
@@ -49,7 +50,7 @@ class Weight:
 
 
 def divide(model: Decoder, table: list[Slot]) -> tuple[list[Slot], list[Weight]]:
-    """The slots of plain tensors, and the quantized weights. `model` is the plain one, of which only shapes matter."""
+    """The slots of plain tensors, and the quantized weights. `model` is plain, and only its shapes are used."""
     quantization = model.config.quantization
     if quantization is None:
         return table, []
@@ -78,7 +79,8 @@ def divide(model: Decoder, table: list[Slot]) -> tuple[list[Slot], list[Weight]]
 
 
 def _check_form(name: str, scheme: Scheme, shape: tuple[int, ...], method: str) -> None:
-    """MXFP4 holds all experts of a layer in one tensor [E, N, K], and every other format one matrix."""
+    """Raises unless the format fits the shape: MXFP4 has all experts of a layer in one tensor [E, N, K], other formats
+    one matrix."""
     if (len(shape) == 3) != (scheme.format == "mxfp4"):
         raise ModelError(
             f"config.json: {FIELD}.quant_method is {method!r}, which has no form for {name} {list(shape)}: "
@@ -92,7 +94,7 @@ def _check_form(name: str, scheme: Scheme, shape: tuple[int, ...], method: str) 
 
 
 def _may_be(slot: Slot, modules: dict[str, nn.Module]) -> bool:
-    """Whether all its pieces are weights of linear modules or of experts."""
+    """Whether all pieces of the slot are weights of linear modules or of experts."""
     owners = [(modules[path], leaf) for path, _, leaf in (p.param.rpartition(".") for p in slot.pieces)]
     return all(
         (isinstance(owner, Linear) and leaf == "weight")
@@ -102,7 +104,7 @@ def _may_be(slot: Slot, modules: dict[str, nn.Module]) -> bool:
 
 
 def _check_whole_experts(held: list[Weight], modules: dict[str, nn.Module]) -> None:
-    """Experts of a layer are one part here."""
+    """Raises unless the experts of a layer are all quantized or all plain, because they are one module here."""
     seen: Counter[str] = Counter()
     schemes: dict[str, set[Scheme]] = {}
     for weight in held:
@@ -127,7 +129,7 @@ def _check_whole_experts(held: list[Weight], modules: dict[str, nn.Module]) -> N
 
 @dataclass
 class _Problems:
-    """Each kind of problem, with the tensors that have it."""
+    """Problems by kind, with the affected tensors."""
 
     found: dict[str, list[str]] = field(default_factory=dict)
 
@@ -139,8 +141,8 @@ class _Problems:
 
 
 def check(weights: list[Weight], plain: list[Slot], stored: Files, where: object) -> Files:
-    """What is left of the checkpoint without the quantized weights, if those are whole. Some writers give every module
-    a bias, zeros where the model has none."""
+    """Validates the quantized weights and returns the other tensors of the checkpoint. Biases of zeros that the model
+    does not have are dropped, because some writers add a bias to every module."""
     problems, rest = _Problems(), dict(stored)
     known = {slot.name for slot in plain}
     for weight in weights:
@@ -161,7 +163,7 @@ def check(weights: list[Weight], plain: list[Slot], stored: Files, where: object
 
 
 def _uneven(weight: Weight) -> tuple[str, str] | None:
-    """The problem with a shape that the format cannot hold."""
+    """A problem of the shape with the format, or None."""
     *_, rows, columns = weight.shape
     scheme, told = weight.scheme, f"{weight.module} is {list(weight.shape)}"
     if columns % (scheme.group or 1):
@@ -191,7 +193,7 @@ def _check_tensor(
 
 
 def _sizes_said(scheme: Scheme) -> str:
-    """What in the config asks for as many scales."""
+    """The config setting behind the expected number of scales."""
     if scheme.group:
         return f" for {FIELD}.group_size {scheme.group}"
     if scheme.block is not None:
@@ -215,7 +217,7 @@ def put(
     device: torch.device,
     progress: Callable[[int], None],
 ) -> None:
-    """Replaces the parts that `weights` are of. What is plain in them has been filled in before."""
+    """Replaces the modules of `weights` by quantized ones. Their plain parameters were filled before."""
     parts: dict[str, Quantized] = {}
     experts: dict[str, list[Quantized]] = {}
     modules = dict(model.named_modules())
@@ -258,13 +260,14 @@ def _read(weight: Weight, stored: Files) -> Quantized:
 
 
 def _has_nan(numbers: Tensor) -> bool:
-    """Of e4m3, whose NaN (0x7f and 0xff) kernels take for a number; a piece at a time, which takes little memory."""
+    """Whether e4m3 numbers contain NaN (0x7f and 0xff), which kernels would read as numbers. Checked in pieces to limit
+    memory."""
     pieces = numbers.view(torch.uint8).flatten().split(PIECE_BYTES)  # type: ignore[no-untyped-call]
     return any(bool(((piece & NAN) == NAN).any()) for piece in pieces)
 
 
 def _part(whole: Quantized, piece: TensorMapping) -> Quantized:
-    """The rows of a weight that one of our parameters is."""
+    """The rows of a weight that map to one of our parameters."""
     if piece.into is None:
         return whole
     region = piece.into[-1] if piece.transposed else piece.into[0]
@@ -278,7 +281,8 @@ def _experts_of(modules: dict[str, nn.Module], piece: TensorMapping) -> int:
 
 
 def stacked(weights: list[Quantized], join: Callable[..., Tensor] = torch.stack) -> Quantized:
-    """Experts one after another, as their slots come, or rows one below another. What some of them have all get."""
+    """Stacks experts in the order of their slots, or concatenates rows. Zeros and orders that some weights lack are
+    filled in."""
     if any(weight.zeros is not None for weight in weights):
         weights = [weight.with_zeros() for weight in weights]
     if any(weight.order is not None for weight in weights):

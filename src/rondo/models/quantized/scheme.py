@@ -1,4 +1,4 @@
-"""How a checkpoint's weights are quantized, from `quantization_config` in its config.json. No torch."""
+"""Quantization of a checkpoint's weights, from `quantization_config` in its config.json. Imports no torch."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ ANY = ".*"
 
 @dataclass(frozen=True)
 class Scheme:
-    """How one weight lies in the file."""
+    """Storage format of one weight."""
 
     format: Format
     bits: int
     group: int | None = None
-    """Columns that share a scale; None where a row's do."""
+    """Columns that share a scale; None if a whole row does."""
     symmetric: bool = True
     per_row: bool = True
-    """Of 8 bits without groups: whether each row has a scale, or all have one."""
+    """For 8 bits without groups: whether each row has a scale, or the whole weight one."""
     block: tuple[int, int] | None = None
     """Rows and columns that share a scale."""
     ordered: bool = False
-    """Whether the columns of a group may lie anywhere (GPTQ's act-order)."""
+    """Whether the columns of a group may be at any position (GPTQ's act-order)."""
     zero_offset: int = 0
-    """What the file has taken off its zeros: GPTQ's first format stores one less."""
+    """Number subtracted from the stored zeros: 1 in GPTQ's first format."""
     activations: Literal["float", "int8"] = "float"
 
 
 @dataclass(frozen=True)
 class SchemeRule:
-    """Modules whose names match one of the patterns have this scheme, or none."""
+    """The scheme, or None for plain weights, of modules whose names match one of the patterns."""
 
     patterns: tuple[str, ...]
     scheme: Scheme | None
@@ -47,10 +47,10 @@ class SchemeRule:
 class Quantization:
     method: str
     rules: tuple[SchemeRule, ...]
-    """The first that matches counts; a module that none matches is not quantized."""
+    """The first matching rule applies; a module without a match is not quantized."""
 
     def scheme_of(self, module: str) -> Scheme | None:
-        """`module` is Hugging Face's name of it."""
+        """The scheme of a module by its Hugging Face name."""
         for rule in self.rules:
             if any(re.search(pattern, module) for pattern in rule.patterns):
                 return rule.scheme
@@ -58,7 +58,7 @@ class Quantization:
 
 
 def parse(hf: Mapping[str, Any]) -> Quantization | None:
-    """None where the weights are not quantized."""
+    """None if the weights are not quantized."""
     settings = hf.get(FIELD)
     if not settings:
         return None
@@ -79,7 +79,7 @@ def unsupported(field: str, value: object, supported: Iterable[object]) -> Model
 
 
 def check(settings: Settings, field: str, supported: Iterable[object], default: object = None) -> Any:
-    """The value of a field, which must be one of `supported`."""
+    """The value of a field; raises unless it is one of `supported`."""
     value, known = settings.get(field, default), list(supported)
     if not any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in known):
         raise unsupported(field, value, known)
@@ -87,7 +87,7 @@ def check(settings: Settings, field: str, supported: Iterable[object], default: 
 
 
 def group_size(settings: Settings, field: str = "group_size") -> int | None:
-    """-1 means that a whole row is one group."""
+    """The group size; None for a whole row, which configs write as -1."""
     size = settings.get(field)
     if size in (-1, None):
         return None
@@ -109,7 +109,7 @@ def names(settings: Settings, field: str) -> list[str]:
 
 
 def pattern(text: str, field: str) -> str:
-    """A regular expression of the file's, as it may be searched for from a name's beginning."""
+    """A regular expression of the file, anchored at the start of a name."""
     try:
         re.compile(text)
     except re.error as error:
@@ -121,7 +121,7 @@ def pattern(text: str, field: str) -> str:
 
 
 def _within(name: str) -> str:
-    """The module of that name, those inside it, and those whose names end so."""
+    """A pattern for the module of that name, modules inside it, and modules whose names end in it."""
     return rf"(^|\.){re.escape(name).replace(re.escape('*'), '[^.]*')}(\.|$)"
 
 
@@ -149,7 +149,7 @@ def _gptq(settings: Settings) -> tuple[SchemeRule, ...]:
 
 
 def _chosen(settings: Settings) -> list[str]:
-    """The modules of a block, one by one or in lists of those that are quantized together."""
+    """Names of the quantized modules of a block, flattened from lists of modules quantized together."""
     field = "modules_in_block_to_quantize"
     parts = settings.get(field) or []
     if not isinstance(parts, list):
@@ -159,7 +159,7 @@ def _chosen(settings: Settings) -> list[str]:
 
 
 def _dynamic(settings: Settings, common: Scheme) -> Iterable[SchemeRule]:
-    """GPTQModel's: a pattern after `-:` is of modules left alone, other patterns have settings of their own."""
+    """Rules of GPTQModel's `dynamic`: a pattern after `-:` excludes modules, other patterns override settings."""
     chosen = settings.get("dynamic") or {}
     if not isinstance(chosen, dict) or not all(isinstance(own, dict) for own in chosen.values()):
         raise unsupported("dynamic", chosen, ["an object of patterns, each with an object of settings"])
@@ -207,7 +207,7 @@ def block_of(block: Any, field: str) -> tuple[int, int]:
 
 
 def _mxfp4(settings: Settings) -> tuple[SchemeRule, ...]:
-    """Released gpt-oss: its experts, and nothing else."""
+    """The released gpt-oss: only its experts are quantized."""
     kept = tuple(map(_within, names(settings, "modules_to_not_convert")))
     experts = r"\.experts\.(gate_up_proj|down_proj)$"
     return SchemeRule(kept, None), SchemeRule((experts,), Scheme("mxfp4", 4, group=32))
@@ -237,5 +237,5 @@ COUNTED = {
 
 
 def numbers_of(name: str, numel: int) -> int:
-    """How many of a model's parameters a stored tensor stands for."""
+    """The number of model parameters that a stored tensor represents."""
     return numel * next((factor for end, factor in COUNTED.items() if name.endswith(end)), 1)

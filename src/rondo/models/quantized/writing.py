@@ -1,4 +1,4 @@
-"""A model that was quantized here, as the files that vLLM and transformers read."""
+"""Writing a model quantized here to files for vLLM and transformers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAX_SHARD_BYTES = 5 * 10**9
 def write_into(
     folder: Path, model: Decoder, plain: list[Slot], weights: list[Weight], progress: Callable[[int], None]
 ) -> None:
-    """config.json and safetensors, into a folder that exists."""
+    """Writes config.json and safetensors into an existing folder."""
     (folder / "config.json").write_text(json.dumps(model.config.hf, indent=2) + "\n")
     write(folder, outgoing(model, plain, weights), MAX_SHARD_BYTES, progress)
 
@@ -75,7 +75,7 @@ WRITTEN = (".qweight", ".qzeros", ".g_idx", ".weight", *SCALES)
 
 
 def _whole(slot: Slot, held: dict[str, Quantized]) -> Quantized:
-    """Their weight out of ours: several one below another are one of theirs."""
+    """A weight of the checkpoint from ours; several of ours may be stacked by rows in one of theirs."""
     parts = [_piece(piece, held) for piece in slot.pieces]
     return parts[0] if len(parts) == 1 else stacked(parts, torch.cat)
 

@@ -1,4 +1,4 @@
-"""Attention of several tokens a request over keys and values that lie in pages."""
+"""Attention of several tokens a request over keys and values in pages (prefill)."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from rondo.ops.dispatch import Op
 
 @dataclass(frozen=True)
 class Chunks:
-    """The next tokens of each of R requests, one request's after the other's: `counts` of them, after `pasts` that are
-    in the pages of its row of `tables` [R, P]. Their own keys and values go to `slots` [T]. Built once a step, used by
-    every layer."""
+    """The next tokens of R requests, concatenated. Request r has `counts[r]` new tokens after `pasts[r]` tokens in the
+    pages of row r of `tables` [R, P]; the new tokens' keys and values are written to `slots` [T]. Built once a step,
+    shared by all layers."""
 
     tables: Tensor
     slots: Tensor
@@ -27,8 +27,8 @@ class Chunks:
     _places: dict[int, tuple[Tensor, ...]] = field(default_factory=dict)
 
     def places(self, group: int, rows: int) -> tuple[Tensor, ...]:
-        """Of each request: its first token, how many it has, and how many came before; then of each block of `rows`
-        queries, `group` a token: whose it is, and which of its owner's queries is its first."""
+        """For each request its first token, token count and past length; then for each block of `rows` queries, `group`
+        to a token, its request and the index of its first query within that request."""
         if group not in self._places:
             counts, pasts = (
                 torch.tensor(numbers, dtype=torch.int64) for numbers in (self.counts, self.pasts)
@@ -53,8 +53,8 @@ def chunk_attention(
     step: Chunks,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """q [T, H, D], k [T, KV, D], v [T, KV, Dv] -> [T, H, Dv]; writes k and v to their slots, and attends over what was
-    stored, so that it does not matter where a prompt is cut."""
+    """q [T, H, D], k [T, KV, D], v [T, KV, Dv] -> [T, H, Dv]. Writes k and v to their slots and attends to the stored
+    values, so that the result does not depend on how a prompt is chunked."""
     keys.write(step.slots, k)
     values.write(step.slots, v)
     outputs, start = [], 0

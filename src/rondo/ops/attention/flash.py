@@ -1,6 +1,7 @@
-"""Attention's parts on CUDA by PyTorch's FlashAttention, registered with the operations.
+"""Partial attention on CUDA by PyTorch's FlashAttention, registered with the operations.
 
-Its backward kernel takes outputs and logarithms as they are given, so those of the whole make a part's gradients exact.
+Its backward kernel uses outputs and log-sum-exps as passed in, so passing those for the whole attention makes a part's
+gradients exact.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from rondo.ops.attention.packed import AttentionSpec
 from rondo.ops.attention.parts import attention_part, attention_part_gradients
 
 WIDEST = 256
-"""The largest head."""
+"""Maximum head dimension of FlashAttention."""
 OLDEST = (8, 0)
-"""The first compute capability that it runs on."""
+"""Minimum compute capability of FlashAttention."""
 
 
 def _can(spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Sequence[int]) -> bool:
@@ -74,7 +75,7 @@ def attention_part_gradients_flash(
     logarithms: Tensor,
     cu_seqlens: Sequence[int],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    # Without dropout nothing is drawn.
+    # Random state is unused without dropout.
     state, unused = torch.zeros(2, dtype=torch.uint64, device=q.device), q.new_empty(0)
     of_q, of_k, of_v = torch.ops.aten._flash_attention_backward(
         *(grad.contiguous(), q, k, v, out, logarithms.T.contiguous()),
@@ -92,6 +93,6 @@ def _documents(cu_seqlens: Sequence[int], device: torch.device) -> tuple[Tensor,
 
 
 def _options(spec: AttentionSpec) -> dict[str, Any]:
-    """How far to the left is seen counts without the query's own key."""
+    """The left window size of FlashAttention excludes the query's own key."""
     left = -1 if spec.window is None else spec.window - 1
     return {"scale": spec.scale, "window_size_left": left, "window_size_right": 0}

@@ -1,4 +1,4 @@
-"""Causal attention over a flat row that holds several documents one after another."""
+"""Causal attention over a flat row of packed documents."""
 
 import itertools
 import math
@@ -14,7 +14,7 @@ from rondo.ops.dispatch import Op
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """What a layer says about its attention; how it is computed is the caller's affair."""
+    """The parameters of a layer's attention, independent of its implementation."""
 
     layer: int
     num_heads: int
@@ -38,8 +38,8 @@ def packed_attention(
 ) -> Tensor:
     """q [T, H, D], k [T, KV, D], v [T, KV, Dv] -> [T, H, Dv]; tokens attend within their own document only.
 
-    `cu_seqlens` are the documents' first positions and, last, T. `sinks` [H] is one more logit a head, which takes
-    probability and gives nothing.
+    `cu_seqlens` are the start positions of the documents, followed by T. `sinks` [H] is an additional logit a head,
+    which takes probability and adds no value.
     """
     outputs = []
     for start, stop in itertools.pairwise(cu_seqlens):
@@ -52,7 +52,7 @@ def packed_attention(
 def attend_masked(
     spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, sinks: Tensor | None
 ) -> Tensor:
-    """The formula itself, one document: q [Q, H, D], k [K, KV, D], v [K, KV, Dv], mask [Q, K] -> [Q, H, Dv]."""
+    """The reference formula for one document: q [Q, H, D], k [K, KV, D], v [K, KV, Dv], mask [Q, K] -> [Q, H, Dv]."""
     group = spec.num_heads // spec.num_kv_heads
     keys, values = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
     scores = torch.einsum("qhd,khd->hqk", q, keys) * spec.scale
@@ -69,7 +69,7 @@ def attend_masked(
 
 
 def causal_mask(queries: int, keys: int, window: int | None, device: torch.device) -> Tensor:
-    """[Q, K] true where a query sees a key; the last query is aligned with the last key."""
+    """[Q, K], true where a query attends to a key; the last query is aligned with the last key."""
     query_at = torch.arange(keys - queries, keys, device=device)[:, None]
     key_at = torch.arange(keys, device=device)[None, :]
     mask = key_at <= query_at
@@ -79,7 +79,7 @@ def causal_mask(queries: int, keys: int, window: int | None, device: torch.devic
 
 
 def window_mask(length: int, window: int | None, device: torch.device) -> Tensor | None:
-    """That of a whole document, [L, L]; None where plain causal attention sees the same."""
+    """The mask [L, L] of a whole document; None if it equals plain causal attention."""
     return None if window is None or length <= window else causal_mask(length, length, window, device)
 
 
@@ -103,7 +103,7 @@ def fused(
     cu_seqlens: Sequence[int],
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """PyTorch's fused attention, once for each group of documents of about one length."""
+    """PyTorch's fused attention, once for each group of documents of similar length."""
     groups = group_documents(cu_seqlens)
     if len(groups) == 1 and len(groups[0].starts) == 1:
         return _sdpa(spec, q[None], k[None], v[None])[0]
@@ -119,7 +119,7 @@ def fused(
 
 
 def _sdpa(spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """q [B, L, H, D] ... -> [B, L, H, Dv]. Padding comes last, where the causal mask hides it from real rows."""
+    """q [B, L, H, D] ... -> [B, L, H, Dv]. Padding is at the end, where the causal mask hides it from real rows."""
     mask = window_mask(q.shape[1], spec.window, q.device)
     out = F.scaled_dot_product_attention(
         q.transpose(1, 2),
@@ -135,7 +135,7 @@ def _sdpa(spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class DocumentGroup:
-    """Documents that are padded to one length."""
+    """Documents padded to one length."""
 
     starts: tuple[int, ...]
     lengths: tuple[int, ...]
@@ -145,7 +145,7 @@ class DocumentGroup:
         return max(self.lengths)
 
     def rows(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """(which row to take for each padded place [B*L], which places are real [B*L] bool)."""
+        """The source row of each padded position [B*L], and whether each position is real [B*L] bool."""
         starts = torch.tensor(self.starts, device=device)[:, None]
         lengths = torch.tensor(self.lengths, device=device)[:, None]
         offsets = torch.arange(self.longest, device=device)[None, :]
@@ -154,11 +154,11 @@ class DocumentGroup:
 
 
 MAX_PADDING = 1.3
-"""A group is closed when its padded size would pass this many times its real one."""
+"""Maximum ratio of a group's padded size to its real size."""
 
 
 def group_documents(cu_seqlens: Sequence[int]) -> list[DocumentGroup]:
-    """Sort documents by length and cut where padding would cost more than another call."""
+    """Sorts documents by length and starts a new group where padding would cost more than another call."""
     documents = sorted((stop - start, start) for start, stop in itertools.pairwise(cu_seqlens))
     groups: list[list[tuple[int, int]]] = []
     real = 0

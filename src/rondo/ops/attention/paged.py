@@ -1,4 +1,4 @@
-"""Attention of new tokens over keys and values that lie in pages."""
+"""Attention of new tokens over keys and values in pages (decode)."""
 
 import math
 from dataclasses import dataclass, field
@@ -14,8 +14,8 @@ from rondo.ops.dispatch import Op
 
 @dataclass(frozen=True)
 class DecodeStep:
-    """One new token a request: tables [B, P] of its pages, lengths [B] with the new token counted, slots [B] where its
-    key and value go. Built once a step, used by every layer."""
+    """One new token a request: page tables [B, P], lengths [B] including the new token, and slots [B] for its key and
+    value. Built once a step, shared by all layers."""
 
     tables: Tensor
     lengths: Tensor
@@ -29,8 +29,8 @@ class DecodeStep:
         return self.tables.shape[0]
 
     def places(self, size: int) -> Tensor:
-        """[B, longest] the slots to read. Places past a request's end are its own new token's: what others have left
-        there may be NaN, which no mask hides."""
+        """Slots to read, [B, longest]. Positions past a request's end map to its own new token: stale values there may
+        be NaN, which a mask does not remove."""
         if not self._places:
             at = torch.arange(self.longest, device=self.lengths.device)
             self._places.append(
@@ -39,7 +39,7 @@ class DecodeStep:
         return self._places[0]
 
     def mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
-        """[B, 1, longest], 0 or -inf."""
+        """Additive mask [B, 1, longest] of 0 and -inf."""
         if window not in self._masks:
             at = torch.arange(self.longest, device=self.lengths.device)[None, :]
             lengths = self.lengths[:, None]
@@ -61,7 +61,7 @@ def paged_decode(
     step: DecodeStep,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """q [B, H, D], k [B, KV, D], v [B, KV, Dv] of one token each -> [B, H, Dv]; writes k and v to their slots."""
+    """q [B, H, D], k [B, KV, D], v [B, KV, Dv] of one token a request -> [B, H, Dv]; writes k and v to their slots."""
     keys.write(step.slots, k)
     values.write(step.slots, v)
     k, v = (pages.gather(step.places(pages.data.shape[1]), q.dtype) for pages in (keys, values))
@@ -69,12 +69,12 @@ def paged_decode(
 
 
 def slots_at(tables: Tensor, at: Tensor, size: int) -> Tensor:
-    """tables [B, P] of pages, places [L] -> [B, L]."""
+    """Page tables [B, P], positions [L] -> slots [B, L]."""
     return tables.index_select(1, at // size) * size + at % size
 
 
 def additive(hidden: Tensor, dtype: torch.dtype) -> Tensor:
-    """True -> -inf, False -> 0."""
+    """Additive mask: True -> -inf, False -> 0."""
     return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -math.inf)
 
 

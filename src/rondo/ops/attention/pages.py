@@ -1,8 +1,8 @@
-"""Pages of a KV cache: rows of keys, or of values, by block and in the type they are kept in.
+"""Pages of a KV cache: rows of keys or of values, by block, in the dtype of the cache.
 
-int8 and fp8 (e4m3) keep one fp32 scale a row, that is a token and key head: the row's largest number becomes the type's
-largest. A row that is not finite has a scale that is not finite and zeros, so NaN shows where it is read, and taking it
-out means looking at scales alone.
+int8 and fp8 (e4m3) store one fp32 scale a row, that is for each token and key head, which maps the row's largest
+magnitude to the dtype's maximum. A non-finite row is stored as zeros with a non-finite scale, so that reads return NaN,
+and cleaning checks scales only.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
-"""The types with scales, and the largest number of each."""
+"""Dtypes with scales, and the maximum of each."""
 SCALE = torch.float32
 
 
 @dataclass(frozen=True)
 class Pages:
-    """data [blocks, size, KV, D], fp8 as its bytes, and scales [blocks, size, KV] where `dtype` has them."""
+    """data [blocks, size, KV, D], fp8 as bytes, and scales [blocks, size, KV] if `dtype` has them."""
 
     dtype: torch.dtype
     data: Tensor
@@ -27,11 +27,11 @@ class Pages:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All there is to a block, for who moves blocks: the first axis of each is the block."""
+        """The tensors of the pages, for moving blocks; the first axis of each is the block."""
         return (self.data,) if self.scales is None else (self.data, self.scales)
 
     def write(self, slots: Tensor, rows: Tensor) -> Tensor:
-        """Puts rows [T, KV, D] at slots [T]; returns them as they will be read again."""
+        """Writes rows [T, KV, D] to slots [T]; returns them as later reads will return them."""
         data, scales = encode(rows, self.dtype)
         self.data.flatten(0, 1).index_copy_(0, slots, data)
         if self.scales is not None and scales is not None:
@@ -46,18 +46,18 @@ class Pages:
         return decode(data, scales, self.dtype, dtype).view(*slots.shape, *data.shape[1:])
 
     def clean(self, blocks: Tensor) -> None:
-        """Takes NaN and infinity out of blocks."""
+        """Replaces NaN and infinity in blocks by 0."""
         numbers = self.data if self.scales is None else self.scales
         numbers[blocks] = numbers[blocks].nan_to_num(0.0, 0.0, 0.0)
 
 
 def kept_as(dtype: torch.dtype) -> torch.dtype:
-    """What a page's data tensor is of: few operations take fp8, and moving bytes needs none of them."""
+    """Dtype of a page's data tensor: bytes for fp8, which few operations support."""
     return torch.uint8 if dtype == torch.float8_e4m3fn else dtype
 
 
 def row_bytes(dim: int, dtype: torch.dtype) -> int:
-    """Memory of one row of `dim` numbers, its scale included."""
+    """Bytes of one row of `dim` numbers, including its scale."""
     return dim * dtype.itemsize + (SCALE.itemsize if dtype in LARGEST else 0)
 
 

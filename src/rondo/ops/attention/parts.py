@@ -1,5 +1,4 @@
-"""Attention to a part of what tokens see, and its way back: parts add up to the whole by the logarithms of what their
-weights were divided by."""
+"""Attention to a part of the context, and its backward pass. Parts are merged by their log-sum-exps."""
 
 from __future__ import annotations
 
@@ -13,14 +12,14 @@ from rondo.ops.attention.packed import AttentionSpec, causal_mask
 from rondo.ops.dispatch import Op
 
 BLOCK = 1024
-"""Queries at a time: so the scores of a long document are never there all at once."""
+"""Queries in one block, which bounds the memory of scores in a long document."""
 
 
 @Op
 def attention_part(
     spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
-    """As `packed_attention`, without sinks and without a gradient: [T, H, Dv], and the logarithms, fp32 [T, H]."""
+    """Like `packed_attention`, without sinks and gradients: outputs [T, H, Dv] and log-sum-exps fp32 [T, H]."""
     out = q.new_empty(q.shape[0], spec.num_heads, spec.value_dim)
     logarithms = q.new_empty(q.shape[:2], dtype=torch.float32)
     for rows, keys in _blocks(cu_seqlens, spec.window):
@@ -43,7 +42,7 @@ def attention_part_gradients(
     logarithms: Tensor,
     cu_seqlens: Sequence[int],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of q, k and v, for attention of which this is a part: `grad`, `out` and `logarithms` are those of the whole."""
+    """Gradients of q, k and v for a part of an attention; `grad`, `out` and `logarithms` belong to the whole."""
     grads = tuple(torch.zeros_like(x, dtype=torch.float32) for x in (q, k, v))
     of_q, of_k, of_v = grads
     share = (grad.float() * out.float()).sum(-1)
@@ -63,7 +62,7 @@ def attention_part_gradients(
 
 
 def _blocks(cu_seqlens: Sequence[int], window: int | None) -> Iterator[tuple[slice, slice]]:
-    """Queries that follow one another, and the keys that any of them sees."""
+    """Blocks of consecutive queries, and the range of keys that they attend to."""
     for start, stop in pairwise(cu_seqlens):
         for first in range(start, stop, BLOCK):
             last = min(first + BLOCK, stop)
@@ -72,7 +71,7 @@ def _blocks(cu_seqlens: Sequence[int], window: int | None) -> Iterator[tuple[sli
 
 
 def _scores(spec: AttentionSpec, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor | None]:
-    """q [Q, H, D], k [K, KV, D] -> fp32 [KV, H / KV, Q, K], and of a soft cap its slope."""
+    """q [Q, H, D], k [K, KV, D] -> scores fp32 [KV, H / KV, Q, K], and the derivative of the soft cap, if any."""
     scores, slope = torch.einsum("qjgd,kjd->jgqk", _grouped(spec, q), k.float()) * spec.scale, None
     if spec.softcap is not None:
         bent = torch.tanh(scores / spec.softcap)

@@ -1,1 +1,1 @@
-"""Matrix products: linear layers, weights of few bits, FP8, low-rank (LoRA) products and mixture of experts."""
+"""Matrix products: linear layers, quantized weights, FP8, low-rank (LoRA) products and mixture of experts."""

@@ -1,8 +1,8 @@
-"""x @ weight.T in 8-bit floats, scaled by what is in them: e4m3 for inputs and weights, e5m2 for gradients.
+"""x @ weight.T in 8-bit floats with dynamic scales: e4m3 for inputs and weights, e5m2 for gradients.
 
-Products of 8-bit numbers add up in fp32. There is one scale for a whole tensor, or one for each row of the left and
-each column of the right factor. What is quantized is never kept: the backward pass has the tensors themselves, and
-quantizes them along the axis that it sums over.
+Products accumulate in fp32. There is one scale a tensor, or one for each row of the left and each column of the right
+factor. Quantized tensors are not stored: the backward pass saves the original tensors, and quantizes them along the
+axis that it sums over.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from torch.autograd.function import once_differentiable
 from rondo.ops.kept import kept
 
 MULTIPLE = 16
-"""Of what is summed over, and of the result's columns: cards ask for it."""
+"""Required multiple of the summed dimension and of the result's columns (cuBLAS)."""
 INPUTS, GRADIENTS = torch.float8_e4m3fn, torch.float8_e5m2
 TINY = 1e-12
 
 
 def fp8_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, by_row: bool = False) -> Tensor:
-    """[..., K] x [N, K] -> [..., N], of the type of x: bf16 or fp32. K and N are multiples of 16."""
+    """[..., K] x [N, K] -> [..., N] in the dtype of x, bf16 or fp32. K and N are multiples of 16."""
     result: Tensor = _Fp8Linear.apply(x, weight, bias, by_row)  # type: ignore[no-untyped-call]
     return result
 
@@ -53,22 +53,22 @@ class _Fp8Linear(torch.autograd.Function):
 
 
 def product(left: Tensor, right: Tensor, left_type: torch.dtype, *, by_row: bool) -> Tensor:
-    """left [M, K] x right [K, N] -> [M, N], of left's type."""
+    """left [M, K] x right [K, N] -> [M, N] in left's dtype."""
     if 0 in left.shape or 0 in right.shape:
         return left.new_zeros(left.shape[0], right.shape[1])
     more = -left.shape[1] % MULTIPLE
-    if more:  # tokens are summed over for a weight's gradient
+    if more:  # a weight's gradient sums over tokens
         left, right = F.pad(left, (0, more)), F.pad(right, (0, 0, 0, more))
     a, of_a = quantized(left, left_type, 1 if by_row else None)
     b, of_b = quantized(right, INPUTS, 0 if by_row else None)
-    # The right factor's columns lie one after the other in memory, as cards want it.
+    # `_scaled_mm` requires the right factor in column-major order.
     columns = b.T.contiguous().T
     out: Tensor = torch._scaled_mm(a, columns, scale_a=of_a, scale_b=of_b, out_dtype=torch.bfloat16)
     return out.to(left.dtype)
 
 
 def quantized(x: Tensor, kind: torch.dtype, over: int | None) -> tuple[Tensor, Tensor]:
-    """x in 8 bits, and what to multiply it by: one number, or one for each line of the matrix, along axis `over`."""
+    """x in 8 bits, and its scale: one number, or one for each line of the matrix along axis `over`."""
     x = x.float()
     largest = x.abs().amax() if over is None else x.abs().amax(over, keepdim=True)
     scale = largest.clamp(min=TINY) / torch.finfo(kind).max

@@ -1,4 +1,4 @@
-"""x @ weight.T + bias."""
+"""Linear layer: x @ weight.T + bias."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from rondo.ops.kept import kept
 from rondo.ops.native.build.level import cpu_flags
 
 WIDE_ROWS = 32
-"""From this many rows on, converting the weight costs less than multiplying without bf16 instructions."""
+"""Number of rows from which converting the weight costs less than multiplying without bf16 instructions."""
 BF16_INSTRUCTIONS = {"avx512_bf16", "amx_bf16", "bf16"}
 
 
@@ -33,7 +33,7 @@ def _bf16_is_emulated(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> 
 
 @linear.fast(_bf16_is_emulated)
 def _through_fp32(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Where the CPU has no bf16 dot product the library emulates one at a third of the fp32 speed.
+    """Multiplies bf16 as fp32, because the CPU has no bf16 dot product and its emulation has a third of the fp32 speed.
 
     Products of two bf16 numbers are exact in fp32, so this is also the more accurate result.
     """
@@ -42,7 +42,7 @@ def _through_fp32(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
 
 
 class _ThroughFp32(torch.autograd.Function):
-    """Keeps the bf16 tensors for backward and widens them again there: no fp32 copy outlives a call."""
+    """Saves the bf16 tensors for backward and widens them again there: no fp32 copy outlives a call."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -62,8 +62,8 @@ class _ThroughFp32(torch.autograd.Function):
 def linear_gradients(
     grad: Tensor, x: Tensor, weight: Tensor, needed: Sequence[bool]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Those of x, weight and bias that are needed, summed in fp32: by the CPU's own bf16 products where it has them,
-    else through fp32."""
+    """The needed gradients of x, weight and bias, summed in fp32: by the CPU's bf16 products if it has them, else in
+    fp32."""
     for_x, for_weight, for_bias = needed
     grad = grad.to(multiplied(x.dtype))
     rows, inputs = grad.reshape(-1, grad.shape[-1]), x.reshape(-1, x.shape[-1])
@@ -75,17 +75,17 @@ def linear_gradients(
 
 
 def gradient_of_x(grad: Tensor, weight: Tensor) -> Tensor:
-    """[..., N] x [N, K] -> [..., K], of the weight's type."""
+    """[..., N] x [N, K] -> [..., K] in the weight's dtype."""
     through = multiplied(weight.dtype)
     return (grad.to(through) @ weight.to(through)).to(weight.dtype)
 
 
 def multiplied(dtype: torch.dtype) -> torch.dtype:
-    """What the CPU multiplies numbers of a type as, where the library would emulate them."""
+    """The dtype for products on this CPU: fp32 instead of bf16 that the library would emulate."""
     return torch.float32 if dtype == torch.bfloat16 and not cpu_multiplies_bf16() else dtype
 
 
 def cpu_multiplies_bf16() -> bool:
-    """Whether it has instructions for it. Where the system does not say it is taken to have them."""
+    """Whether the CPU has bf16 product instructions. Assumed if the system does not list the CPU's flags."""
     flags = cpu_flags()
     return not flags or not flags.isdisjoint(BF16_INSTRUCTIONS)

@@ -1,7 +1,7 @@
-"""Adding low-rank products to some rows of a linear module's output: each row by a pair of matrices of its own group.
+"""Adding low-rank products to rows of a linear module's output, with a pair of matrices for each group of rows.
 
-A step of mixed requests has many groups of a row or two, so the weights are read about once a row, and what counts is
-to read them once and to start few kernels.
+A step of mixed requests has many groups of one or two rows. Its cost is dominated by reading the weights and starting
+kernels, so weights are read once and kernels are few.
 """
 
 from collections.abc import Sequence
@@ -19,14 +19,14 @@ from rondo.ops.native.build.build import library
 RANK_MULTIPLE = 4
 
 Pair = tuple[Tensor, Tensor]
-"""a [r, K] and b [r, N]: a row x gets x aᵀ b added."""
+"""a [r, K] and b [r, N]: x aᵀ b is added for a row x."""
 
 
 class Pairs:
-    """The pairs of several groups at one module; None where a group adds nothing there.
+    """The pairs of several groups at one module; None for a group without an addition there.
 
-    `table` [G, 3], for the kernel that reads memory by address, says where a and b begin and how many rows they have, a
-    multiple of `RANK_MULTIPLE`. There is none where the weights are not fp32 on the CPU.
+    `table` [G, 3], for the kernel that reads by address, has the addresses of a and b and their number of rows, a
+    multiple of `RANK_MULTIPLE`. It is None unless the weights are fp32 on the CPU.
     """
 
     def __init__(self, members: Sequence[Pair | None], table: Tensor | None = None) -> None:
@@ -35,7 +35,7 @@ class Pairs:
 
     @cached_property
     def stacked(self) -> Pair:
-        """a [G, r, K] and b [G, r, N], zero where a group's rank is lower."""
+        """a [G, r, K] and b [G, r, N], padded with zeros for groups of lower rank."""
         given = [member for member in self.members if member is not None]
         rank = max(a.shape[0] for a, _ in given)
         stacks = [x.new_zeros(len(self.members), rank, x.shape[1]) for x in given[0]]
@@ -47,7 +47,7 @@ class Pairs:
 
 @dataclass(frozen=True)
 class RowGroups:
-    """rows [R], group after group; group g has `rows[bounds[g]:bounds[g + 1]]`. `bounds` is on the CPU."""
+    """Row indices [R], group after group; group g has `rows[bounds[g]:bounds[g + 1]]`. `bounds` is on the CPU."""
 
     rows: Tensor
     bounds: Tensor
@@ -59,7 +59,7 @@ class RowGroups:
 
     @cached_property
     def padded(self) -> tuple[Tensor, Tensor]:
-        """The rows [G, M] with each group's last repeated, and where in that the R real ones are."""
+        """Row indices [G, M], padded by repeating each group's last, and the flat positions of the R real ones."""
         counts = self.bounds.diff()[:, None]
         column = torch.arange(int(counts.max()))[None, :]
         at = self.bounds[:-1, None] + torch.minimum(column, counts - 1)
@@ -70,14 +70,14 @@ class RowGroups:
 
 @Op
 def add_low_rank(out: Tensor, x: Tensor, pairs: Pairs, groups: RowGroups) -> None:
-    """out[row] += x[row] aᵀ b, with each group's pair, in place; all other rows keep their bits."""
+    """out[row] += x[row] aᵀ b with each group's pair, in place; all other rows are bitwise unchanged."""
     for member, rows in zip(pairs.members, groups.each, strict=True):
         if member is not None:
             add_low_rank_to(out, x, member, rows)
 
 
 def add_low_rank_to(out: Tensor, x: Tensor, pair: Pair, rows: Tensor | slice) -> None:
-    """The same for one group, where its rows are many."""
+    """The same operation for a single group with many rows."""
     a, b = pair
     products = linear(x[rows].to(a.dtype), a)
     if isinstance(rows, slice) and out.dtype == b.dtype:

@@ -1,4 +1,4 @@
-"""Mixture of experts: choosing experts for each token, and running the chosen ones."""
+"""Mixture of experts: routing of tokens, and the experts' computation."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -14,7 +14,7 @@ from rondo.ops.sharded.layout import refuse_shards
 
 @dataclass(frozen=True)
 class RouterSpec:
-    """How scores become chosen experts and their weights."""
+    """The conversion of router scores to selected experts and their weights."""
 
     num_experts: int
     top_k: int
@@ -29,7 +29,7 @@ class RouterSpec:
 def route(spec: RouterSpec, logits: Tensor, correction: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Router logits [T, E] -> (weights [T, k] fp32, experts [T, k]).
 
-    `correction` [E] is the load-balancing bias: it takes part in choosing and not in the weights.
+    `correction` [E] is the load-balancing bias: it affects the selection and not the weights.
     """
     logits = logits.float()
     if spec.score == "softmax_of_chosen":
@@ -47,7 +47,8 @@ def route(spec: RouterSpec, logits: Tensor, correction: Tensor | None = None) ->
 
 
 def _sigmoid(x: Tensor) -> Tensor:
-    """By torch's own the last few numbers of a tensor round otherwise: it would matter how many rows there are."""
+    """Sigmoid whose result does not depend on the number of rows; torch's vectorized one rounds the last few numbers of
+    a tensor differently."""
     return 1 / (1 + (-x.clamp(min=-80)).exp())
 
 
@@ -74,7 +75,7 @@ class ExpertWeights:
 def grouped_experts(
     x: Tensor, weights: Tensor, experts: Tensor, parts: ExpertWeights, activation: str
 ) -> Tensor:
-    """x [T, H], weights and experts [T, k] -> [T, H]: each token's chosen experts, weighted and summed."""
+    """x [T, H], weights and experts [T, k] -> [T, H]: the weighted sum of the selected experts' outputs."""
     refuse_shards("a mixture of experts", x, weights, experts, parts.gate, parts.up, parts.down)
     if len(x) == 0:
         return x
@@ -99,7 +100,7 @@ def grouped_experts(
 def _quantized_experts(
     x: Tensor, experts: Tensor, counts: list[int], parts: ExpertWeights, activation: str
 ) -> Tensor:
-    """Rows in the order of their experts: one product for all of them."""
+    """Outputs of quantized experts for rows sorted by expert, with one grouped product for all experts."""
 
     def project(inputs: Tensor, weight: Tensor | Quantized, bias: Tensor | None) -> Tensor:
         assert isinstance(weight, Quantized)

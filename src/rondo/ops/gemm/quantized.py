@@ -1,7 +1,7 @@
-"""Weights of few bits in the one form that every file format is read into, and the product with them.
+"""The common representation of quantized weights, and the product with them.
 
-A weight is [N, K], or [E, N, K] for the experts of a layer. Number (n, k) stands for (data - zero) * scale, where one
-scale covers a block of rows and a group of columns; rows and columns are always a whole number of those.
+A weight is [N, K], or [E, N, K] for the experts of a layer. Number (n, k) represents (data - zero) * scale. One scale
+covers a block of rows and a group of columns, which divide the weight evenly.
 """
 
 from __future__ import annotations
@@ -29,35 +29,35 @@ DATA_TYPES: dict[Kind, torch.dtype] = {
     "mxfp4": torch.uint8,
 }
 PACKED: tuple[Kind, ...] = ("int4", "mxfp4")
-"""Two numbers a byte; the lower half is the even column."""
+"""Kinds with two numbers a byte; the lower half is the even column."""
 MX_GROUP = 32
 SYMMETRIC_ZERO = 8
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 EXACT_COLUMNS = 1024
-"""So many products of two int8 add up to less than 2**24, which fp32 holds exactly."""
+"""Number of int8 products whose sum stays below 2**24, which fp32 represents exactly."""
 
 
 @dataclass(frozen=True)
 class Quantized:
-    """data [.., N, K], or uint8 [.., N, K/2] of four-bit kinds; scales fp32 [.., N / rows, K / group], of mxfp4 its
-    exponents (e8m0 as uint8 [.., N, K/32])."""
+    """A quantized weight: data [.., N, K], or uint8 [.., N, K/2] for 4-bit kinds; scales fp32 [.., N / rows, K /
+    group], for mxfp4 its exponents (e8m0 as uint8 [.., N, K/32])."""
 
     kind: Kind
     data: Tensor
     scales: Tensor
     zeros: Tensor | None = None
-    """Of int4, uint8 [.., N, K / group]; where there are none zero is 8."""
+    """Zeros of int4, uint8 [.., N, K / group]; None means 8 everywhere."""
     order: Tensor | None = None
-    """Column k of `data` belongs to x[..., order[k]]: [.., K] int64."""
+    """Column k of `data` multiplies x[..., order[k]]: [.., K] int64."""
     activations: Literal["float", "int8"] = "float"
-    """int8: each row of x is rounded to int8 too, its largest number to 127."""
+    """With int8, each row of x is quantized to int8 too, its largest magnitude to 127."""
 
     def __post_init__(self) -> None:
         _check(self)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the weight it stands for."""
+        """Shape of the represented weight."""
         *leading, columns = self.data.shape
         return (*leading, columns * 2 if self.kind in PACKED else columns)
 
@@ -81,7 +81,7 @@ class Quantized:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """All there is to it, by the name of the field."""
+        """The tensors of the weight by field name."""
         fields = {"data": self.data, "scales": self.scales, "zeros": self.zeros, "order": self.order}
         return {name: tensor for name, tensor in fields.items() if tensor is not None}
 
@@ -90,7 +90,7 @@ class Quantized:
         return self.mapped(lambda tensor: tensor[index])
 
     def rows(self, region: slice) -> Quantized:
-        """Some of the rows, as views where nothing but rows has to be cut."""
+        """A range of rows. The data of a single matrix [N, K] is a view."""
         one_scale = self.scales.shape[-2] == 1
         scales = self.scales if one_scale else self.scales.repeat_interleave(self.block_rows, -2)
         return replace(
@@ -101,24 +101,24 @@ class Quantized:
         )
 
     def with_zeros(self) -> Quantized:
-        """The same with its zeros written down."""
+        """The same weight with explicit zeros."""
         if self.zeros is not None:
             return self
         return replace(self, zeros=torch.full_like(self.scales, SYMMETRIC_ZERO, dtype=torch.uint8))
 
     def with_order(self) -> Quantized:
-        """The same with its order written down."""
+        """The same weight with an explicit column order."""
         if self.order is not None:
             return self
         return replace(self, order=torch.arange(self.shape[-1], device=self.device))
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Quantized:
-        """The same with each of its tensors changed: moved elsewhere, say."""
+        """The same weight with `change` applied to each tensor, for example a move to a device."""
         changed: dict[str, Any] = {name: change(tensor) for name, tensor in self.tensors.items()}
         return replace(self, **changed)
 
     def dequantized(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The weight [.., N, K] it stands for, columns in the order of x; computed in fp32, then rounded."""
+        """The represented weight [.., N, K], columns in the order of x; computed in fp32, then rounded."""
         shape = self.shape
         *experts, rows, columns = shape
         blocks = (*experts, rows // self.block_rows, self.block_rows, columns // self.group, self.group)
@@ -134,7 +134,7 @@ class Quantized:
 
 
 def _check(weight: Quantized) -> None:
-    """A form that no operation could make sense of is refused where it is made."""
+    """Raises for dtypes and shapes that the operations do not support."""
     kind, data, scales = weight.kind, weight.data, weight.scales
     refuse_shards("a quantized weight", *weight.tensors.values())
     if kind not in DATA_TYPES:
@@ -174,7 +174,7 @@ def _told(tensor: Tensor) -> str:
 
 
 def _numbers(weight: Quantized) -> Tensor:
-    """What is stored, as fp32 [.., N, K]."""
+    """The stored numbers as fp32 [.., N, K]."""
     if weight.kind not in PACKED:
         return weight.data.float()
     codes = unpack(weight.data)
@@ -198,13 +198,13 @@ def _e2m1(device: torch.device) -> Tensor:
 
 @cache
 def _powers(device: torch.device) -> Tensor:
-    """What the bytes of e8m0 stand for."""
+    """The values of the 256 codes of e8m0."""
     return torch.tensor([*(2.0 ** (code - 127) for code in range(255)), torch.nan], device=device)
 
 
 @Op
 def quantized_linear(x: Tensor, weight: Quantized, bias: Tensor | None = None) -> Tensor:
-    """[..., K] x [N, K] -> [..., N] in the type of x; gradients go to x alone."""
+    """[..., K] x [N, K] -> [..., N] in the dtype of x; only x has a gradient."""
     refuse_shards("a product with quantized weights", x, bias)
     result: Tensor = QuantizedProduct.apply(x, weight, bias)  # type: ignore[no-untyped-call]
     return result
@@ -212,7 +212,7 @@ def quantized_linear(x: Tensor, weight: Quantized, bias: Tensor | None = None) -
 
 @Op
 def grouped_quantized_linear(x: Tensor, weight: Quantized, counts: Sequence[int]) -> Tensor:
-    """x [M, K] in the order of experts, of which each has so many rows, x weights [E, N, K] -> [M, N]."""
+    """x [M, K] sorted by expert, with `counts` rows an expert, x weights [E, N, K] -> [M, N]."""
     parts = torch.split(x, list(counts))
     return torch.cat(
         [quantized_linear(rows, weight.expert(i)) for i, rows in enumerate(parts) if rows.shape[0]]
@@ -220,7 +220,8 @@ def grouped_quantized_linear(x: Tensor, weight: Quantized, counts: Sequence[int]
 
 
 class QuantizedProduct(torch.autograd.Function):
-    """Dequantizes again in backward: the wide weight outlives no call. Rounded activations have the gradient of x."""
+    """Dequantizes again in backward, so that no wide weight outlives a call. The gradient passes through the rounding
+    of activations unchanged."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Quantized, bias: Tensor | None) -> Tensor:
@@ -239,7 +240,8 @@ class QuantizedProduct(torch.autograd.Function):
 
 
 def _int8_product(x: Tensor, weight: Quantized, bias: Tensor | None) -> Tensor:
-    """Integer sums are exact; what follows is fp32: sums * scale of x * scale of the row of the weight + bias."""
+    """The product of int8 activations: exact integer sums, then in fp32 sums * scale of x * scale of the weight's row +
+    bias."""
     numbers, x_scales = encode(x, torch.int8)
     assert x_scales is not None
     sums = integer_sums(numbers, weight.data).float()
@@ -249,7 +251,8 @@ def _int8_product(x: Tensor, weight: Quantized, bias: Tensor | None) -> Tensor:
 
 
 def integer_sums(x: Tensor, weight: Tensor) -> Tensor:
-    """int8 [..., K] x int8 [N, K] -> int32 [..., N], exactly. Through fp32 pieces: no device lacks that product."""
+    """int8 [..., K] x int8 [N, K] -> int32 [..., N], exact. Computed in fp32 pieces, because every device supports that
+    product."""
     sums = torch.zeros(*x.shape[:-1], weight.shape[0], dtype=torch.int32, device=x.device)
     for start in range(0, x.shape[-1], EXACT_COLUMNS):
         columns = slice(start, start + EXACT_COLUMNS)

@@ -1,4 +1,4 @@
-"""What this machine gives the threads at hand: bytes read and numbers multiplied, a second."""
+"""Limits of this machine with the current threads: memory bandwidth and arithmetic peak."""
 
 from __future__ import annotations
 
@@ -16,29 +16,30 @@ from rondo.ops.native.gemm.registers import KINDS, multiply
 
 BY_TORCH = {"fp32": torch.float32, "bf16": torch.bfloat16}
 TURNS = 100_000
-"""Of each chain of products, some 0.4 ms: so short that many rounds have a core for themselves."""
+"""Length of each chain of products, about 0.4 ms: short enough for many rounds without preemption."""
 
 
 @dataclass(frozen=True)
 class HardwareLimits:
-    """Bytes a second read, and operations a second by what is multiplied: numbers in fp32 or bf16, of 16 bits, or of 8.
+    """Bytes read and operations computed in a second, by kind of number: fp32, bf16, 16-bit or 8-bit integers.
 
-    A multiplication and an addition are two operations."""
+    A multiplication and an addition count as two operations.
+    """
 
     read: float
     flops: dict[str, float]
 
     def rate(self, arithmetic: str) -> float:
-        """Operations a second, of such numbers or of floats made of them, whichever are more."""
+        """Operations a second for a kind, or for the same numbers converted to fp32, whichever is higher."""
         return max(rate for name, rate in self.flops.items() if name in ("fp32", arithmetic))
 
     def seconds(self, read: float, flops: float, arithmetic: str) -> float:
-        """In which so many bytes could be read and so many operations computed, side by side."""
+        """Minimum seconds to read `read` bytes and compute `flops` operations concurrently."""
         return max(read / self.read, flops / self.rate(arithmetic))
 
 
 def measure_limits(budget: float) -> HardwareLimits:
-    """Within about `budget` seconds: sums over what no cache holds, and products of numbers in registers."""
+    """Measures within about `budget` seconds: sums over memory larger than the caches, and products in registers."""
     numbers = torch.ones(1 << 26)
     read = numbers.numel() * 4 / _fastest(numbers.sum, budget / 3)
     kinds = [kind for kind in KINDS if kind in BY_TORCH or library("registers") is not None]
@@ -46,7 +47,7 @@ def measure_limits(budget: float) -> HardwareLimits:
 
 
 def measure_flops(kind: str, budget: float) -> float:
-    """Operations a second of one kind. Where kernels of ours do not multiply, of a large product of torch's."""
+    """Operations a second of one kind; without a compiled kernel for it, from a large torch product."""
     if library("registers") is None or (kind == "bf16" and not takes_bf16()):
         return _product_rate(BY_TORCH[kind], budget)
     threads, best, end = torch.get_num_threads(), 0.0, time.perf_counter() + budget
@@ -56,7 +57,7 @@ def measure_flops(kind: str, budget: float) -> float:
 
 
 def _product_rate(dtype: torch.dtype, budget: float) -> float:
-    """Of as large a product as the budget has room for: some types are hundreds of times slower than others."""
+    """Rate of as large a product as the budget permits: some dtypes are hundreds of times slower than others."""
     size, seconds = 128, 0.0
     while size < 2048 and seconds * 8 < budget / 10:
         size *= 2

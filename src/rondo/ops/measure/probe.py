@@ -1,6 +1,7 @@
-"""What each operation reaches here, beside what the memory and the cores give: for `rondo doctor` and the benchmark.
+"""Measured speed of each operation, beside the limits of memory and cores, for `rondo doctor` and the benchmark.
 
-Tensors are those of Qwen3 0.6B, and as many as no cache holds, so that they come from memory as a model's do.
+Tensors have the sizes of Qwen3 0.6B, and more total bytes than the caches, so that they are read from memory as in a
+model.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ from rondo.ops.vocabulary.logprobs import row_logprobs
 HIDDEN, INNER, VOCABULARY, HEADS, KV, DIM = 1024, 3072, 151936, 16, 8, 128
 CONTEXT, PAGE = 8192, 16
 TOKENS = 256
-"""Of a step, for the operations between products; of a document, for attention."""
+"""Tokens of a step for the pointwise operations, and of a document for attention."""
 ANSWERS = 16
-"""Of which a token each is drawn, or has its log-probability taken."""
+"""Rows for sampling and log-probabilities."""
 TYPES = (torch.float32, torch.bfloat16)
 QUANTIZED: dict[str, tuple[Kind, str]] = {
     "int8": ("int8", "int16"),
@@ -45,14 +46,14 @@ QUANTIZED: dict[str, tuple[Kind, str]] = {
     "fp8": ("fp8", "fp32"),
     "mxfp4": ("mxfp4", "int16"),
 }
-"""The kind of a weight, and what is multiplied: numbers of x are rounded to 16 bits, or to 8 (w8a8)."""
+"""Kind of weight, and number format of the products: rows of x are rounded to 16 bits, or to 8 (w8a8)."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """An operation on tensors of a kind; each call takes the next of `given`. `read` bytes come from memory in a
-    call, and `flops` are computed, on numbers as `HardwareLimits` names them. `plain` is how torch alone does it,
-    where it can."""
+    """An operation on tensors of a kind; each call uses the next of `given`. A call reads `read` bytes and computes
+    `flops` operations on numbers named as in `HardwareLimits`. `plain` is the same operation in torch, if there is
+    one."""
 
     operation: str
     dtype: str
@@ -65,11 +66,11 @@ class Case:
     plain: Callable[..., Any] | None = None
 
     def limit(self, limits: HardwareLimits) -> float:
-        """Seconds that a call takes at least."""
+        """Minimum seconds of a call."""
         return limits.seconds(self.read, self.flops, self.arithmetic)
 
     def seconds(self, budget: float, call: Callable[..., Any] | None = None) -> float:
-        """Of a call: the fastest round over all that is given, in about `budget` seconds."""
+        """Seconds of a call: the fastest round over all of `given`, measured for about `budget` seconds."""
         call, best, end = call or self.op, float("inf"), time.perf_counter() + budget
         with torch.inference_mode():
             call(*self.given[0])
@@ -81,7 +82,7 @@ class Case:
         return best
 
     def version(self) -> tuple[str, str]:
-        """Which one runs, and why."""
+        """The version that runs, and the reason."""
         with torch.inference_mode():
             chosen = self.op.version(*self.given[0])
         if chosen.__module__.startswith("rondo.ops.native."):
@@ -97,8 +98,8 @@ class Case:
 def cases(
     rows: Sequence[int], weights: Sequence[tuple[int, int]] = ((INNER, HIDDEN),), streamed: int = 96 << 20
 ) -> Iterator[Case]:
-    """One at a time, since each has its tensors: `streamed` bytes of them. Products are of so many rows of x with
-    weights [N, K] of these shapes; where they are quantized, with the first alone."""
+    """Yields cases one at a time to bound memory, each with `streamed` bytes of tensors. Products have `rows` rows of x
+    and weights [N, K] of these shapes; quantized ones use the first shape only."""
     for dtype in TYPES:
         for shape in weights:
             yield from (_linear(dtype, count, shape, streamed) for count in rows)
@@ -113,7 +114,7 @@ def cases(
 
 
 def products() -> list[Product]:
-    """Those of `cases` whose cuts can be tuned here."""
+    """The products of `cases` whose work split can be tuned on this machine."""
     return [
         Product(dtype, INNER, HIDDEN, torch.get_num_threads())
         for dtype in TYPES
@@ -132,7 +133,7 @@ def _linear(dtype: torch.dtype, rows: int, shape: tuple[int, int], streamed: int
 
 
 def _quantized(name: str, rows: int, shape: tuple[int, int], streamed: int) -> Case:
-    """Bytes of any value are numbers of every kind, as long as no fp8 is NaN."""
+    """Random bytes are valid numbers of every kind, except NaN in fp8."""
     (kind, arithmetic), (width, inputs) = QUANTIZED[name], shape
     columns, group = inputs if kind in ("int8", "fp8") else inputs // 2, 128 if kind == "int4" else inputs
     scales = torch.full((width, inputs // group), 0.01)
@@ -154,7 +155,7 @@ def _sizes(rows: int, shape: tuple[int, int]) -> str:
 
 
 def _attention(dtype: torch.dtype, count: int) -> Case:
-    """A document alone, as a prompt that is new, and as one that is trained on."""
+    """Attention over a single document, as in prefill and training."""
     spec = AttentionSpec(0, HEADS, KV, DIM, DIM, DIM**-0.5)
     given = [
         (spec, *(torch.randn(TOKENS, heads, DIM).to(dtype) for heads in (HEADS, KV, KV)), (0, TOKENS))
@@ -166,7 +167,7 @@ def _attention(dtype: torch.dtype, count: int) -> Case:
 
 
 def _decode(dtype: torch.dtype, count: int) -> Case:
-    """One token of one request at the end of its past."""
+    """Decode of one token of one request."""
     spec = AttentionSpec(0, HEADS, KV, DIM, DIM, DIM**-0.5)
     blocks = CONTEXT // PAGE
 
@@ -198,7 +199,7 @@ def _decode(dtype: torch.dtype, count: int) -> Case:
 
 
 def _between(dtype: torch.dtype, columns: int) -> Iterator[Case]:
-    """What is between products; of as many `columns` as are streamed."""
+    """Pointwise operations between products, with `columns` numbers in total."""
     name, size = SHORT[dtype], dtype.itemsize
     weight = torch.ones(HIDDEN, dtype=dtype)
     norms = [(torch.randn(TOKENS, HIDDEN).to(dtype), weight, 1e-6) for _ in range(1 + columns // HIDDEN)]

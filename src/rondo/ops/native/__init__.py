@@ -1,6 +1,6 @@
-"""Operations in C for CPUs, compiled on this machine on first use; without a compiler only speed is lost.
+"""Operations in C for CPUs, compiled on this machine on first use; without a compiler, torch runs at lower speed.
 
-Each folder holds kernels by what they compute, with the Python module that registers them next to the C file. A
+Each folder has the kernels of one kind of operation, with the Python module that registers them next to the C file. An
 `#include` names the header with its folder, such as `"gemm/pairs.h"`.
 
     build/       compilation and its cache, CPU levels, shared headers, tuning

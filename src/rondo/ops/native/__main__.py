@@ -1,4 +1,4 @@
-"""Compiles the kernels, and says which there are."""
+"""Compiles the kernels and prints the result."""
 
 from rondo.base.errors import RondoError
 from rondo.ops.native.build.ahead import compile_all, lost, runs

@@ -8,9 +8,9 @@ from rondo.ops.dispatch import Op
 
 @Op
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
-    """x / rms(x) * (weight + offset) over the last axis; statistics in fp32 whatever the dtype of x.
+    """x / rms(x) * (weight + offset) over the last axis; statistics are in fp32 for every dtype of x.
 
-    Gemma keeps its weights around zero and adds 1 (`offset`); every other family has offset 0.
+    Gemma's weights are centered on zero, with 1 added (`offset`); every other family has offset 0.
     """
     if offset:
         return F.rms_norm(x.float(), (x.shape[-1],), weight.float() + offset, eps).to(x.dtype)
@@ -21,6 +21,6 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tens
 def add_rms_norm(
     x: Tensor, added: Tensor, weight: Tensor, eps: float, offset: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """x + added, and the norm of that."""
+    """x + added, and the norm of the sum."""
     total = x + added
     return total, rms_norm(total, weight, eps, offset)

@@ -1,7 +1,7 @@
-"""Rotary position embedding with the scalings published checkpoints use.
+"""Rotary position embedding with the scalings of published checkpoints.
 
-The formulas are those of the papers and of the checkpoints' own configuration files: linear interpolation, dynamic
-NTK, YaRN, Llama 3's frequency bands and LongRoPE. Frequencies are computed in fp32 once a spec and device.
+The formulas follow the papers and the checkpoints' configuration files: linear interpolation, dynamic NTK, YaRN, Llama
+3's frequency bands and LongRoPE. Frequencies are computed in fp32 once a spec and device.
 """
 
 import math
@@ -19,7 +19,7 @@ RopeKind = Literal["default", "linear", "dynamic", "yarn", "llama3", "longrope"]
 
 @dataclass(frozen=True)
 class RopeSpec:
-    """What one kind of layer rotates: `dim` of the head's dimensions, at which frequencies."""
+    """Rotary embedding of one kind of layer: the number of rotated dimensions, and their frequencies."""
 
     dim: int
     theta: float
@@ -38,7 +38,7 @@ class RopeSpec:
 
     @property
     def by_length(self) -> bool:
-        """Whether the frequencies depend on how long the sequence is."""
+        """Whether the frequencies depend on the sequence length."""
         return self.kind in ("dynamic", "longrope")
 
 
@@ -54,7 +54,7 @@ def rope_tables(
 
 
 def rope_angles(spec: RopeSpec, positions: Tensor, lengths: Tensor | None = None) -> Tensor:
-    """By how much each pair of dimensions is turned: [T, dim/2]."""
+    """Rotation angle of each pair of dimensions, [T, dim/2]."""
     if spec.by_length:
         assert lengths is not None
         return positions[:, None].float() * _frequencies_by_length(spec, lengths)
@@ -65,8 +65,8 @@ def rope_angles(spec: RopeSpec, positions: Tensor, lengths: Tensor | None = None
 def rotate(spec: RopeSpec, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate the first `spec.dim` dimensions of x [T, heads, D]; the rest pass through.
 
-    Interleaved pairs come out de-interleaved (all firsts, then all seconds): queries and keys alike, so their products
-    are the same and no second shuffle is paid.
+    Interleaved pairs are returned de-interleaved (all firsts, then all seconds). Queries and keys have the same order,
+    so their products are unchanged, and a second shuffle is unnecessary.
     """
     rotated = x if x.shape[-1] == spec.dim else x[..., : spec.dim]
     if spec.interleaved:
@@ -81,7 +81,7 @@ def rotate(spec: RopeSpec, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _frequencies(spec: RopeSpec, device: torch.device) -> Tensor:
-    # Cached tensors outlive the call that made them: as inference tensors they would poison a later backward pass.
+    # Cached tensors outlive the call that created them: inference tensors would break a later backward pass.
     with torch.inference_mode(False), torch.no_grad():
         return _scaled_frequencies(spec, device)
 

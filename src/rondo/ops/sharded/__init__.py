@@ -1,1 +1,1 @@
-"""Operations on DTensors: each rank computes on its own shards, by whatever version takes plain tensors there."""
+"""Operations on DTensors: each rank runs the version for plain tensors on its own shards."""

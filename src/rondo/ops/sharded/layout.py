@@ -1,8 +1,8 @@
-"""How an operation is laid out over a mesh of ranks, and running it so.
+"""Layout of an operation over a mesh of ranks, and its execution.
 
-Tensors move by `redistribute` alone, and enter and leave a rank by `to_local` and `from_local`: what torch documents
-of DTensors. A plain tensor among them counts as one that every rank has; it may take no gradient, of which nobody could
-say how the ranks' parts make a whole.
+Tensors are moved by `redistribute` only, and converted by `to_local` and `from_local`, as documented by torch for
+DTensors. A plain tensor among them counts as replicated; it must not require a gradient, because the reduction of its
+gradients over ranks would be undefined.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from torch.distributed.tensor.placement_types import Placement
 
 Dims = Sequence[int | None]
-"""Of several tensors, along one axis of the mesh: the dimension that is cut there, None where it is whole."""
+"""The sharded dimension of each tensor along one axis of the mesh; None if it is replicated."""
 
 
 @dataclass(frozen=True)
 class Way:
-    """How an operation runs along one axis of the mesh: how its tensors and its result are cut. `summed` are the
-    tensors whose gradients are sums over the ranks; `adds` says that the result is one."""
+    """Layout of an operation along one axis of the mesh: the sharding of inputs and output. The gradients of the
+    tensors `summed` are partial sums over the ranks; with `adds` the output is a partial sum."""
 
     inputs: Dims
     output: int | None = None
@@ -37,13 +37,13 @@ class Way:
 
 
 def shards_among(*given: object) -> bool:
-    """Whether any of them is a DTensor. Where nobody has imported these there is none."""
+    """Whether any argument is a DTensor. False if the DTensor module was never imported."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and any(isinstance(each, module.DTensor) for each in given)
 
 
 def refuse_shards(what: str, *given: object) -> None:
-    """For what has no rule on shards."""
+    """Raises for DTensors, in operations without a rule for shards."""
     if shards_among(*given):
         raise ValueError(
             f"{what} takes no DTensors: give each rank a part of its own as plain tensors (to_local()), or all of them "
@@ -53,7 +53,7 @@ def refuse_shards(what: str, *given: object) -> None:
 
 @dataclass(frozen=True)
 class ShardLayout:
-    """Where an operation's tensors lie. All DTensors among them are of one mesh."""
+    """Placement of an operation's tensors. All DTensors among them are of one mesh."""
 
     mesh: DeviceMesh
     tensors: tuple[DTensor, ...]
@@ -79,8 +79,8 @@ class ShardLayout:
         return cls(mesh, tuple(tensors))
 
     def cuts(self) -> list[list[int | None]]:
-        """For each axis of the mesh, the dimensions in which the tensors are cut. One that is cut in a way of its own,
-        or that is a sum over the ranks, counts as whole: it is made so first."""
+        """For each axis of the mesh, the dimension in which each tensor is sharded. Tensors with other placements, such
+        as partial sums, count as replicated, and are converted first."""
         from torch.distributed.tensor import Shard
 
         def cut(placement: Placement) -> int | None:
@@ -89,7 +89,7 @@ class ShardLayout:
         return [[cut(x.placements[axis]) for x in self.tensors] for axis in range(self.mesh.ndim)]
 
     def rank(self, axes: Sequence[int]) -> int:
-        """This rank's number among those along these axes, in the order in which they cut a dimension."""
+        """This rank's number among the ranks along these axes, in the order in which the axes split a dimension."""
         own = self.mesh.get_coordinate()
         assert own is not None
         number = 0
@@ -98,7 +98,7 @@ class ShardLayout:
         return number
 
     def run(self, op: Callable[..., Tensor], ways: Sequence[Way], shape: Sequence[int]) -> Any:
-        """`op` of this rank's parts, as a part of a result of this shape."""
+        """Runs `op` on this rank's shards and returns its result as a shard of a DTensor of this shape."""
         from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
         def placed(dim: int | None) -> Placement:
@@ -110,12 +110,13 @@ class ShardLayout:
             graded = [
                 Partial() if i in way.summed else place for way, place in zip(ways, wanted, strict=True)
             ]
-            # Even where it is as wanted: on the way back this is what makes a gradient lie as its tensor does.
+            # Needed even if the placement is as wanted: in the backward pass it gives the gradient the
+            # placement of its tensor.
             local.append(tensor.redistribute(placements=wanted).to_local(grad_placements=graded))
         outputs = [Partial() if way.adds else placed(way.output) for way in ways]
         whole = torch.Size(shape)
         strides = tuple(accumulate((*whole[:0:-1],), lambda a, b: a * max(b, 1), initial=1))[::-1]
-        # Parts need not be equally large: so the shape of the whole is said.
+        # Shards may be uneven, so the whole shape is passed.
         return DTensor.from_local(
             op(*local), self.mesh, outputs, run_check=False, shape=whole, stride=strides
         )

@@ -1,7 +1,7 @@
-"""How each operation runs on DTensors, registered with the operations: which cuts stay, and what has to move.
+"""Rules for each operation on DTensors, registered with the operations: which shards stay, and which are redistributed.
 
-Rows and heads stay where they are. A weight that is cut beside rows that are cut is gathered, as FSDP does; a row that
-is cut itself is gathered where it must be seen whole.
+Shards of rows and heads stay. A sharded weight beside sharded rows is gathered, as in FSDP; a row that is itself
+sharded is gathered if the operation needs the whole row.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _any_shards(*args: Any, **kwargs: Any) -> bool:
 def linear_on_shards(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     layout = ShardLayout.of(x, weight) if bias is None else ShardLayout.of(x, weight, bias)
     ways = [_linear_way(cut, x.ndim - 1) for cut in layout.cuts()]
-    # Of the ranks whose results are added up, the first alone adds the bias.
+    # Of the ranks whose results are summed, only the first adds the bias.
     first = layout.rank([axis for axis, way in enumerate(ways) if way.adds]) == 0
 
     def op(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -42,12 +42,12 @@ def linear_on_shards(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> T
 
 
 def _nothing(bias: Tensor) -> Tensor:
-    """Zeros that give its gradient zeros: every rank has one to add to the sum."""
+    """Zeros with a gradient of zeros for the bias, because every rank takes part in the gradient's sum."""
     return bias.masked_fill(torch.ones((), dtype=torch.bool, device=bias.device), 0.0)
 
 
 def _linear_way(cut: Dims, last: int) -> Way:
-    """Of x [.., K], weight [N, K] and bias [N]."""
+    """The layout for x [.., K], weight [N, K] and bias [N]."""
     x, weight = cut[0], cut[1]
     if x is not None and x != last:
         return _of(cut, (x, None, None), x, summed=(1, 2))
@@ -61,7 +61,7 @@ def _linear_way(cut: Dims, last: int) -> Way:
 def _of(
     cut: Dims, inputs: Dims, output: int | None = None, summed: Sequence[int] = (), adds: bool = False
 ) -> Way:
-    """For as many tensors as there are."""
+    """A layout truncated to the number of tensors."""
     return Way(inputs[: len(cut)], output, summed, adds)
 
 
@@ -88,7 +88,7 @@ def gated_on_shards(kind: str, gate: Tensor, up: Tensor) -> Tensor:
 
 @rotate.fast(_any_shards, first=True)
 def rotate_on_shards(spec: RopeSpec, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Tables follow the tokens; all heads have the same."""
+    """Tables are sharded like the tokens; all heads use the same tables."""
     layout = ShardLayout.of(x, cos, sin)
     by_cut = {0: Way((0, 0, 0), 0), 1: Way((1, None, None), 1, summed=(1, 2))}
     ways = [by_cut.get(-1 if cut[0] is None else cut[0], Way((None,) * 3)) for cut in layout.cuts()]
@@ -98,7 +98,7 @@ def rotate_on_shards(spec: RopeSpec, x: Tensor, cos: Tensor, sin: Tensor) -> Ten
 
 @_token_logprobs.fast(_any_shards, first=True)
 def token_logprobs_on_shards(logits: Tensor, tokens: Tensor, scale: Tensor | None, entropy: bool) -> Tensor:
-    """By rows: where the vocabulary is cut each rank is given whole rows instead, as many numbers as it had."""
+    """Sharded by rows. If the vocabulary is sharded, it is redistributed to whole rows with the same numbers a rank."""
     layout = ShardLayout.of(logits, tokens) if scale is None else ShardLayout.of(logits, tokens, scale)
     of_scale = 0 if scale is not None and scale.shape[0] == logits.shape[0] > 1 else None
     ways = [
@@ -122,8 +122,8 @@ def packed_attention_on_shards(
     cu_seqlens: Sequence[int],
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """By heads, where each rank has equally many and they go with the same keys, or with whole groups of them; else
-    every rank computes all."""
+    """Sharded by heads, if each rank has the same number and its query heads share one key head or use whole groups;
+    else every rank computes everything."""
     layout = ShardLayout.of(q, k, v) if sinks is None else ShardLayout.of(q, k, v, sinks)
     cuts = layout.cuts()
     axes = [axis for axis, cut in enumerate(cuts) if 1 in cut[:3]]

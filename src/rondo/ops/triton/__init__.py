@@ -1,6 +1,6 @@
-"""The operations' versions for CUDA, written in Triton: each module registers its own, and compiles nothing until a
-tensor on a CUDA device comes. `kernels/` holds what Triton compiles.
+"""The operations' versions for CUDA in Triton. Each module registers its own, and compiles on the first call with a
+CUDA tensor. `kernels/` has the Triton code.
 
-How a sum is cut depends on the row alone (its width, its request's length, the layer's shape), never on how many rows
-are beside it; so a row's bits are the same in every batch.
+The splitting of a sum depends only on the row (its width, its request's length, the layer's shape), never on the number
+of rows in the batch, so a row's bits are the same in every batch.
 """

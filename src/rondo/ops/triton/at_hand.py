@@ -1,4 +1,4 @@
-"""Whether Triton's kernels run here, and calling them."""
+"""Availability of Triton's kernels, and launching them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def interpreted() -> bool:
-    """Whether Triton interprets its kernels: then, and only then, they take tensors on a CPU."""
+    """Whether Triton interprets its kernels; only then do they accept tensors on a CPU."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 @cache
 def missing() -> str | None:
-    """Why CUDA tensors go through plain torch; None where the kernels take them."""
+    """The reason why CUDA tensors use plain torch; None if the kernels are available."""
     if os.environ.get("RONDO_TRITON", "1") == "0":
         return "RONDO_TRITON=0 says to do without Triton"
     try:
@@ -36,18 +36,18 @@ def missing() -> str | None:
 
 
 def version() -> str:
-    """As a person reads it."""
+    """Triton's version for display."""
     return f"Triton {metadata.version('triton')}{', interpreted' * interpreted()}"
 
 
 def on_device(device: torch.device) -> bool:
-    """Whether tensors that are there meet the kernels."""
+    """Whether the kernels run on this device."""
     fits = device.type == "cuda" or (interpreted() and device.type == "cpu")
     return fits and missing() is None
 
 
 def takes(x: Tensor, *others: Tensor) -> bool:
-    """Whether they are plain floats of one type on one device where the kernels run."""
+    """Whether the tensors are plain floats of one dtype on one device that the kernels support."""
     return (
         x.dtype in FLOATS
         and unwatched(x, *others)
@@ -57,7 +57,7 @@ def takes(x: Tensor, *others: Tensor) -> bool:
 
 
 def launch(kernel: Any, grid: tuple[int, ...], like: Tensor, *arguments: Any, **options: Any) -> None:
-    """On the device that `like` is on; nothing where there is nothing to do."""
+    """Launches a kernel on the device of `like`; does nothing for an empty grid."""
     if 0 in grid:
         return
     with torch.cuda.device(like.device) if like.is_cuda else nullcontext():
@@ -69,14 +69,14 @@ def power_of_two(size: int) -> int:
 
 
 def warps(width: int) -> int:
-    """For a row, or a tile, of so many numbers."""
+    """Number of warps for a row or tile of `width` numbers."""
     return max(1, min(8, width // 256))
 
 
 def with_gradient(
     forward: Callable[..., Tensor], reference: Callable[..., Tensor], *tensors: Tensor
 ) -> Tensor:
-    """forward(*tensors), whose gradient is that of the reference, computed again from the same tensors."""
+    """forward(*tensors), with the gradient of the reference, which is recomputed from the same tensors."""
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
         result: Tensor = _ByReference.apply(forward, reference, *tensors)  # type: ignore[no-untyped-call]
         return result

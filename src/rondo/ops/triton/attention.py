@@ -14,9 +14,9 @@ from rondo.ops.attention.pages import Pages
 from rondo.ops.triton.at_hand import FLOATS, launch, power_of_two, takes, warps
 
 SLICE = 256
-"""Keys of a past that are summed by themselves: a long request's slices fill the card."""
+"""Keys of a past in one partial sum, so that a long request is divided over the GPU."""
 WIDEST = 256
-"""The largest head."""
+"""Maximum head dimension."""
 KEPT = {**dict.fromkeys(FLOATS, "plain"), torch.int8: "int8", torch.float8_e4m3fn: "fp8"}
 
 
@@ -41,8 +41,8 @@ def _can(
 
 
 def _tile(spec: AttentionSpec, keys: Pages, q: Tensor) -> dict[str, Any]:
-    """What hangs on the layer alone. Tiles have as many rows in decode as in prefill, since on some cards the number of
-    rows decides which instruction multiplies. fp32 has none of those, and would compute rows in vain."""
+    """Tile sizes, which depend on the layer only. Decode uses as many rows as prefill, because on some GPUs the number
+    of rows selects the matrix instruction. fp32 does not use those instructions, so it has fewer rows."""
     widest = max(spec.head_dim, spec.value_dim)
     return {
         "ROWS": 16 if q.dtype == torch.float32 else 64,
@@ -57,7 +57,7 @@ def _tile(spec: AttentionSpec, keys: Pages, q: Tensor) -> dict[str, Any]:
 
 
 def _memory(pages: Pages) -> tuple[Tensor, Tensor]:
-    """With any tensor in place of scales that are not there."""
+    """Data and scales of the pages; the data stands in for missing scales."""
     return pages.data, pages.data if pages.scales is None else pages.scales
 
 
@@ -70,7 +70,7 @@ def _floats(sinks: Tensor | None, otherwise: Tensor) -> Tensor:
 
 
 def write(keys: Pages, values: Pages, slots: Tensor, k: Tensor, v: Tensor) -> None:
-    """k [T, KV, D] and v [T, KV, Dv] to their slots [T]; nowhere where that is below 0."""
+    """Writes k [T, KV, D] and v [T, KV, Dv] to slots [T]; a slot below 0 is skipped."""
     from rondo.ops.triton.kernels.pages import write_tokens
 
     k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (k, v))

@@ -13,7 +13,7 @@ from rondo.ops.pointwise.rope import RopeSpec, rotate
 from rondo.ops.triton.at_hand import launch, power_of_two, takes, warps, with_gradient
 
 WIDEST = 1 << 15
-"""The longest row that one program holds."""
+"""The longest row for one program."""
 PIECE = 1024
 KINDS = ("silu", "gelu_tanh", "gelu", "clamped_swiglu")
 
@@ -75,7 +75,7 @@ def _norm(
 
 
 def _rows(x: Tensor) -> Tensor:
-    """[rows, size], with numbers that are neighbours."""
+    """[rows, size] with contiguous rows."""
     rows = x.reshape(-1, x.shape[-1])
     return rows if rows.stride(1) == 1 else rows.contiguous()
 

@@ -1,4 +1,4 @@
-"""What runs on a CUDA device, for `rondo doctor`."""
+"""Operations with kernels on a CUDA device, for `rondo doctor`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ OPERATIONS: dict[str, Op[..., Any]] = {
 
 @dataclass(frozen=True)
 class OnCuda:
-    """`device` is None where there is none, `why` says why there are no kernels."""
+    """CUDA support: `device` is None without one, and `why` is the reason for missing kernels."""
 
     device: str | None
     version: str | None

@@ -10,7 +10,7 @@ from rondo.ops.vocabulary.draw import choose_tokens
 from rondo.ops.vocabulary.logprobs import row_logprobs
 
 SLICE = 4096
-"""Of the vocabulary: what one program looks through. A row's slices are shared out over the card."""
+"""Logits of a row in one program; a row's slices are distributed over the GPU."""
 
 
 def _logprobs_can(logits: Tensor, tokens: Tensor, scale: Tensor | None) -> bool:
@@ -106,5 +106,5 @@ def choose_triton(
 
 
 def _neighbours(logits: Tensor) -> Tensor:
-    """[R, V] whose numbers are neighbours in a row."""
+    """[R, V] with contiguous rows."""
     return logits if logits.stride(1) == 1 else logits.contiguous()

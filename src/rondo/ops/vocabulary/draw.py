@@ -1,4 +1,4 @@
-"""Choosing tokens: one a row, each with a random number of its own."""
+"""Sampling of tokens: one a row, each with its own random number."""
 
 import numpy as np
 import torch
@@ -9,7 +9,7 @@ from rondo.ops.vocabulary.logprobs import row_logprobs
 
 NO_TOKEN = -1
 WORD = 32
-"""How many tokens a number of a mask speaks of, the first of them by its lowest bit."""
+"""Tokens in one number of a mask, the first in its lowest bit."""
 
 
 @Op
@@ -20,10 +20,10 @@ def choose_tokens(
     scales: Tensor | None = None,
     masks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """logits [R, V] in fp32, temperatures [R], draws [R] in [0, 1) -> tokens [R] from the softmax of logits by
-    temperature, or the likeliest where that is 0; NO_TOKEN where the logits are not finite. Of what `masks` [R, words]
-    leave, where they are given. With `scales` [R] also the log-probabilities of the softmax of all logits times those
-    (of token 0 where there is none)."""
+    """logits [R, V] in fp32, temperatures [R], draws [R] in [0, 1) -> tokens [R], sampled from the softmax of logits
+    over temperature, or the argmax for temperature 0; NO_TOKEN if the logits are not finite. `masks` [R, words]
+    restrict the tokens. With `scales` [R] also the log-probabilities under the softmax of all logits times the scale
+    (of token 0 for NO_TOKEN)."""
     hot = temperatures > 0
     left = logits if masks is None else masked(logits, masks)
     probs = torch.softmax(left / torch.where(hot, temperatures, 1.0)[:, None], dim=-1)
@@ -47,7 +47,7 @@ def likeliest(logits: Tensor) -> Tensor:
 
 
 def masked(logits: Tensor, masks: Tensor) -> Tensor:
-    """logits [R, V], masks [R, words] in int32, a bit a token -> the logits, but that who has no bit has no chance."""
+    """logits [R, V], masks [R, words] in int32, one bit a token -> logits with -inf for tokens without a set bit."""
     return logits.masked_fill(~_bits(masks, logits.shape[-1]), -torch.inf)
 
 

@@ -1,4 +1,4 @@
-"""The log-probability of each next token: the one function the sampler and the learner share."""
+"""The log-probability of each next token, by the same function in sampler and learner."""
 
 from typing import Any
 
@@ -8,10 +8,10 @@ from torch import Tensor
 from rondo.ops.dispatch import Op
 
 CHUNK_ELEMENTS = 1 << 22
-"""Rows are done in blocks of this size, so the fp32 scratch is a few times 16 MiB whatever comes in."""
+"""Elements in a block of rows, so that fp32 scratch is a few times 16 MiB for any input."""
 
 LEAST = -1000.0
-"""A logarithm that stands for those of nothing: its exponential is 0."""
+"""Lower bound of a logarithm, in place of -inf; its exponential is 0."""
 
 
 def token_logprobs(
@@ -19,8 +19,9 @@ def token_logprobs(
 ) -> Tensor:
     """log_softmax(logits / temperature)[tokens], fp32 [T], from logits [T, V] of any float dtype and tokens [T].
 
-    `temperature` is a number or [T]; 0 (greedy) counts as 1. Differentiable in `logits`; neither pass holds a second
-    fp32 copy of them. With `entropy` [T, 2]: beside the same log-probabilities each row's entropy, in nats.
+    `temperature` is a number or [T]; 0 (greedy) counts as 1. Differentiable in `logits`; neither pass allocates a
+    second fp32 copy of them. With `entropy` the result is [T, 2]: the same log-probabilities, and each row's entropy in
+    nats.
     """
     return _token_logprobs(logits, tokens, inverse_temperature(temperature, logits), entropy)
 
@@ -31,7 +32,7 @@ def inverse_temperature(temperature: float | Tensor, logits: Tensor) -> Tensor |
         return torch.where(temperature == 0, 1.0, temperature).reciprocal()[:, None]
     if temperature in (0, 1):
         return None
-    # Rounded to fp32 before it is inverted, as a tensor of temperatures is: the two must agree to the last bit.
+    # Rounded to fp32 before inversion, like a tensor of temperatures, so that both agree bitwise.
     return torch.full((1, 1), temperature, dtype=torch.float32, device=logits.device).reciprocal()
 
 
@@ -70,13 +71,14 @@ def _values(logits: Tensor, tokens: Tensor, scale: Tensor | None, entropy: bool)
 
 
 def shares_of(logprobs: Tensor) -> tuple[Tensor, Tensor]:
-    """Probabilities and their logarithms, which are finite: what never happens adds nothing to an entropy. In place."""
+    """Probabilities and finite logarithms, in place: a probability of 0 adds 0 to an entropy."""
     return logprobs.exp(), logprobs.clamp_(min=LEAST)
 
 
 @Op
 def row_logprobs(logits: Tensor, tokens: Tensor, scale: Tensor | None) -> Tensor:
-    """The values alone, in blocks of rows: logits [T, V], tokens [T], scale [T, 1] or [1, 1] or 1 -> fp32 [T]."""
+    """Log-probabilities without a gradient, in blocks of rows: logits [T, V], tokens [T], scale [T, 1] or [1, 1] or
+    None -> fp32 [T]."""
     result = torch.empty(logits.shape[0], dtype=torch.float32, device=logits.device)
     for block in row_blocks(logits):
         rows = scaled_rows(logits, scale, block).log_softmax(-1)
@@ -85,10 +87,10 @@ def row_logprobs(logits: Tensor, tokens: Tensor, scale: Tensor | None) -> Tensor
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
-    """A block of rows at a time; backward makes the softmax again, block by block.
+    """Log-probabilities in blocks of rows; backward recomputes the softmax block by block.
 
-    PyTorch's softmax works row by row, so a token's log-probability does not depend, to the last bit, on how many
-    rows are beside it. (A plain sum over a long row is split among threads when there are few rows.)
+    PyTorch's softmax works row by row, so a token's log-probability is bitwise independent of the number of rows. (A
+    plain sum over a long row is split among threads when there are few rows.)
     """
 
     @staticmethod
@@ -117,16 +119,16 @@ class _ChunkedLogprobs(torch.autograd.Function):
 
 
 def upstream_of(grad: Tensor) -> Tensor:
-    """[T, 1], of log-probabilities alone, or [T, 2]: an entropy that is only looked at costs no gradient, and changes
-    none."""
+    """Upstream gradients [T, 1], for log-probabilities only, or [T, 2]. An entropy without an upstream gradient costs
+    nothing and changes no bits."""
     if grad.dim() == 1:
         return grad.float()[:, None]
     return grad.float() if grad[:, 1].any() else grad[:, :1].float()
 
 
 def whole_row_gradient(logprobs: Tensor, entropies: Tensor, of_token: Tensor, of_entropy: Tensor) -> Tensor:
-    """Of scaled logits, but for what the chosen token itself adds: from all log-probabilities [T, V], in place, and
-    [T, 1] each."""
+    """Gradient of scaled logits without the term of the selected token: from all log-probabilities [T, V], in place,
+    and columns [T, 1]."""
     shares, logs = shares_of(logprobs)
     return logs.add_(entropies).mul_(-of_entropy).sub_(of_token).mul_(shares)
 

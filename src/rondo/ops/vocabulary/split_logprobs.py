@@ -1,4 +1,4 @@
-"""The log-probability of each next token where the vocabulary is divided among ranks: nobody has whole logits."""
+"""The log-probability of each next token with the vocabulary divided among ranks; no rank has whole logits."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +16,7 @@ from rondo.ops.vocabulary.logprobs import (
 )
 
 Gather = Callable[[Tensor], Tensor]
-"""[..] of each of n ranks -> [n, ..], the same on all."""
+"""All-gather: [..] of each of n ranks -> [n, ..], the same on all ranks."""
 
 
 def split_logprobs(
@@ -27,8 +27,8 @@ def split_logprobs(
     gather: Gather,
     entropy: bool = False,
 ) -> Tensor:
-    """As `token_logprobs`, from this rank's columns of the logits, [T, V/n] from column `first` on: equal on all ranks,
-    to the last bit. They send each other two numbers a row, three with entropies; backward sends nothing."""
+    """Like `token_logprobs`, from this rank's columns of the logits, [T, V/n] from column `first`. Results are bitwise
+    equal on all ranks. Communication is two numbers a row, three with entropies, and none in backward."""
     scale = inverse_temperature(temperature, logits)
     result: Tensor = _SplitLogprobs.apply(  # type: ignore[no-untyped-call]
         logits, tokens, scale, first, gather, entropy
@@ -37,7 +37,7 @@ def split_logprobs(
 
 
 class _SplitLogprobs(torch.autograd.Function):
-    """A block of rows at a time; backward makes the softmax again."""
+    """Log-probabilities in blocks of rows; backward recomputes the softmax."""
 
     @staticmethod
     def forward(
@@ -89,6 +89,7 @@ class _SplitLogprobs(torch.autograd.Function):
 
 
 def _entropy(logs: Tensor, entropies: Tensor) -> Tensor:
-    """Of the whole, from the logarithm of what is in each part, [n, T], and the entropy within it."""
+    """Entropy of the whole distribution, from the logarithm of each part's mass, [n, T], and the entropy within each
+    part."""
     shares, logs = shares_of(logs)
     return (shares * (entropies - logs)).sum(0)

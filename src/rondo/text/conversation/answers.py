@@ -1,4 +1,4 @@
-"""What a model said, as the message that it goes on with in the conversation."""
+"""A model's output as an assistant message of the conversation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ParsedCall:
 
     @property
     def object(self) -> dict[str, Any] | None:
-        """The arguments; None if the model wrote no JSON object."""
+        """The arguments as an object; None if the model's output is not a JSON object."""
         try:
             value = json.loads(self.arguments or "{}")
         except (ValueError, RecursionError):
@@ -34,12 +34,13 @@ class ParsedAnswer:
 
     @property
     def words(self) -> list[str]:
-        """What a template that leaves nothing out writes again."""
+        """The texts that a template without omissions renders again."""
         return [self.content, self.reasoning, *(call.name for call in self.calls)]
 
     @property
     def message(self) -> dict[str, Any]:
-        """In OpenAI's shape. Arguments that are no object become an empty one, which every template can write."""
+        """The message in OpenAI's format. Arguments other than an object become an empty object, which every template
+        can render."""
         content = None if self.calls and not self.content else self.content
         message: dict[str, Any] = {"role": "assistant", "content": content}
         if self.reasoning:
@@ -50,7 +51,7 @@ class ParsedAnswer:
 
 
 def read_answer(text: str, parser: OutputParser | None, new_id: Callable[[], str]) -> ParsedAnswer:
-    """`parser` is None where all of it is content."""
+    """Parses a model's output. Without a parser all of it is content."""
     if parser is None:
         return ParsedAnswer(text)
     said = ParsedAnswer()

@@ -1,6 +1,6 @@
-"""Rendering chat templates, with the same output as transformers' `apply_chat_template`.
+"""Rendering of chat templates, with the same output as transformers' `apply_chat_template`.
 
-Templates come from downloaded folders, so they run in Jinja's sandbox and cannot change what they are given.
+Templates are from downloaded folders, so they run in Jinja's sandbox and cannot change their arguments.
 """
 
 import json
@@ -26,13 +26,13 @@ from rondo.text.metered import MeteredEnvironment
 Message = Mapping[str, Any]
 Span = tuple[int, int]
 
-# transformers' own marker. Whether the template trimmed its trailing space tells whether to trim the rest.
+# transformers' own marker. If the template trimmed its trailing space, the rest is trimmed too.
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
 @dataclass
 class _Recorder:
-    """What has been rendered so far, and which parts of it the assistant said."""
+    """The text rendered so far, and the spans of it inside `generation` blocks."""
 
     blocks: list[str] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
@@ -42,7 +42,7 @@ _recorder: ContextVar[_Recorder | None] = ContextVar("chat_template_recorder", d
 
 
 class _Generation(Extension):
-    """`{% generation %}...{% endgeneration %}` marks text made by the assistant."""
+    """`{% generation %}...{% endgeneration %}` marks text of the assistant."""
 
     tags = {"generation"}  # noqa: RUF012 (Jinja declares it so)
 
@@ -71,7 +71,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    # Jinja's own filter escapes HTML, which a model has never seen.
+    # Jinja's own filter escapes HTML, which is not in a model's training data.
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
@@ -103,7 +103,7 @@ def is_bounded(template: str) -> bool:
 
 
 def compile_template(template: str, where: str = "the chat template") -> jinja2.Template:
-    """A compiled template, from a cache. `where` is how an error names its origin."""
+    """A compiled template, from a cache. `where` is its origin in errors."""
     try:
         return _compile(template)
     except jinja2.TemplateSyntaxError as error:
@@ -123,7 +123,7 @@ def render(
     variables: Mapping[str, Any] | None = None,
     where: str = "the chat template",
 ) -> str:
-    """The prompt as text. `continue_final_message` (True, or which field) leaves the last message open."""
+    """The prompt as text. `continue_final_message` (True, or a field's name) leaves the last message open."""
     compiled = compile_template(template, where)
     _check(messages, documents)
     if continue_final_message and add_generation_prompt:
@@ -158,7 +158,7 @@ def render_spans(
     variables: Mapping[str, Any] | None = None,
     where: str = "the chat template",
 ) -> tuple[str, list[Span]]:
-    """The conversation as text, and the character ranges its `generation` blocks cover."""
+    """The conversation as text, and the character ranges of its `generation` blocks."""
     compiled = compile_template(template, where)
     _check(messages, documents)
     recorder = _Recorder()
@@ -197,12 +197,12 @@ def _template_errors(where: str) -> Iterator[None]:
         reason = error.message or error
         raise InvalidRequest(f"{where} refused the messages: {reason}", param="messages") from error
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
-        # Python errors inside a template: a message of a shape that the template was not written for.
+        # Python errors inside a template: it does not support the shape of a message.
         raise InvalidRequest(f"{where} could not render the messages: {error}", param="messages") from error
 
 
 def _leave_open(messages: Sequence[Message], name: str) -> tuple[list[Message], str]:
-    """A copy of the messages whose last one ends in a tag, and the text before that tag."""
+    """A copy of the messages with a tag at the end of the last one, and that message's text."""
     last = dict(deepcopy(messages[-1]))
     content = last.get(name)
     if isinstance(content, str):

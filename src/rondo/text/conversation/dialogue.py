@@ -1,7 +1,8 @@
-"""A conversation that grows turn by turn, as tokens: what a model sampled stays the tokens that it sampled.
+"""A multi-turn conversation as tokens: sampled tokens are never re-tokenized.
 
-After a model's turn only what the chat template writes behind it is tokenized. Where the template writes the past
-otherwise once more follows (it leaves out thoughts, say), there is no such difference, and whoever asks is told.
+After a model's turn only the text that the chat template adds behind it is tokenized. If the template renders earlier
+turns differently once more messages follow (for example, it drops reasoning), the conversation cannot be extended, and
+`follow` returns None.
 """
 
 from __future__ import annotations
@@ -16,29 +17,30 @@ from rondo.text.tokenizer import Tokenizer
 Message = Mapping[str, Any]
 
 RECENT = 16
-"""So many tokens before a text tell how it begins, in tokenizers whose first word is written otherwise."""
+"""Number of preceding tokens passed to the detokenizer, because some tokenizers decode a text's first word
+differently."""
 
 
 @dataclass(frozen=True)
 class Prompt:
     messages: tuple[Message, ...]
     text: str
-    """As the template writes it. What the model said itself may stand in `ids` with other blanks."""
+    """The text rendered by the template. In the model's own turns, `ids` may differ from it in whitespace."""
     ids: list[int]
 
 
 @dataclass(frozen=True)
 class ParsedTurn:
-    """A model's turn: its tokens, with the one that ended it, and what was read in them."""
+    """A model's turn: its tokens including the end token, and the texts parsed from them."""
 
     ids: Sequence[int]
     words: Sequence[str]
-    """Each text, thought and name of a call in it, which a template that keeps the past writes again."""
+    """Texts, reasoning and call names in the turn, which a template without omissions renders again."""
 
 
 @dataclass(frozen=True)
 class Dialogue:
-    """Conversations with one model. `tools` and `variables` are for its chat template."""
+    """Conversations with one model. `tools` and `variables` are arguments of its chat template."""
 
     tokenizer: Tokenizer
     tools: Sequence[Mapping[str, Any]] = ()
@@ -49,10 +51,10 @@ class Dialogue:
         return Prompt(tuple(messages), text, self.tokenizer.encode(text, add_special=False))
 
     def follow(self, prompt: Prompt, answer: ParsedTurn, messages: Sequence[Message]) -> Prompt | None:
-        """The prompt of `messages`: those of `prompt`, the answer to it as a message, and what came then.
+        """The prompt of `messages`: the messages of `prompt`, the answer to it, and later messages.
 
-        Its tokens are those of `prompt` and `answer`, and then the difference. None if the template does not write
-        `messages` so that it goes on from there.
+        Its tokens are the tokens of `prompt` and `answer`, followed by the difference. None if the template does not
+        render `messages` as a continuation of them.
         """
         whole = self._render(messages, True)
         said = prompt.text + self._said(prompt.ids, answer.ids)
@@ -66,8 +68,9 @@ class Dialogue:
     def _behind(
         self, prompt: Prompt, answer: ParsedTurn, messages: Sequence[Message], whole: str
     ) -> str | None:
-        """What follows the turn, where the template writes it in other blanks or another order of keys than the model
-        did. Whatever was said must be in it still, and it must stay what it is when more follows."""
+        """The text after the turn, if the template renders the turn with other whitespace or another order of keys than
+        the model. All texts of the turn must be in the rendering, and the rendering must not change when messages
+        follow."""
         turn = self._render(messages[: len(prompt.messages) + 1], False)
         if not (turn.startswith(prompt.text) and whole.startswith(turn)):
             return None
@@ -81,8 +84,9 @@ class Dialogue:
         return blank + whole[len(turn) :]
 
     def _encode_after(self, before: Sequence[int], rest: str) -> list[int] | None:
-        """`rest` is encoded behind the token that ends the turn, since some tokenizers treat a beginning otherwise.
-        Where nothing ended it, `rest` must begin with a special token: no other has a place of its own in a text."""
+        """Encodes `rest` behind the token that ends the turn, because some tokenizers encode the start of a text
+        differently. If the turn was cut off, `rest` must start with a special token, which is encoded independently of
+        context."""
         end = self._text_of_end(before)
         if end:
             first, *ids = self.tokenizer.encode(end + rest, add_special=False)
@@ -95,7 +99,7 @@ class Dialogue:
         return text.push(list(ids)) + text.flush()
 
     def _text_of_end(self, ids: Sequence[int]) -> str:
-        """Of the special token that ended a turn; empty for one that was cut off."""
+        """The text of the special token at the end of a turn; empty for a turn that was cut off."""
         return self.tokenizer.token(ids[-1]) if ids and ids[-1] in self.tokenizer.special_ids else ""
 
     def _render(self, messages: Sequence[Message], ask: bool) -> str:

@@ -1,4 +1,4 @@
-"""From the messages of OpenAI's API to what chat templates, written for transformers, expect of them."""
+"""Conversion of OpenAI API messages to the format that chat templates, written for transformers, expect."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NEED_CONTENT = frozenset({"system", "developer", "user", "tool"})
 
 
 class CallArguments(dict[str, Any]):
-    """A call's arguments. Most templates take an object; those that join it to a text get its JSON."""
+    """Arguments of a call. Most templates use them as an object; string concatenation yields their JSON."""
 
     def __str__(self) -> str:
         return json.dumps(self, ensure_ascii=False)
@@ -36,7 +36,8 @@ def adapt_messages(messages: Sequence[Mapping[str, Any]], template: str) -> list
 
 
 def _check_content(number: int, message: Mapping[str, Any], template: str) -> None:
-    """What an assistant says may be calls alone; of the others most templates would fail, or write "None"."""
+    """Raises for a message without content. An assistant message may consist of calls only; for other roles most
+    templates would fail, or write "None"."""
     if message["role"] in NEED_CONTENT and message.get("content") is None and "content" in template:
         raise InvalidRequest(
             f"messages: message {number} ({message['role']}) has no content, which the chat template needs.",
@@ -52,7 +53,7 @@ def _adapt(message: Mapping[str, Any], template: str) -> dict[str, Any]:
     if calls:
         adapted["tool_calls"] = [_with_arguments(call) for call in calls]
     if adapted["role"] == "assistant" and adapted.get("content") is None:
-        # Some templates tell calls by this alone, the others take a text in any case.
+        # Some templates detect calls by missing content; the others accept a string in any case.
         told = calls and _ASKS_FOR_NO_CONTENT.search(template)
         adapted["content"] = None if told else ""
     if adapted["role"] == "developer" and "developer" not in template:
@@ -63,7 +64,8 @@ def _adapt(message: Mapping[str, Any], template: str) -> dict[str, Any]:
 
 
 def _reasoning(text: str, message: Mapping[str, Any], template: str) -> dict[str, Any]:
-    """Under the name that the template has for it; gpt-oss's takes no content beside it in a message with calls."""
+    """The reasoning under the template's field name; gpt-oss's template permits no content beside it in a message with
+    calls."""
     if "message.thinking" in template or "['thinking']" in template:
         before = f"{text}\n{message['content']}" if message.get("tool_calls") and message["content"] else text
         return {"thinking": before} | ({"content": ""} if message.get("tool_calls") else {})

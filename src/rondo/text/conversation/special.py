@@ -1,6 +1,6 @@
-"""Special tokens, chat templates and stop ids, gathered from the several files that may state them.
+"""Special tokens, chat templates and stop ids, from the several files that may contain them.
 
-The order of precedence is that of transformers' fast tokenizers.
+The order of precedence is the same as in transformers' fast tokenizers.
 """
 
 from collections.abc import Iterable, Mapping
@@ -43,7 +43,7 @@ def add_special_tokens(backend: tokenizers.Tokenizer, folder: TokenizerFolder) -
 
 
 def _listed(config: Mapping[str, Any], folder: TokenizerFolder) -> list[AddedToken]:
-    """Added tokens with an id of their own in the configuration, in the order of those ids."""
+    """Added tokens with explicit ids in the configuration, in the order of the ids."""
     try:
         decoder = config["added_tokens_decoder"] if "added_tokens_decoder" in config else _old(config, folder)
         return [AddedToken(**decoder[index]) for index in sorted(decoder, key=int)]
@@ -55,7 +55,7 @@ def _listed(config: Mapping[str, Any], folder: TokenizerFolder) -> list[AddedTok
 
 
 def _old(config: Mapping[str, Any], folder: TokenizerFolder) -> dict[int, dict[str, Any]]:
-    """From a file from before tokenizer.json, in which everything but the named tokens is plain."""
+    """Added tokens from a file older than tokenizer.json, where all but the named tokens are plain."""
     special = {_text(config.get(name)) for name in NAMED}
     return {
         index: {"content": text, "normalized": text not in special, "special": text in special}
@@ -94,7 +94,7 @@ def _text(value: Any) -> str | None:
 
 
 def _tokens(values: Mapping[Key, Any], by_text: Mapping[str, AddedToken]) -> dict[Key, AddedToken]:
-    """Strings and serialized tokens as tokens; whatever else has a name that ends in `_token` is left out."""
+    """Converts strings and serialized tokens to tokens; other values of keys that end in `_token` are skipped."""
     texts = {key: text for key, value in values.items() if (text := _text(value)) is not None}
     return {key: by_text.get(text) or _special(text, values[key]) for key, text in texts.items()}
 
@@ -106,7 +106,7 @@ def _special(text: str, value: Any) -> AddedToken:
 
 
 def chat_templates(folder: TokenizerFolder) -> dict[str, str]:
-    """Name -> template. Files of their own come before the entry of tokenizer_config.json."""
+    """Name -> template. Template files take precedence over the entry in tokenizer_config.json."""
     templates: dict[str, str] = {}
     for file, data in folder.files.items():
         if file == "chat_template.jinja":
@@ -135,7 +135,7 @@ def _utf8(data: bytes, folder: TokenizerFolder, name: str) -> str:
 
 
 def end_ids(eos_id: int | None, folder: TokenizerFolder, model_config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Every id that ends a text: the tokenizer's, and those of generation_config.json or else config.json."""
+    """Every id that ends a text: the tokenizer's, and those in generation_config.json or else in config.json."""
     stated = folder.json("generation_config.json").get("eos_token_id")
     if stated is None:
         inner = model_config.get("text_config")

@@ -1,4 +1,4 @@
-"""Chat templates made here."""
+"""Built-in chat templates."""
 
 CHATML = (
     "{%- for message in messages %}"
@@ -14,6 +14,6 @@ CHATML = (
     "{{- '<|im_start|>assistant\\n' }}"
     "{%- endif %}"
 )
-"""Turns between `<|im_start|>` and `<|im_end|>`. What the assistant says is marked as generated."""
+"""Turns between `<|im_start|>` and `<|im_end|>`. Assistant text is marked as generated."""
 
 CHATML_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")

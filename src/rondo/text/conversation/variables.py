@@ -1,4 +1,4 @@
-"""Which variables of a chat template are the caller's to set."""
+"""Validation of the chat-template variables that a caller may set."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ RESERVED = frozenset(
     for name, parameter in inspect.signature(method).parameters.items()
     if parameter.kind is not parameter.VAR_KEYWORD
 )
-"""What `chat_template_kwargs` must not hold: these are not the template's own variables."""
+"""Names that `chat_template_kwargs` must not contain, because they are parameters of the tokenizer's methods."""
 
 
 def template_variables(given: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """`chat_template_kwargs`, as far as they are the template's own."""
+    """`chat_template_kwargs`; raises if they contain reserved names."""
     wrong = sorted(RESERVED & set(given or {}))
     if wrong:
         raise InvalidRequest(

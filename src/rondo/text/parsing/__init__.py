@@ -1,4 +1,4 @@
-"""What a model wrote, taken apart as it comes: reasoning, content, tool calls."""
+"""Streaming parsers of a model's output: reasoning, content, tool calls."""
 
 from rondo.text.parsing.dialect import ToolCallFormat, choose_dialect
 from rondo.text.parsing.parts import ArgumentsDelta, Call, Content, OutputParser, Part, Reasoning

@@ -1,4 +1,4 @@
-"""From the JSON that a model wrote to a call; what is no call is None, never an error."""
+"""Conversion of a model's JSON to a call; invalid input is None, never an error."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rondo.text.parsing.parts import Call
 
 
 def read_json(text: str) -> Any:
-    """None for what cannot be read; `null` is no call either."""
+    """The parsed JSON; None if it is invalid or `null`."""
     try:
         return json.loads(text, parse_constant=_refuse, strict=False)
     except (ValueError, RecursionError):
@@ -21,7 +21,8 @@ def call_from(text: str) -> Call | None:
 
 
 def call_of(value: object) -> Call | None:
-    """`{"name": ..., "arguments": {...}}`; some models say `parameters`, some write the arguments as a string."""
+    """A call from `{"name": ..., "arguments": {...}}`; some models write `parameters`, some write the arguments as a
+    string."""
     if not isinstance(value, dict):
         return None
     given = value.get("arguments", value.get("parameters"))
@@ -30,7 +31,7 @@ def call_of(value: object) -> Call | None:
 
 
 def named_call(name: object, arguments: object, id: str | None = None) -> Call | None:
-    """A call, if the name is one and the arguments are an object or the JSON of one."""
+    """A call, if the name is valid and the arguments are an object or the JSON of one."""
     if isinstance(arguments, str):
         arguments = read_json(arguments)
     if not isinstance(name, str) or not name or not _is_text(name) or not isinstance(arguments, dict):
@@ -47,7 +48,7 @@ def _refuse(constant: str) -> None:
 
 
 def _is_text(text: str) -> bool:
-    """Lone surrogates can be escaped in JSON, but not be sent."""
+    """Whether a string can be encoded: JSON can escape lone surrogates, UTF-8 cannot encode them."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""Which formats a model writes: chosen by its chat template, or named."""
+"""Tool-call and reasoning formats of a model, selected by name or from its chat template."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ CALLS: dict[str, type[CallFormat]] = {
     "jamba": Jamba,
     "phi4_mini_json": Phi4,
 }
-"""Under vLLM's names."""
+"""Tool-call formats by vLLM's names."""
 
 _THINK = ("<think>", "</think>")
 REASONING = {
@@ -61,7 +61,7 @@ REASONING = {
 }
 HARMONY_REASONING = "openai_gptoss"
 ALWAYS_REASON = ("deepseek_r1", "minimax_m2", "olmo3", "step3")
-"""Whose answers begin with reasoning even where nothing opens it."""
+"""Reasoning formats whose answers start with reasoning even without an opening marker."""
 
 TOOL_PARSERS = ("auto", "none", *CALLS, HARMONY)
 REASONING_PARSERS = ("auto", "none", *REASONING, HARMONY_REASONING)
@@ -96,7 +96,7 @@ _REASONING_BY_TEMPLATE = (
 
 @dataclass(frozen=True)
 class ToolCallFormat:
-    """How a model writes calls and reasoning; None: it does not, or nobody asks."""
+    """Tool-call and reasoning formats of a model; None if the model has none or the request does not use them."""
 
     calls: str | None = None
     reasoning: str | None = None
@@ -106,7 +106,7 @@ class ToolCallFormat:
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """Special tokens that are not to be left out of the text that is parsed."""
+        """Special tokens that detokenization must not skip, because the parser needs them."""
         if self._harmony:
             return HARMONY_MARKERS
         format = CALLS[self.calls] if self.calls is not None else None
@@ -114,8 +114,8 @@ class ToolCallFormat:
         return (*written, *REASONING.get(self.reasoning or "", ()))
 
     def parser(self, prompt: str, tools: Tools = (), continued: bool = False) -> OutputParser | None:
-        """For the answer that follows `prompt`, of which the end is enough, or that goes on with it, where that is
-        what the model has said so far. None: all of it is content."""
+        """A parser for the answer to `prompt`, of which the end suffices. With `continued`, `prompt` is the start of
+        the answer itself. None: all of it is content."""
         if self._harmony:
             return Harmony(calls=self.calls is not None)
         calls = MarkedCalls(CALLS[self.calls](tools)) if self.calls is not None else None
@@ -133,8 +133,8 @@ class ToolCallFormat:
         options: Mapping[str, Any] | None = None,
         parallel: bool = True,
     ) -> str:
-        """Of an answer that is calls of `tools`, or JSON of the schema `form` (`options` are llguidance's): one of them
-        where both are given. Reasoning may come before it. It reads back as what `parser` reads."""
+        """Grammar of an answer that is calls of `tools` or JSON of the schema `form` (`options` are llguidance's), or
+        either if both are set. Reasoning may precede it. `parser` parses every answer of the grammar."""
         grammar = Grammar(special_id, self.markers)
         choices = []
         if tools:
@@ -153,7 +153,7 @@ class ToolCallFormat:
         return grammar.calls(HARMONY_SHAPE if format is None else format.shape(template), arguments, parallel)
 
     def thought(self, prompt: str, continued: bool = False) -> Thought | None:
-        """The reasoning that the answer may begin with; the arguments are those of `parser`."""
+        """The reasoning that the answer may start with; the arguments are the same as for `parser`."""
         if self._harmony:
             return None if continued else THOUGHT
         if self.reasoning is None:
@@ -172,7 +172,7 @@ class ToolCallFormat:
 
 
 def choose_dialect(template: str | None, calls: str = "auto", reasoning: str = "auto") -> ToolCallFormat:
-    """`auto` looks at what the template itself writes."""
+    """Selects formats. `auto` detects them from the template's text."""
     _check("tool_call_parser", calls, TOOL_PARSERS)
     _check("reasoning_parser", reasoning, REASONING_PARSERS)
     return ToolCallFormat(

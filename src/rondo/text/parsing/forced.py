@@ -1,4 +1,4 @@
-"""Grammars, in llguidance's Lark, of answers that must be calls or JSON: written as the model writes them by itself."""
+"""Grammars in llguidance's Lark for answers that must be calls or JSON, in the model's native format."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from typing import Any
 
 SPACES = r"[ ]?|\n{1,2}[ \t]{0,20}"
-"""What may stand between JSON's tokens: a small model might not find the end of more."""
+"""Whitespace permitted between JSON tokens; a small model might not end longer whitespace."""
 NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 SpecialId = Callable[[str], int | None]
-"""The id of a special token, which is written as no text; None for what is text."""
+"""The id of a special token, which does not appear as text; None for plain text."""
 
 
 @dataclass(frozen=True)
 class CallSyntax:
-    """How calls are written; `{name}` in `before` is the function's. Without `between` there is one call at most."""
+    """Syntax of calls; `{name}` in `before` is the function's name. Without `between` there is at most one call."""
 
     before: str
     after: str = ""
@@ -29,7 +29,7 @@ class CallSyntax:
 
 @dataclass(frozen=True)
 class Thought:
-    """Reasoning that may come first; where the prompt has `opened` it, it does."""
+    """Optional reasoning before the answer; mandatory if the prompt has `opened` it."""
 
     opening: str
     closing: str
@@ -38,7 +38,7 @@ class Thought:
 
 
 class Grammar:
-    """Rules, gathered as they are needed."""
+    """A grammar whose rules are added on demand."""
 
     def __init__(self, special_id: SpecialId, markers: Sequence[str]) -> None:
         self._special_id = special_id
@@ -53,20 +53,20 @@ class Grammar:
         return name
 
     def literal(self, text: str) -> str:
-        """Text as it is, special tokens by their ids."""
+        """A rule for literal text, with special tokens by their ids."""
         pieces = (
             re.split("(" + "|".join(map(re.escape, self._special)) + ")", text) if self._special else [text]
         )
         return " ".join(self._piece(piece) for piece in pieces if piece)
 
     def until(self, name: str, end: str) -> str:
-        """Any text up to `end`, and `end`."""
+        """A rule for any text up to and including `end`."""
         if end.startswith(tuple(self._special)):
             return self.rule(name, f"/(?s:.*)/ {self.literal(end)}")
         return self.rule(name, "/(?s:.*)/", f"[suffix={_quoted(end)}]")
 
     def json(self, name: str, schema: Mapping[str, Any], options: Mapping[str, Any]) -> str:
-        """JSON of a schema, `options` are llguidance's."""
+        """A rule for JSON of a schema; `options` are llguidance's."""
         return self.rule(name, "%json " + json.dumps({**schema, "x-guidance": dict(options)}))
 
     def think(self, thought: Thought) -> str:
@@ -76,7 +76,7 @@ class Grammar:
         return self.rule("think", f"{again} {said} {blanks}") + ("" if thought.opened else "?")
 
     def calls(self, shape: CallSyntax, arguments: Mapping[str, str], parallel: bool) -> str:
-        """`arguments` are the rules of each function's."""
+        """A rule for calls; `arguments` are the rules of each function's arguments."""
         names = []
         for index, (name, rule) in enumerate(arguments.items()):
             before = self.literal(shape.before.replace("{name}", _quoted(name)[1:-1]))
@@ -95,7 +95,7 @@ def json_arguments(grammar: Grammar, rule: str, function: Mapping[str, Any]) -> 
 
 
 def options_of(function: Mapping[str, Any]) -> dict[str, Any]:
-    """What of its schema cannot be enforced is left out, unless it is strict."""
+    """Options for a function's schema: unsupported parts of it are ignored, unless it is strict."""
     return {"whitespace_pattern": SPACES, "lenient": not function.get("strict")}
 
 

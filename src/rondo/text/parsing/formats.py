@@ -1,4 +1,4 @@
-"""How the families write calls. Each format says where a block of calls ends, and what it calls."""
+"""Tool-call formats of the model families. Each format detects the end of a block of calls, and parses the calls."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ CALLED = (
     r'(?P<object>\{)\s*+(?:"type"\s*+:\s*+"function"\s*+,\s*+)?"name"\s*+:\s*+"(?P<name>[^"\\]++)"\s*+,\s*+'
     rf'"(?:arguments|parameters)"\s*+:\s*+{ARGUMENTS}'
 )
-"""How an object begins that is a call, in the order that models write it in. As all that is matched at each token it
-gives nothing back (`++`): what a model writes can be made to be the worst there is."""
+"""The start of a call object, with keys in the order in which models write them. The pattern is matched at each token,
+so it uses possessive quantifiers (`++`) without backtracking: model output may be adversarial."""
 
 
 class MarkedEnd:
-    """A block up to its end marker; with `json`, one inside a JSON string does not count."""
+    """A block up to its end marker; with `json`, a marker inside a JSON string does not count."""
 
     def __init__(self, marker: str, json: bool = False) -> None:
         self._marker = marker
         self._json = JsonScan() if json else None
         self._passed = 0
-        # What may be the marker's beginning.
+        # A possible start of the marker.
         self._kept = ""
 
     def feed(self, text: str) -> int | None:
@@ -54,17 +54,17 @@ class MarkedEnd:
 
 class Scan(Protocol):
     def feed(self, text: str) -> int | None:
-        """Where in `text` the end is; None if it is not there yet."""
+        """Index of the end in `text`; None if it is not reached."""
 
 
 class HeadedEnd:
-    """A block up to the end that `scan` finds, which begins with the last character of `head`."""
+    """A block up to the end detected by `scan`, which starts with the last character of `head`."""
 
     def __init__(self, head: re.Pattern[str], scan: Scan) -> None:
         self._head = head
         self._scan = scan
         self._text: str | None = ""
-        """What there is, until it is known how it begins."""
+        """Text so far, until the head is recognized."""
         self._passed = 0
 
     def feed(self, text: str) -> int | None:
@@ -103,9 +103,8 @@ class Hermes(CallFormat):
 
 
 class Llama3(CallFormat):
-    """`{"name": ..., "parameters": {...}}` in place of an answer, several with `;` between them, or after
-    `<|python_tag|>`; there also `name.call(key="value")`. Without the tag only what names a tool is a call. Llama 4 has
-    tags of its own."""
+    """`{"name": ..., "parameters": {...}}` in place of an answer, separated by `;`, or after `<|python_tag|>`; there
+    also `name.call(key="value")`. Without the tag only objects that name a tool are calls. Llama 4 has other tags."""
 
     starts = ("<|python_tag|>", "<|python_start|>")
     head_starts = ("{",)
@@ -138,7 +137,7 @@ class Llama3(CallFormat):
 
 
 def _builtin(text: str) -> Call | None:
-    """Llama's way to call what it was trained with: `brave_search.call(query="...")`."""
+    """Llama's syntax for built-in tools: `brave_search.call(query="...")`."""
     try:
         tree = ast.parse(text, mode="eval").body
         match tree:
@@ -197,7 +196,8 @@ class Phi4(JsonList):
 
 
 class Mistral(JsonList):
-    """`[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]`, since v11 `[TOOL_CALLS]name[ARGS]{...}` for each."""
+    """`[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]`, since v11 `[TOOL_CALLS]name[ARGS]{...}` for each
+    call."""
 
     starts = ("[TOOL_CALLS]",)
     inner = ("[CALL_ID]", "[ARGS]")
@@ -233,8 +233,8 @@ class Mistral(JsonList):
 
 
 class DeepSeek(CallFormat):
-    """Calls between special tokens: V3 and R1 write `function`, the name, and a code block of JSON; V3.1 the name
-    and JSON."""
+    """Calls between special tokens: V3 and R1 write `function`, the name, and a code block of JSON; V3.1 the name and
+    JSON."""
 
     BEGIN, SEP, END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
     starts = (BEGIN,)
@@ -271,7 +271,7 @@ class DeepSeek(CallFormat):
 
 
 class KimiK2(CallFormat):
-    """Between special tokens `functions.name:0`, which is the call's id too, and its arguments."""
+    """`functions.name:0` between special tokens, which is also the call's id, and its arguments."""
 
     BEGIN, SEP, END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
     starts = (BEGIN,)
@@ -292,6 +292,6 @@ class KimiK2(CallFormat):
         return None if call is None else [call]
 
     def shape(self, template: str) -> CallSyntax:
-        """One call: each would have a number of its own."""
+        """Syntax for one call, because each further call would need its own number."""
         opening, closing = self.noise
         return CallSyntax(f"{self.BEGIN}functions.{{name}}:0{self.SEP}", self.END, None, opening, closing)

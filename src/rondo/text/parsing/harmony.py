@@ -1,4 +1,4 @@
-"""gpt-oss's Harmony: messages, each with a channel. The prompt has begun the first one's header."""
+"""gpt-oss's Harmony format: messages, each with a channel. The prompt contains the start of the first header."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ FINAL = "<|channel|>final<|message|>"
 
 
 class Harmony:
-    """`analysis` is reasoning, what goes to a function is a call, the rest is content. Messages of one kind are
-    divided by a line's end. Without `calls` none is taken for one."""
+    """Parser of Harmony: `analysis` is reasoning, a message to a function is a call, the rest is content. Messages of
+    one kind are separated by a newline. Without `calls`, no message is parsed as a call."""
 
     may_reason = True
 
     def __init__(self, calls: bool) -> None:
         self._calls = calls
         self._text = ""
-        # What stands before it and is no text yet, of a header or a call: joined where that ends, for it may be long.
+        # Pieces of an unfinished header or call before `_text`, joined at its end, because they may be long.
         self._kept: list[str] = []
         self._heading = False
         self._header: str | None = None
@@ -43,7 +43,7 @@ class Harmony:
         self._kind: type[Content] | type[Reasoning] = Content
         self._fresh = True
         self._said: set[type[Part]] = set()
-        # A call's arguments, and whether nothing has come after them yet.
+        # Parser of a call's arguments, and whether only whitespace has followed the call.
         self._streamed: JsonText | None = None
         self._called = False
 
@@ -74,7 +74,7 @@ class Harmony:
         return parts
 
     def _begin(self) -> bool:
-        """Reads a header; text that begins with none is content."""
+        """Reads a header; text without a header is content."""
         if not self._heading:
             head = self._text.lstrip()
             self._kept.append(self._text[: len(self._text) - len(head)])
@@ -96,7 +96,7 @@ class Harmony:
         return True
 
     def _keep(self, longest: int) -> None:
-        """All that cannot be a part of a marker so long."""
+        """Moves text that cannot be part of a marker of length `longest` to `_kept`."""
         certain = max(0, len(self._text) - longest + 1)
         self._kept.append(self._text[:certain])
         self._text = self._text[certain:]
@@ -142,7 +142,7 @@ class Harmony:
         return True
 
     def _more(self, text: str, parts: list[Part]) -> None:
-        """Of a call's arguments. Blanks after them are nobody's; what else is there is content."""
+        """Adds to a call's arguments. Whitespace after them is dropped; other text is content."""
         rest: str | None = text
         if self._streamed is not None:
             said, rest = self._streamed.take(text)

@@ -1,4 +1,4 @@
-"""Content with calls in it that begin with a marker: what most models write."""
+"""Content with calls that start with a marker, the format of most models."""
 
 from __future__ import annotations
 
@@ -14,30 +14,31 @@ from rondo.text.parsing.scan import LONGEST_HEAD, PIECE, held_back, taken
 from rondo.text.parsing.streamed import StreamedCall, Tail
 
 Tools = Sequence[Mapping[str, Any]]
-"""The functions that may be called: `name` and `parameters`, a JSON schema."""
+"""Functions that may be called: `name` and `parameters`, a JSON schema."""
 
 
 class CallBlock(Protocol):
-    """One stretch of calls that has begun."""
+    """An open block of calls."""
 
     def feed(self, text: str) -> int | None:
-        """Takes more of it, its marker first: where the block ends, from its beginning on; None if not yet."""
+        """Adds text, the start marker first; returns the block's end as an index from its start, or None if it is not
+        reached."""
 
 
 class CallFormat(ABC):
     starts: ClassVar[tuple[str, ...]]
-    """Markers that begin a block."""
+    """Markers that start a block."""
     head_starts: ClassVar[tuple[str, ...]] = ()
-    """Those that do so only where nothing but calls stands before them."""
+    """Markers that start a block only at the start of the answer or after another call."""
     noise: ClassVar[tuple[str, ...]] = ()
-    """Markers around calls that say nothing."""
+    """Markers around calls without a meaning of their own."""
     inner: ClassVar[tuple[str, ...]] = ()
     """Markers inside a block."""
     openings: ClassVar[tuple[re.Pattern[str], ...]] = ()
-    """How calls begin whose arguments can be given as they come: groups `name`, `arguments` (their beginning), `id` if
-    the model writes one, and `object` where an object is around name and arguments."""
+    """Patterns for the start of calls whose arguments can be streamed: groups `name`, `arguments` (their start), `id`
+    if the model writes one, and `object` if an object encloses name and arguments."""
     tail: ClassVar[Tail] = ()
-    """What follows them."""
+    """Markers after a streamed call."""
 
     def __init__(self, tools: Tools) -> None:
         self.tools = {tool["name"]: tool.get("parameters") or {} for tool in tools}
@@ -46,28 +47,28 @@ class CallFormat(ABC):
     def block(self) -> CallBlock: ...
 
     def begins(self, text: str) -> re.Match[str] | None:
-        """The beginning of a call that can be given as it comes; `text` is that of a block."""
+        """A match for the start of a call that can be streamed; `text` is the text of a block."""
         found = (opening.match(text) for opening in self.openings)
         return next((match for match in found if match is not None), None)
 
     def ends(self, begun: re.Match[str]) -> Tail:
-        """What follows a call that began so."""
+        """Markers after a call with this start."""
         return self.tail
 
     def heads_after(self, marker: str) -> tuple[str, ...]:
-        """What may begin the next call at once, where the last one was ended by `marker`."""
+        """Markers that may directly start the next call if the last one ended with `marker`."""
         return self.head_starts
 
     @abstractmethod
     def calls(self, text: str) -> list[Call] | None:
-        """What is called in a block, whose end may be missing; None if that cannot be read."""
+        """The calls in a block, whose end may be missing; None if it is invalid."""
 
     @abstractmethod
     def shape(self, template: str) -> CallSyntax:
-        """How a model with that chat template writes calls, where it must."""
+        """Syntax of calls for a model with that chat template, for forced calls."""
 
     def arguments(self, grammar: Grammar, rule: str, function: Mapping[str, Any]) -> str:
-        """Adds the rule of what stands for a function's arguments."""
+        """Adds the rule of a function's arguments."""
         return json_arguments(grammar, rule, function)
 
 
@@ -82,12 +83,12 @@ class MarkedCalls:
         self._starting = re.compile("|".join(map(re.escape, format.starts)))
         self._text = ""
         self._block: CallBlock | None = None
-        # What of an open block has come, joined only once it is known what it is: it may be long.
+        # Pieces of an open block, joined once its kind is known, because it may be long.
         self._open: list[str] = []
         self._may_begin = True
         self._streamed: StreamedCall | None = None
         self._heads = format.head_starts
-        # Blanks and noise: part of the content only if more of it follows, and not a call.
+        # Whitespace and noise: part of the content only if more content follows, and not a call.
         self._blank: list[str] = []
         self._at_head = True
         self._after_call = False
@@ -119,7 +120,7 @@ class MarkedCalls:
         return parts
 
     def _step(self, parts: list[Part]) -> bool:
-        """Whether there may be more to do."""
+        """One step; returns whether there may be more to do."""
         if self._streamed is not None:
             return self._go_on(self._streamed, parts)
         if self._block is not None:
@@ -150,7 +151,8 @@ class MarkedCalls:
         return True
 
     def _begun(self) -> re.Match[str] | None:
-        """Asked for until the head is too long, and not for as long as the block goes on."""
+        """A match for a call that can be streamed. Searched until the head exceeds the limit, not to the end of a long
+        block."""
         if not self._may_begin:
             return None
         text = taken(self._open)
@@ -195,7 +197,8 @@ class MarkedCalls:
         self._blank.append(text[solid:])
 
     def _resolve(self, raw: str, parts: list[Part]) -> None:
-        """Calls, if the block can be read; else what stands between its markers, each piece for itself."""
+        """Emits the block's calls if it is valid; else each piece from marker to marker is parsed, or emitted as
+        content."""
         if self._call(raw, parts):
             return
         cuts = [start.start() for start in self._starting.finditer(raw, 1)]

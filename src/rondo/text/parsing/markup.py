@@ -1,5 +1,5 @@
-"""Families that write each argument between tags of its own. Values are texts: which of them stand for something else,
-the function's schema says, or the tag."""
+"""Formats that write each argument between tags. Values are text; the function's schema or the tag defines their
+types."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from rondo.text.parsing.parts import Call
 
 
 class Markup(CallFormat):
-    """A function's name, and then arguments, each in tags."""
+    """A call written as a function's name and arguments in tags."""
 
     function: ClassVar[re.Pattern[str]]
-    """A whole block: its groups are the name and what holds the arguments."""
+    """Pattern of a whole block: its groups are the name and the text of the arguments."""
     argument: ClassVar[re.Pattern[str]]
-    """Groups `key`, `value`, and `string` where the tag says whether it is one."""
+    """Pattern with groups `key`, `value`, and `string` if the tag declares whether the value is a string."""
     block_end: ClassVar[str] = ""
     tags: ClassVar[tuple[str, str]]
-    """Around a value, as the model writes them; `{key}` and `{string}` are filled in."""
+    """Tags around a value in the model's syntax; `{key}` and `{string}` are filled in."""
     written: ClassVar[CallSyntax]
 
     def block(self) -> CallBlock:
@@ -64,13 +64,13 @@ class Markup(CallFormat):
 
 
 def _said(text: str, string: str) -> Any:
-    """A value whose tag says whether it is a text."""
+    """A value whose tag declares whether it is a string."""
     value = None if string == "true" else read_json(text)
     return text if value is None and (string == "true" or text.strip() != "null") else value
 
 
 def _typed(text: str, schema: Any) -> Any:
-    """A parameter's value: the JSON that it is written as, unless a string is due."""
+    """A parameter's value: parsed as JSON, unless the schema requires a string."""
     kinds = _kinds(schema)
     if _is_text(schema):
         return None if text == "null" and "null" in kinds else text
@@ -87,12 +87,12 @@ def _is_text(schema: Any) -> bool:
 
 
 def _function(start: str, opening: str, closing: str, end: str) -> re.Pattern[str]:
-    """`start` and `end` are around one call or several, so that they may be missing."""
+    """Pattern of a call. `start` and `end` enclose one or several calls, so they are optional."""
     return re.compile(rf"\s*+(?:{start}\s*+)?{opening}(.*){closing}\s*+(?:{end}\s*+)?", re.S)
 
 
 def _argument(opening: str, closing: str) -> re.Pattern[str]:
-    """A value may hold its closing tag: it ends where another argument follows, or nothing."""
+    """Pattern of an argument. A value may contain its closing tag: it ends before the next argument or at the end."""
     plain = re.sub(r"\?P<\w+>", "?:", opening)
     return re.compile(rf"\s*+{opening}(?P<value>.*?){closing}\s*+(?={plain}|\Z)", re.S)
 
@@ -133,7 +133,7 @@ class MiniMax(Markup):
 
 
 class Dsml(Markup):
-    """DeepSeek V3.2's: as MiniMax's, with bars around `DSML`, and tags that say which values are texts."""
+    """DeepSeek V3.2's format: like MiniMax's, with bars around `DSML`, and tags that declare string values."""
 
     starts = ("<｜DSML｜function_calls>", "<｜DSML｜tool_calls>", "<｜DSML｜invoke name=")
     noise = ("</｜DSML｜function_calls>", "</｜DSML｜tool_calls>")
@@ -158,14 +158,14 @@ class Dsml(Markup):
 
 
 class GlmEnd:
-    """The end of a call that is not within a value."""
+    """Incremental scan for the end of a call, outside values."""
 
     _CLOSING, _KEY, _VALUE_END = "</tool_call>", "<arg_key>", "</arg_value>"
 
     def __init__(self) -> None:
         self._argued = False
         self._passed = 0
-        # What may be the closing's beginning, and the end of what stands before it.
+        # A possible start of the closing tag, and the end of the text before it.
         self._kept = self._before = ""
 
     def feed(self, text: str) -> int | None:

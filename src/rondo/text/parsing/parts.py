@@ -1,4 +1,4 @@
-"""What parsers give: the parts of an answer in their order."""
+"""Parser outputs: the parts of an answer in order."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Reasoning:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """`arguments` is the text of a JSON object, or of as much of it as is there; `ArgumentsDelta` may follow. `id` is
-    there if the model wrote one."""
+    """A call. `arguments` is the text of a JSON object, or the start of one; `ArgumentsDelta` may follow. `id` is set
+    if the model wrote one."""
 
     name: str
     arguments: str
@@ -28,7 +28,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class ArgumentsDelta:
-    """More of the last call's."""
+    """A further piece of the last call's arguments."""
 
     text: str
 
@@ -37,26 +37,26 @@ Part = Content | Reasoning | Call | ArgumentsDelta
 
 
 class OutputParser(Protocol):
-    """Reads one answer. However its text is cut, the parts are the same, but for where texts are divided.
+    """Parser of one answer. The parts do not depend on the chunking of the text, except for the division of texts.
 
-    A call whose arguments are written as JSON begins once its name and their first key are there, and is one then,
-    whatever follows. Others come whole: what turns out to be none can so still be content, and nothing is lost.
+    A call with JSON arguments is emitted once its name and first key are complete, and remains a call regardless of the
+    following text. Other calls are emitted whole: an invalid one is emitted as content, and no text is lost.
     """
 
     def feed(self, text: str) -> list[Part]:
-        """The parts that are certain by now."""
+        """Adds text; returns the final parts so far."""
 
     def finish(self) -> list[Part]:
-        """The rest, at the end."""
+        """The remaining parts, at the end."""
 
     @property
     def reasons(self) -> bool:
-        """Whether what comes next is reasoning, as far as one can know."""
+        """Whether the following text is reasoning, as far as known."""
 
     def reasons_through(self, text: str) -> bool:
-        """Whether `text`, which comes next, is certain to leave it where it reasons. A parser that is asked for nothing
-        but `reasons` need not be fed it then. False is always a right answer."""
+        """Whether the parser certainly remains in reasoning after `text`. Then a caller that needs only `reasons` may
+        skip `feed`. False is always correct."""
 
     @property
     def may_reason(self) -> bool:
-        """Whether reasoning may still come; where it may not, it never will."""
+        """Whether reasoning may still follow; once False, it stays False."""

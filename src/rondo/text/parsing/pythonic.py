@@ -1,4 +1,4 @@
-"""Calls written as Python's: `[get_weather(city="Paris"), now()]`."""
+"""Calls in Python syntax: `[get_weather(city="Paris"), now()]`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from rondo.text.parsing.marked import CallBlock, CallFormat
 from rondo.text.parsing.parts import Call
 
 NAMES = {"true": True, "false": False, "null": None}
-"""JSON's words, where a model mixes them in."""
+"""JSON literals that a model may mix in."""
 
 _MARK = re.compile(r"[\"'\\\[\]]")
 
 
 class ListScan:
-    """Walks once over a list that comes in pieces: brackets and quotes are Python's."""
+    """Incremental scan for the end of a list; brackets and quotes are Python's."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -29,7 +29,7 @@ class ListScan:
         self._escapes = False
 
     def feed(self, text: str) -> int | None:
-        """Where in `text` it ends; None if it does not yet."""
+        """Index of the list's end in `text`; None if it is not reached."""
         at, self._escapes = int(self._escapes and bool(text)), self._escapes and not text
         while (mark := _MARK.search(text, at)) is not None:
             at = mark.end()
@@ -49,8 +49,8 @@ class ListScan:
 
 
 class Pythonic(CallFormat):
-    """A list of calls in place of an answer; Llama 4 may write tags around it. Without them only what names tools is
-    one."""
+    """A list of calls in place of an answer; Llama 4 may write tags around it. Without tags only a list of known tools
+    counts."""
 
     starts = ("<|python_start|>",)
     head_starts: ClassVar[tuple[str, ...]] = ("[",)
@@ -72,7 +72,7 @@ class Pythonic(CallFormat):
         return CallSyntax("{name}(", ")", ", ", "[", "]")
 
     def arguments(self, grammar: Grammar, rule: str, function: Mapping[str, Any]) -> str:
-        """`key=value`, required ones first; values are JSON, which is read as Python is."""
+        """Rule for `key=value`, required arguments first; values are JSON, which the Python parser accepts."""
         schema = function.get("parameters") or {}
         required = set(schema.get("required", ()))
         properties = sorted(
@@ -91,7 +91,7 @@ class Pythonic(CallFormat):
 
 
 class Olmo3(Pythonic):
-    """Calls on lines of their own between tags."""
+    """Calls on separate lines between tags."""
 
     starts = ("<function_calls>",)
     head_starts = ()
@@ -109,7 +109,7 @@ class Olmo3(Pythonic):
 
 
 def _calls(text: str) -> list[Call] | None:
-    """Of a list of nothing but calls with named arguments, whose values are literals."""
+    """The calls in a list that contains only calls with named literal arguments; None for other text."""
     try:
         tree = ast.parse(text, mode="eval").body
         calls = [_call(each) for each in tree.elts] if isinstance(tree, ast.List) else []

@@ -1,4 +1,4 @@
-"""Looking for markers, and for the end of JSON, in text that is still growing."""
+"""Search for markers, and for the end of JSON, in growing text."""
 
 from __future__ import annotations
 
@@ -6,27 +6,28 @@ import re
 from collections.abc import Iterable
 
 LONGEST_HEAD = 512
-"""The characters in which a call must have begun to be given as it comes; one whose head is longer comes whole."""
+"""Maximum characters of a streamable call's head; a call with a longer head is emitted whole."""
 PIECE = 4096
-"""Longer texts are read in pieces: what is done for each marker in one costs as much as the rest of it is long."""
+"""Longer texts are processed in pieces, because the cost for each marker grows with the length of the remaining
+text."""
 
 _STRUCTURE = re.compile(r'["\\{}\[\]]')
 
 
 def first_of(text: str, markers: Iterable[str]) -> int:
-    """Where the first of the markers is; -1 if there is none."""
+    """Index of the first of the markers; -1 if there is none."""
     return min((at for marker in markers if (at := text.find(marker)) >= 0), default=-1)
 
 
 def taken(pieces: list[str]) -> str:
-    """What they are together; the list is empty then."""
+    """Joins the pieces and clears the list."""
     text = "".join(pieces)
     pieces.clear()
     return text
 
 
 def held_back(text: str, markers: Iterable[str]) -> int:
-    """The length of the longest end of `text` that may become a marker."""
+    """Length of the longest suffix of `text` that may become a marker."""
     return max((_overlap(text, marker) for marker in markers), default=0)
 
 
@@ -40,7 +41,7 @@ def _overlap(text: str, marker: str) -> int:
 
 
 class JsonScan:
-    """Walks once over a JSON object or array that comes in pieces."""
+    """Incremental scan for the end of a JSON object or array."""
 
     def __init__(self) -> None:
         self.in_string = False
@@ -48,8 +49,8 @@ class JsonScan:
         self._escapes = False
 
     def feed(self, text: str, start: int = 0, stop: int | None = None) -> int | None:
-        """Where in `text`, from `start` on, the value ends; None if it does not yet. What lies behind its end is told
-        of when it is fed again."""
+        """Index of the value's end in `text` from `start`; None if it is not reached. Text after the end is covered by
+        the next call."""
         stop = len(text) if stop is None else stop
         at = min(start + self._escapes, stop)
         self._escapes = self._escapes and start == stop

@@ -1,4 +1,4 @@
-"""A call whose arguments are given while the model writes them."""
+"""Streaming of a call's arguments while the model writes them."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import re
 from rondo.text.parsing.scan import taken
 
 Tail = tuple[tuple[str, ...], ...]
-"""Markers after a call, one of each group, in their order; any may be missing."""
+"""Optional markers after a call, at most one of each group, in order."""
 
 OPENED = r"\{\s*+[\"}]"
-"""How arguments begin that are JSON: what else begins with a brace may be anything."""
+"""Start of JSON arguments: other text after a brace may be anything."""
 
 _IN_STRING = re.compile(r'["\\\x00-\x1f]')
 _OUTSIDE = re.compile(r'["{}\[\]]')
 
 
 class JsonText:
-    """A JSON object that comes in pieces. Line ends and the like inside its strings, which small models write and JSON
-    forbids, are escaped."""
+    """Incremental JSON object. Control characters such as newlines inside its strings, which small models write and
+    JSON forbids, are escaped."""
 
     def __init__(self, depth: int = 0) -> None:
         self._depth = depth
@@ -27,7 +27,7 @@ class JsonText:
         self._escaped = False
 
     def take(self, text: str) -> tuple[str, str | None]:
-        """What of `text` belongs to it, and the rest, if it has come to its end."""
+        """The part of `text` that belongs to the object, and the rest, or None if the object continues."""
         said: list[str] = []
         at = 0
         while at < len(text):
@@ -59,7 +59,7 @@ class JsonText:
 
 
 class StreamedCall:
-    """From the beginning of the arguments to the end of the call. `wrapped`: an object around them ends after them."""
+    """A call from the start of its arguments to its end. `wrapped`: an enclosing object ends after the arguments."""
 
     def __init__(self, wrapped: bool, tail: Tail) -> None:
         self._arguments = True
@@ -68,10 +68,10 @@ class StreamedCall:
         self._kept: list[str] = []
         self._head = ""
         self.ended_by = ""
-        """The last of the markers."""
+        """The last marker after the call."""
 
     def feed(self, text: str) -> tuple[str, str | None]:
-        """More of the arguments, and what comes after the call, once that is known."""
+        """Adds text; returns the next piece of the arguments, and the text after the call once its end is known."""
         said = ""
         while self._layers:
             taken, rest = self._layers[0].take(text)
@@ -84,7 +84,7 @@ class StreamedCall:
         return said, self._after(text)
 
     def finish(self) -> str:
-        """What was kept because it might have become a marker."""
+        """Text that was held back as a possible marker."""
         return taken(self._kept) + self._head
 
     def _after(self, text: str) -> str | None:
@@ -102,7 +102,7 @@ class StreamedCall:
         return taken(self._kept) + self._head
 
     def _keep(self, text: str) -> None:
-        """Blanks for themselves, so that they are not looked at again."""
+        """Separates leading whitespace, so that it is not scanned again."""
         self._head = text.lstrip()
         self._kept.append(text[: len(text) - len(self._head)])
 

@@ -9,9 +9,9 @@ from rondo.text.parsing.scan import held_back, taken
 
 
 class Think:
-    """Reasoning first, if there is any; what comes after it goes to `then`.
+    """Parser of optional reasoning at the start; the rest is passed to `then`.
 
-    `inside` says that the prompt has opened the reasoning already. Blanks around the markers are nobody's.
+    With `inside`, the prompt has opened the reasoning already. Whitespace around the markers is dropped.
     """
 
     def __init__(self, opening: str, closing: str, inside: bool, then: OutputParser | None = None) -> None:
@@ -19,7 +19,7 @@ class Think:
         self._closing = closing
         self._inside = inside
         self._then = then
-        # Blanks that may be part of what follows, and after them what may become a marker.
+        # Whitespace that may be part of the following text, and then a possible start of a marker.
         self._blank: list[str] = []
         self._text = ""
         self._phase: Literal["head", "reasoning", "answer"] = "head"
@@ -58,7 +58,7 @@ class Think:
         return parts + (self._then.finish() if self._then is not None else [])
 
     def _begin(self) -> None:
-        """The opening may be written even where the prompt has it already."""
+        """Detects the opening marker, which a model may repeat after the prompt."""
         text = self._text.lstrip()
         self._blank.append(self._text[: len(self._text) - len(text)])
         self._text = text

@@ -1,3 +1,2 @@
 """Quantization of a model (`rondo model quantize`): round to nearest, GPTQ and AWQ, with calibration text and a
-measurement of the loss before and after. Read `making.py` first.
-"""
+measurement of the perplexity before and after. Read `making.py` first."""

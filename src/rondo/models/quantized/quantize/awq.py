@@ -1,5 +1,6 @@
-"""AWQ (Lin et al., 2023): columns whose inputs are large are made larger before rounding, so that less is lost of what
-counts, and what makes the inputs is made smaller by as much; then each group's range is cut to what loses least."""
+"""AWQ (Lin et al., 2023): columns with large inputs are scaled up before rounding, so that their relative error is
+smaller, and the producer of the inputs is scaled down by the same factors. Then each group's range is clipped where the
+error is least."""
 
 from __future__ import annotations
 
@@ -12,16 +13,16 @@ from rondo.models.quantized.quantize.rounding import affine_grid, codes_of, int4
 from rondo.ops import Quantized
 
 STEPS = 20
-"""Exponents tried, from 0 (no change) to 1 (all inputs alike)."""
+"""Number of exponents searched, from 0 (no scaling) to 1 (all inputs equally large)."""
 CUTS = tuple(1 - 0.05 * step for step in range(11))
-"""Shares of a group's range that are tried."""
+"""Shares of a group's range in the search for the best clipping."""
 
 
 def factors(
     pairs: Sequence[tuple[Tensor, Tensor]], sizes: Tensor, group: int, scale_type: torch.dtype
 ) -> Tensor:
-    """What to multiply the columns [K] of weights by, each given with the products [K, K] of its inputs. `sizes` [K] is
-    the mean magnitude of each input."""
+    """Factors [K] for the columns of the weights, each paired with the summed products [K, K] of its inputs. `sizes`
+    [K] is the mean magnitude of each input."""
     best, least = torch.ones_like(sizes), torch.inf
     for step in range(STEPS):
         tried = sizes.clamp(min=1e-4) ** (step / STEPS)
@@ -33,7 +34,7 @@ def factors(
 
 
 def _lost(weight: Tensor, tried: Tensor, inputs: Tensor, group: int, scale_type: torch.dtype) -> float:
-    """The square of what the outputs change by."""
+    """The squared error of the outputs."""
     groups = (weight * tried).unflatten(1, (-1, group))  # type: ignore[no-untyped-call]
     scales, zeros = affine_grid(groups, scale_type)
     rounded = values_of(codes_of(groups, scales, zeros), scales, zeros).flatten(1) / tried
@@ -44,7 +45,7 @@ def _lost(weight: Tensor, tried: Tensor, inputs: Tensor, group: int, scale_type:
 def quantize(
     weight: Tensor, inputs: Tensor, group: int, scale_type: torch.dtype, cut: bool = True
 ) -> Quantized:
-    """weight [N, K] fp32, its columns multiplied already, and inputs [K, K] divided likewise."""
+    """weight [N, K] fp32, with its columns scaled already, and inputs [K, K], scaled inversely."""
     groups = weight.unflatten(1, (-1, group))  # type: ignore[no-untyped-call]
     own = _blocks(inputs, group)
     best = torch.full(groups.shape[:2], torch.inf)
@@ -61,6 +62,6 @@ def quantize(
 
 
 def _blocks(inputs: Tensor, group: int) -> Tensor:
-    """[K, K] -> the squares along the diagonal, [K / g, g, g]."""
+    """[K, K] -> the square blocks along the diagonal, [K / g, g, g]."""
     starts = range(0, len(inputs), group)
     return torch.stack([inputs[start : start + group, start : start + group] for start in starts])

@@ -1,5 +1,5 @@
-"""Where a layer can take a factor out of what goes into some matrices: in the norm before them, or in the rows of the
-matrix whose outputs they are fed."""
+"""Folding of AWQ's factors into the producer of a matrix's inputs: the norm before it, or the rows of the matrix before
+it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ Weights = dict[Key, Tensor]
 
 @dataclass(frozen=True)
 class Fold:
-    """`shrink(factors)` makes what these matrices are fed smaller by as much."""
+    """`shrink(factors)` divides the inputs of the matrices `fed` by the factors."""
 
     fed: list[Key]
     shrink: Callable[[Tensor], None]
 
 
 def folds(layer: DecoderLayer, prefix: str, weights: Weights) -> Iterator[Fold]:
-    """`weights` are the layer's matrices; those that others are fed by change there, norms and biases in place."""
+    """Possible folds of a layer. `weights` are the layer's matrices; `shrink` changes producing matrices there, and
+    norms and biases in place."""
     attention, mlp = layer.attention, layer.mlp
     before = layer.attention_norm, layer.mlp_norm
     path = f"{prefix}.attention"

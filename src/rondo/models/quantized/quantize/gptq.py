@@ -1,5 +1,5 @@
-"""GPTQ (Frantar et al., 2022): columns are rounded one after another, and each one's error is made good by the columns
-that are still to come, as far as the inputs of the calibration text let them."""
+"""GPTQ (Frantar et al., 2022): columns are rounded one after another, and the error of each is compensated in the
+remaining columns, as far as the inputs of the calibration text permit."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from rondo.models.quantized.quantize.rounding import codes_of, int4, symmetric_g
 from rondo.ops import Quantized
 
 BLOCK = 128
-"""Columns whose errors are carried on together to those after them."""
+"""Columns whose errors are propagated to the later ones together."""
 DAMPING = 0.01
-"""Added to the diagonal, as a share of its mean; ten times as much until the matrix can be inverted."""
+"""Added to the diagonal, as a share of its mean; multiplied by ten until the matrix is invertible."""
 DAMPINGS = 12
-"""So many are tried: the last is far beyond any matrix of real inputs."""
+"""Number of dampings tried; the last is far beyond any matrix of real inputs."""
 
 
 def quantize(weight: Tensor, inputs: Tensor, group: int, scale_type: torch.dtype) -> Quantized:
-    """weight [N, K] fp32, and inputs [K, K], the sum of the products of the inputs with one another."""
+    """weight [N, K] fp32, and inputs [K, K], the sum of the outer products of the inputs."""
     weight, inverse = weight.clone(), _inverse_factor(inputs)
     weight[:, inputs.diagonal() == 0] = 0.0
     rows, columns = weight.shape
@@ -43,7 +43,8 @@ def quantize(weight: Tensor, inputs: Tensor, group: int, scale_type: torch.dtype
 
 
 def _inverse_factor(inputs: Tensor) -> Tensor:
-    """The upper Cholesky factor of the inverse of the damped matrix; inputs that never came get any number but 0."""
+    """The upper Cholesky factor of the inverse of the damped matrix; an input with only zeros has an arbitrary nonzero
+    diagonal."""
     diagonal = inputs.diagonal()
     damping = DAMPING * diagonal.mean().clamp(min=torch.finfo(torch.float32).tiny)
     unused = (diagonal == 0).to(inputs.dtype)

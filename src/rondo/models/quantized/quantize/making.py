@@ -1,5 +1,6 @@
-"""Quantizing a model, a layer at a time: each layer sees what the quantized ones before it give, and is plain no longer
-when the next one is looked at. So memory holds the calibration text's states and one layer in fp32 beside the model."""
+"""Quantization of a model layer by layer. Each layer is calibrated on the outputs of the quantized layers before it,
+and is replaced before the next one is processed. Memory holds the calibration text's hidden states and one layer in
+fp32 beside the model."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from rondo.ops import Quantized
 
 GROUP_SIZE = 128
 ROWS = 4096
-"""Tokens that go through a layer at once."""
+"""Tokens in a layer's forward pass at once."""
 HALVES = (torch.float16, torch.bfloat16)
 
 
@@ -31,7 +32,7 @@ HALVES = (torch.float16, torch.bfloat16)
 class QuantizationRecipe:
     method: Method
     group_size: int | None = None
-    """Of the 4-bit methods: columns that share a scale, GROUP_SIZE by default; -1 is a whole row."""
+    """Columns that share a scale in the 4-bit methods, GROUP_SIZE by default; -1 is a whole row."""
 
     def __post_init__(self) -> None:
         if self.group_size is not None and self.method not in CALIBRATED:
@@ -45,7 +46,7 @@ class QuantizationRecipe:
         return GROUP_SIZE if self.group_size is None else self.group_size
 
     def settings(self) -> dict[str, object]:
-        """The `quantization_config` of the result."""
+        """The `quantization_config` of the quantized model."""
         if self.method == "awq":
             return {
                 "quant_method": "awq",
@@ -88,7 +89,8 @@ class QuantizationRecipe:
 
 
 def planned(model: Decoder, recipe: QuantizationRecipe) -> tuple[list[Slot], list[Weight], Quantization]:
-    """What stays plain, what is quantized, and how; refused where a weight's shape does not allow it."""
+    """Slots that stay plain, weights to quantize, and the scheme. Raises if a weight's shape does not permit the
+    scheme."""
     if model.config.quantization is not None:
         raise InvalidRequest(
             f"the model's weights are quantized already ({model.config.quantization.method}): start with the "
@@ -135,7 +137,7 @@ def _check_shapes(weights: list[Weight], group_size: int) -> None:
 def quantize(
     model: Decoder, recipe: QuantizationRecipe, rows: Sequence[Sequence[int]], progress: Callable[[int], None]
 ) -> None:
-    """Changes the model into the quantized one. `rows` are the calibration text's tokens."""
+    """Quantizes the model in place. `rows` are the calibration text's tokens."""
     _, _, quantization = planned(model, recipe)
     states = _States(model, rows if recipe.method in CALIBRATED else [])
     for index, layer in enumerate(model.layers):
@@ -153,7 +155,7 @@ def quantize(
 
 
 class _States:
-    """The calibration text between two layers."""
+    """Hidden states of the calibration text between two layers."""
 
     def __init__(self, model: Decoder, rows: Sequence[Sequence[int]]) -> None:
         self._model = model
@@ -226,14 +228,14 @@ def _quantized(
 
 
 def _check_weights(weights: dict[Key, Tensor]) -> None:
-    """No method makes anything of numbers that are none: the model is damaged."""
+    """Raises if a weight has non-finite values, which no method can quantize: the model is damaged."""
     for key, weight in weights.items():
         if not weight.isfinite().all():
             raise ModelError(f"{_told(key)} cannot be quantized: it has non-finite values", param="model")
 
 
 def _check_inputs(observed: Observed) -> None:
-    """Nor can anything be chosen by them: of a damaged model, or of one that overflows."""
+    """Raises if calibration inputs are not finite: the model is damaged, or its dtype overflows."""
     for key, inputs in observed.inputs.items():
         if not (inputs.products.isfinite().all() and inputs.magnitudes.isfinite().all()):
             raise ModelError(
@@ -248,7 +250,8 @@ def _told(key: Key) -> str:
 
 
 def _scaled(inputs: InputStatistics | None, columns: int) -> Tensor:
-    """Mean products; where no row came (an expert that nothing was sent to) every input counts alike."""
+    """Mean products of the inputs; the identity without any rows (an expert without tokens), so that all inputs weigh
+    the same."""
     if inputs is None or inputs.count == 0:
         return torch.eye(columns)
     return inputs.products / inputs.count
@@ -262,7 +265,7 @@ def _fold(
     group: int,
     scales: torch.dtype,
 ) -> None:
-    """Chooses factors, multiplies columns by them, and takes them out of what feeds these."""
+    """Selects factors, multiplies the columns by them, and folds their inverse into the producers of the inputs."""
     for fold in folds(layer, prefix, weights):
         fed = {id(inputs[key]): inputs[key] for key in fold.fed if key in inputs}.values()
         count = sum(one.count for one in fed)

@@ -1,4 +1,4 @@
-"""The ways a model can be quantized here. No torch."""
+"""The quantization methods. Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the matrices of a layer multiply, and what they are fed: what GPTQ and AWQ need to know."""
+"""The quantizable matrices of a layer and statistics of their inputs, for GPTQ and AWQ."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from rondo.models.parts import Experts, Linear
 from rondo.ops import gated, linear
 
 Key = tuple[str, int | None]
-"""A matrix of a layer: the name of its parameter, and which expert's it is."""
+"""A matrix of a layer: the name of its parameter, and the index of its expert, if any."""
 
 
 def matrices(layer: nn.Module, prefix: str) -> dict[Key, Tensor]:
-    """The weights [N, K] of a layer that are quantized, as they lie."""
+    """The weights [N, K] of a layer to quantize, as views."""
     found: dict[Key, Tensor] = {}
     for path, module in layer.named_modules(prefix=prefix):
         if isinstance(module, Linear):
@@ -30,7 +30,7 @@ def matrices(layer: nn.Module, prefix: str) -> dict[Key, Tensor]:
 
 
 class InputStatistics:
-    """Rows x [.., K], added up: products with one another [K, K], and magnitudes [K]."""
+    """Sums over rows x [.., K]: outer products [K, K] and magnitudes [K]."""
 
     def __init__(self, columns: int) -> None:
         self.products = torch.zeros(columns, columns)
@@ -39,7 +39,7 @@ class InputStatistics:
         self.last: Tensor | None = None
 
     def add(self, x: Tensor) -> None:
-        """The same rows may go to several matrices, and count once."""
+        """Adds rows. The same rows may be the input of several matrices, and count once."""
         if x is self.last:
             return
         wide = x.detach().float()
@@ -49,13 +49,13 @@ class InputStatistics:
         self.last = x
 
     def divide(self, factors: Tensor) -> None:
-        """The rows have become smaller by so much."""
+        """Updates the statistics after the inputs were divided by `factors`."""
         self.products /= factors[:, None] * factors
         self.magnitudes /= factors
 
 
 class Observed:
-    """Matrices that are fed the same rows share their inputs."""
+    """Statistics by matrix. Matrices with the same input rows share them."""
 
     def __init__(self) -> None:
         self.inputs: dict[Key, InputStatistics] = {}
@@ -73,7 +73,7 @@ class Observed:
 
 @contextmanager
 def observing(layer: nn.Module, prefix: str) -> Iterator[Observed]:
-    """Within the block, what goes through the layer is added up."""
+    """Within the block, forward passes of the layer are added to the statistics."""
     observed = Observed()
     handles = []
     for path, module in layer.named_modules(prefix=prefix):
@@ -97,7 +97,7 @@ def _of_linear(observed: Observed, path: str) -> Callable[..., None]:
 
 
 def _of_experts(observed: Observed, path: str) -> Callable[..., None]:
-    """Each expert sees the rows that were sent to it."""
+    """Hook that adds to each expert the rows routed to it."""
 
     def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
         assert isinstance(module, Experts)

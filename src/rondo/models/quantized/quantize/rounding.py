@@ -1,5 +1,5 @@
-"""Rounding weights to few bits. Scales are first rounded to the type they will be stored in, so that who reads the file
-has the very numbers that the weights were rounded for."""
+"""Rounding of weights to few bits. Scales are rounded to their storage dtype first, so that the weights are rounded for
+the same scales that a reader of the file uses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CODES = 15
 
 
 def int8(weight: Tensor, scale_type: torch.dtype) -> Quantized:
-    """Each row's largest number becomes 127, and rows of activations are rounded likewise."""
+    """Scales each row so that its largest magnitude becomes 127; activations are quantized in the same way."""
     scales = stored(weight.abs().amax(-1, keepdim=True) / 127, scale_type)
     data = (weight / scales).round().clamp(-127, 127).to(torch.int8)
     return Quantized("int8", data, scales, activations="int8")
@@ -28,13 +28,13 @@ def fp8(weight: Tensor, scale_type: torch.dtype) -> Quantized:
 
 
 def symmetric_grid(groups: Tensor, scale_type: torch.dtype) -> tuple[Tensor, Tensor]:
-    """groups [.., g] -> scales and zeros [..]: zero lies in the middle of the sixteen numbers."""
+    """groups [.., g] -> scales and zeros [..]: zero is in the middle of the sixteen numbers."""
     scales = stored(groups.abs().amax(-1) * (2 / CODES), scale_type)
     return scales, torch.full_like(scales, SYMMETRIC_ZERO)
 
 
 def affine_grid(groups: Tensor, scale_type: torch.dtype) -> tuple[Tensor, Tensor]:
-    """groups [.., g] -> scales and zeros [..]: the sixteen numbers reach from the least to the largest, and hold 0."""
+    """groups [.., g] -> scales and zeros [..]: the sixteen numbers span the minimum to the maximum, and include 0."""
     low, high = groups.amin(-1).clamp(max=0), groups.amax(-1).clamp(min=0)
     scales = stored((high - low) / CODES, scale_type)
     return scales, (-low / scales).round().clamp(0, CODES)
@@ -56,7 +56,8 @@ def int4(codes: Tensor, scales: Tensor, zeros: Tensor) -> Quantized:
 
 
 def stored(scales: Tensor, scale_type: torch.dtype) -> Tensor:
-    """As fp32 again, and none of them 0. Of fp16 subnormal numbers serve too: rows of small weights need them."""
+    """Scales rounded to the storage dtype, as fp32, never 0. Subnormal fp16 numbers are permitted, because rows of
+    small weights need them."""
     kind = torch.finfo(scale_type)
     least = max(kind.smallest_normal * kind.eps, torch.finfo(torch.float32).tiny)
     return scales.clamp(min=least).to(scale_type).float()

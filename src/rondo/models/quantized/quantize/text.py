@@ -1,4 +1,4 @@
-"""Text to calibrate with and to measure on, and how well a model foresees it."""
+"""Text for calibration and for measuring perplexity."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from rondo.models.decoder import Decoder
 from rondo.text.tokenizer import Tokenizer
 
 LONGEST = 512
-"""Tokens of a row of text."""
+"""Maximum tokens in a row of text."""
 MOST_ROWS = 128
 HELD_OUT = 8
-"""One row in so many is measured on, and not calibrated with; at most MOST_ROWS."""
+"""One row in HELD_OUT is for the measurement and not for calibration; at most MOST_ROWS."""
 LEAST_TOKENS = 64
 
 
@@ -29,13 +29,14 @@ class Text:
 
 
 def built_in() -> list[str]:
-    """Paragraphs of several kinds, which come with the package."""
+    """Paragraphs of several kinds, shipped with the package."""
     text = files(__package__).joinpath("calibration.txt").read_text("utf-8")
     return [paragraph for paragraph in text.split("\n\n") if paragraph.strip()]
 
 
 def prepare(texts: Iterable[str], tokenizer: Tokenizer, model: Decoder) -> Text:
-    """One document after another, cut into rows; every eighth row is held out, so that both are of all of it."""
+    """Concatenates the documents and cuts them into rows; every eighth row is held out, so that both sets cover the
+    whole text."""
     tokens: list[int] = []
     for ids in tokenizer.encode_batch(list(texts)):
         tokens += ids
@@ -53,14 +54,14 @@ def prepare(texts: Iterable[str], tokenizer: Tokenizer, model: Decoder) -> Text:
 
 
 def _evenly(rows: list[list[int]]) -> list[list[int]]:
-    """At most so many, from all over."""
+    """At most MOST_ROWS rows, evenly spaced."""
     step = max(1, math.ceil(len(rows) / MOST_ROWS))
     return rows[::step]
 
 
 @torch.no_grad()
 def perplexity(model: Decoder, rows: Sequence[Sequence[int]]) -> float:
-    """Of every token of a row but the first."""
+    """Perplexity over all tokens of the rows except the first of each."""
     total, count = 0.0, 0
     for row in rows:
         tokens, attend = torch.tensor(row, device=model.device), Packed([0, len(row)], model.device)

@@ -1,7 +1,7 @@
-/* Attention of a row of tokens whose keys and values are written already: `attention.h`, shared among threads.
+/* Attention of many tokens whose keys and values are written already: `attention.h`, shared among threads.
  *
- * One task is one key head of a few neighbours, which see nearly the same past: so that stays near. Each token's past is
- * cut as if it were alone.
+ * One task is one key head of a few neighbouring tokens, whose pasts are nearly the same and therefore stay in the
+ * cache. Each token's past is sliced as if the token were alone.
  */
 #include "attention/attention.h"
 

@@ -1,4 +1,4 @@
-"""Attention of many tokens at once by the chain of sums that decode and the compiled step have: `attend.c`."""
+"""Attention of many tokens with the same order of summation as decode and the compiled step: `attend.c`."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from rondo.ops.native.build.readable import address, readable
 
 @dataclass(frozen=True)
 class Pasts:
-    """Whose past each token sees: `owners` [T] are rows of `tables` [R, P] of pages, of which the first `lengths` [T]
-    rows count, with its own. `seen` is how many that is for all of them together."""
+    """The past of each token: `owners` [T] are rows of the page tables `tables` [R, P], and the first `lengths` [T]
+    positions there are attended to, including the token itself. `seen` is the sum of the lengths."""
 
     tables: Tensor
     owners: Tensor
@@ -28,7 +28,7 @@ class Pasts:
 
 
 def can_attend(q: Tensor, *rows: Tensor) -> bool:
-    """Whether queries can see rows of their own type."""
+    """Whether the kernel supports queries and rows of these dtypes."""
     return q.dtype in GIVEN and readable(q, *rows) and library("attend") is not None
 
 
@@ -41,7 +41,7 @@ def attend(
     sinks: Tensor | None,
     lse: Tensor | None = None,
 ) -> Tensor:
-    """q [T, H, D] -> [T, H, Dv]. Into `lse` [T, H] goes the logarithm of what weights were divided by."""
+    """q [T, H, D] -> [T, H, Dv]. Writes the log-sum-exps to `lse` [T, H]."""
     compiled = library("attend")
     assert compiled is not None
     q = q.contiguous()

@@ -1,9 +1,9 @@
-/* Attention of one token, or of a few of one request, over its pages: what they are is in `attention_kv.h`. */
+/* Attention of one token, or of a few of one request, over its pages; see `attention_kv.h` for the tensors. */
 #ifndef RONDO_ATTENTION_H
 #define RONDO_ATTENTION_H
 #include "attention/tiled_past.h"
 
-/* While scores are made, values are asked for; while those are added up, the keys of `next`, whose head is `next_head`. */
+/* Prefetches values while scores are computed; while values are summed, prefetches the keys of `next` and `next_head`. */
 static void attend_slice(const Attention *a, const Slice *slice, int64_t head, const Slice *next, int64_t next_head, Scratch x,
                          float *partial) {
     const int64_t KV = a->kv, G = a->heads / KV, D = query_size(a), DV = in_waves(a->value_dim), stride = part_size(a);
@@ -54,7 +54,7 @@ static void attend_slice(const Attention *a, const Slice *slice, int64_t head, c
     }
 }
 
-/* Puts the slices of one query head together, in the first one's place. */
+/* Merges the slices of one query head, in the place of the first one. */
 static void join(const Attention *a, float *first, int64_t slices, int64_t apart, int64_t request, int64_t head) {
     const int64_t DV = in_waves(a->value_dim);
     float top = a->sinks ? a->sinks[head] : first[DV], total = 0;
@@ -71,16 +71,16 @@ static void join(const Attention *a, float *first, int64_t slices, int64_t apart
     narrow(a->given, first, a->out, (request * a->heads + head) * a->value_dim, a->value_dim);
 }
 
-/* The first token that is seen. */
+/* The first token inside the window. */
 static inline int64_t begin(const Attention *a, int64_t b) {
     return a->window > 0 && a->lengths[b] > a->window ? a->lengths[b] - a->window : 0;
 }
 
-/* The slice of a request's past that begins at `from`. */
+/* The slice of a request's past that starts at `from`. */
 static inline Slice slice_at(const Attention *a, int64_t b, int64_t from) { return (Slice){b, from, least(from + SLICE, a->lengths[b])}; }
 
-/* One token and key head, slice by slice; `partials` is of `partials_size`. After the last of the token's heads comes the
- * token after it, if that is below `tokens`. */
+/* One token and key head, slice by slice; `partials` has `partials_size` floats. After the token's last head the next
+ * token follows, if it is below `tokens`. */
 static inline void attend_token(const Attention *a, int64_t b, int64_t head, int64_t tokens, Scratch x, float *partials) {
     const int64_t G = a->heads / a->kv, stride = part_size(a), length = a->lengths[b];
     const int64_t follows = head + 1 < a->kv ? b : b + 1;
@@ -93,21 +93,21 @@ static inline void attend_token(const Attention *a, int64_t b, int64_t head, int
     for (int64_t g = 0; g < G; g++) join(a, partials + g * stride, slices, G * stride, b, head * G + g);
 }
 
-/* How many neighbours go together at most: so that their queries and scores stay near, and the parts of long answers do not
- * take much. */
+/* Maximum number of neighbouring tokens in one task: their queries and scores stay in the cache, and the partial
+ * results of long pasts stay small. */
 static inline int64_t neighbours(const Attention *a) {
     const int64_t many = by_tiles(a) && a->pages * a->size <= SHORT_PAST ? 4 * MANY : MANY;
     return most(4, many * a->kv / a->heads);
 }
 
-/* How many of `rows` neighbours are one task with a key head, so that every thread has some. */
+/* Number of the `rows` neighbours in one task with a key head, so that every thread has a task. */
 static inline int64_t shared_out(const Attention *a, int64_t rows, int64_t threads) {
     int64_t together = neighbours(a);
     while (together > SIDE && (rows + together - 1) / together * a->kv < 2 * threads) together /= 2;
     return together;
 }
 
-/* How many tokens from `b` on, below `tokens`, have one past and go together. */
+/* Number of tokens from `b`, below `tokens`, that share one past and are processed together. */
 static inline int64_t run_at(const Attention *a, int64_t b, int64_t tokens) {
     const int64_t end = least(tokens, b + neighbours(a));
     int64_t last = b + 1;
@@ -115,7 +115,7 @@ static inline int64_t run_at(const Attention *a, int64_t b, int64_t tokens) {
     return last - b;
 }
 
-/* Rows from token `t` to `end` of one past, at most a tile, side by side as floats; and their scales, where they have them. */
+/* Rows from token `t` to `end` of one past, at most a tile, as contiguous floats; and their scales, if any. */
 static void read_tile(const Attention *a, const void *pages, const float *scales, int64_t b, int64_t t, int64_t end, int64_t head,
                       int64_t dim, float *to, float *scales_to) {
     int64_t row, count, apart;
@@ -127,7 +127,7 @@ static void read_tile(const Attention *a, const void *pages, const float *scales
     }
 }
 
-/* The same of keys that are met as they are. */
+/* The same for keys that are multiplied in place. */
 static void read_pairs(const Attention *a, int64_t b, int64_t t, int64_t end, int64_t head, float *to) {
     int64_t row, count, apart;
     const int64_t D = query_size(a);
@@ -138,7 +138,7 @@ static void read_pairs(const Attention *a, int64_t b, int64_t t, int64_t end, in
     }
 }
 
-/* What M queries see of the tokens from `t` to `end`: each, and all of them. */
+/* Tokens from `t` to `end` that M queries attend to: of each query, and of all of them. */
 typedef struct {
     int64_t from[BESIDE], to[BESIDE], first, last;
 } Seen;
@@ -152,8 +152,8 @@ ALWAYS_INLINE void see(const Query *queries, int64_t M, int64_t t, int64_t end, 
     if (s->first > s->last) s->first = s->last = end;
 }
 
-/* Of a tile of rows from token `t` to `end`: the products of all queries with those that they see, or the sums by their
- * weights. A row is read once for as many queries as see it together. */
+/* For a tile of rows from token `t` to `end`: the products of all queries with the rows in their windows, or the sums
+ * by their weights. A row is read once for all queries that attend to it. */
 #define EACH_QUERIES                                                                                                   \
     for (int64_t r = 0, M; r < count; r += M) {                                                                        \
         const Query *own = queries + r;                                                                                \
@@ -200,8 +200,8 @@ static void add_tile(const Attention *a, const Query *queries, int64_t count, co
 }
 #undef EACH_QUERIES
 
-/* One slice of the queries of a few tokens of one request, each where it is in the token's own past. A tile of keys is read
- * once for all of them; what a token makes of it is as in `attend_slice`, to the bit. */
+/* One slice of the queries of a few tokens of one request, each at its place in the token's own past. A tile of keys is
+ * read once for all of them; each token's result is bitwise equal to `attend_slice`. */
 static void attend_slices(const Attention *a, int64_t b, const Query *queries, int64_t n, int64_t head, Scratch x) {
     int64_t first = INT64_MAX, last = 0;
     for (int64_t r = 0; r < n; r++)
@@ -229,7 +229,7 @@ static void attend_slices(const Attention *a, int64_t b, const Query *queries, i
     }
 }
 
-/* As `attend_token`, of `n` tokens of one request at once. */
+/* Like `attend_token`, for `n` tokens of one request at once. */
 static void attend_run(const Attention *a, int64_t b, int64_t n, int64_t head, Scratch x, float *partials) {
     const int64_t G = a->heads / a->kv, stride = part_size(a);
     Query queries[n * G];
@@ -251,18 +251,19 @@ static void attend_run(const Attention *a, int64_t b, int64_t n, int64_t head, S
     }
 }
 
-/* How many floats the parts of a run's answers have, and a thread's scratch; of `tokens` that go together; and where that is in `memory`. */
+/* Floats for the partial results of a run and for a thread's scratch with `tokens` processed together, and the layout
+ * of `memory`. */
 static inline int64_t partials_size(const Attention *a, int64_t longest) {
     return neighbours(a) * ((longest + SLICE - 1) / SLICE) * (a->heads / a->kv) * part_size(a);
 }
 
-/* The first place from which a cache line begins. */
+/* The first address at the start of a cache line. */
 static inline float *at_line(float *memory) { return memory + (LINE - ((uintptr_t)memory / sizeof(float)) % LINE) % LINE; }
 
-/* The queries of so many tokens: as many as fill tiles. */
+/* Queries of `tokens` tokens, rounded up to whole tiles. */
 static inline int64_t queries_of(const Attention *a, int64_t tokens) { return (tokens * (a->heads / a->kv) + SIDE - 1) / SIDE * SIDE; }
 
-/* Rows of values that are kept at once, in pairs or one by one. */
+/* Rows of values in memory at once, in pairs or single. */
 static inline int64_t values_kept(const Attention *a) { return by_tiles(a) ? SLICE / 2 : TILE; }
 
 static inline int64_t scratch_size(const Attention *a, int64_t tokens) {

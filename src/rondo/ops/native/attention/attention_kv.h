@@ -1,18 +1,18 @@
-/* Attention of one token over its request's pages, with the writing of its key and value.
+/* Attention of one token over its request's pages, and writing of its key and value.
  *
- * A token's past is cut into slices of a fixed length; each gives, for a key head and the query heads that share it, a
- * part of the answer, and the parts are put together in their order. So all arithmetic depends on the token and its past
- * alone, however the slices are shared among threads.
+ * A token's past is divided into slices of a fixed length. For a key head and the query heads that share it, each slice
+ * yields a partial result, and the partial results are merged in order. So all arithmetic depends only on the token and
+ * its past, for any distribution of the slices over threads.
  *
  *   keys   [blocks, size, KV, D]     values [blocks, size, KV, DV]   of the type `kept`
- *   key_scales, value_scales [blocks, size, KV] where it has them, else NULL
- *   q      [B, H, D]   k [B, KV, D]  v [B, KV, DV]  out [B, H, DV]   of the type `given`; k and v NULL where they are written already.
+ *   key_scales, value_scales [blocks, size, KV] for types with scales, else NULL
+ *   q      [B, H, D]   k [B, KV, D]  v [B, KV, DV]  out [B, H, DV]   of the type `given`; k and v are NULL if written already
  *   Numbers of q are also of the type `asked`.
- *   tables [requests, pages]   owners [B] the request of each token, NULL where each has its own
- *   lengths [B] (the new token counted)  slots [B]  sinks [H] float or NULL
- *   lse    [B, H] or NULL: the logarithm of what a head's weights were divided by, for the way back
+ *   tables [requests, pages]   owners [B] the request of each token, NULL for one request a token
+ *   lengths [B] (including the new token)  slots [B]  sinks [H] float or NULL
+ *   lse    [B, H] or NULL: log-sum-exp of each head, for the backward pass
  *
- * Pages of one row each are a past that lies anywhere; rows that follow one another are read together.
+ * Pages of one row each permit a past at any positions; consecutive rows are read together.
  */
 #ifndef RONDO_PAST_H
 #define RONDO_PAST_H
@@ -42,14 +42,14 @@ typedef struct {
     int64_t request, from, to;
 } Slice;
 
-/* What one thread needs: the scaled query, a slice's scores, and of a tile the scales and the rows as floats. Padding of queries
+/* Scratch of one thread: the scaled query, a slice's scores, and a tile's scales and rows as floats. Padding of queries
  * and rows is 0. */
 typedef struct {
     float *query, *scores, *scales, *keys, *values;
 } Scratch;
 
-/* A wave is the longest vector there is here. BESIDE is how many queries meet a row at once: as many as have registers for
- * their sums. PIN keeps a wave in a register: compilers would load it again for each of its uses. */
+/* A wave is the longest vector of this CPU. BESIDE is the number of queries multiplied with a row at once: as many as
+ * have registers for their sums. PIN holds a wave in a register: compilers would load it again for each use. */
 #if defined __AVX512F__
 enum { WAVE = 16, BESIDE = 4 };
 #define PIN(x) __asm__("" : "+v"(x))
@@ -76,7 +76,7 @@ typedef uint32_t WaveBits __attribute__((vector_size(4 * WAVE)));
 
 static inline int64_t in_waves(int64_t dim) { return (dim + WAVE - 1) / WAVE * WAVE; }
 
-/* Whether queries meet keys by dot products of bf16, where they lie: two numbers are as long as a float. */
+/* Whether queries are multiplied with keys in place by dot products of bf16: two numbers have the size of a float. */
 static inline int in_pairs(const Attention *a) {
 #if defined HAS_DOTS && defined __AVX512F__
     return a->asked == BF16 && a->kept == BF16 && a->dim % (2 * WAVE) == 0;
@@ -107,7 +107,7 @@ ALWAYS_INLINE Half folded(Wave x) {
 #endif
 }
 
-/* Of each query's four sums those over lanes, side by side. */
+/* For each query the sums over lanes of its four sums, as one vector. */
 ALWAYS_INLINE void sum_lanes(Wave (*of)[4], Half *all, const int M) {
 #if defined __AVX512F__
     if (M == 4) {
@@ -141,8 +141,8 @@ ALWAYS_INLINE Wave meet_wave(const int pairs, Wave q, Wave k, Wave sum) {
     return fused_wave(q, k, sum);
 }
 
-/* Products of M queries, side by side, with rows that are `apart` numbers from one to the next, four at a time so that sums
- * of lanes are shared; the last row stands in for missing ones, so that a row's product does not depend on the others. */
+/* Products of M queries with rows `apart` numbers from one another, four rows at a time so that lane sums are shared.
+ * The last row stands in for missing ones, so that a row's product does not depend on the others. */
 ALWAYS_INLINE void products(const int pairs, const float *query, const float *rows, int64_t apart, int64_t count, float *const *out,
                             const int64_t D, const int M) {
     for (int64_t t = 0; t < count; t += 4) {
@@ -229,7 +229,7 @@ ALWAYS_INLINE void add(float *const *weights, const float *rows, int64_t apart, 
     }
 }
 
-/* Loops over sizes that the compiler knows become a few vector instructions. */
+/* Loops over sizes known to the compiler become a few vector instructions. */
 #define FOR_SIZE(NAME, X, M)                                                                                           \
     static void NAME##_##M(X x, const float *rows, int64_t apart, int64_t count, float *const *out, int64_t D) {       \
         if (D == 64) NAME(x, rows, apart, count, out, 64, M);                                                          \
@@ -249,10 +249,10 @@ FOR_COUNT(dot, const float *)
 FOR_COUNT(dot_words, const float *)
 FOR_COUNT(add, float *const *)
 
-/* How many of those that are left go together. */
+/* Number of the remaining queries to process together. */
 static inline int64_t beside(int64_t left) { return left >= BESIDE ? BESIDE : left >= 2 ? 2 : 1; }
 
-/* The tokens from `t` on, at most to `to`, that lie in one page and fill one tile; `row` is where they begin. */
+/* The tokens from `t`, at most to `to`, within one page and one tile; `row` is their first row. */
 static inline int64_t tile_at(const Attention *a, int64_t request, int64_t t, int64_t to, int64_t *row) {
     const int64_t page = t / a->size;
     const int64_t *table = a->tables + (a->owners ? a->owners[request] : request) * a->pages;
@@ -282,13 +282,13 @@ static void write_row(const Attention *a, int64_t request, int64_t head, float *
     keep(a->kept, row, a->values, a->value_scales, to, a->value_dim);
 }
 
-/* What one slice of a past makes of a query: the sum of the values by their weights, the largest score, and the sum of the
+/* Partial result of one slice for a query: the weighted sum of the values, the largest score, and the sum of the
  * weights, which are relative to it. */
 static inline int64_t part_size(const Attention *a) { return in_waves(a->value_dim) + LINE; }
 
 ALWAYS_INLINE Wave larger(Wave a, Wave b) { return (Wave)LARGER(a, b); }
 
-/* As `exp_neg`. A number so large that its last bit is a 1 rounds what is added to it. */
+/* Like `exp_neg`. Adding a number so large that its last bit is 1 rounds the other operand. */
 ALWAYS_INLINE Wave exp_wave(Wave x) {
     const Wave rounder = alike(0x1.8p23f);
     x = larger(alike(-87.0f), x);
@@ -303,7 +303,7 @@ ALWAYS_INLINE Wave exp_wave(Wave x) {
     return p * (Wave)(((WaveBits)shifted << 23) + (127u << 23));
 }
 
-/* Scores to weights, in place, for a part that begins. The last wave of them may be filled up. */
+/* Converts scores to weights, in place, for a new partial result. The last wave of them may be padded. */
 static void weigh(const Attention *a, float *row, int64_t count, float *part) {
     const int64_t DV = in_waves(a->value_dim), end = in_waves(count);
     const float cap = a->softcap;
@@ -322,22 +322,23 @@ static void weigh(const Attention *a, float *row, int64_t count, float *part) {
     part[DV] = highest, part[DV + 1] = (four[0] + four[1]) + (four[2] + four[3]);
 }
 
-/* What one row of a head takes in the cache. */
+/* Bytes of one row of a head in the cache. */
 static inline int64_t row_bytes(const Attention *a, int64_t dim) {
     return dim * (a->kept == F32 ? 4 : a->kept == BF16 || a->kept == F16 ? 2 : 1);
 }
 
-/* Asks for the rows of a head that lie in one tile. They are short and far apart: no CPU sees them coming. */
+/* Prefetches the rows of a head within one tile. They are short and far apart, so hardware prefetchers do not predict
+ * them. */
 static inline void fetch(const Attention *a, const void *pages, int64_t bytes, int64_t row, int64_t head, int64_t count) {
     const char *at = (const char *)pages + (row * a->kv + head) * bytes;
     for (int64_t i = 0; i < count; i++, at += a->kv * bytes)
         for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(at + byte, 0, 2);
 }
 
-/* Whether the token before had the same past. */
+/* Whether the previous token has the same past. */
 static inline int is_near(const Attention *a, int64_t b) { return a->owners && b > 0 && a->owners[b] == a->owners[b - 1]; }
 
-/* The queries of a token and key head; scaled, if not in pairs: their scores are, then. */
+/* The queries of a token and key head; scaled, unless they are in pairs, whose scores are scaled instead. */
 static void read_queries(const Attention *a, int64_t b, int64_t head, float *query) {
     const int64_t G = a->heads / a->kv, D = query_size(a);
     for (int64_t g = 0; g < G; g++, query += D) {
@@ -353,7 +354,7 @@ static void read_queries(const Attention *a, int64_t b, int64_t head, float *que
     }
 }
 
-/* Rows of a head that lie in one tile, as floats, with padding that is 0. */
+/* Rows of a head within one tile, as floats, with zero padding. */
 static inline const float *read_rows(const Attention *a, const void *pages, int64_t row, int64_t head, int64_t count, int64_t dim,
                                      float *to, int64_t *apart) {
     const int64_t D = in_waves(dim);
@@ -361,14 +362,14 @@ static inline const float *read_rows(const Attention *a, const void *pages, int6
     return rows_of(a->kept, pages, row * a->kv + head, a->kv, count, dim, D, to, apart);
 }
 
-/* As `read_rows`, of keys: where they lie, if they can be met there. */
+/* Like `read_rows`, for keys: in place, if they can be multiplied there. */
 static inline const float *read_keys(const Attention *a, int64_t row, int64_t head, int64_t count, float *to, int64_t *apart) {
     if (!in_pairs(a)) return read_rows(a, a->keys, row, head, count, a->dim, to, apart);
     *apart = a->kv * a->dim / 2;
     return (const float *)((const uint16_t *)a->keys + (row * a->kv + head) * a->dim);
 }
 
-/* Scores of M queries beside one another. */
+/* Scores of M queries. */
 static inline void score(const Attention *a, const float *query, const float *rows, int64_t apart, int64_t count, float *const *out, int64_t M) {
     const int64_t D = query_size(a);
     if (!in_pairs(a)) {
@@ -380,7 +381,7 @@ static inline void score(const Attention *a, const float *query, const float *ro
         for (int64_t t = 0; t < count; t++) out[m][t] *= a->scale;
 }
 
-/* As `tile_at`, of few tokens: what is asked for at once should not be more than memory brings while they are used. */
+/* Like `tile_at`, for few tokens: a prefetch should not exceed the memory bandwidth during its use. */
 static inline int64_t bite_at(const Attention *a, int64_t request, int64_t t, int64_t to, int64_t *row) {
     return tile_at(a, request, t, least(to, t + BITE), row);
 }

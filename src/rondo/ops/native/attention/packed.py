@@ -1,6 +1,6 @@
-"""Attention of whole rows with the sums of paged decode, and its way back through torch's fused one.
+"""Attention over whole documents with the summation order of paged decode; the backward pass is torch's fused one.
 
-A token gets the bits that it gets in the engine, however long its row is and whatever is beside it.
+A token's result is bitwise equal to the engine's, independent of the length of its row and of its batch.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ Recompute = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 
 
 class PaddedBlock(Protocol):
-    """Queries and keys that are padded to one length for the way back: `rows` [B * Q] and `columns` [B * L] of the flat
-    row, and the places of `rows` that are `real`."""
+    """Queries and keys padded to one length for the backward pass: indices `rows` [B * Q] and `columns` [B * L] of the
+    flat row, and `real`, the positions of `rows` without padding."""
 
     batch: int
     rows: Tensor
@@ -44,7 +44,7 @@ class PaddedBlock(Protocol):
     columns: Tensor
 
     def mask(self, window: int | None) -> Tensor | None:
-        """[.., Q, L] true where a query sees a key; None where plain causal attention does."""
+        """Mask [.., Q, L], true where a query attends to a key; None for plain causal attention."""
         ...
 
 
@@ -58,8 +58,8 @@ def attend_rows(
     blocks: Sequence[PaddedBlock],
     recompute: Recompute,
 ) -> Tensor:
-    """q [T, H, D], k [T, KV, D], v [T, KV, Dv] -> [T, H, Dv]; pages of `pasts` are rows of k and v. Where the fused way
-    back does not know the kind, `recompute` is differentiated instead."""
+    """q [T, H, D], k [T, KV, D], v [T, KV, Dv] -> [T, H, Dv]; pages of `pasts` are rows of k and v. If the fused
+    backward pass does not support the layer, `recompute` is differentiated instead."""
     tensors = (q, k, v) if sinks is None else (q, k, v, sinks)
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
         result: Tensor = _Attend.apply(spec, q, k, v, sinks, pasts, blocks, recompute)  # type: ignore[no-untyped-call]
@@ -132,13 +132,13 @@ def _by_recompute(
 
 
 def _of_sinks(grad: Tensor, out: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
-    """A sink gives nothing: more of it takes from all that is given."""
+    """Gradient of the sinks: a sink has no value, so raising it only reduces the weights of all keys."""
     shares = (sinks.float() - lse).exp()
     return -(shares * (grad.float() * out.float()).sum(-1)).sum(0).to(sinks.dtype)
 
 
 class _Fused:
-    """The way back block by block, from the outputs and the logarithms that the forward pass left."""
+    """Backward pass block by block, from the outputs and log-sum-exps of the forward pass."""
 
     def __init__(
         self, spec: AttentionSpec, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
@@ -159,12 +159,12 @@ class _Fused:
         )
 
     def _block(self, block: PaddedBlock) -> tuple[Tensor, Tensor, Tensor]:
-        """Of the real rows, and of all columns."""
+        """Gradients of the real query rows and of all columns of a block."""
 
         def padded(x: Tensor, rows: Tensor) -> Tensor:
             return x.index_select(0, rows).view(block.batch, -1, *x.shape[1:]).transpose(1, 2)
 
-        # A row that pads weighs nothing: its logarithm is infinite.
+        # A padding row has zero weights: its log-sum-exp is infinite.
         lse = torch.full((block.rows.shape[0], self.lse.shape[1]), torch.inf)
         lse[block.real] = self.lse.index_select(0, block.rows[block.real])
         mask = block.mask(self.spec.window)
@@ -186,13 +186,13 @@ class _Fused:
 
 
 def _added(parts: Tensor, rows: Tensor, like: Tensor) -> Tensor:
-    """Rows where they belong; those of one place add up, as an embedding's: fast on a CPU, and in order."""
+    """Sums rows at their indices, like an embedding's backward pass, which is fast on a CPU and deterministic."""
     flat: Tensor = torch.ops.aten.embedding_dense_backward(parts.flatten(1), rows, like.shape[0], -1, False)
     return flat.view(like.shape)
 
 
 class _Documents:
-    """Documents of about one length, padded to it."""
+    """Documents of similar length, padded to one length."""
 
     def __init__(self, group: DocumentGroup) -> None:
         self.batch, self.longest = len(group.starts), group.longest
@@ -207,7 +207,8 @@ class _Documents:
 
 @lru_cache(maxsize=32)
 def _layout(cu_seqlens: tuple[int, ...]) -> tuple[Pasts, list[_Documents]]:
-    """Every layer of a pass has the same documents, and of each part of a ring; none of them is empty."""
+    """Page tables and groups of the documents. Cached, because all layers of a pass, and all parts of a ring, have the
+    same documents; none is empty."""
     with torch.inference_mode(False):
         lengths = np.concatenate([np.arange(1, stop - start + 1) for start, stop in pairwise(cu_seqlens)])
         owners = np.arange(cu_seqlens[-1]) - (lengths - 1)

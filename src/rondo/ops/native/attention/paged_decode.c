@@ -1,14 +1,15 @@
 /* Attention of one new token a request over its pages: `attention.h`, shared among threads.
  *
- * One task is one slice and one key head. Who ends the last slice of a request's head puts them together: so one long
- * request keeps all threads busy.
+ * One task is one slice and one key head. The thread that ends the last slice of a request's head merges them, so that
+ * one long request occupies all threads.
  */
 #include "attention/attention.h"
 
-enum { NEIGHBOURS = 4 }; /* tasks that a thread takes at once: it asks for the next one's memory while it computes one */
+enum { NEIGHBOURS = 4 }; /* tasks that a thread takes at once; it prefetches the next one's memory while it computes one */
 
-/* The slices, the first one of each request (and, last, their number), and how many of each head are still to come.
- * partials [slices, H, stride]: the largest score, the sum of the weights relative to it, and the sum of the values. */
+/* The slices, the first one of each request (and, last, their number), and the number of unfinished slices of each
+ * head. partials [slices, H, stride]: the largest score, the sum of the weights relative to it, and the sum of the
+ * values. */
 typedef struct {
     Slice *slices;
     int64_t *firsts;

@@ -93,7 +93,7 @@ def paged_decode_native(
 def attention_arguments(
     spec: AttentionSpec, keys: Pages, values: Pages, q: Tensor, out: Tensor, sinks: Tensor | None
 ) -> AttentionArguments:
-    """What does not hang on whose past is where. `q` and the fp32 `sinks` must outlive the call."""
+    """The arguments other than page tables and owners. `q` and the fp32 `sinks` must outlive the call."""
     return AttentionArguments(
         keys=keys.data.data_ptr(),
         values=values.data.data_ptr(),

@@ -1,19 +1,19 @@
-/* What a few queries make of one slice of a past, by a CPU's matrix tiles (AMX): keys and values are in bf16, and so are the
- * weights that meet values. Scores are chains over strips of a head's numbers, answers chains over strips of the slice's tokens,
- * with zeros for what a query does not see: so what a query has does not depend on those beside it.
- */
+/* One slice of a past for a few queries by a CPU's matrix tiles (AMX): keys and values are in bf16, and so are the
+ * weights multiplied with values. Scores are chains over strips of a head's numbers, and results are chains over strips
+ * of the slice's tokens, with zeros outside a query's window. So a query's result does not depend on the queries beside
+ * it. */
 #ifndef RONDO_TILED_PAST_H
 #define RONDO_TILED_PAST_H
 #include "attention/attention_kv.h"
 #include "gemm/gemm_amx.h"
 
-/* One slice of what a query sees; `scores[t]` is its score of token t, then its weight. */
+/* One slice of a query's past; `scores[t]` is its score of token t, and later its weight. */
 typedef struct {
     int64_t from, to;
     float *scores, *part;
 } Query;
 
-/* The tile that is read next: asked for bit by bit, while the one before is used. */
+/* The next tile, prefetched in pieces while the current one is used. */
 typedef struct {
     const void *pages;
     int64_t bytes, head, b, from, to;
@@ -26,14 +26,14 @@ static inline void ask_for(const Attention *a, Ahead *next, int64_t share) {
     next->from += count;
 }
 
-/* So many rows, of whatever pages. */
+/* Prefetches `count` rows, across pages. */
 static inline void ask_for_rows(const Attention *a, Ahead *next, int64_t count) {
     const int64_t end = least(next->to, next->from + count);
     while (next->from < end) ask_for(a, next, end - next->from);
 }
 
-/* Whether a window ends the token's past, or may: who keeps no more than that counts tokens from the first that is kept, so that
- * of a longer past just the window is left. Slices begin at no fixed tokens then. */
+/* Whether a window limits the token's past, or may: a cache that stores only the window counts tokens from the first
+ * stored one, so that slices of a longer past do not start at fixed tokens. */
 static inline int has_window(const Attention *a, int64_t b) { return a->window > 0 && a->lengths[b] >= a->window; }
 
 #ifdef HAS_TILES
@@ -55,7 +55,7 @@ static void pack_queries(const Attention *a, int64_t b, int64_t n, int64_t head,
     }
 }
 
-/* Keys from token t to `end`, side by side. */
+/* Keys from token t to `end`, contiguous. */
 static void gather_keys(const Attention *a, int64_t b, int64_t t, int64_t end, int64_t head, uint16_t *to) {
     for (int64_t row, count; t < end; t += count) {
         count = tile_at(a, b, t, end, &row);
@@ -65,7 +65,7 @@ static void gather_keys(const Attention *a, int64_t b, int64_t t, int64_t end, i
     }
 }
 
-/* Words of two rows' numbers. */
+/* Interleaves the numbers of two rows into words. */
 ALWAYS_INLINE void zip(const uint16_t *restrict first, const uint16_t *restrict second, uint32_t *restrict to) {
     for (int i = 0; i < SIDE; i++) to[i] = (uint32_t)second[i] << 16 | first[i];
 }
@@ -76,8 +76,8 @@ static int all_finite(const uint16_t *row, int64_t count) {
     return !odd;
 }
 
-/* A strip of values from token t on, those before `end`, in pairs as the second operand: [DV / 16, 16 pairs, 16]. Returns whether
- * those from token `unseen` on are finite. */
+/* A strip of values from token t, below `end`, in pairs as the second operand: [DV / 16, 16 pairs, 16]. Returns whether
+ * the values from token `unseen` are finite. */
 static int pair_values(const Attention *a, int64_t b, int64_t t, int64_t end, int64_t unseen, int64_t head, uint32_t *to) {
     const uint16_t *rows[STRIP];
     static const uint16_t nothing[SIDE];
@@ -124,7 +124,7 @@ ALWAYS_INLINE void answer_tiles(const float *weights, const uint32_t *values, in
     SETTLE_MEMORY();
 }
 
-/* Scores of a query become weights in bf16, in their place, with zeros up to the end of `strips`. */
+/* Converts scores of a query to weights in bf16, in place, with zeros up to the end of `strips`. */
 static void weigh_row(const Attention *a, Query q, int64_t strips, float *row) {
     const int64_t count = q.to - q.from;
     float own[SLICE];
@@ -136,7 +136,7 @@ static void weigh_row(const Attention *a, Query q, int64_t strips, float *row) {
     memset(weights + count, 0, (strips * STRIP - count) * sizeof(uint16_t));
 }
 
-/* The answers of `n` queries from number r on, over `strips` of values. */
+/* The results of `n` queries from number r, over `strips` of values. */
 static void answer_queries(const Attention *a, const Query *queries, int64_t r, int64_t n, int64_t strips, Scratch x) {
     const int64_t DV = a->value_dim;
     __attribute__((aligned(64))) float sums[4 * SIDE * SIDE];
@@ -154,8 +154,9 @@ static void answer_queries(const Attention *a, const Query *queries, int64_t r, 
     }
 }
 
-/* One slice for `n` queries that `pack_queries` has packed. Values are asked for while scores are made, and what is `coming` once
- * they are there. What a query does not see counts nothing, and must be finite for that: else each is answered by itself. */
+/* One slice for `n` queries packed by `pack_queries`. Values are prefetched while scores are computed, and then
+ * `coming`. Values outside a query's window have weight 0 and must be finite for that; otherwise each query is
+ * processed separately. */
 static void attend_by_tiles(const Attention *a, int64_t b, const Query *queries, int64_t n, int64_t head, Scratch x, Ahead *coming) {
     const int64_t D = a->dim, DV = a->value_dim, tile = SIDE * SIDE, group = SIDE * D / 2, from = queries->from;
     int64_t to = from, unseen = INT64_MAX;

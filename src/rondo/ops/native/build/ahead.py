@@ -1,5 +1,5 @@
-"""All that is compiled, before a request needs it: at installation, by `python -m rondo.ops.native`, and at an engine's
-start."""
+"""Compilation of all kernels before a request needs them: at installation, by `python -m rondo.ops.native`, and at an
+engine's start."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ KERNELS = (
     *("layers", "linear", "paged_decode", "attend", "pointwise", "quantized"),
     *("low_rank", "draw", "logprobs", "registers"),
 )
-"""The slowest to compile first."""
+"""Kernels, the slowest to compile first."""
 WAYS = ("", "AVX-512 BF16", "AMX")
-"""How weights are multiplied, by the numbers of `pairs.h`: the first is by floats."""
+"""Names of the ways to multiply weights, by their numbers in `pairs.h`; the first is plain floats."""
 BF16 = 1
 
 
 def compile_all() -> None:
-    """Side by side, since each has a compiler of its own; where they are there already, it takes no time."""
-    level()  # so that a level that cannot be is said before anything else
+    """Compiles all kernels in parallel; cached libraries take no time."""
+    level()  # an invalid level raises here, before compilation
     with ThreadPoolExecutor(len(KERNELS)) as pool:
         list(pool.map(library, KERNELS))
 
 
 def lost() -> str | None:
-    """What this machine does without, and why; None where every kernel is there."""
+    """The kernels that this machine lacks, and the reason; None if there are all."""
     if not compiler():
         return (
             "there is no C compiler, or RONDO_NATIVE=0 says to do without: plain torch runs in place of every "
@@ -37,7 +37,7 @@ def lost() -> str | None:
 
 
 def runs(dtype: str) -> str:
-    """Which version of the kernels multiplies here, as a person reads it: "AVX2", or "plain torch"."""
+    """Name of the instruction set that the kernels multiply with, for display: "AVX2", or "plain torch"."""
     layers = library("layers")
     if layers is None:
         return "plain torch"
@@ -48,6 +48,6 @@ def runs(dtype: str) -> str:
 
 
 def multiplies_bf16() -> bool:
-    """Whether the compiled product has the CPU's own bf16 instructions, and may use them."""
+    """Whether the compiled product uses the CPU's bf16 instructions."""
     layers = library("layers")
     return layers is not None and layers.product_way(BF16) != 0

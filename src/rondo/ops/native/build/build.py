@@ -1,4 +1,4 @@
-"""Compiles each C file of `native/` into a library of its own name, once for each source, compiler and CPU."""
+"""Compiles each C file of `native/` into a library, cached by source, compiler and CPU."""
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ from rondo.ops.native.build.level import cpu_flags, level, level_flags
 
 log = get_logger(__name__)
 
-# Not -ffast-math: at link time it would switch the whole process to flush denormals to zero. Nor may sums be put in
-# another order: a row's bits would depend on the loop that had it. Numbers in bf16 are moved as floats, two at a time.
+# Not -ffast-math: at link time it would switch the whole process to flush denormals to zero. Sums must not be
+# reordered either: a row's bits would depend on the loop that computes it. bf16 numbers are moved as floats,
+# two at a time.
 FLAGS = [
     *("-O3", "-fPIC", "-shared", "-fopenmp"),
     *("-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fno-strict-aliasing"),
 ]
 ROOT = Path(__file__).parents[1]
-"""Where the C files are, one folder for each thing they compute; their `#include` lines start here."""
+"""Root of the C files, one folder for each kind of operation; their `#include` lines are relative to it."""
 SOURCES = {file.stem: file for file in sorted(ROOT.glob("*/*.c"))}
 SECONDS = 300
-"""One file takes 2 to 5 s of CPU, and many times that on a busy machine; a compiler that hangs takes for ever."""
+"""Timeout of the compiler. One file takes 2 to 5 s of CPU time, and many times that on a busy machine."""
 PATIENCE = 60
-"""How long to wait for another process that compiles the same."""
+"""Seconds to wait for another process that compiles the same file."""
 
 
 def compiler() -> list[str]:
-    """The command that compiles C here; empty where there is none, or `RONDO_NATIVE=0` says to do without."""
+    """The command that compiles C; empty without a compiler, or with `RONDO_NATIVE=0`."""
     if os.environ.get("RONDO_NATIVE", "1") == "0":
         return []
     found = shutil.which("cc") or shutil.which("gcc")
@@ -45,7 +46,8 @@ def compiler() -> list[str]:
 
 @cache
 def library(name: str) -> ctypes.CDLL | None:
-    """The compiled library; None where there is no C compiler, or it fails. The start says which (`ahead.py`)."""
+    """The compiled library; None without a C compiler, or if it fails. `ahead.py` reports missing kernels at the
+    start."""
     command = compiler()
     if not command:
         return None
@@ -61,7 +63,7 @@ def library(name: str) -> ctypes.CDLL | None:
 
 
 def _why(error: Exception) -> str:
-    """With the compiler's own first error, where it gave one."""
+    """The error with the first error line of the compiler's output, if any."""
     said = getattr(error, "stderr", None) or b""
     lines = [line for line in said.decode(errors="replace").splitlines() if "error" in line]
     return ": ".join([str(error), *lines[:1]])
@@ -69,7 +71,7 @@ def _why(error: Exception) -> str:
 
 def _compiled(source: Path, command: list[str]) -> Path:
     texts = [file.read_text() for file in (source, *sorted(ROOT.glob("*/*.h")))]
-    # A home folder may be shared by machines with different CPUs.
+    # Machines with different CPUs may share a home folder.
     cpu = cpu_flags() or {platform.processor()}
     identity = "\0".join([*texts, *command, *FLAGS, *level_flags(), platform.machine(), *sorted(cpu)])
     digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
@@ -85,7 +87,7 @@ def _compiled(source: Path, command: list[str]) -> Path:
 
 
 def _compile(source: Path, command: list[str], target: Path) -> None:
-    """Into a file of its own, renamed when it is whole: nobody ever loads a part."""
+    """Compiles into a temporary file, which is renamed when complete, so that no process loads a partial library."""
     handle, partial = tempfile.mkstemp(dir=target.parent, suffix=".partial")
     os.close(handle)
     try:

@@ -1,4 +1,4 @@
-"""Which of a CPU's instructions the kernels are compiled for: the best it has, or, with `RONDO_CPU`, fewer."""
+"""The instruction-set level that kernels are compiled for: the best of the CPU, or a lower one set by `RONDO_CPU`."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ NEEDS = {
     "avx2": _AVX2,
     "plain": frozenset[str](),
 }
-"""What each level wants of a CPU, the best first. `plain` is what every CPU of its kind has; where the kind is not
-x86-64 there is no other, and it is compiled for the CPU at hand."""
+"""CPU flags that each level requires, the best level first. `plain` is the baseline of the architecture. On
+architectures other than x86-64 it is the only level, compiled for the local CPU."""
 NAMES = {"amx": "AMX", "avx512": "AVX-512", "avx2": "AVX2", "plain": "plain C"}
 _FEWER = {
     "avx512": ("-march=native", "-mno-amx-tile", "-mno-amx-bf16", "-mno-amx-int8"),
@@ -28,12 +28,12 @@ _FEWER = {
 
 
 def cpu_flags() -> frozenset[str]:
-    """As the system names them; empty where it does not."""
+    """The CPU's flags as the system lists them; empty if it does not."""
     return frozenset(_said("flags", "Features").split())
 
 
 def cpu_model() -> str:
-    """As the system names it, with how much its caches hold."""
+    """The CPU's model name and cache size as the system lists them."""
     return (
         f"{_said('model name') or platform.processor() or platform.machine()} {_said('cache size')}".strip()
     )
@@ -41,7 +41,7 @@ def cpu_model() -> str:
 
 @cache
 def _said(*names: str) -> str:
-    """What the system says of its first CPU under the first of these names that it has."""
+    """The first CPU's value in /proc/cpuinfo for the first line with one of these names."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -50,18 +50,18 @@ def _said(*names: str) -> str:
 
 
 def best() -> str:
-    """The best level this CPU has."""
+    """The best level of this CPU."""
     return available()[0]
 
 
 def available() -> list[str]:
-    """All levels this CPU has, the best first."""
+    """All levels of this CPU, the best first."""
     x86 = platform.machine() in ("x86_64", "AMD64")
     return [name for name, needs in NEEDS.items() if not needs or (x86 and needs <= cpu_flags())]
 
 
 def level() -> str:
-    """The one that `RONDO_CPU` asks for, or the best."""
+    """The level set by `RONDO_CPU`, or the best."""
     asked = os.environ.get("RONDO_CPU", "")
     if not asked:
         return best()
@@ -75,5 +75,5 @@ def level() -> str:
 
 
 def level_flags() -> tuple[str, ...]:
-    """What the compiler is told."""
+    """Compiler flags of the level."""
     return ("-march=native",) if level() == best() else _FEWER[level()]

@@ -1,5 +1,5 @@
-/* Numbers in the types a cache may keep them in, to and from float. Rows of int8 and fp8 have a scale: see ops/attention/pages.py,
- * which says the same in torch; what the two write is equal, byte for byte. */
+/* Conversion of numbers between float and the types of a KV cache. Rows of int8 and fp8 have a scale: see
+ * ops/attention/pages.py, the same in torch; both write bitwise equal data. */
 #ifndef RONDO_NUMBERS_H
 #define RONDO_NUMBERS_H
 #include <math.h>
@@ -25,14 +25,14 @@ static inline uint32_t as_bits(float x) {
 
 static inline float from_bf16(uint16_t x) { return as_float((uint32_t)x << 16); }
 
-/* Rounding carries a NaN whose bits are nearly all set over into zero: so NaN is stored as one that is safe. */
+/* Rounding would carry a NaN with nearly all bits set over into zero, so NaN is stored as a fixed quiet NaN. */
 static inline uint16_t to_bf16(float x) {
     const uint32_t u = as_bits(x);
     return x != x ? 0x7fc0 : (uint16_t)((u + 0x7fff + ((u >> 16) & 1)) >> 16);
 }
 
-/* Without branches, so that compilers turn loops into vector instructions. The exponent moves by 112; below the smallest
- * normal number a 1 is put before the mantissa and taken off again. */
+/* Without branches, so that compilers vectorize loops. The exponent moves by 112; below the smallest normal number a 1
+ * is put before the mantissa and subtracted again. */
 static inline float from_f16(uint16_t x) {
     const uint32_t u = (uint32_t)(x & 0x7fff) << 13, exponent = x & 0x7c00;
     const uint32_t shift = exponent == 0x7c00 ? 224u << 23 : 112u << 23;
@@ -54,7 +54,7 @@ static inline float from_fp8(uint8_t x) {
     return as_float(as_bits(size) | (uint32_t)(x & 0x80) << 24);
 }
 
-/* Arguments are not beyond 448, but for rounding. */
+/* The argument is at most 448, except for rounding. */
 static inline uint8_t to_fp8(float x) {
     const uint32_t u = as_bits(x) & 0x7fffffff, sign = as_bits(x) >> 24 & 0x80;
     if (u < 0x3c800000) return (uint8_t)(sign | (as_bits(as_float(u) + 0x1p14f) - as_bits(0x1p14f)));
@@ -101,8 +101,8 @@ static inline void narrow(int64_t type, const float *restrict from, void *to, in
         for (int64_t i = 0; i < count; i++) ((uint16_t *)to)[offset + i] = to_f16(from[i]);
 }
 
-/* Multiplies a row so that its largest number becomes `largest`; returns the scale that undoes it. A row that is not
- * finite becomes zeros under a scale that is not finite. Sizes are compared as integers: so NaN is the largest. */
+/* Scales a row so that its largest magnitude becomes `largest`; returns the inverse scale. A non-finite row becomes
+ * zeros with a non-finite scale. Magnitudes are compared as integers, so that NaN is the largest. */
 static inline float scale_row(float *restrict row, int64_t dim, float largest, float share) {
     int32_t most = 0;
     for (int64_t d = 0; d < dim; d++) {
@@ -116,7 +116,7 @@ static inline float scale_row(float *restrict row, int64_t dim, float largest, f
     return top * share;
 }
 
-/* Stores row number `index`; spoils `row`. */
+/* Stores row number `index`; overwrites `row`. */
 static inline void keep(int64_t type, float *restrict row, void *pages, float *scales, int64_t index, int64_t dim) {
     if (type == INT8) {
         scales[index] = scale_row(row, dim, 127.0f, (float)(1.0 / 127.0));
@@ -133,7 +133,7 @@ static inline void eight_f16(const uint16_t *from, float *to) {
     _mm256_storeu_ps(to, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)from)));
 }
 
-/* With its exponent at the same place an fp8 number is an fp16 number 256 times too small. */
+/* With its exponent at the same position an fp8 number is an fp16 number 256 times smaller. */
 static inline void eight_fp8(const uint8_t *from, float *to) {
     const __m128i wide = _mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i *)from));
     const __m128i half = _mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16((short)0xbf80));
@@ -169,8 +169,8 @@ static inline void eight_bf16(const uint16_t *from, float *to) {
         for (; d < dim; d++) row[d] = ONE(own[d]);                                                                     \
     }
 
-/* Rows `index`, `index + step`, ... as floats, `apart` from one to the next: where they are if they are floats and need
- * no padding, else in `to`, `wide` each. Without their scales. */
+/* Rows `index`, `index + step`, ... as floats, `apart` from one to the next: in place if they are floats and need no
+ * padding, else in `to`, `wide` each. Scales are not applied. */
 static inline const float *rows_of(int64_t type, const void *pages, int64_t index, int64_t step, int64_t count,
                                    int64_t dim, int64_t wide, float *restrict to, int64_t *apart) {
     if (type == F32 && dim == wide) {

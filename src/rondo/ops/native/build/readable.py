@@ -1,4 +1,4 @@
-"""What a kernel may read by its address, and that address."""
+"""Checks that a kernel may read tensors by address, and the address."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from torch.autograd import forward_ad
 
 
 def readable(x: Tensor, *others: Tensor) -> bool:
-    """Whether they are plain tensors of one type on the CPU."""
+    """Whether the tensors are plain, of one dtype, and on the CPU."""
     return x.is_cpu and all(each.is_cpu for each in others) and unwatched(x, *others)
 
 
 def unwatched(x: Tensor, *others: Tensor) -> bool:
-    """Whether they are plain tensors of one type, and nothing of torch's looks on (a compiler, a transform, forward
-    mode), which would see nothing of what a kernel does."""
+    """Whether the tensors are plain and of one dtype, and no torch mechanism traces operations (compiler, functorch
+    transform, forward mode), because it would miss the kernel's work."""
     return (
         all(type(each) in (Tensor, nn.Parameter) for each in (x, *others))
         and all(each.dtype == x.dtype for each in others)

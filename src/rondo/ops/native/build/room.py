@@ -1,4 +1,4 @@
-"""What kernels work in: each thread keeps it from one call to the next."""
+"""Scratch memory of the kernels, which each thread reuses across calls."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 KEPT = 1 << 24
-"""Numbers that a thread keeps at most, 64 MiB. A call that needs more is long beside the making of them."""
+"""Maximum numbers cached by a thread, 64 MiB. For a larger call, allocation is a small part of the time."""
 
 
 class _Own(threading.local):
@@ -19,7 +19,7 @@ _own = _Own()
 
 
 def room(floats: int) -> Tensor:
-    """So many fp32 numbers or more, of any value, until this thread asks again."""
+    """At least `floats` uninitialized fp32 numbers, valid until this thread's next call."""
     if floats > KEPT:
         return _made(floats)
     if _own.memory.numel() < floats:

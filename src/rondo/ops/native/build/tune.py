@@ -1,7 +1,6 @@
-"""Trying how products are best cut on this machine: within `SECONDS`, once for each machine and shape.
+"""Tuning of the work split of products on this machine: within `SECONDS`, once for each machine and shape.
 
-What is timed is the slowest thread, by the time that it had for itself: so a busy machine finds about what an idle one
-does.
+The measure is the CPU time of the slowest thread, so that a busy machine selects about the same split as an idle one.
 """
 
 from __future__ import annotations
@@ -21,28 +20,29 @@ from rondo.ops.native.gemm.linear import TYPES, product
 log = get_logger(__name__)
 
 SECONDS = 2.0
-"""For all that is tried at one start; what is left is tried at the next."""
+"""Time budget at one start; remaining products are tuned at the next."""
 ROUNDS = 6
-"""Of each product: in each, every way once. The fastest counts."""
+"""Rounds for each product; a round measures every candidate once, and the fastest round counts."""
 ROWS_EACH = (8, 10, 12, 14, 16, 20, 24, 28)
-"""Rows for each thread, two numbers between any two of `FEWS`."""
+"""Rows a thread, with two values between any two of `FEWS`."""
 MANY_ROWS = 64
 LEAST_GAIN = 1.03
-"""What gains less stays as built: it may be chance."""
+"""Minimum speedup over the default; smaller gains may be noise."""
 SMALLEST, LARGEST = 1 << 16, 1 << 22
-"""Weights of fewer numbers are not worth it; of more, so many are taken."""
+"""Weights with fewer numbers are not tuned; of larger ones, a part of LARGEST numbers is measured."""
 COPIES = 3
-"""Of the weight, by turns: so that it comes from as far away as a model's does, or nearly."""
+"""Copies of the weight, used in turn, so that it is read from about as far away in the memory hierarchy as in a
+model."""
 UNIT = 16
-"""Columns that are never parted."""
+"""Unit of columns in a split."""
 
 Way = tuple[str, int]
-"""("rows" or "columns" that are shared, rows for each thread) or ("block", columns)."""
+"""("rows" or "columns" shared among threads, rows a thread) or ("block", columns)."""
 
 
 def tune(products: Iterable[Product], seconds: float = SECONDS) -> dict[str, TunedSplit]:
-    """Uses what is known of these products, and tries the others for as long as there is time; all that is known then,
-    by the products' names."""
+    """Applies stored results for these products, and measures the others while there is time; returns all results, by
+    the products' names."""
     wanted = [each for each in dict.fromkeys(products) if _matters(each)]
     if library("linear") is None or not wanted:
         return {}
@@ -66,7 +66,7 @@ def _matters(each: Product) -> bool:
 
 
 def _tried(each: Product, end: float) -> TunedSplit | None:
-    """None where time ends before."""
+    """Measures a product; None if the time runs out."""
     ways = ways_of(each)
     best = dict.fromkeys(ways, float("inf"))
     for _ in range(ROUNDS):
@@ -78,7 +78,7 @@ def _tried(each: Product, end: float) -> TunedSplit | None:
 
 
 def ways_of(each: Product) -> dict[Way, Callable[[], float]]:
-    """All that is tried of a product, on random numbers: what gives its seconds."""
+    """All candidates of a product, on random numbers, each with a function that returns its seconds."""
     generator = torch.Generator().manual_seed(0)
     width = max(UNIT, min(each.width, LARGEST // each.inputs // UNIT * UNIT))
     weight = torch.randn(width, each.inputs, generator=generator).to(each.dtype)
@@ -107,13 +107,13 @@ def ways_of(each: Product) -> dict[Way, Callable[[], float]]:
 
 
 def chosen(seconds: Mapping[Way, float]) -> TunedSplit:
-    """What is best by how long each way took."""
+    """The best split from the seconds of each candidate."""
 
     def share(rows: int, few: int) -> float:
         return seconds["columns" if rows < few else "rows", rows]
 
     def shared(few: int) -> float:
-        """How long all numbers of rows take together, each measured by what it takes as built."""
+        """Total time over all row counts for a limit `few`, relative to the default."""
         return sum(share(rows, few) / share(rows, AS_BUILT.few) for rows in ROWS_EACH)
 
     few, with_few = AS_BUILT.few, 1.0

@@ -1,6 +1,5 @@
-"""How products are cut among threads and blocks on this machine, as `tune.py` found it: a table for this process, and
-the file under `RONDO_HOME` that others find it in. No cut changes the order of a sum, and so none changes a bit.
-"""
+"""Tuned work splits of products among threads and blocks on this machine: a table for this process, and a file under
+`RONDO_HOME` for later ones. A split does not change the order of a sum, so results are bitwise equal."""
 
 from __future__ import annotations
 
@@ -26,8 +25,8 @@ COLUMNS = (128, 256, 512, 1024)
 
 
 class WorkSplit(NamedTuple):
-    """Columns are shared among threads where there are fewer than `few` rows for each, else rows. Where results are
-    rounded, `columns` of them are made at a time."""
+    """Work split of a product. Threads share columns if there are fewer than `few` rows a thread, else rows. If results
+    are rounded, `columns` of them are computed at a time."""
 
     few: int = 12
     columns: int = 256
@@ -37,7 +36,7 @@ AS_BUILT = WorkSplit()
 
 
 class Product(NamedTuple):
-    """With a weight [width, inputs]."""
+    """A product with a weight [width, inputs]."""
 
     dtype: torch.dtype
     width: int
@@ -50,8 +49,8 @@ class Product(NamedTuple):
 
 
 class TunedSplit(BaseModel):
-    """What was best for a product, and how many times as fast as the cut as built that is: at the numbers of rows where
-    it matters whose share is what, and at many rows."""
+    """The best split of a product, and its speedup over the default: at the row counts for which `few` matters, and at
+    many rows."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -76,12 +75,12 @@ def cut_of(dtype: torch.dtype, width: int, inputs: int, threads: int) -> WorkSpl
 
 
 def use(product: Product, found: TunedSplit) -> None:
-    """From now on, in this process."""
+    """Applies a result in this process."""
     _cuts[product] = WorkSplit(found.few, found.columns)
 
 
 def machine() -> str:
-    """The CPU, the level and the kernels, which the library's name says with their compiler."""
+    """The CPU, and the library's name, which contains a hash of level, kernels and compiler."""
     compiled = library("linear")
     assert compiled is not None
     return f"{cpu_model()}, {Path(compiled._name).stem}"
@@ -93,7 +92,7 @@ def path() -> Path:
 
 
 def read() -> dict[str, TunedSplit]:
-    """What was found on this machine before, by the products' names."""
+    """Stored results of this machine, by the products' names."""
     file = path()
     try:
         raw = file.read_bytes()
@@ -115,7 +114,7 @@ def read() -> dict[str, TunedSplit]:
 
 
 def add(found: dict[str, TunedSplit]) -> None:
-    """To the file, whole or not at all. Processes that write together lose at most what the other had just found."""
+    """Adds results to the file, atomically. Of two concurrent writers, one may lose its newest results."""
     text = _File(machine=machine(), products=read() | found).model_dump_json(indent=1)
     try:
         atomic_write(path(), text)

@@ -1,4 +1,4 @@
-/* Vectors of floats as the compiler knows them, and sums over their lanes. */
+/* Vectors of floats as compiler extensions, and sums over their lanes. */
 #ifndef RONDO_VECTORS_H
 #define RONDO_VECTORS_H
 #include "build/numbers.h"
@@ -28,7 +28,8 @@ ALWAYS_INLINE float total(Vec x) {
     return (h[0] + h[1]) + (h[2] + h[3]);
 }
 
-/* c + a b, rounded once where the CPU can. Left to themselves, compilers part the two in one loop and not in another. */
+/* c + a b, rounded once if the CPU supports it. Otherwise compilers would separate the operations in one loop and not
+ * in another. */
 ALWAYS_INLINE float fused(float a, float b, float c) {
 #if defined __FMA__ || defined __aarch64__
     return __builtin_fmaf(a, b, c);
@@ -46,7 +47,7 @@ ALWAYS_INLINE Vec fused_all(Vec a, Vec b, Vec c) {
 #endif
 }
 
-/* Sums in lanes, in an order of their own: the compiler is not asked to find one. */
+/* Sums in lanes with a fixed order, which the compiler must not choose. */
 static inline float squares(const float *x, int64_t n) {
     Vec lanes = {0};
     int64_t i = 0;
@@ -65,7 +66,7 @@ static inline float sum_of(const float *x, int64_t n) {
     return sum;
 }
 
-/* By lanes: one after another, each comparison would wait for the one before. */
+/* By lanes: a sequential loop would wait for each comparison. */
 static float largest(const float *row, int64_t count) {
     float lanes[LANES], most = row[0];
     for (int64_t i = 0; i < LANES; i++) lanes[i] = most;
@@ -77,7 +78,7 @@ static float largest(const float *row, int64_t count) {
     return most;
 }
 
-/* The sums of four halves, side by side. */
+/* The sums of four halves, as one vector. */
 ALWAYS_INLINE Half sums(Half a, Half b, Half c, Half d) {
     const Half ab = SHUFFLE(a, b, 0, 4, 1, 5) + SHUFFLE(a, b, 2, 6, 3, 7);
     const Half cd = SHUFFLE(c, d, 0, 4, 1, 5) + SHUFFLE(c, d, 2, 6, 3, 7);

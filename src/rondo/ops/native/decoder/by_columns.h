@@ -1,14 +1,14 @@
-/* A step of few tokens: threads take parts of a product's columns. */
+/* A step of few tokens: threads share the columns of each product. */
 #ifndef RONDO_BY_COLUMNS_H
 #define RONDO_BY_COLUMNS_H
 #include "decoder/ends.h"
 #include "decoder/stage.h"
 
-/* By columns: phases of a layer, and of the end. */
+/* Phases of a layer, and of the end. */
 enum { NORM, ASK, GATHER, ATTEND, OUTPUT, NORM_AGAIN, FEED, BRING, EACH_BY_COLUMNS };
 enum { NORM_LAST, TELL };
 
-/* Of `units` that meet `numbers` of a weight, or of keys and values. */
+/* Shares of `units` that read `numbers` of a weight, or of keys and values. */
 static inline int64_t some_shares(const Args *a, int64_t units, int64_t numbers) { return shares_of(units, numbers, a->threads); }
 
 static int64_t column_shares(const void *work, int64_t phase) {

@@ -1,10 +1,10 @@
-/* A step of many tokens: threads take parts of them through half a layer. */
+/* A step of many tokens: threads share the tokens, each share through half a layer. */
 #ifndef RONDO_BY_TOKENS_H
 #define RONDO_BY_TOKENS_H
 #include "decoder/ends.h"
 #include "decoder/stage.h"
 
-/* By tokens: phases of a layer, and of the end. */
+/* Phases of a layer, and of the end. */
 enum { ASK_ALL, GATHER_ALL, ANSWER_ALL, EACH_BY_TOKENS };
 
 static int64_t token_shares(const void *work, int64_t phase) {
@@ -14,8 +14,8 @@ static int64_t token_shares(const void *work, int64_t phase) {
     return at.layer < 0 || at.what != GATHER_ALL ? s->parts : gathers(s->args, at.layer);
 }
 
-/* Two cuts: parts of about one cost, counting a token's products and its past, where each thread has one; else parts of as
- * many tokens, whose vectors have no empty places. */
+/* Two ways to split: if each thread has one part, parts of similar cost, counting a token's products and its past; else
+ * parts of equal token count, which fill whole vectors. */
 static void cut_tokens(const Step *s) {
     const Args *a = s->args;
     const Layer *l = a->layers;
@@ -30,12 +30,12 @@ static void cut_tokens(const Step *s) {
     for (; part < s->parts; part++) s->bounds[part] = a->tokens;
 }
 
-/* Where a part of the tokens begins: of those that are left. */
+/* Start of a part of the remaining tokens. */
 static inline int64_t begin_of(const Step *s, int64_t rows, int64_t part) {
     return rows == s->args->tokens ? s->bounds[part] : share(rows, 1, part, s->parts);
 }
 
-/* Blocks of about one size: a last one of a few tokens would be dear. So would places in vectors that are left empty. */
+/* Blocks of similar size: a last block of a few tokens would be expensive, as would empty places in vectors. */
 static inline int64_t even(int64_t tokens) {
     const int64_t blocks = (tokens + BLOCK - 1) / BLOCK;
     return blocks ? packed_rows((tokens + blocks - 1) / blocks) : 1;

@@ -1,4 +1,4 @@
-/* Before the first layer and after the last: tokens are taken in, and what is read of them is handed over or told by the head. */
+/* The start and end of a step: embedding of the tokens, and hidden states or logits of the rows to read. */
 #ifndef RONDO_ENDS_H
 #define RONDO_ENDS_H
 #include "decoder/operations.h"
@@ -17,13 +17,13 @@ static void take_in(const Step *s, int64_t first, int64_t end) {
     memcpy(s->lengths + first, a->lengths + first, (end - first) * sizeof(int64_t));
 }
 
-/* What is asked for of tokens `first` on: what the head would be given. */
+/* Copies the hidden states before the head from token `first` to the output. */
 static void hand_over(const Step *s, int64_t first, int64_t rows) {
     const int64_t hidden = s->args->hidden;
     narrow(s->args->given, s->x + first * hidden, s->args->out, first * hidden, rows * hidden);
 }
 
-/* The head over rows whose norm is made. */
+/* Applies the head to normalized rows. */
 static void tell(const Step *s, Own *own, int64_t first, int64_t rows) {
     const Args *a = s->args;
     const int64_t from = part_from(own, a->width, UNIT), to = part_to(own, a->width, UNIT);

@@ -1,18 +1,18 @@
-/* A decoder of dense layers over the tokens of one step, whole: embedding, norms, projections, rotation, attention over
- * pages, feed-forward, head. Between the products of a small model it is waking threads that costs, and whatever else is
- * called: by then weights have streamed through the caches, and its memory is far. Here threads start once a step.
+/* A step of a decoder of dense layers: embedding, norms, projections, rotation, attention over pages, feed-forward,
+ * head. Between the products of a small model the cost is dominated by waking threads and by calls to other code, whose
+ * memory the weights have evicted from the caches. Here threads start once a step.
  *
- * They take shares one by one, phase by phase (`phases.h`): with many tokens, parts of them through half a layer
- * (`by_tokens.h`); with few, parts of a product's columns (`by_columns.h`). The arithmetic of a token is the same in both: it
- * depends on the token and its past alone.
+ * They take shares one by one, phase by phase (`phases.h`): with many tokens, groups of tokens through half a layer
+ * (`by_tokens.h`); with few, parts of a product's columns (`by_columns.h`). The arithmetic of a token is the same in
+ * both: it depends only on the token and its past.
  *
  * Numbers between operations are fp32, rounded where the model's type would round them.
  *
- *   ids [T], rows of embedding [.., hidden]   read [reads], each above the one before, unless they are all
- *   logits [reads, width] in fp32 by the head [width, hidden], or out [reads, hidden], what the head would be given; without
- *   layers that is what the embedding gives
- *   tables [groups, requests, pages]   owners, lengths (the token counted) [T]   slots [groups, T]
- *   for each kind of rotation: cosines, sines [.., half] floats, turns [T] which row is a token's
+ *   ids [T], rows of embedding [.., hidden]   read [reads], ascending, unless all are read
+ *   logits [reads, width] in fp32 by the head [width, hidden], or out [reads, hidden], the input of the head; without
+ *   layers that is the embedding
+ *   tables [groups, requests, pages]   owners, lengths (including the token) [T]   slots [groups, T]
+ *   for each kind of rotation: cosines, sines [.., half] floats, turns [T] the row of each token
  *   adapters [requests], each NULL or [sites, 3]: address of a [r, K], address of b [r, N], r; see `low_rank.c`
  */
 #include <omp.h>
@@ -20,7 +20,7 @@
 #include "decoder/by_columns.h"
 #include "decoder/by_tokens.h"
 
-/* How weights of a type are multiplied: a `Way`. */
+/* The way in which weights of a type are multiplied: a `Way`. */
 int64_t product_way(int64_t type) { return way_of(type); }
 
 int64_t layers_memory(const Args *a) { return memory_size(a); }

@@ -1,4 +1,4 @@
-/* What the compiled layers are given, and how their memory is laid out: see `layers.c`. */
+/* Arguments of the compiled layers, and the layout of their memory: see `layers.c`. */
 #ifndef RONDO_LAYERS_H
 #define RONDO_LAYERS_H
 #include "attention/attention.h"
@@ -10,8 +10,8 @@ typedef struct {
     const void *attention_norm, *q_bias, *k_bias, *v_bias, *q_norm, *k_norm, *o_bias, *mlp_norm;
     void *keys, *values;
     float *key_scales, *value_scales;
-    int64_t heads, kv, dim, rope, half, inner, window, group; /* rope is below 0 where nothing is rotated */
-    int64_t sites[7]; /* of its projections, in the adapters' tables */
+    int64_t heads, kv, dim, rope, half, inner, window, group; /* rope is below 0 without rotation */
+    int64_t sites[7]; /* indices of its projections in the adapters' tables */
     double scale;
 } Layer;
 
@@ -32,15 +32,15 @@ typedef struct {
     double eps, offset, scale;
 } Args;
 
-/* Tokens that are taken together: as many as it takes for weights to come as fast as they are used, of which bf16 instructions
- * make more. */
+/* Tokens processed together: enough for weights to be read as fast as they are used. With bf16 instructions more are
+ * needed. */
 #if defined HAS_TILES || defined HAS_DOTS
 enum { BLOCK = 128 };
 #else
 enum { BLOCK = 32 };
 #endif
 
-/* So many columns that gate others are made at a time: they stay near until they have met them. */
+/* Columns of gate and up computed at a time, so that they stay in the cache until they are multiplied. */
 enum { GATED = 256 };
 
 /* The sizes of the widest layer. */
@@ -48,16 +48,16 @@ typedef struct {
     int64_t q, kv, inner, in, room, attention, partials;
 } Sizes;
 
-/* What all threads see: the row of every token, its queries, and whose past it sees. */
+/* State shared by all threads: the row of every token, its queries, and its request. */
 typedef struct {
     const Args *args;
     float *x, *q;
     int64_t *owners, *lengths, *bounds;
-    int64_t parts; /* into which tokens are cut at `bounds` */
+    int64_t parts; /* parts of the tokens, split at `bounds` */
 } Step;
 
-/* One thread's memory, and that of its block of tokens: one block for all where columns are shared. `part` is the thread's of
- * `parts` of the columns; `packed` is ready for the weight `ready`, or NULL. */
+/* One thread's memory, and its block of tokens: one block for all threads if columns are shared. `part` is the thread's
+ * of `parts` of the columns; `packed` is ready for the weight `ready`, or NULL. */
 typedef struct {
     float *normed, *kv, *mixed, *act, *gated, *up, *packed, *room, *attention, *partials;
     const Weight *ready;
@@ -71,8 +71,8 @@ static Attention attention_of(const Args *a, const Layer *l) {
                        .scale = (float)l->scale};
 }
 
-/* Whether columns are shared: of few tokens, or of a block of them where weights are so large that each thread has some of every
- * product, and none reads all of them. */
+/* Whether columns are shared: with few tokens, or with one block of tokens if weights are so large that each thread has
+ * a part of every product and reads only that. */
 static inline int has_one_block(const Args *a) {
     const int large = a->count && a->hidden * a->layers->inner >= LARGE * a->threads;
     return shares_columns(a->tokens, a->threads) || (a->threads > 1 && large && a->tokens <= BLOCK);
@@ -100,7 +100,7 @@ static inline int64_t own_size(const Args *a, const Sizes *s) {
     return rounded(ready_size(block_of(a), s->in)) + 2 * block_of(a) * GATED + s->room + s->attention + s->partials;
 }
 
-/* What is fed: as floats, or in pairs of full tiles. */
+/* Size of the feed-forward's hidden rows, as floats or in pairs of full tiles. */
 static inline int64_t fed_size(const Args *a, const Sizes *s) {
     return most(block_of(a) * s->inner, (block_of(a) + SIDE - 1) / SIDE * SIDE * strips(s->inner) * STRIP / 2);
 }
@@ -111,10 +111,10 @@ static inline int64_t block_size(const Args *a, const Sizes *s) {
 
 static inline int64_t shared_size(const Args *a, const Sizes *s) { return rounded(a->tokens * (a->hidden + s->q + 6) + 4); }
 
-/* Into how many parts tokens are cut: a block each, and as many for each thread. */
+/* Number of parts of the tokens: a block each, and a multiple of the threads. */
 static inline int64_t parts_of(const Args *a) { return blocks_of(a->tokens, BLOCK, a->threads); }
 
-/* How many floats `memory` must have: what all see, what is a thread's, and blocks. */
+/* Number of floats in `memory`: shared state, each thread's, and blocks. */
 static inline int64_t memory_size(const Args *a) {
     const Sizes s = sizes_of(a);
     return shared_size(a, &s) + a->threads * own_size(a, &s) + (has_one_block(a) ? 1 : a->threads) * block_size(a, &s);

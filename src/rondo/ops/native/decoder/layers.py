@@ -1,4 +1,4 @@
-"""A decoder of dense layers over a serving step in one compiled call: a CPU's way through a small model."""
+"""A serving step of a dense decoder in one compiled call, for small models on a CPU."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from rondo.ops.native.quantized.quantized import CWeight, fits
 from rondo.ops.pointwise.rope import RopeSpec, rope_tables
 
 HEAD_MULTIPLE, WIDTH_MULTIPLE = 8, 16
-"""So that no head's numbers need padding, and no loop of a product has a rest."""
+"""Multiples of head and layer widths that avoid padding and loop remainders."""
 TYPES = (torch.float32, torch.bfloat16)
 PROJECTIONS = ("q", "k", "v", "o", "gate", "up", "down")
-"""Of them each may be a quantized weight."""
+"""Projections, each of which may have a quantized weight."""
 VECTORS = ("attention_norm", "q_bias", "k_bias", "v_bias", "q_norm", "k_norm", "o_bias", "mlp_norm")
 _PAGES = ("keys", "values", "key_scales", "value_scales")
 _SHAPE = ("heads", "kv", "dim", "rope", "half", "inner", "window", "group")
@@ -36,7 +36,7 @@ _NUMBERS = (
     *("size", "pages", "longest", "threads", "related", "requests"),
 )
 POSITIONS = 1024
-"""Rotations are made for so many positions at a time."""
+"""Positions for which rotations are computed at a time."""
 
 
 class _Layer(ctypes.Structure):
@@ -60,9 +60,9 @@ class _Args(ctypes.Structure):
 
 @dataclass(frozen=True)
 class DenseLayer:
-    """Norms before its two halves, grouped queries, SwiGLU. `weights` are by the names of `PROJECTIONS` and `VECTORS`;
-    a bias or a head's norm may be missing. `sites` are the numbers of its projections in an adapter's table; layers of
-    one `group` have their keys and values in the same pages."""
+    """A dense layer: pre-norms, grouped-query attention, SwiGLU. `weights` are by the names of `PROJECTIONS` and
+    `VECTORS`; biases and head norms are optional. `sites` are the indices of its projections in an adapter's table;
+    layers of one `group` have their keys and values in the same pages."""
 
     spec: AttentionSpec
     rope: RopeSpec | None
@@ -89,8 +89,8 @@ class DenseLayer:
 
 @dataclass(frozen=True)
 class Ends:
-    """What is before the layers and after them: embedding [.., hidden] and what it is multiplied by, the head's norm
-    and its weight [V, hidden]."""
+    """The input and output of the layers: embedding [.., hidden] and its scale, the head's norm and weight [V,
+    hidden]."""
 
     embedding: Tensor
     scale: float | None
@@ -100,11 +100,11 @@ class Ends:
 
 @dataclass(frozen=True)
 class TokenRows:
-    """Tokens of a step: their ids and positions [T], all below `end`; tables [G, R, P] of the requests' pages in each
-    group of layers, owners [T] the request of each token, lengths [T] how much of its past a token sees with itself
-    counted, slots [G, T] where its key and value go. `wholes` [T], how long each one's request is, is there where
-    rotations depend on it. `related` where tokens of one request see each other. `adapters` [R] is the address of each
-    request's table of low-rank pairs, or 0."""
+    """Tokens of a step: ids and positions [T], all positions below `end`; page tables [G, R, P] by group of layers and
+    request, owners [T] the request of each token, lengths [T] of its past including itself, slots [G, T] for its key
+    and value. `wholes` [T], the length of each token's request, is set if rotations depend on it. `related` is whether
+    tokens of one request attend to each other. `adapters` [R] is the address of each request's table of low-rank pairs,
+    or 0."""
 
     ids: Tensor
     positions: Tensor
@@ -120,7 +120,7 @@ class TokenRows:
 
 
 class Rotations:
-    """Cosines and sines [.., half] of one kind, by position."""
+    """Cosines and sines [.., half] of one RoPE spec, by position."""
 
     def __init__(self, spec: RopeSpec, dtype: torch.dtype) -> None:
         self.spec = spec
@@ -128,12 +128,12 @@ class Rotations:
         self._known = _floats(0, spec.dim // 2), _floats(0, spec.dim // 2)
 
     def __call__(self, rows: TokenRows) -> tuple[Tensor, Tensor, Tensor]:
-        """And which row is each token's."""
+        """Cosines, sines, and the row of each token in them."""
         if self.spec.by_length:
             return *self._of(rows.positions, rows.wholes), torch.arange(rows.positions.shape[0], device="cpu")
         known = self._known[0].shape[0]
         if known < rows.end:
-            # Always so many at a time: what a position gets does not depend on when it was first needed.
+            # The fixed size makes a position's rotation independent of when it was first needed.
             starts = range(known, rows.end, POSITIONS)
             more = [self._of(torch.arange(first, first + POSITIONS, device="cpu"), None) for first in starts]
             cosines, sines = (torch.cat(parts) for parts in zip(self._known, *more, strict=True))
@@ -146,7 +146,7 @@ class Rotations:
 
 
 class DenseDecoder:
-    """A decoder of one type on the CPU. Its parameters may change in place; pages may move."""
+    """A decoder of one dtype on the CPU. Its parameters may change in place; pages may move."""
 
     def __init__(self, layers: Sequence[DenseLayer], ends: Ends, eps: float, offset: float) -> None:
         self.layers = layers
@@ -155,7 +155,7 @@ class DenseDecoder:
         self.offset = offset
         self.width, self.hidden = ends.head.shape
         self.dtype = ends.embedding.dtype
-        # As the model multiplies: with the number in its own type.
+        # The model multiplies by the scale in its own dtype.
         self.scale = 1.0 if ends.scale is None else torch.tensor(ends.scale, dtype=self.dtype).item()
         kinds = dict.fromkeys(layer.rope for layer in layers if layer.rope is not None)
         self.ropes = {spec: Rotations(spec, self.dtype) for spec in kinds}
@@ -171,18 +171,18 @@ class DenseDecoder:
         alike = readable(*tensors) and all(tensor.is_contiguous() for tensor in tensors)
         alike = alike and all(fits(weight) for weight in weights if isinstance(weight, Quantized))
         known = tensors[0].dtype in TYPES and ends.head.shape[1] % WIDTH_MULTIPLE == 0
-        # Threads may be in different layers, each at its own rows of the queries.
+        # Threads may be in different layers, each with its own rows of the queries.
         known = known and len({layer.weights["q"].shape[0] for layer in layers}) == 1
         return alike and known and all(layer.fits for layer in layers) and library("layers") is not None
 
     def logits(self, rows: TokenRows, pages: Sequence[tuple[Pages, Pages]], read: Tensor | None) -> Tensor:
-        """[R, V] in fp32 for the tokens `read` [R], or all."""
+        """Logits [R, V] in fp32 for the tokens `read` [R], or all."""
         out = _floats(_count(rows, read), self.width)
         self._run(rows, pages, read, logits=out)
         return out
 
     def trunk(self, rows: TokenRows, pages: Sequence[tuple[Pages, Pages]], read: Tensor | None) -> Tensor:
-        """[R, hidden]: what the head would be given."""
+        """The hidden states before the head, [R, hidden]."""
         out = torch.empty(_count(rows, read), self.hidden, dtype=self.dtype, device="cpu")
         self._run(rows, pages, read, out=out)
         return out
@@ -245,7 +245,7 @@ class DenseDecoder:
         compiled.layers(ctypes.byref(arguments))
 
     def _point(self, pages: Sequence[tuple[Pages, Pages]]) -> None:
-        """Writes down where everything is, again when pages have moved."""
+        """Writes the addresses of weights and pages to the table, again after pages moved."""
         places = [tensor.data_ptr() for pair in pages for part in pair for tensor in part.tensors]
         if places == self._known:
             return
@@ -272,7 +272,7 @@ def _floats(*shape: int) -> Tensor:
 
 
 def _count(rows: TokenRows, read: Tensor | None) -> int:
-    """How many rows come back."""
+    """The number of result rows."""
     return rows.ids.shape[0] if read is None else read.shape[0]
 
 

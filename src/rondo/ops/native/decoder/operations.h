@@ -1,4 +1,4 @@
-/* What a layer does for a block of tokens: each is a thread's part of it, of heads or of columns. */
+/* The operations of a layer on a block of tokens; each computes a thread's part of the heads or columns. */
 #ifndef RONDO_OPERATIONS_H
 #define RONDO_OPERATIONS_H
 #include "decoder/projection.h"
@@ -12,7 +12,7 @@ static void add_rows_to(const Args *a, float *restrict x, const float *restrict 
     }
 }
 
-/* Where the thread's part of `count` things begins, and where it ends. */
+/* Start and end of the thread's part of `count` things. */
 static inline int64_t part_from(const Own *own, int64_t count, int64_t unit) { return share(count, unit, own->part, own->parts); }
 static inline int64_t part_to(const Own *own, int64_t count, int64_t unit) { return share(count, unit, own->part + 1, own->parts); }
 
@@ -22,7 +22,7 @@ static void norms(const Step *s, const Own *own, const void *weight, int64_t fir
         norm(s->args, s->x + (first + r) * hidden, weight, own->normed + r * hidden, hidden);
 }
 
-/* Heads `from` to `to` of a projection, with their norm and rotation where they have one. */
+/* Heads `from` to `to` of a projection, with their norm and rotation, if any. */
 static void project_heads(const Step *s, const Layer *l, Own *own, Projection p, int64_t first, int64_t rows,
                           const void *weight, int turns, int64_t from, int64_t to, float *out) {
     if (from >= to) return;
@@ -35,7 +35,7 @@ static void project_heads(const Step *s, const Layer *l, Own *own, Projection p,
         }
 }
 
-/* Heads `from` to `to` of keys or values, which go to the pages. */
+/* Writes heads `from` to `to` of keys or values to the pages. */
 static void keep_heads(const Step *s, const Layer *l, int64_t first, int64_t rows, float *heads, int64_t from, int64_t to,
                        void *pages, float *scales) {
     const Args *a = s->args;
@@ -45,8 +45,8 @@ static void keep_heads(const Step *s, const Layer *l, int64_t first, int64_t row
                  a->slots[l->group * a->tokens + first + r] * l->kv + h, l->dim);
 }
 
-/* Queries of tokens `first` on; their keys and values go to the pages. What is cut into parts is the heads of all three, one
- * after another. */
+/* Computes queries of tokens from `first`; writes their keys and values to the pages. The heads of all three,
+ * concatenated, are split into parts. */
 static void ask(const Step *s, const Layer *l, Own *own, int64_t first, int64_t rows) {
     const Args *a = s->args;
     const int64_t D = l->dim, width = l->heads * D, narrow = l->kv * D, all = l->heads + 2 * l->kv;
@@ -63,7 +63,7 @@ static void ask(const Step *s, const Layer *l, Own *own, int64_t first, int64_t 
     keep_heads(s, l, first, rows, values, value, values_end, l->values, l->value_scales);
 }
 
-/* Neighbours that are one task with a key head: those of one request see their past together. */
+/* Number of neighbouring tokens in one task with a key head: tokens of one request share their past. */
 static inline int64_t tokens_of_task(const Args *a, const Attention *attention, int64_t rows) {
     return a->related ? shared_out(attention, rows, has_one_block(a) ? a->threads : 1) : 1;
 }
@@ -101,7 +101,7 @@ static void output(const Step *s, const Layer *l, Own *own, int64_t first, int64
     add_rows_to(a, s->x + first * a->hidden, own->normed + from, rows, from, to, a->hidden);
 }
 
-/* Whether what is fed is kept as the next product wants it: pairs for tiles. */
+/* Whether the feed-forward's hidden rows are stored in the layout of the next product: pairs for tiles. */
 static inline int feeds_pairs(const Args *a, const Layer *l) {
     return a->given == BF16 && l->down.kind == BF16 && !a->adapters && as_ready(&l->gate, &l->up) && way_of(BF16) == BY_TILES;
 }
@@ -111,7 +111,7 @@ static void feed(const Step *s, const Layer *l, Own *own, int64_t first, int64_t
     const int64_t from = part_from(own, l->inner, UNIT), to = part_to(own, l->inner, UNIT);
     const Projection gate = {&l->gate, NULL, l->sites[GATE], a->hidden, l->inner}, up = {&l->up, NULL, l->sites[UP], a->hidden, l->inner};
     const int pairs = feeds_pairs(a, l);
-    const int64_t step = as_ready(&l->gate, &l->up) && !a->adapters ? GATED : most(1, to - from); /* what is made of x is made once */
+    const int64_t step = as_ready(&l->gate, &l->up) && !a->adapters ? GATED : most(1, to - from); /* x is converted once */
     const int64_t apart = pairs ? GATED : l->inner, deep = strips(l->inner) * STRIP / 2;
     for (int64_t begin = from, last; begin < to; begin = last) {
         float *gated = pairs ? own->gated : own->act + begin;
@@ -141,7 +141,7 @@ static void bring(const Step *s, const Layer *l, Own *own, int64_t first, int64_
     add_rows_to(a, s->x + first * a->hidden, own->normed + from, rows, from, to, a->hidden);
 }
 
-/* Moves the tokens that are read together at the first one. */
+/* Moves the rows to read to the front. */
 static void gather(const Step *s, const Layer *l) {
     const Args *a = s->args;
     const int64_t hidden = a->hidden, width = l->heads * l->dim;

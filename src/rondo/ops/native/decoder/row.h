@@ -1,4 +1,4 @@
-/* A token's row, or a head of it: in fp32, rounded as the model's type would round it. */
+/* Operations on a token's row, or on a head of it: in fp32, rounded as the model's type would round it. */
 #ifndef RONDO_ROW_H
 #define RONDO_ROW_H
 #include "decoder/layers.h"
@@ -7,7 +7,7 @@ static inline float at(int64_t type, const void *from, int64_t i) {
     return type == F32 ? ((const float *)from)[i] : from_bf16(((const uint16_t *)from)[i]);
 }
 
-/* As the model's type would hold them. */
+/* Rounds numbers to the model's type. */
 static inline void settle(int64_t type, float *restrict x, int64_t count) {
     if (type == BF16)
         for (int64_t i = 0; i < count; i++) x[i] = from_bf16(to_bf16(x[i]));

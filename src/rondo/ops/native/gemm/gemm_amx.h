@@ -1,19 +1,18 @@
-/* The product by a CPU's matrix tiles (AMX). 16 rows of w as they lie are one operand, 16 rows of x in pairs the other: so
- * weights need no form of their own, and few rows of x cost what 16 do. A result is one chain over strips of K, whatever
- * tiles are beside its own.
- */
+/* The product by a CPU's matrix tiles (AMX). 16 rows of w in place are one operand, 16 rows of x in pairs the other, so
+ * that weights need no special layout, and few rows of x cost as much as 16. A result is one chain over strips of K,
+ * independent of the neighbouring tiles. */
 #ifndef RONDO_TILES_H
 #define RONDO_TILES_H
 #include "gemm/pairs.h"
 
-/* Memory that is used next: with each step over K so many cache lines of it are asked for. */
+/* Memory to prefetch: `lines` cache lines with each step over K. */
 typedef struct {
     const char *at;
     int64_t lines;
 } Next;
 
 #ifdef HAS_TILES
-/* Sums are in tiles 0 to 3, of w in 4 and 5, of x in 6 and 7: 16 lines of 64 bytes each. */
+/* Sums are in tiles 0 to 3, w in 4 and 5, x in 6 and 7: 16 lines of 64 bytes each. */
 static void configure_tiles(void) {
     struct __attribute__((packed)) {
         uint8_t palette, start, reserved[14];
@@ -24,16 +23,16 @@ static void configure_tiles(void) {
     _tile_loadconfig(&config);
 }
 
-/* Tiles are read and written behind the compiler's back. */
+/* Tiles are read and written without the compiler's knowledge. */
 #define SETTLE_MEMORY() __asm__ __volatile__("" ::: "memory")
 
-/* 16 rows of w of K numbers, of which `count` are there. */
+/* 16 rows of w of K numbers, of which `count` exist. */
 typedef struct {
     const uint16_t *w;
     int64_t K, count;
 } Rows;
 
-/* A strip of them from `k` on: where it lies, or copied to `edge` with zeros for what is not there. */
+/* A strip of them from `k`: in place, or copied to `edge` with zeros for missing numbers. */
 static inline const void *lines_of(const Rows *rows, int64_t k, uint16_t *edge, int64_t *apart) {
     const int64_t depth = least(STRIP, rows->K - k);
     *apart = rows->K * sizeof(uint16_t);
@@ -45,8 +44,8 @@ static inline const void *lines_of(const Rows *rows, int64_t k, uint16_t *edge, 
     return edge;
 }
 
-/* W groups of 16 rows of w by X tiles of x, which is read once for these rows; sums [W, X, 16, 16]. With each strip so many lines
- * of `next` are asked for. */
+/* W groups of 16 rows of w by X tiles of x, which is read once for these rows; sums [W, X, 16, 16]. Each strip
+ * prefetches lines of `next`. */
 ALWAYS_INLINE void tiles_of(const Rows *rows, const float *x, int64_t tile, float *sums, Next *next, const int W, const int X) {
     uint16_t edges[2][SIDE * STRIP];
     const int64_t K = rows->K;
@@ -79,7 +78,7 @@ ALWAYS_INLINE void tiles_of(const Rows *rows, const float *x, int64_t tile, floa
     SETTLE_MEMORY();
 }
 
-/* As `product`; `sums` has room for four tiles. */
+/* Like `product`; `sums` has room for four tiles. */
 static void tiles_product(const float *packed, int64_t M, int64_t K, const uint16_t *w, int64_t from, int64_t to, float *out,
                           int64_t apart, float *sums) {
     const int64_t tile = strips(K) * STRIP / 2 * SIDE, steps = (M + 2 * SIDE - 1) / (2 * SIDE) * strips(K);
@@ -89,7 +88,7 @@ static void tiles_product(const float *packed, int64_t M, int64_t K, const uint1
         count = least(2 * SIDE, to - n);
         const Rows rows[2] = {{w + n * K, K, least(SIDE, count)}, {w + (n + SIDE) * K, K, count - SIDE}};
         const int W = count > SIDE ? 2 : 1;
-        Next next = {(const char *)(w + (n + count) * K), (K + steps - 1) / steps}; /* 32 rows, whoever multiplies them */
+        Next next = {(const char *)(w + (n + count) * K), (K + steps - 1) / steps}; /* 32 rows for any thread */
         for (int64_t m = 0; m < M; m += 2 * SIDE) {
             const float *x = packed + m / SIDE * tile;
             const int X = M - m > SIDE ? 2 : 1;

@@ -1,18 +1,17 @@
-/* The product by a CPU's bf16 dot products (AVX-512 BF16). A result is one chain of them over K, a pair each, in pieces of
- * KC: for few rows lanes are columns (as in `gemv.h`), for many they are rows, and the chain is the same.
- */
+/* The product by a CPU's bf16 dot products (AVX-512 BF16). A result is one chain of them over K, a pair each, in pieces
+ * of KC: for few rows lanes are columns (as in `gemv.h`), for many they are rows, and the chain is the same. */
 #ifndef RONDO_DOTS_H
 #define RONDO_DOTS_H
 #include "gemm/pairs.h"
 #include "gemm/gemv.h"
 
 #ifdef HAS_DOTS
-/* Columns of a tile; as many rows of x as have their sums in registers; how much of these stays near. */
+/* Columns of a tile; maximum rows of x with sums in registers; pairs of them that stay in the cache. */
 enum { DOT_COLUMNS = 12, DOT_FEW = 24, NEAR_PAIRS = 12 << 10 };
-/* So few rows leave registers for sixteen lines of weights; and how much of K is in a line. */
+/* Maximum rows that leave registers for sixteen lines of weights; numbers of K in a line. */
 enum { DOT_LINES = 8, LINE_DEEP = 32 };
 
-/* As lanes, these rows would leave too many empty. */
+/* Whether these rows, as lanes, would leave too many lanes empty. */
 static inline int are_few_dots(int64_t M) { return M <= DOT_LINES || (M > SIDE && M <= DOT_FEW); }
 
 static inline uint32_t two_at(const void *x, int64_t pair) {
@@ -21,7 +20,7 @@ static inline uint32_t two_at(const void *x, int64_t pair) {
     return both;
 }
 
-/* Of few rows [pairs of K, M]. */
+/* Packing of few rows: [pairs of K, M]. */
 static void pack_dots(const float *x, int64_t M, int64_t K, float *packed) {
     if (!are_few_dots(M)) {
         pack_pairs(x, M, K, packed);
@@ -33,8 +32,8 @@ static void pack_dots(const float *x, int64_t M, int64_t K, float *packed) {
             to[k * M + 2 * m] = to_bf16(x[m * K + k]), to[k * M + 2 * m + 1] = to_bf16(x[m * K + k + 1]);
 }
 
-/* Adds to sums [M] what pairs of K from `k` on make with sixteen columns. With each a line is asked for: as far from `next`
- * on as it is from where a piece begins, in runs of KC that are `step` apart. */
+/* Adds products of the pairs of K from `k` with sixteen columns to sums [M]. Each prefetches a line at the same offset
+ * from `next`, in runs of KC that are `step` apart. */
 ALWAYS_INLINE void meet_pairs(const uint16_t *x, int64_t k, const Turned *turned, const uint16_t *next, int64_t step, Wide *sum,
                               const int pairs, const int M) {
 #pragma GCC unroll 16
@@ -46,9 +45,9 @@ ALWAYS_INLINE void meet_pairs(const uint16_t *x, int64_t k, const Turned *turned
     }
 }
 
-/* Adds to 16 columns of M rows what KC of K make of them, or begins these: x, w and K are where that begins. Meanwhile as much is asked
- * for of what comes next. Rows of w that are read side by side must not be many more: they often are a power of two apart,
- * and then share few places in a cache. */
+/* Adds the products of KC of K to 16 columns of M rows, or initializes them: x, w and K start there. Prefetches the
+ * same amount of the following memory. The number of rows of w read at once must not be much larger: they often are a
+ * power of two apart, and then map to few sets of a cache. */
 ALWAYS_INLINE void few_dots(const uint16_t *x, int64_t K, int64_t depth, const uint16_t *w, const uint16_t *next, int64_t step,
                             float *out, int64_t apart, int begins, const int M) {
     Wide sum[DOT_FEW];
@@ -72,7 +71,7 @@ ALWAYS_INLINE void few_dots(const uint16_t *x, int64_t K, int64_t depth, const u
     }
 }
 
-/* One number, by the instructions that make sixteen: so that it is the same. */
+/* One number, by the same instructions as sixteen, so that it is bitwise equal. */
 static float one_dot(const uint16_t *x, int64_t M, const uint16_t *w, int64_t K) {
     Wide sums = {0};
     for (int64_t begin = 0; begin < K; begin += KC) {
@@ -84,8 +83,8 @@ static float one_dot(const uint16_t *x, int64_t M, const uint16_t *w, int64_t K)
     return sums[0];
 }
 
-/* Groups of 16 columns. Where rows of x are too many to stay near as a whole, a piece of them meets many groups before the
- * next one does. */
+/* Groups of 16 columns. If rows of x are too large for the cache, a piece of them is multiplied with many groups before
+ * the next one. */
 ALWAYS_INLINE void few_dot_groups(const uint16_t *x, int64_t K, const uint16_t *w, int64_t groups, float *out, int64_t apart,
                                   const int M) {
     const int64_t group = SIDE * K, together = M * K <= NEAR_PAIRS ? 1 : 8;
@@ -114,8 +113,8 @@ static void few_dot_rows(const uint16_t *x, int64_t M, int64_t K, const uint16_t
         for (int64_t m = 0; m < M; m++) out[m * apart + n - from] = one_dot(x + 2 * m, M, w + n * K, K);
 }
 
-/* Adds to sums [C, V vectors of rows] over pairs of K, or begins them. Meanwhile a line of `next` is asked for with each pair:
- * all at once, they would be waited for. */
+/* Adds to sums [C, V vectors of rows] over pairs of K, or initializes them. Each pair prefetches one line of `next`:
+ * all prefetches at once would stall. */
 ALWAYS_INLINE void dots_tile(const float *x, int64_t tile, const uint16_t *w, int64_t K, int64_t depth, const char *next,
                              float *sums, int begins, const int V, const int C) {
     Wide sum[DOT_COLUMNS][2];
@@ -144,7 +143,7 @@ ALWAYS_INLINE void dots_tile(const float *x, int64_t tile, const uint16_t *w, in
         }
 }
 
-/* As `product`; `sums` has room for 12 columns of 32 rows. */
+/* Like `product`; `sums` has room for 12 columns of 32 rows. */
 static void dots_product(const float *packed, int64_t M, int64_t K, const uint16_t *w, int64_t from, int64_t to, float *out,
                          int64_t apart, float *sums) {
     if (are_few_dots(M)) {

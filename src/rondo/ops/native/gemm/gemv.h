@@ -1,7 +1,7 @@
-/* The product of so few rows that they would leave lanes empty: here lanes are columns. Rows of w are turned in registers,
- * and each number of x meets those of a vector of columns. A result is the same chain over K as in `product.h`, to the bit;
- * but weights come as fast as memory has them, where packed rows of x would take as long for one as for all.
- */
+/* The product of so few rows that they would leave lanes empty: here lanes are columns. Rows of w are transposed in
+ * registers, and each number of x is multiplied with a vector of columns. A result is the same chain over K as in
+ * `product.h`, bitwise equal. Weights are read at the speed of memory, where the cost of packed rows of x would be the
+ * same for one as for all. */
 #ifndef RONDO_SLIM_H
 #define RONDO_SLIM_H
 #include "gemm/transpose.h"
@@ -31,7 +31,7 @@ typedef __m256 Columns;
 #ifdef FMA
 static inline int is_slim(int64_t M) { return M <= SLIM; }
 
-/* [K, M]: M rows a power of two apart would push each other out of the nearest cache. */
+/* [K, M]: M rows a power of two apart would evict one another from the L1 cache. */
 static void pack_slim(const float *x, int64_t M, int64_t K, float *packed) { transpose(x, M, K, K, packed, M); }
 
 /* Adds the products of one k to the sums of M rows. */
@@ -47,7 +47,7 @@ ALWAYS_INLINE void meet_words(int64_t type, const float *x, const Columns *turne
         else meet(x + 2 * j * M, EVEN(turned[j]), sum, M), meet(x + (2 * j + 1) * M, ODD(turned[j]), sum, M);
 }
 
-/* Adds to sums [G, M, COLUMNS_WIDE]: x [depth, M] times COLUMNS_WIDE G rows of w. As many lines are asked for as are read. */
+/* Adds to sums [G, M, COLUMNS_WIDE]: x [depth, M] times COLUMNS_WIDE G rows of w. Prefetches as many lines as it reads. */
 ALWAYS_INLINE void slim_tile(int64_t type, const float *x, const char *w, int64_t K, int64_t depth, float *sums,
                              const char *next, const int M, const int G) {
     const int64_t size = type == F32 ? 4 : 2, four = 16 / size;
@@ -85,7 +85,7 @@ ALWAYS_INLINE void slim_tile(int64_t type, const float *x, const char *w, int64_
         for (int m = 0; m < M; m++) ADD_TO(sums + (g * M + m) * COLUMNS_WIDE, sum[g][m]);
 }
 
-/* Columns `n` to `n + COLUMNS_WIDE G`; what comes after them is asked for meanwhile. */
+/* Columns `n` to `n + COLUMNS_WIDE G`; prefetches the following ones. */
 ALWAYS_INLINE void slim_columns(int64_t type, const float *x, int64_t K, const void *w, int64_t n, float *out, int64_t apart,
                                 const int M, const int G) {
     const int64_t size = type == F32 ? 4 : 2, wide = COLUMNS_WIDE * G;
@@ -98,7 +98,7 @@ ALWAYS_INLINE void slim_columns(int64_t type, const float *x, int64_t K, const v
         for (int m = 0; m < M; m++) memcpy(out + m * apart + COLUMNS_WIDE * g, sums + (g * M + m) * COLUMNS_WIDE, COLUMNS_WIDE * sizeof(float));
 }
 
-/* x is of one of M rows. */
+/* x points to one of M rows. */
 static float slim_one(int64_t type, const float *x, int64_t M, const void *w, int64_t offset, int64_t K) {
     float total = 0;
     for (int64_t begin = 0; begin < K; begin += KC) {
@@ -110,8 +110,8 @@ static float slim_one(int64_t type, const float *x, int64_t M, const void *w, in
     return total;
 }
 
-/* As `product`, with x as `pack_slim` has it. Two groups of columns at once, where registers have room for their sums, hide
- * how long an addition takes. */
+/* Like `product`, with x from `pack_slim`. Two groups of columns at once, if registers have room for their sums, hide
+ * the latency of additions. */
 ALWAYS_INLINE void slim_rows(int64_t type, const float *x, int64_t K, const void *w, int64_t from, int64_t to, float *out,
                              int64_t apart, const int M) {
     const int G = type != F32 && M <= 2 ? 2 : 1;

@@ -1,7 +1,8 @@
-/* x [rows, in] times the transpose of weight [width, in], plus bias [width]; all of one type, fp32 or bf16, and rounded once.
+/* x [rows, in] times the transpose of weight [width, in], plus bias [width]; all of one type, fp32 or bf16, and rounded
+ * once.
  *
- * It is the product of `layers.c`, and so to the bit: a row's results know neither its neighbours nor the threads. Many rows
- * are shared out among threads in blocks that stay near; of few, threads share the columns.
+ * It is the product of `layers.c`, bitwise equal: a row's results do not depend on its neighbours or the threads.
+ * Threads share many rows in blocks that stay in the cache; with few rows, they share the columns.
  */
 #include <omp.h>
 
@@ -13,13 +14,14 @@ typedef struct {
     const void *x, *weight, *bias;
     void *out;
     float *memory;
-    double *seconds; /* of each thread, those that it had for itself; or NULL */
+    double *seconds; /* CPU time of each thread, or NULL */
     int64_t rows, in, width, type, threads;
     int64_t few;     /* rows a thread, below which columns are shared */
-    int64_t columns; /* that are made at a time where they are rounded */
+    int64_t columns; /* computed at a time if results are rounded */
 } Args;
 
-/* Floats of a block of rows that stay in a core's own cache. Tiles are so quick that more rows have to meet a weight. */
+/* Floats of a block of rows that stay in a core's L2 cache. Tiles are so fast that more rows must be multiplied with a
+ * weight. */
 enum { L2_FLOATS = 1 << 16 };
 
 static inline int64_t block_of(const Args *a) {
@@ -37,7 +39,7 @@ static inline int64_t own_size(const Args *a) {
     return (a->type == F32 ? 1 : 2) * packed_size(a) + results_size(a) + rounded(product_room(block_of(a)));
 }
 
-/* How many floats `memory` must have. */
+/* Number of floats in `memory`. */
 int64_t linear_memory(const Args *a) { return a->threads * own_size(a); }
 
 static inline void add_bias(const Args *a, float *restrict row, int64_t from, int64_t to) {
@@ -47,13 +49,13 @@ static inline void add_bias(const Args *a, float *restrict row, int64_t from, in
         for (int64_t n = from; n < to; n++) row[n - from] += from_bf16(((const uint16_t *)a->bias)[n]);
 }
 
-/* A thread's memory; `ready` is the first of the rows that are packed there, or -1. */
+/* A thread's memory; `ready` is the first of the rows packed there, or -1. */
 typedef struct {
     float *memory;
     int64_t ready;
 } Own;
 
-/* Packs rows from r on, unless they are so. */
+/* Packs rows from r, unless they are packed already. */
 static void make_ready(const Args *a, Own *own, int64_t r, int64_t rows) {
     const int64_t K = a->in;
     float *packed = own->memory, *wide = packed + packed_size(a);
@@ -83,7 +85,7 @@ static void part(const Args *a, int64_t first, int64_t last, int64_t from, int64
     }
 }
 
-/* A thread's next share. Where its time is asked for each has as many, however busy the machine is. */
+/* A thread's next share. When its time is measured, each thread has the same number of shares, independent of load. */
 static inline int64_t take(const Args *a, int64_t thread, int64_t turn, int64_t *taken) {
     return a->seconds ? turn * omp_get_num_threads() + thread : __atomic_fetch_add(taken, 1, __ATOMIC_RELAXED);
 }

@@ -1,4 +1,4 @@
-"""The compiled product, `linear.c`: a row's bits depend on nothing but the row, and are those of a compiled step."""
+"""The compiled product, `linear.c`: a row's bits depend on that row only, and equal the result of a compiled step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rondo.ops.native.build.room import room
 from rondo.ops.native.build.tuned import AS_BUILT, WorkSplit, cut_of
 
 STEP = 16
-"""Inputs are a multiple of this many, or padded to one."""
+"""The number of inputs is padded to a multiple of this."""
 WORK_FOR_THREADS = 1 << 18
 """Multiplications below which waking another thread costs more than it saves."""
 TYPES = (torch.float32, torch.bfloat16)
@@ -38,19 +38,20 @@ class _Args(ctypes.Structure):
 
 
 _wanted: set[object] = set()
-"""One for each who wants the compiled product whatever is faster."""
+"""One entry for each owner that requires the compiled product even if torch's is faster."""
 
 
 def always_take_bf16(owner: object) -> Callable[[], object]:
-    """In all of this process, until what is returned is called or the owner is gone: whoever wants the same bits
-    everywhere wants no product of torch's."""
+    """Enables the compiled bf16 product in this process until the returned function is called or the owner is deleted,
+    for owners that need bitwise equal results everywhere."""
     want = object()
     _wanted.add(want)
     return weakref.finalize(owner, _wanted.discard, want)
 
 
 def takes_bf16() -> bool:
-    """Where the CPU has instructions for bf16 that the compiled product has not, torch's own is the faster one."""
+    """Whether the compiled product runs for bf16. If the CPU has bf16 instructions that the compiled product does not
+    use, torch's product is faster."""
     return bool(_wanted) or _compiled_is_faster()
 
 
@@ -83,7 +84,8 @@ def linear_native(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
 
 
 class _Linear(torch.autograd.Function):
-    """Backward is torch's: gradients are sums over the tokens, and know their neighbours anyway."""
+    """A compiled forward pass with torch's backward pass: gradients are sums over tokens and depend on the batch
+    anyway."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -105,8 +107,8 @@ def product(
     threads: int | None = None,
     seconds: Tensor | None = None,
 ) -> Tensor:
-    """[..., K] x [N, K] -> [..., N], without a gradient; K is not 0. Neither the cut nor the threads change a bit. Into
-    `seconds` (fp64) go those that each thread had for itself."""
+    """[..., K] x [N, K] -> [..., N], without a gradient; K is not 0. The result is bitwise independent of the cut and
+    the threads. The CPU time of each thread is written to `seconds` (fp64)."""
     if x.shape[-1] != weight.shape[1] or (bias is not None and bias.shape != weight.shape[:1]):
         biased = "" if bias is None else f" and a bias of {tuple(bias.shape)}"
         raise RuntimeError(

@@ -1,6 +1,6 @@
-/* out[row] += (x[row] a^T) b for rows in groups, each group with matrices of its own.
+/* out[row] += (x[row] a^T) b for rows in groups, each group with its own matrices.
  *
- * A row's arithmetic depends on that row and its group's matrices alone, so results do not change with the batch or the
+ * A row's arithmetic depends only on that row and its group's matrices, so results do not change with the batch or the
  * number of threads.
  *
  *   out [T, N]  x [T, K]  rows [R]  bounds [G + 1]  table [G, 3]: address of a [r, K], address of b [r, N], r

@@ -1,14 +1,15 @@
 /* One row's low-rank product, four of its rank at a time: ranks are multiples of 4.
  *
- * In a step of mixed requests the matrices of many adapters stream by, each once: so while one part is used, the memory
- * that comes next is asked for. */
+ * In a step of mixed requests the matrices of many adapters are each read once, so the following memory is prefetched
+ * while one part is used.
+ */
 #ifndef RONDO_LOW_RANK_H
 #define RONDO_LOW_RANK_H
 #include "build/vectors.h"
 
-enum { RANKS = 64 }; /* how many products are held at once */
+enum { RANKS = 64 }; /* products held at once */
 
-/* Whose row it is: a [r, K], b [r, N]. */
+/* The pair of a row: a [r, K], b [r, N]. */
 typedef struct {
     const float *a, *b;
     int64_t r;
@@ -18,7 +19,7 @@ static inline Pair pair_at(const int64_t *entry) {
     return (Pair){(const float *)entry[0], (const float *)entry[1], entry[2]};
 }
 
-/* Products of x with four rows; asks for as much memory at `next`. */
+/* Products of x with four rows; prefetches as much memory at `next`. */
 static void four_products(const float *restrict x, const float *restrict a, int64_t K, float *restrict d, const float *next) {
     Vec s0 = {0}, s1 = {0}, s2 = {0}, s3 = {0};
     int64_t k = 0;
@@ -36,7 +37,7 @@ static void four_products(const float *restrict x, const float *restrict a, int6
         for (int64_t j = 0; j < 4; j++) d[j] += x[k] * a[j * K + k];
 }
 
-/* out [count] += d [4] b, where rows of b are N apart; asks for as much memory at `next`. */
+/* out [count] += d [4] b, where rows of b are N apart; prefetches as much memory at `next`. */
 static void add_four(float *restrict out, const float *restrict d, const float *restrict b, int64_t N, int64_t count,
                      const float *next) {
     const float d0 = d[0], d1 = d[1], d2 = d[2], d3 = d[3];
@@ -49,7 +50,7 @@ static void add_four(float *restrict out, const float *restrict d, const float *
     for (; n < count; n++) out[n] += d0 * b[n] + d1 * b[N + n] + d2 * b[2 * N + n] + d3 * b[3 * N + n];
 }
 
-/* out [to - from] += columns `from` to `to` of (x [K] a^T) b [N]; `after` is what will be asked for next. */
+/* out [to - from] += columns `from` to `to` of (x [K] a^T) b [N]; prefetches `after`. */
 static void add_low_rank(float *restrict out, const float *restrict x, Pair p, int64_t K, int64_t N, int64_t from, int64_t to,
                          const float *after) {
     float d[RANKS];

@@ -1,9 +1,9 @@
-/* Products by a CPU's own bf16 instructions. All of them take numbers of K two at a time, so rows of x are packed in
- * pairs: then x is as exact as in bf16, in which the model has it. Numbers below 2^-126 count as 0 to all of them.
+/* Products by a CPU's bf16 instructions. All of them use numbers of K two at a time, so rows of x are packed in pairs;
+ * x is then exact in bf16, its type in the model. All of them treat numbers below 2^-126 as 0.
  *
- * TILES (AMX) multiply 16 rows of w by 16 of x over 32 of K at once; DOTS (AVX-512 BF16) a vector of pairs. Each has its own
- * order of sums, so one kind of tile serves few rows and many: a result is the same for any number of them. K is a
- * multiple of 16.
+ * TILES (AMX) multiply 16 rows of w by 16 of x over 32 of K at once; DOTS (AVX-512 BF16) a vector of pairs. Each has
+ * its own order of sums, so one kind of tile serves few rows and many: a result is the same for any number of them. K
+ * is a multiple of 16.
  */
 #ifndef RONDO_PAIRS_H
 #define RONDO_PAIRS_H
@@ -23,13 +23,14 @@
 typedef float Wide __attribute__((vector_size(64), aligned(4), may_alias));
 typedef uint32_t Pairs __attribute__((vector_size(64)));
 
-enum { SIDE = 16, STRIP = 32 }; /* rows and columns of a tile; how much of K is in one */
+enum { SIDE = 16, STRIP = 32 }; /* rows and columns of a tile; numbers of K in one */
 
 typedef enum { BY_FLOATS, BY_DOTS, BY_TILES } Way;
 
-/* How weights of a type are multiplied here. The system must be asked for tiles, once in a process, and may refuse. */
+/* The way in which weights of a type are multiplied. Tiles need permission of the system, once a process, which may be
+ * denied. */
 static inline Way way_of(int64_t type) {
-    static int ways[2]; /* known, allowed: threads that ask together find the same */
+    static int ways[2]; /* known, allowed; concurrent requests have the same result */
     if (type != BF16) return BY_FLOATS;
 #ifdef HAS_TILES
     if (!__atomic_load_n(ways, __ATOMIC_ACQUIRE)) {
@@ -48,8 +49,8 @@ static inline Way way_of(int64_t type) {
 
 static inline int64_t strips(int64_t K) { return (K + STRIP - 1) / STRIP; }
 
-/* packed [tiles of 16 rows, strips of K, 16 pairs, 16 rows], with zeros where there are no rows: a piece of K numbers of rows
- * that are `apart`, where tiles are `deep` pairs. */
+/* packed [tiles of 16 rows, strips of K, 16 pairs, 16 rows], with zeros for missing rows: a piece of K numbers of rows
+ * `apart` from one another, where tiles are `deep` pairs. */
 static void pack_piece(const float *x, int64_t apart, int64_t M, int64_t K, float *packed, int64_t deep) {
     float pairs[SIDE * STRIP / 2];
     for (int64_t m = 0; m < M; m += SIDE, packed += deep * SIDE) {
@@ -63,7 +64,7 @@ static void pack_piece(const float *x, int64_t apart, int64_t M, int64_t K, floa
     }
 }
 
-/* Where K ends before its strip there are zeros. */
+/* Zeros fill the last strip beyond K. */
 static void end_strip(int64_t M, int64_t K, float *packed) {
     const int64_t deep = strips(K) * STRIP / 2;
     for (int64_t m = 0; m < M && 2 * deep > K; m += SIDE, packed += deep * SIDE)

@@ -1,16 +1,15 @@
-/* x [M, K] times the transpose of w [N, K], of which w is in fp32 or bf16 and stays as it lies, row after row.
+/* x [M, K] times the transpose of w [N, K]; w is fp32 or bf16 and stays in place, row after row.
  *
- * Rows of x are packed side by side, so that a vector has one number of each: then a number of w meets all of them at once,
- * and nothing has to be summed over lanes. So each result is one chain over K in pieces of KC, whose sums are added in
- * order: it is the same for any number of rows, wherever the columns are cut and however long vectors are. K is a multiple
- * of STEP.
+ * Rows of x are packed so that a vector has one number of each row. A number of w is then multiplied with all of them
+ * at once, without sums over lanes. So each result is one chain over K in pieces of KC, whose sums are added in order.
+ * It is the same for any number of rows, any split of the columns and any vector length. K is a multiple of STEP.
  */
 #ifndef RONDO_PRODUCT_H
 #define RONDO_PRODUCT_H
 #include "gemm/gemm_bf16.h"
 #include "gemm/gemm_amx.h"
 
-/* Long is the longest vector a register holds, and NR what as many registers as there are have room for. */
+/* Long is the longest vector, and NR the number of them that fit the registers. */
 #if defined __AVX512F__
 enum { REGISTER_FLOATS = 16, NR = 12 };
 #elif defined __AVX__
@@ -26,14 +25,15 @@ enum { ROWS = SIDE };
 #else
 enum { ROWS = REGISTER_FLOATS };
 #endif
-/* A tile is of two vectors of rows and NR columns, or of one and PANEL. A panel of columns is used while it is near: a
- * piece of it at a time lies in rows of PIECE. */
+/* A tile is two vectors of rows and NR columns, or one and PANEL. A panel of columns is used while it is in the cache:
+ * one piece of it at a time is in rows of PIECE. */
 enum { PANEL = 12, STEP = 16, PIECE = KC + STEP };
 
 typedef float Long __attribute__((vector_size(4 * REGISTER_FLOATS), aligned(4), may_alias));
 
-/* HOLD keeps a value in a register: compilers would load it again for each of its products. And where a chain is one
- * column wide they may part the multiplication from the addition, which rounds differently: MULTIPLY_ADD does not let them. */
+/* HOLD keeps a value in a register: compilers would load it again for each of its products. If a chain is one column
+ * wide, compilers may separate the multiplication from the addition, which rounds differently; MULTIPLY_ADD prevents
+ * that. */
 #if defined __AVX512F__
 #define HOLD(x) __asm__("" : "+v"(x))
 #define MULTIPLY_ADD(a, b, c) ((Long)_mm512_fmadd_ps((__m512)(a), (__m512)(b), (__m512)(c)))
@@ -43,7 +43,7 @@ typedef float Long __attribute__((vector_size(4 * REGISTER_FLOATS), aligned(4), 
 #elif defined __ARM_NEON && defined __aarch64__
 #define HOLD(x) __asm__("" : "+w"(x))
 #define MULTIPLY_ADD(a, b, c) ((Long)vfmaq_f32((float32x4_t)(c), (float32x4_t)(a), (float32x4_t)(b)))
-#elif defined __SSE2__ /* where nothing multiplies and adds at once, all results are rounded twice */
+#elif defined __SSE2__ /* without fused multiply-add, all results are rounded twice */
 #define HOLD(x) __asm__("" : "+x"(x))
 #define MULTIPLY_ADD(a, b, c) ((c) + (a) * (b))
 #else
@@ -51,13 +51,13 @@ typedef float Long __attribute__((vector_size(4 * REGISTER_FLOATS), aligned(4), 
 #define MULTIPLY_ADD(a, b, c) ((c) + (a) * (b))
 #endif
 
-/* Vectors of rows in the tile that begins at row m. */
+/* Vectors of rows in the tile that starts at row m. */
 static inline int vectors_at(int64_t m, int64_t M) { return M - m > REGISTER_FLOATS ? 2 : 1; }
 
-/* How many rows `packed` must have room for. */
+/* Number of rows in `packed`. */
 static inline int64_t packed_rows(int64_t M) { return (M + ROWS - 1) / ROWS * ROWS; }
 
-/* Rows side by side, a tile after another, with zeros where a vector has more places than there are rows. */
+/* Packs rows tile by tile, with zeros for missing rows in a vector. */
 static void pack_floats(const float *x, int64_t M, int64_t K, float *packed) {
     if (is_slim(M)) {
         pack_slim(x, M, K, packed);
@@ -78,7 +78,7 @@ static void pack(int64_t type, const float *x, int64_t M, int64_t K, float *pack
     else pack_floats(x, M, K, packed);
 }
 
-/* Adds to sums [C, V vectors], or begins them. V and C are known to the compiler: what is summed is registers. */
+/* Adds to sums [C, V vectors], or initializes them. V and C are compile-time constants, so that sums are registers. */
 ALWAYS_INLINE void product_tile(const float *x, const float *w, int64_t depth, float *sums, Next *next, const int V,
                                 const int C) {
     Long sum[PANEL][2];
@@ -131,7 +131,7 @@ static void tile_product(const float *x, const float *w, int64_t depth, int64_t 
 #undef COLUMNS
 }
 
-/* How many floats `product` needs to work with: sums, and a piece of a panel of weights; or four tiles. */
+/* Floats of scratch for `product`: sums, and a piece of a panel of weights; or four tiles. */
 static inline int64_t product_room(int64_t M) { return most(PANEL * (packed_rows(M) + PIECE), 4 * SIDE * SIDE); }
 
 static void floats_product(int64_t type, const float *packed, int64_t M, int64_t K, const void *w, int64_t from, int64_t to,
@@ -161,7 +161,7 @@ static void floats_product(int64_t type, const float *packed, int64_t M, int64_t
     }
 }
 
-/* Columns `from` to `to` of x w^T into out [M, apart] from its first column on, where x is packed. */
+/* Columns `from` to `to` of x w^T into out [M, apart] from its first column, with packed x. */
 static void product(int64_t type, const float *packed, int64_t M, int64_t K, const void *w, int64_t from, int64_t to,
                     float *out, int64_t apart, float *room) {
     const Way way = way_of(type);

@@ -1,20 +1,21 @@
-/* What cores give where all numbers are in registers: as many sums side by side as a product's tile has, so that none waits
- * for the one before, by the instructions of that product. No product is faster, since it has numbers to read too.
- */
+/* Peak arithmetic of the cores with all numbers in registers: as many independent sums as in a product's tile, so that
+ * none waits for another, by the instructions of that product. This is an upper bound, because a product also reads
+ * numbers. */
 #include <omp.h>
 
 #include "quantized/panels.h"
 #include "gemm/product.h"
 #include "build/seconds.h"
 
-/* What is multiplied: numbers in fp32, in bf16, of 16 bits, of 8. */
+/* Kinds of numbers: fp32, bf16, 16 bits, 8 bits. */
 enum { FLOATS, HALVES, SHORTS, OCTETS };
-/* Of vectors, and of tiles, two of which are multiplied. */
+/* Number of independent chains of vectors, and of tiles. */
 enum { CHAINS = 2 * NR, TILE_CHAINS = 6 };
-/* Ones, so that a lane's sum is how many products were added to it. */
+/* Ones, so that a lane's sum is the number of products added to it. */
 enum { BF16_ONES = 0x3f803f80, SHORT_ONES = 0x00010001, OCTET_ONES = BY_BYTES ? 0x01010101 : SHORT_ONES };
 
-/* A turn adds a product to each chain. For what the compiler knows x is another one each time: so each product is made. */
+/* A turn adds a product to each chain. For the compiler x is another value each time, so that no product is optimized
+ * away. */
 #define TURNS(NAME, SUM, X, ONES, CHANGE, ADDED)                                                                       \
     static float NAME(int64_t turns) {                                                                                 \
         SUM sum[CHAINS];                                                                                               \
@@ -83,8 +84,7 @@ static Unit unit_of(int64_t what) {
     }
 }
 
-/* How many products all threads have added up after `turns` each. Of each thread: the sum of a lane, and the seconds that it
- * had for itself. */
+/* Number of products by all threads after `turns` each. For each thread: the sum of a lane, and its CPU time in seconds. */
 int64_t multiply(int64_t what, int64_t turns, int64_t threads, float *lanes, double *seconds) {
     const Unit unit = unit_of(what);
 #pragma omp parallel num_threads(threads) if (threads > 1)

@@ -1,4 +1,4 @@
-"""What `registers.c` measures: products of numbers that are in registers already, by kind of arithmetic."""
+"""Measurement of `registers.c`: products of numbers in registers, by kind of arithmetic."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import Tensor
 from rondo.ops.native.build.build import library
 
 KINDS = {"fp32": 0, "bf16": 1, "int16": 2, "int8": 3}
-"""As C numbers them. Where the CPU has no instructions for a kind it is computed as the kernels do: bf16 in fp32, int8
-as int16."""
+"""Codes of the kinds in C. A kind without CPU instructions is computed as in the kernels: bf16 in fp32, int8 as
+int16."""
 
 
 @dataclass(frozen=True)
 class Multiplied:
-    """What all threads have multiplied and added up; of each, the sum of a lane, which is of ones (fp32), and the
-    seconds that it had a core (fp64)."""
+    """Number of products by all threads; for each thread, the sum of a lane of ones (fp32), and the seconds on a core
+    (fp64)."""
 
     products: int
     lanes: Tensor
@@ -26,7 +26,7 @@ class Multiplied:
 
     @property
     def rate(self) -> float:
-        """Products a second, while no thread is without a core."""
+        """Products a second while every thread has a core."""
         return self.products / float(self.seconds.max())
 
 

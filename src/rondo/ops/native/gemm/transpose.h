@@ -1,5 +1,5 @@
-/* Rows turned in registers, so that lanes are columns. A word is a number in fp32 or two in bf16; rows are `apart` words from
- * one to the next. */
+/* Transposition of rows in registers, so that lanes are columns. A word is one fp32 number or two bf16 numbers; rows
+ * are `apart` words from one to the next. */
 #ifndef RONDO_TURNED_H
 #define RONDO_TURNED_H
 #include "build/vectors.h"
@@ -38,7 +38,7 @@ ALWAYS_INLINE void turn_sixteen(const float *w, int64_t apart, Turned *turned) {
 }
 
 #ifdef __AVX512F__
-/* turned[j] has words j of sixteen rows of as many; spoils `a`. */
+/* turned[j] has words j of sixteen rows of as many; overwrites `a`. */
 ALWAYS_INLINE void turn_square(__m512 *a, Turned *turned) {
     __m512 b[16];
 #pragma GCC unroll 8
@@ -58,7 +58,7 @@ ALWAYS_INLINE void turn_square(__m512 *a, Turned *turned) {
 }
 #endif
 
-/* As `turn_sixteen`, of sixteen words: whole lines, each read once. */
+/* Like `turn_sixteen`, with sixteen words: whole cache lines, each read once. */
 ALWAYS_INLINE void turn_lines(const float *w, int64_t apart, Turned *turned) {
 #ifdef __AVX512F__
     __m512 rows[16];

@@ -1,12 +1,13 @@
-/* One token a row from softmax(logits / temperature), by the inverse of its cumulative distribution; at temperature 0 the
- * likeliest, the first of several.
+/* Samples one token a row from softmax(logits / temperature), by the inverse of its cumulative distribution; at
+ * temperature 0 the argmax, the first of equal ones.
  *
- *   logits [R, V]   temperatures [R]   draws [R] in [0, 1)   tokens [R], -1 where the logits are not finite
- *   masks [R, ceil(V / 32)], or NULL: who has no bit there is not drawn
- *   logprobs [R] of softmax(logits * scales [R]), of token 0 where there is none; or both are NULL
+ *   logits [R, V]   temperatures [R]   draws [R] in [0, 1)   tokens [R], -1 if the logits are not finite
+ *   masks [R, ceil(V / 32)], or NULL: tokens without a bit are not sampled
+ *   logprobs [R] of softmax(logits * scales [R]), of token 0 for token -1; or both are NULL
  *   room [threads, 2, V]
  *
- * A row's token depends on that row alone. Sums are of whole pieces first, in fp64: what is drawn is looked for in one piece.
+ * A row's token depends only on that row. Sums are over whole pieces first, in fp64, so that the token is searched in
+ * one piece.
  */
 #include <omp.h>
 
@@ -22,7 +23,7 @@ typedef struct {
     int64_t rows, width, threads;
 } Args;
 
-/* The logits of those that have a bit; the others have no chance. */
+/* The logits, with -inf for tokens without a bit. */
 static const float *left_by(const uint32_t *restrict mask, const float *restrict logits, int64_t n, float *restrict left) {
     for (int64_t i = 0; i < n; i += WORD)
         for (int64_t j = i; j < least(i + WORD, n); j++) left[j] = mask[i / WORD] >> (j - i) & 1 ? logits[j] : -INFINITY;
@@ -45,7 +46,7 @@ static int64_t draw_row(const float *restrict logits, float temperature, float d
         if (before + own > wanted) break;
         before += own;
     }
-    /* One by one the sum may round differently: then it is the last token there that may be drawn. */
+    /* A sequential sum may round differently; then the last token with a positive weight is sampled. */
     for (int64_t i = least(at, (n - 1) / PIECE * PIECE); i < least(at + PIECE, n); i++) {
         if (weights[i] > 0) last = i;
         before += weights[i];

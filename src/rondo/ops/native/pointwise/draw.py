@@ -13,7 +13,7 @@ from rondo.ops.native.build.room import room
 from rondo.ops.vocabulary.draw import choose_tokens
 
 NUMBERS_FOR_THREADS = 1 << 17
-"""Below so many logits, waking another thread costs more than it saves."""
+"""Number of logits below which waking another thread costs more than it saves."""
 
 
 class _Args(ctypes.Structure):

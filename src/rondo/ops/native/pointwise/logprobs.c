@@ -1,9 +1,8 @@
 /* log softmax(logits * scale) of one token a row: see `logprobs.h`.
  *
- *   logits [R, V] of the type `given`   tokens, out [R]   scales [R], NULL where they are 1   room [threads, V]
+ *   logits [R, V] of the type `given`   tokens, out [R]   scales [R], NULL for 1   room [threads, V]
  *
- * A row's number depends on that row alone. Returns whether all tokens are below V and none below 0; those that are not
- * have no number.
+ * A row's number depends only on that row. Returns whether all tokens are in 0 to V - 1; other tokens have no number.
  */
 #include <omp.h>
 

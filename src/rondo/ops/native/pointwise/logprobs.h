@@ -1,11 +1,11 @@
-/* The log-probability of one token of a row, in fp32; its sum is of whole pieces, in fp64. */
+/* The log-probability of one token of a row, in fp32; sums are over whole pieces, in fp64. */
 #ifndef RONDO_LOGPROBS_H
 #define RONDO_LOGPROBS_H
 #include "build/vectors.h"
 
 enum { PIECE = 256 };
 
-/* log softmax(x) [n] at `token`; spoils x. */
+/* log softmax(x) [n] at `token`; overwrites x. */
 static float logprob(float *restrict x, int64_t n, int64_t token) {
     const float own = x[token], top = largest(x, n);
     double mass = 0;

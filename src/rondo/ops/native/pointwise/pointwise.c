@@ -1,26 +1,26 @@
-/* The small operations between matrix products, each in one pass over its rows: RMSNorm, gated activations and rotation, with
- * their backward passes. Numbers are read and written as fp32 or bf16 and computed in fp32.
+/* Pointwise operations between matrix products, each in one pass over its rows: RMSNorm, gated activations and
+ * rotation, with their backward passes. Numbers are read and written as fp32 or bf16 and computed in fp32.
  *
- * A row's arithmetic depends on the row alone, and sums over rows are made in blocks of a fixed size, so results change
- * neither with the batch nor with the number of threads.
+ * A row's arithmetic depends on the row only, and sums over rows are computed in blocks of a fixed size, so results
+ * depend neither on the batch nor on the number of threads.
  */
 #include "build/vectors.h"
 
 #define PARALLEL _Pragma("omp parallel for schedule(static) num_threads(threads) if (threads > 1)")
 #define IN(T) const T *restrict
 #define OUT(T) T *restrict
-#define STRIDE 4096 /* numbers of an elementwise operation that one task does */
+#define STRIDE 4096 /* numbers of an elementwise operation in one task */
 
 ALWAYS_INLINE float from_float(float x) { return x; }
 ALWAYS_INLINE float to_float(float x) { return x; }
 
-/* Adds what A B is of each i below n to lanes: the compiler sees vectors, and sums keep their order. */
+/* Adds the products A B for each i below n to lanes: vectorizable, with a fixed order of sums. */
 #define IN_LANES(SUMS, A, B)                                                                                           \
     for (int64_t at = 0; at < n / LANES * LANES; at += LANES)                                                          \
         for (int64_t lane = 0, i = at; lane < LANES; lane++, i++) SUMS[lane] = fused(A, B, SUMS[lane]);                                  \
     for (int64_t i = n / LANES * LANES; i < n; i++) SUMS[i % LANES] = fused(A, B, SUMS[i % LANES]);
 
-/* Activations and their slopes. What is clamped has no slope beyond. */
+/* Activations and their derivatives, which are 0 beyond a clamp. */
 enum { MOST = 7 };
 static const float STEEP = 1.702f, GELU = 0.7978845608028654f, CUBE = 0.044715f, ROOT = 0.7071067811865476f;
 

@@ -1,7 +1,7 @@
 """The compiled versions of `rms_norm`, `gated` and `rotate`, with gradients, registered with the operations.
 
-Between small matrix products, on a CPU, it is the number of operations that costs: each of these is one call and one
-pass, where the reference takes five to eight.
+Between small matrix products on a CPU, the number of operations dominates the cost: each of these is one call and one
+pass over memory, where the reference takes five to eight.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rondo.ops.pointwise.rope import RopeSpec, rotate
 
 _SUFFIX = {torch.float32: "f32", torch.bfloat16: "bf16"}
 NUMBERS_FOR_THREADS = 1 << 15
-"""Below so many numbers, waking another thread costs more than it saves."""
+"""Number of elements below which waking another thread costs more than it saves."""
 ROWS_OF_A_SUM = 64
 
 
@@ -51,7 +51,7 @@ def _function(name: str, dtype: torch.dtype) -> Any:
 
 
 def _call(name: str, like: Tensor, *arguments: int | float | None) -> None:
-    """Tensors are given by their addresses; the number of threads goes last."""
+    """Calls a C function. Tensors are passed by address; the number of threads is the last argument."""
     threads = torch.get_num_threads() if like.numel() > NUMBERS_FOR_THREADS else 1
     _function(name, like.dtype)(*arguments, threads)
 

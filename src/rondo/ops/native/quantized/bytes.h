@@ -1,9 +1,11 @@
-/* Products of integers with few rows of x by a CPU's products of bytes (AVX-512 VNNI). A number of x that has 16 bits is two
- * bytes, of which the upper has the sign: sums of both are made side by side. Of a product's two bytes one has no sign: so
- * numbers of a weight are moved up by a zero, unless they are multiplied by a lower byte, which has none.
+/* Products of integers with few rows of x by a CPU's products of bytes (AVX-512 VNNI). A 16-bit number of x is two
+ * bytes, of which the upper is signed: sums of both are computed in parallel. One of a product's two bytes must be
+ * unsigned, so numbers of a weight are shifted up by a zero, unless they are multiplied by a lower byte, which is
+ * unsigned.
  *
- * A chunk is 64 bytes of a row of a weight, in four lanes of a sum. It has one piece or a part of it, or two or four pieces,
- * where those are so small. */
+ * A chunk is 64 bytes of a row of a weight, in four lanes of a sum. It has one piece or a part of it, or two or four
+ * small pieces.
+ */
 #ifndef RONDO_BYTES_H
 #define RONDO_BYTES_H
 #include "quantized/rounded.h"
@@ -11,15 +13,15 @@
 #ifdef HAS_QUADS
 enum { ACROSS = 16, RUNS = 16, AHEAD = 16384 };
 
-/* What sixteen rows of a weight have, as `Eight`. */
+/* Pointers and scales of sixteen rows of a weight, like `Eight`. */
 typedef struct {
     const uint8_t *rows[ACROSS];
     const float *scales;
     const int32_t *zeros;
-    int64_t apart, even; /* of a group's zeros from another's; whether all rows are there */
+    int64_t apart, even; /* distance of the groups' zeros; whether all rows exist */
 } Sixteen;
 
-/* Half of what `count` bytes of e8m0 stand for. */
+/* Half of the values of `count` bytes of e8m0. */
 static void halves_of_powers(const uint8_t *from, int64_t count, float *to) {
     for (int64_t i = 0; i < count; i += 16) {
         const __mmask16 there = (__mmask16)(count - i < 16 ? (1u << (count - i)) - 1 : 0xffff);
@@ -59,7 +61,7 @@ static Sixteen sixteen_at(const Weight *w, int64_t K, int64_t n, int64_t last, f
     return s;
 }
 
-/* Bytes that have no sign, or, of int8, that have one. */
+/* Unsigned bytes, or, for int8, signed ones. */
 ALWAYS_INLINE __m512i part_of(const int64_t kind, __m512i bytes, const int part) {
     if (kind == INT8) return bytes;
     const __m512i codes = _mm512_and_si512(part ? _mm512_srli_epi16(bytes, 4) : bytes, _mm512_set1_epi8(0x0f));
@@ -68,15 +70,15 @@ ALWAYS_INLINE __m512i part_of(const int64_t kind, __m512i bytes, const int part)
     return _mm512_shuffle_epi8(table, codes);
 }
 
-/* In each lane the sum of the four of each vector. */
+/* In each lane the sum of the four lanes of each vector. */
 ALWAYS_INLINE __m512i sums_by_lane(const __m512i *sum) {
     const __m512i ab = _mm512_add_epi32(_mm512_unpacklo_epi32(sum[0], sum[1]), _mm512_unpackhi_epi32(sum[0], sum[1]));
     const __m512i cd = _mm512_add_epi32(_mm512_unpacklo_epi32(sum[2], sum[3]), _mm512_unpackhi_epi32(sum[2], sum[3]));
     return _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
 }
 
-/* sums [M]: of M rows of x with `count` bytes of a row of a weight; a lane has those of its own bytes. CHUNKS is how many
- * they are, where that is known to the compiler, or 0. */
+/* sums [M]: products of M rows of x with `count` bytes of a row of a weight; a lane has the sum of its own bytes.
+ * CHUNKS is their number as a compile-time constant, or 0. */
 ALWAYS_INLINE void run_sums(const int64_t kind, const int whole, const uint8_t *row, int64_t count, const int8_t *x, int64_t apart, __m512i *sums,
                             const int M, const int CHUNKS) {
     const int parts = kind == INT8 ? 1 : 2;
@@ -105,7 +107,7 @@ ALWAYS_INLINE void run_sums(const int64_t kind, const int whole, const uint8_t *
     for (int m = 0; m < M; m++) sums[m] = whole ? high[m] : _mm512_add_epi32(_mm512_slli_epi32(high[m], 8), low[m]);
 }
 
-/* Bytes of a row that are summed at once, where those of x are, and whether a group ends. */
+/* Bytes of a row that are summed at once, the offset of the bytes of x, and whether a group ends. */
 typedef struct {
     int64_t at, count, own, ends;
 } Run;
@@ -121,7 +123,8 @@ ALWAYS_INLINE __m512i of_columns(const void *each, const int M) {
     return M == 1 ? _mm512_loadu_si512(each) : _mm512_broadcast_i64x4(_mm256_loadu_si256(each));
 }
 
-/* lanes [4] of sixteen sums, each of its own four lanes: of several pieces in a chunk, or of one all in the first. */
+/* lanes [4] of sixteen sums, each of its own four lanes: separate for several pieces in a chunk, or all in the first
+ * for one. */
 ALWAYS_INLINE void turn_lanes(const __m512i *sums, int64_t shared, __m512i *lane) {
     const __m512i first = sums_by_lane(sums), second = sums_by_lane(sums + 4), third = sums_by_lane(sums + 8), last = sums_by_lane(sums + 12);
     const __m512i a = _mm512_shuffle_i32x4(first, second, 0x44), b = _mm512_shuffle_i32x4(first, second, 0xee);
@@ -132,7 +135,7 @@ ALWAYS_INLINE void turn_lanes(const __m512i *sums, int64_t shared, __m512i *lane
     if (shared < 2) lane[0] = _mm512_add_epi32(lane[0], lane[2]);
 }
 
-/* Where a tile is among the pieces of x and the groups of a weight, and its sixteen results so far. */
+/* Position of a tile among the pieces of x and the groups of a weight, and its sixteen results so far. */
 typedef struct {
     __m512 acc;
     const float *scales;
@@ -154,8 +157,8 @@ ALWAYS_INLINE void add_run(Place *at, const Sixteen *s, Rounded x, const __m512i
     }
 }
 
-/* Columns `first` on of M rows of x from m on: sixteen results in all. Rows of the weight are read one after another, as far
- * as there is room for sums: memory is fastest so. */
+/* Columns from `first` of M rows of x from m: sixteen results in total. Rows of the weight are read sequentially, as
+ * far as there is room for sums, which is fastest for memory. */
 ALWAYS_INLINE __m512 bytes_tile(const int64_t kind, const int whole, const Weight *w, Rounded x, int64_t m, int64_t K, const Sixteen *s,
                                 int64_t first, const int M, const int CHUNKS) {
     const int64_t span = bytes_of(kind, span_of(w)), group = bytes_of(kind, w->group), all = bytes_of(kind, K), shared = pieces_in_chunk(w, K);
@@ -186,8 +189,9 @@ ALWAYS_INLINE __m512 bytes_tile(const int64_t kind, const int whole, const Weigh
     return place.acc;
 }
 
-/* The same for four bits, where runs are of one or two chunks. There are so many sums that they cost more than memory: so they
- * stay in registers, and the numbers of x meet all columns once they are there. Lines of the next columns are asked for. */
+/* The same for four bits, with runs of one or two chunks. There are so many sums that they cost more than memory, so
+ * they stay in registers, and the loaded numbers of x are multiplied with all columns. Prefetches lines of the next
+ * columns. */
 ALWAYS_INLINE __m512 codes_tile(const int64_t kind, const Weight *w, Rounded x, int64_t m, int64_t K, const Sixteen *s, int64_t first, const int M,
                                 const int CHUNKS) {
     const int64_t group = bytes_of(kind, w->group), all = bytes_of(kind, K), shared = pieces_in_chunk(w, K), apart = 2 * x.wide;
@@ -227,7 +231,7 @@ ALWAYS_INLINE __m512 codes_tile(const int64_t kind, const Weight *w, Rounded x, 
     return place.acc;
 }
 
-/* tile [2, ACROSS]: a row of x from m on, or two. */
+/* tile [2, ACROSS]: one or two rows of x from m. */
 ALWAYS_INLINE void bytes_columns(const int64_t kind, const int whole, const Weight *w, Rounded x, int64_t M, int64_t K, const Sixteen *s,
                                  float *tile, int64_t m, const int CHUNKS) {
     const int codes = kind != INT8 && CHUNKS && s->even;
@@ -242,7 +246,7 @@ ALWAYS_INLINE void bytes_columns(const int64_t kind, const int whole, const Weig
     }
 }
 
-/* Chunks of a run, if all are of so many. */
+/* Chunks of a run, if all have the same number. */
 static inline int64_t even_chunks(const Weight *w, int64_t K) {
     const int64_t span = bytes_of(w->kind, span_of(w)), group = bytes_of(w->kind, w->group), all = bytes_of(w->kind, K);
     if (pieces_in_chunk(w, K) > 1) return all % CHUNK ? 0 : 1;

@@ -1,5 +1,5 @@
-/* Products of fp8 with floats: of few rows of x with lanes along a row, of many with rows side by side and a panel of a weight
- * in fp32. */
+/* Products of fp8 with floats: for few rows of x with lanes along a row, for many with packed rows and a panel of a
+ * weight in fp32. */
 #ifndef RONDO_FP8_H
 #define RONDO_FP8_H
 #include "quantized/panels.h"
@@ -58,7 +58,7 @@ enum { CHAINED = 3 };
 enum { CHAINED = 1 };
 #endif
 
-/* REGISTER_FLOATS rows side by side, with zeros where there are none. */
+/* Packs REGISTER_FLOATS rows, with zeros for missing ones. */
 static void ready_for_fp8(const float *x, int64_t M, int64_t K, float *ready) {
     for (int64_t m = 0; m < M; m += REGISTER_FLOATS) {
         if (M - m < REGISTER_FLOATS) memset(ready + m * K, 0, REGISTER_FLOATS * K * sizeof(float));

@@ -1,12 +1,12 @@
-/* Products of integers with few rows of x, exact in each piece, so that lanes may be numbers of one row: eight rows of a weight
- * at a time, each vector of two of them. */
+/* Products of integers with few rows of x, exact in each piece, so that lanes may be numbers of one row: eight rows of
+ * a weight at a time, two to a vector. */
 #ifndef RONDO_INTEGERS_H
 #define RONDO_INTEGERS_H
 #include "quantized/bytes.h"
 
 #if defined __AVX2__ && defined __FMA__ && !defined HAS_QUADS
-/* Numbers of a step of a row, in the places that `arrange` gives those of x: not below zero where a zero is taken off
- * afterwards. Those beyond `count` are anything. */
+/* Numbers of a step of a row, in the order of `arrange` for x, unsigned if a zero is subtracted later. Numbers beyond
+ * `count` are arbitrary. */
 static void take_out(int64_t kind, const uint8_t *row, int64_t count, int16_t *restrict to) {
     uint8_t bytes[BYTES] = {0};
     memcpy(bytes, row, bytes_of(kind, count));
@@ -21,7 +21,7 @@ static void take_out(int64_t kind, const uint8_t *row, int64_t count, int16_t *r
         }
 }
 
-/* The products of columns `from` to `to` of a row with those of row i of a tile; both begin at a step. */
+/* The products of columns `from` to `to` of a row with row i of a tile; both start at a step. */
 static int32_t products_of(int64_t kind, const uint8_t *row, const int16_t *x, int64_t from, int64_t to, int64_t i, int64_t tile) {
     const int64_t step = step_of(kind);
     int32_t sum = 0;
@@ -90,7 +90,7 @@ ALWAYS_INLINE void piece_sums(const int64_t kind, const int16_t *x, const uint8_
     }
 }
 
-/* What is left of a piece where it does not end with a step. */
+/* The rest of a piece that does not end at a step. */
 static __attribute__((noinline)) void add_rest(int64_t kind, const int16_t *x, const uint8_t *const *rows, int64_t from,
                                                int64_t to, __m256i *sum, int M, int PAIRS) {
     for (int i = 0; i < M * PAIRS; i++) {
@@ -155,7 +155,8 @@ ALWAYS_INLINE void integer_tile(const int64_t kind, const Weight *w, Rounded x, 
             _mm_storeu_ps(tile + (2 * v + 1) * COLUMNS + first, _mm256_extractf128_ps(rows, 1));
         }
 }
-/* One row of x streams eight rows of the weight; more meet four at a time, so that sums stay in registers. */
+/* One row of x streams eight rows of the weight; more rows are multiplied four at a time, so that sums stay in
+ * registers. */
 ALWAYS_INLINE void integer_columns(const int64_t kind, const Weight *w, Rounded x, int64_t M, int64_t K, const Eight *e,
                                    int64_t count, float *out, int64_t apart) {
     float tile[4 * COLUMNS];
@@ -187,7 +188,7 @@ static void integer_product(const Weight *w, Rounded x, int64_t M, int64_t K, in
 }
 #endif
 
-/* Columns `from` to `to` of a row that is not all finite. */
+/* Columns `from` to `to` of a row with non-finite numbers. */
 static void multiply_plainly(const Weight *w, const float *x, int64_t K, int64_t from, int64_t to, float *out) {
     float row[K];
     for (int64_t n = from; n < to; n++) {
@@ -198,7 +199,7 @@ static void multiply_plainly(const Weight *w, const float *x, int64_t K, int64_t
     }
 }
 
-/* Whether nothing stands for a row of a tile that begins at row m, but the row itself. */
+/* Whether any piece of a row is non-finite; the row is in a tile that starts at row m. */
 static int is_plain(Rounded x, int64_t m, int64_t i, int64_t tile) {
     int plain = 0;
     for (int64_t p = 0; p < x.pieces; p++) plain |= !(x.scales[m * x.pieces + p * tile + i] < INFINITY);

@@ -1,5 +1,6 @@
-/* Products of integers with many rows of x, which lie side by side: a vector has two numbers of each, or four where both
- * are of 8 bits. Rows of a weight are made as wide, a panel of them at a time, and each word of them meets all rows at once. */
+/* Products of integers with many packed rows of x: a vector has two numbers of each row, or four if both factors have 8
+ * bits. Rows of a weight are widened in the same way, one panel at a time, and each word of them is multiplied with all
+ * rows at once. */
 #ifndef RONDO_PANELS_H
 #define RONDO_PANELS_H
 #include "quantized/rounded.h"
@@ -40,7 +41,7 @@ ALWAYS_INLINE Long multiply_add(Long a, Long b, Long c) {
 
 static const int8_t CODES[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
-/* Numbers of four bits, two a byte, as a table has them, less `zero`. */
+/* Numbers of four bits, two a byte, mapped by a table, minus `zero`. */
 ALWAYS_INLINE void spread_codes(const uint8_t *restrict from, int64_t count, const int8_t *table, int16_t zero, int16_t *restrict to) {
     int64_t i = 0;
 #if defined __AVX512BW__
@@ -64,7 +65,7 @@ ALWAYS_INLINE void spread_codes(const uint8_t *restrict from, int64_t count, con
     for (; i < count; i++) to[2 * i] = (int16_t)(table[from[i] & 15] - zero), to[2 * i + 1] = (int16_t)(table[from[i] >> 4] - zero);
 }
 
-/* Row n in words of as many numbers as those of x: 128 is added to those of which there are four. */
+/* Row n in words with as many numbers as in x: with four in a word, 128 is added to each. */
 static void spread_row(const Weight *w, int64_t K, int64_t n, void *to) {
     const uint8_t *from = (const uint8_t *)w->data + n * bytes_of(w->kind, K);
     int16_t *numbers = to;
@@ -87,11 +88,11 @@ typedef struct {
     int64_t wide, groups;
 } Panel;
 
-/* Words of a row in a panel: rows a power of two apart would be in each other's way in the cache. */
+/* Words of a row in a panel, padded: rows a power of two apart would conflict in the cache. */
 static inline int64_t panel_wide(int64_t K) { return wide_of(K) / 2 + 16; }
 static inline int64_t panel_room(int64_t K) { return PANEL * (panel_wide(K) + K); }
 
-/* `count` rows from n on: `room` is for those of a whole panel. */
+/* `count` rows from n; `room` has the size of a whole panel. */
 static Panel panel_at(const Weight *w, int64_t K, int64_t n, int64_t count, float *room) {
     const Panel panel = {(int32_t *)room, room + PANEL * panel_wide(K), panel_wide(K), K / w->group};
     for (int64_t c = 0; c < count; c++) {
@@ -103,7 +104,7 @@ static Panel panel_at(const Weight *w, int64_t K, int64_t n, int64_t count, floa
     return panel;
 }
 
-/* out [C, V vectors]: rows of x from m on, times columns of the panel from `first` on. */
+/* out [C, V vectors]: rows of x from m, times columns of the panel from `first`. */
 ALWAYS_INLINE void panel_tile(const Weight *w, Rounded x, int64_t m, int64_t K, Panel panel, int64_t first, float *out,
                               const int quads, const int V, const int C) {
     const int64_t span = span_of(w), each = quads ? 4 : 2, apart = REGISTER_FLOATS * x.wide / 2;

@@ -1,8 +1,8 @@
-/* Work in phases, each of which begins when the one before is whole. A phase's shares are taken one by one: so a thread that
- * has no core for a while holds up nobody, unless it has a share, and the others do its work meanwhile. No thread waits for
- * another to arrive.
+/* Work in phases, each of which starts when the previous one is complete. A phase's shares are taken one by one, so
+ * that a preempted thread delays the others only while it holds a share; they take over the rest of its work. There is
+ * no barrier at which threads wait for one another to arrive.
  *
- * Who takes a share reads what the phases before it wrote. Whose share it is must not change what it gives.
+ * A share reads results of earlier phases only. The result of a share must not depend on the thread.
  */
 #ifndef RONDO_PHASES_H
 #define RONDO_PHASES_H
@@ -17,11 +17,11 @@
 
 #include "build/shares.h"
 
-/* How many shares a phase of `work` has; below 0 where there is no such phase. */
+/* Number of shares of a phase of `work`; below 0 if there is no such phase. */
 typedef int64_t (*CountShares)(const void *work, int64_t phase);
 
-/* `turn` is one number, so that it is changed at once: its upper half counts the phases, its lower half the shares that nobody
- * has taken, or it is OVER. Only who has a share reads `phase` and `count`; `bell` is what threads without one sleep at. */
+/* `turn` is one number, so that it changes atomically: its upper half counts the phases, its lower half the remaining
+ * shares, or it is OVER. Only a thread with a share reads `phase` and `count`; threads without one sleep at `bell`. */
 typedef struct __attribute__((aligned(64))) {
     uint64_t turn;
     int64_t phase, count;
@@ -32,7 +32,7 @@ typedef struct __attribute__((aligned(64))) {
     int32_t sleepers;
 } Phases;
 
-/* What a thread has taken: nothing, to begin with. */
+/* The share of a thread; initially none. */
 typedef struct {
     int64_t phase, share, count;
 } Taken;
@@ -60,8 +60,9 @@ static inline void sleep_at(uint32_t *bell, uint32_t rung) {
 static inline void wake_at(uint32_t *bell, int count) { (void)bell, (void)count; }
 #endif
 
-/* Who goes to sleep says so before it looks at `turn` for the last time, and who changes `turn` looks for sleepers after that: one of
- * the two sees the other. A phase of one share is for who opens it. */
+/* A thread that goes to sleep registers before its last read of `turn`, and a thread that changes `turn` checks for
+ * sleepers afterwards, so that one of the two notices the other. A phase of one share is run by the thread that opens
+ * it. */
 static void open_phase(Phases *p, int64_t phase) {
     int64_t count;
     while ((count = p->count_shares(p->work, phase)) == 0) phase++;
@@ -74,7 +75,7 @@ static void open_phase(Phases *p, int64_t phase) {
     wake_at(&p->bell, count < 0 ? INT_MAX : (int)least(count - 1, INT_MAX));
 }
 
-/* Until `turn` is another than this. */
+/* Waits until `turn` differs from this value. */
 static void wait_for_turn(Phases *p, uint64_t turn) {
     for (int64_t i = 0; i < SPINS; i++) {
         if (__atomic_load_n(&p->turn, __ATOMIC_RELAXED) != turn) return;
@@ -92,7 +93,7 @@ static Phases phases_of(CountShares count_shares, const void *work) {
     return p;
 }
 
-/* Ends the share that the thread has, and takes the next one. 0 where all phases are over. */
+/* Completes the thread's share and takes the next one. Returns 0 if all phases are over. */
 static int take_share(Phases *p, Taken *t) {
     if (t->count && __atomic_add_fetch(&p->done, 1, __ATOMIC_ACQ_REL) == t->count) open_phase(p, t->phase + 1);
     uint64_t turn = __atomic_load_n(&p->turn, __ATOMIC_ACQUIRE);

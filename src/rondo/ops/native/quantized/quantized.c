@@ -1,7 +1,7 @@
-/* out [M, N] = x [M, K] times the transpose of weights of few bits; see `quantized.h`.
+/* out [M, N] = x [M, K] times the transpose of quantized weights; see `quantized.h`.
  *
- * Rows may be of several weights [.., N, K] that lie one after another, as those of experts do: rows `bounds[g]` to
- * `bounds[g + 1]` meet weight `owners[g]`. Rows are made ready for it in blocks; then threads share the columns.
+ * Rows may belong to several consecutive weights [.., N, K], for example of experts: rows `bounds[g]` to `bounds[g +
+ * 1]` are multiplied with weight `owners[g]`. Rows are prepared in blocks; then threads share the columns.
  *
  *   x, out float   bounds [groups + 1]   owners [groups]   memory of `quantized_memory` floats
  */
@@ -30,7 +30,7 @@ static Weight weight_of(const Args *a, int64_t group) {
     return w;
 }
 
-/* Those of a group begin where no other's do, however few rows it has. */
+/* Each group starts in its own memory, however few rows it has. */
 static inline float *ready_at(const Args *a, int64_t group, int64_t row) {
     return a->memory + (row + group * ROWS) * wide_of(a->K);
 }
@@ -44,7 +44,7 @@ int64_t quantized_memory(const Args *a) {
     for (int64_t row = a->bounds[G], rows; rows = least(BLOCK_ROWS, a->bounds[G + 1] - row), row < a->bounds[G + 1]; row += rows)
 
 enum { READY, MULTIPLY };
-enum { EACH = 4 }; /* shares of a thread, where blocks are that many */
+enum { EACH = 4 }; /* shares of a thread, if there are as many blocks */
 
 static int64_t count_shares(const void *work, int64_t phase) {
     const Args *a = work;
@@ -54,7 +54,7 @@ static int64_t count_shares(const void *work, int64_t phase) {
     return phase == MULTIPLY ? shares_of((a->N + COLUMNS - 1) / COLUMNS, a->groups * a->N * a->K, a->threads) : -1;
 }
 
-/* Every so many blocks are made ready. */
+/* Prepares a part of the blocks. */
 static void ready_share(const Args *a, Taken t) {
     int64_t turn = 0;
     for (int64_t g = 0; g < a->groups; g++) {

@@ -18,17 +18,17 @@ from rondo.ops.native.build.readable import readable
 from rondo.ops.native.build.room import room
 
 KINDS = {"int8": 3, "fp8": 4, "int4": 5, "mxfp4": 6}
-"""As C numbers them."""
+"""Codes of the kinds in C."""
 WORK_FOR_THREADS = 1 << 17
 """Products below which waking another thread costs more than it saves."""
 MOST_COLUMNS = 1 << 16
-"""A row of the weight in fp32 stays well within a thread's stack, and sums of int8 products within 32 bits."""
+"""Limit for which a row of the weight in fp32 fits a thread's stack, and sums of int8 products fit 32 bits."""
 STEPS = {"int8": 16, "int4": 32, "mxfp4": 32, "fp8": 16}
-"""Columns that are read at once."""
+"""Number of columns in one read."""
 
 
 class CWeight(ctypes.Structure):
-    """A weight as C knows it; its address is good for as long as its tensors are."""
+    """A weight in the layout of the C struct; its address is valid for the lifetime of its tensors."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("data", "scales", "zeros", "order")),
@@ -55,7 +55,7 @@ class _Args(ctypes.Structure):
 
 
 def fits(weight: Quantized) -> bool:
-    """Whether the compiled products can read it where it lies."""
+    """Whether the compiled products can read the weight in place."""
     if weight.data.numel() == 0:
         return False  # dropped
     columns, step = weight.shape[-1], STEPS[weight.kind]
@@ -112,7 +112,8 @@ def _forward(x: Tensor, weight: Quantized, bias: Tensor | None) -> Tensor:
 
 
 def _product(x: Tensor, weight: Quantized, bounds: list[int], owners: list[int]) -> Tensor:
-    """x [M, K] -> [M, N] in fp32, where rows `bounds[g]` to `bounds[g + 1]` meet weight `owners[g]` of [.., N, K]."""
+    """x [M, K] -> [M, N] in fp32: rows `bounds[g]` to `bounds[g + 1]` are multiplied by weight `owners[g]` of [.., N,
+    K]."""
     compiled = library("quantized")
     assert compiled is not None
     x = x.float().contiguous()

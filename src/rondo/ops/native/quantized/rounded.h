@@ -1,4 +1,4 @@
-/* Rows of x as integers. */
+/* Conversion of rows of x to integers. */
 #ifndef RONDO_ROUNDED_H
 #define RONDO_ROUNDED_H
 #include "quantized/weights.h"
@@ -21,7 +21,7 @@ enum { SOME = 8 };
 enum { SOME = 0 };
 #endif
 
-/* Few rows as bytes: see `bytes.h`. How many pieces are in a chunk, if more than one, and bytes of x for one. */
+/* Few rows as bytes: see `bytes.h`. Number of pieces in a chunk, if more than one, and bytes of x for one. */
 enum { CHUNK = 4 * BYTES };
 
 static inline int64_t pieces_in_chunk(const Weight *w, int64_t K) {
@@ -39,9 +39,8 @@ static inline int64_t chunks_of(const Weight *w, int64_t K) {
 /* Numbers in a word of many rows. */
 static inline int64_t each_of(const Weight *w) { return has_quads(w) ? 4 : 2; }
 
-/* Rows of x as integers, those of a tile side by side; what each piece of them is to be multiplied by, and its sum. Numbers
- * of few rows are in the order in which those of a weight come out of its bytes; of many, a word of each row follows
- * that of the row before. */
+/* Rows of x as integers, interleaved within a tile; the scale of each piece, and its sum. Numbers of few rows are in
+ * the order in which a weight's numbers are unpacked from its bytes; with many rows, words of the rows alternate. */
 typedef struct {
     int16_t *numbers;
     float *scales;
@@ -51,7 +50,7 @@ typedef struct {
 
 static inline int64_t wide_of(int64_t K) { return least_up(K, CHUNK); }
 
-/* Rows of x meet a weight in tiles of so many, of which `rows` are left. */
+/* Number of rows of x in the next tile, of the `rows` left. */
 static inline int64_t tile_of(Rounded x, int64_t rows) { return x.many ? REGISTER_FLOATS : BY_BYTES ? 1 : rows >= 4 ? 4 : rows >= 2 ? 2 : 1; }
 
 static Rounded rounded_in(const Weight *w, int64_t M, int64_t K, void *memory) {
@@ -62,7 +61,7 @@ static Rounded rounded_in(const Weight *w, int64_t M, int64_t K, void *memory) {
     return (Rounded){numbers, scales, (int32_t *)(scales + rows * pieces), wide, pieces, many};
 }
 
-/* Rounds a piece; where it is not all finite, to zeros under a scale that is not either. */
+/* Rounds a piece; a non-finite piece becomes zeros with a non-finite scale. */
 static void round_piece(float *restrict x, int64_t count, int whole, float *scale) {
     if (whole) {
         *scale = scale_row(x, count, 127.0f, (float)(1.0 / 127.0));
@@ -75,27 +74,27 @@ static void round_piece(float *restrict x, int64_t count, int whole, float *scal
         most = size > most ? size : most;
     }
     const float found = as_float((uint32_t)most);
-    /* So small a piece is none: its inverse would not be finite. */
+    /* The inverse of a smaller maximum would not be finite. */
     const float top = found < 0x1p-100f ? 0x1p-100f : found, inverse = found < INFINITY ? LARGEST / top : 0;
     *scale = top * (1.0f / LARGEST);
     if (inverse == 0) memset(x, 0, count * sizeof(float));
     for (int64_t i = 0; i < count; i++) x[i] = rintf(x[i] * inverse);
 }
 
-/* A step of numbers: each vector of 8 has every second of them, or every fourth. */
+/* A step of numbers: each vector of 8 has every second number, or every fourth. */
 ALWAYS_INLINE void arrange(const float *restrict x, int16_t *restrict to, const int64_t parts) {
     for (int64_t j = 0; j < parts; j++)
         for (int64_t i = 0; i < 8; i++) to[8 * j + i] = (int16_t)x[parts * i + j];
 }
 
-/* One of `tile` rows; x has room for a whole step, and zeros there. */
+/* Arranges one of `tile` rows; x is padded with zeros to a whole step. */
 static void arrange_all(const float *x, int64_t count, int64_t step, int64_t tile, int16_t *to) {
     for (int64_t at = 0; at < count; at += step)
         if (step == BYTES) arrange(x + at, to + at * tile, 2);
         else arrange(x + at, to + at * tile, 4);
 }
 
-/* One of REGISTER_FLOATS rows, in words. */
+/* Arranges one of REGISTER_FLOATS rows, in words. */
 static void arrange_words(const float *restrict x, int64_t count, int64_t each, int32_t *restrict to) {
     for (int64_t k = 0; k < count; k += each, to += REGISTER_FLOATS) {
         if (each == 2) *to = (int32_t)((uint32_t)(int32_t)x[k + 1] << 16 | (uint16_t)(int16_t)x[k]);
@@ -104,8 +103,8 @@ static void arrange_words(const float *restrict x, int64_t count, int64_t each, 
     }
 }
 
-/* A row's piece at byte `at` of its chunks: first upper bytes, of even columns before odd ones, then lower ones. Returns
- * the sum of what a weight's zero is multiplied by. */
+/* A row's piece at byte `at` of its chunks: first upper bytes, of even columns before odd ones, then lower ones.
+ * Returns the sum of the factors of a weight's zero. */
 static int32_t arrange_bytes(const Weight *w, const float *restrict x, int64_t count, int64_t at, int8_t *restrict to) {
     const int64_t parts = w->kind == INT8 ? 1 : 2, each = numbers_in_chunk(w);
     int32_t sum = 0;

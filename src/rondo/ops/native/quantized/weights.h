@@ -1,14 +1,14 @@
-/* Weights of any kind, as C knows them: what their numbers are, and eight rows at a time. */
+/* Weights of any kind: their numbers, and eight rows at a time. */
 #ifndef RONDO_WEIGHTS_H
 #define RONDO_WEIGHTS_H
 #include "gemm/product.h"
 
-/* Kinds of weights that no cache has. */
+/* Kinds of weights that a KV cache does not have. */
 enum { INT4 = FP8 + 1, MXFP4 };
-/* What is read of a row at once is BYTES; so many columns are multiplied together. */
+/* BYTES of a row are read at once; COLUMNS columns are multiplied together. */
 enum { BYTES = 16, COLUMNS = 8, SPAN = 256, LARGEST = 32767 };
 
-/* [N, K] of a kind: F32 and BF16 have data alone. `whole` where x is rounded to int8. */
+/* A weight [N, K] of a kind: F32 and BF16 have data only. `whole` if x is rounded to int8. */
 typedef struct {
     const void *data, *scales;
     const uint8_t *zeros;
@@ -34,7 +34,7 @@ static inline int64_t pieces_of(const Weight *w, int64_t K) {
 static const int8_t E2M1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 enum { E2M1_MOST = 12 };
 
-/* What a byte of e8m0 stands for. */
+/* The value of a byte of e8m0. */
 static inline float power_of(uint32_t code) { return as_float(code == 255 ? 0x7fc00000 : code ? code << 23 : 1u << 22); }
 
 static inline float scale_at(const Weight *w, int64_t i) {
@@ -67,14 +67,14 @@ static void widen_row(const Weight *w, int64_t K, int64_t n, float *to) {
     }
 }
 
-/* What eight rows of a weight have: where they begin, and their scales and zeros, for each group those of all eight. Beyond
- * the last row it is the last one. */
+/* Eight rows of a weight: their addresses, and their scales and zeros, grouped by group of columns. Rows beyond the
+ * last repeat it. */
 typedef struct {
     const uint8_t *rows[COLUMNS], *next;
     const float *scales, *zeros; /* zeros are integers */
 } Eight;
 
-/* Rows of `count` that are given one by one, turned. */
+/* Values of `count` rows, computed one by one and transposed. */
 #define TURNED(TO, AT, VALUE)                                                                                          \
     for (int64_t c = 0; c < COLUMNS; c++) {                                                                            \
         const int64_t AT = scale_index(w, K, least(n + c, last));                                                      \

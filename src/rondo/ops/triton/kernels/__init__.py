@@ -1,1 +1,1 @@
-"""What Triton compiles. Imported only where Triton is at hand."""
+"""Triton kernels. Imported only if Triton is available."""

@@ -1,8 +1,8 @@
-"""Attention over pages, of one new token a request or of many.
+"""Attention over pages, for one new token a request or for many.
 
-Both see a request's past in slices of `SLICE` keys, each summed by itself, tile after tile, and put together in their
-order. Where a slice begins depends on the position alone, and a tile that a query does not see changes none of its
-bits. So a token has the same sums wherever it is computed; decode only computes the slices side by side. Queries that
+Both divide a request's past into slices of `SLICE` keys. Each slice is summed separately, tile by tile, and slices are
+merged in order. The start of a slice depends on the position only, and a tile outside a query's mask does not change
+its bits. So a token has the same sums in decode and prefill; decode only computes the slices in parallel. Queries that
 share a key head are rows of a tile of `ROWS`: a token's heads, then the next token's.
 """
 
@@ -18,7 +18,8 @@ INTERPRETED = tl.constexpr(interpreted())
 
 @triton.jit
 def product(a, b, c):
-    """a [M, K] x b [K, N] + c. The interpreter's own knows no bf16, and its sums hang on a row's place."""
+    """a [M, K] x b [K, N] + c. The interpreter's `tl.dot` does not support bf16, and its sums depend on a row's
+    position."""
     if INTERPRETED:
         made = c + tl.sum(a.to(tl.float32)[:, :, None] * b.to(tl.float32)[None, :, :], 1)
     else:
@@ -54,7 +55,7 @@ def attend_slice(
     SOFTCAP: tl.constexpr,
 ):
     """q [ROWS, DIM] at `position` [ROWS] over keys from `begin` (a tile's first) to `end` -> the largest score, the sum
-    of weights beside it, and of weighted values. A row that sees none of them has -inf and zeros."""
+    of weights relative to it, and the weighted sum of values. A row without visible keys has -inf and zeros."""
     top = tl.full((ROWS,), float("-inf"), tl.float32)
     mass = tl.zeros((ROWS,), tl.float32)
     made = tl.zeros((ROWS, VALUE_DIM), tl.float32)
@@ -84,7 +85,7 @@ def attend_slice(
 
 @triton.jit
 def join(top, mass, made, next_top, next_mass, next_made):
-    """Two stretches of a past, put together."""
+    """Merges two consecutive stretches of a past."""
     higher = tl.maximum(top, next_top)
     base = tl.where(higher == float("-inf"), 0.0, higher)
     keep = tl.exp(top - base)
@@ -96,7 +97,7 @@ def join(top, mass, made, next_top, next_mass, next_made):
 
 @triton.jit
 def finish(top, mass, made, sink, SINKS: tl.constexpr):
-    """The weighted mean; zeros for a row that sees nothing."""
+    """The weighted mean; zeros for a row without visible keys."""
     if SINKS:
         higher = tl.maximum(top, sink)
         keep = tl.exp(top - higher)
@@ -137,7 +138,7 @@ def decode_slices(
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
 ):
-    """A slice of a request's past, for `ROWS` of the queries that share a key head."""
+    """One slice of a request's past, for `ROWS` of the queries that share a key head."""
     request = (tl.program_id(0) // blocks).to(tl.int64)
     kv = tl.program_id(1)
     part = tl.program_id(2)
@@ -205,7 +206,7 @@ def join_slices(
     WINDOW: tl.constexpr,
     SINKS: tl.constexpr,
 ):
-    """One query head of a request."""
+    """Merges the slices of one query head of a request."""
     request = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     length = tl.load(lengths + request).to(tl.int32)
@@ -264,7 +265,7 @@ def attend_blocks(
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
 ):
-    """`ROWS` of a request's queries of one key head, over all that they see."""
+    """Attention of `ROWS` of a request's queries with one key head, over their whole past."""
     owner = tl.load(block_owners + tl.program_id(0))
     kv = tl.program_id(1)
     count = tl.load(counts + owner).to(tl.int32)
@@ -272,7 +273,7 @@ def attend_blocks(
     member = tl.load(block_firsts + tl.program_id(0)).to(tl.int32) + tl.arange(0, ROWS)
     mine = member < count * group
     token = member // group
-    # Rows beyond the last are its copies: they are computed, and not stored.
+    # Rows beyond the last repeat it: they are computed, and not stored.
     position = past + tl.minimum(token, count - 1)
     head = ((tl.load(starts + owner) + token) * heads + kv) * group + member % group
     at = tl.arange(0, DIM)

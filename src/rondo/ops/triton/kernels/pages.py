@@ -1,16 +1,16 @@
-"""Rows of a KV cache's pages: how they are read and written in each of the types that `ops/attention/pages.py`
-knows."""
+"""Reading and writing rows of a KV cache's pages in each dtype of `ops/attention/pages.py`."""
 
 import triton
 import triton.language as tl
 
 HALFWAY = tl.constexpr(12582912.0)
-"""1.5 * 2**23: a float of less than half of it, added to and taken from it, is rounded to an integer, ties to even."""
+"""1.5 * 2**23: adding it to a float of less than half its size and subtracting it again rounds to an integer, ties to
+even."""
 
 
 @triton.jit
 def from_e4m3(octets):
-    """Bytes -> fp32."""
+    """e4m3 bytes -> fp32."""
     size = (octets & 0x7F).to(tl.uint32)
     normal = ((size << 20) + (120 << 23)).to(tl.float32, bitcast=True)
     number = tl.where(size < 8, size.to(tl.float32) * 0.001953125, normal)
@@ -19,7 +19,7 @@ def from_e4m3(octets):
 
 @triton.jit
 def to_e4m3(numbers):
-    """fp32 no larger than 448 -> bytes; ties to even."""
+    """fp32 up to 448 in magnitude -> e4m3 bytes; ties to even."""
     bits = numbers.to(tl.uint32, bitcast=True)
     size = bits & 0x7FFFFFFF
     normal = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - (120 << 3)
@@ -39,7 +39,7 @@ def load_rows(
     WIDTH: tl.constexpr,
     TYPE: tl.constexpr,
 ):
-    """Rows [K] of `width` numbers -> [K, WIDTH]; zeros for those that are not `seen`, whatever lies there."""
+    """Rows [K] of `width` numbers -> [K, WIDTH]; zeros for rows outside `seen`, for any stored value."""
     at = tl.arange(0, WIDTH)
     inside = seen[:, None] & (at[None, :] < width)
     raw = tl.load(data + rows[:, None] * width + at[None, :], mask=inside, other=0)
@@ -66,7 +66,7 @@ def store_heads(
     HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """All heads of a token to its slot."""
+    """Stores all heads of a token to its slot."""
     token = tl.program_id(0).to(tl.int64)
     head = tl.arange(0, HEADS)
     at = tl.arange(0, WIDTH)
@@ -114,7 +114,7 @@ def write_tokens(
     DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
 ):
-    """A token's keys and values. One whose slot is below 0 has no place, and is left out."""
+    """Stores a token's keys and values. A token with a slot below 0 is skipped."""
     slot = tl.load(slots + tl.program_id(0))
     if slot >= 0:
         store_heads(k, key_data, key_scales, slot, k_token, k_head, heads, dim, KEPT, HEADS, DIM)

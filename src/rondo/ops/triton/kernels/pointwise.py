@@ -1,4 +1,4 @@
-"""What is between a layer's products: a row, or a piece of one, at a time, in fp32."""
+"""Pointwise kernels between a layer's products: one row, or a piece of one, at a time, in fp32."""
 
 import triton
 import triton.language as tl
@@ -19,7 +19,7 @@ def norm_rows(
     WIDTH: tl.constexpr,
     ADDS: tl.constexpr,
 ):
-    """A row's norm; with `ADDS` of x + added, rounded, which goes to `total`."""
+    """The norm of a row; with `ADDS` the norm of x + added, rounded, which is stored to `total`."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, WIDTH)
     inside = at < size
@@ -75,7 +75,7 @@ def rotate_tokens(
     REST: tl.constexpr,
     INTERLEAVED: tl.constexpr,
 ):
-    """All heads of a token. What is beyond 2 * half, at most `REST` numbers, passes through."""
+    """Rotates all heads of a token. Dimensions beyond 2 * half, at most `REST`, pass through."""
     token = tl.program_id(0).to(tl.int64)
     head = tl.arange(0, HEADS)[:, None]
     at = tl.arange(0, HALF)[None, :]

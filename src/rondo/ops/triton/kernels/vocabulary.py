@@ -1,4 +1,4 @@
-"""Rows of logits, in slices of the vocabulary: sums for log-probabilities, and drawing a token."""
+"""Kernels over rows of logits in slices of the vocabulary: sums for log-probabilities, and sampling."""
 
 import triton
 import triton.language as tl
@@ -16,7 +16,7 @@ def sum_slices(
     SLICE: tl.constexpr,
     SCALED: tl.constexpr,
 ):
-    """A slice's largest logit, and its sum of exponentials beside that."""
+    """A slice's largest logit, and its sum of exponentials relative to that."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * SLICE + tl.arange(0, SLICE)
     inside = at < width
@@ -46,7 +46,7 @@ def score_tokens(
     SLICES: tl.constexpr,
     SCALED: tl.constexpr,
 ):
-    """The log-probability of a row's token; NaN for one that the row does not have."""
+    """The log-probability of a row's token; NaN for a token outside the vocabulary."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, SLICES)
     here = tl.load(tops + row * slices + at, mask=at < slices, other=float("-inf"))
@@ -62,7 +62,7 @@ def score_tokens(
 
 @triton.jit
 def load_logits(logits, masks, row, at, row_stride, words, width, MASKED: tl.constexpr):
-    """-inf where there is none, and for a token whose bit is not set."""
+    """Logits; -inf beyond the width and for a token whose mask bit is not set."""
     x = tl.load(logits + row * row_stride + at, mask=at < width, other=float("-inf"))
     if MASKED:
         word = tl.load(masks + row * words + at // 32, mask=at < width, other=0)
@@ -84,7 +84,7 @@ def look_through(
     SLICE: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """A slice's largest logit (NaN where one is), the first place of it, and the slice's mass beside that."""
+    """A slice's largest logit (NaN if one is), its first position, and the slice's mass relative to it."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * SLICE + tl.arange(0, SLICE)
     x = load_logits(logits, masks, row, at, row_stride, words, width, MASKED)
@@ -118,8 +118,8 @@ def choose_rows(
     SLICES: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """A row's token: first the slice that the draw falls into, then the place in it. -1 where the largest logit is not
-    finite."""
+    """Samples a row's token: first the slice that the draw falls into, then the position in it. -1 if the largest logit
+    is not finite."""
     row = tl.program_id(0).to(tl.int64)
     part = tl.arange(0, SLICES)
     best = tl.load(bests + row * slices + part, mask=part < slices, other=float("-inf"))
