@@ -114,7 +114,7 @@ class Replica:
         return max(read, computed) + reduced + shape.layers * known.DECODE_LAYER_SECONDS
 
     def _read(self, requests: float) -> float:
-        """Weight bytes read in one step: of the routed experts only those with a token. The embedding is a lookup."""
+        """Weight bytes read in one step: of the routed experts only experts with a token. The embedding is a lookup."""
         shape = self.shape
         looked_up = 0 if shape.tied else shape.vocabulary_parameters
         whole = self.weight_bytes - 2 * looked_up / self.tp

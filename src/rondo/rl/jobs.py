@@ -210,7 +210,7 @@ class _Run:
             self.loop.restore(found.folder, found.step, found.state())
             self.last_saved = found.step
         step = self.loop.steps_done
-        self.job.forget_after(step or -1)  # without a checkpoint the run restarts from the beginning, including the evaluation at step 0
+        self.job.forget_after(step or -1)  # without a checkpoint step 0 is repeated too
         self.watch.forget_after(step)
         return step
 

@@ -2,7 +2,7 @@
 `MEMORY_FITTED_ON`; every other row is held out, and `bench/planner.py` prints them all.
 
 The form of the formulas was chosen with all rows in view. The held-out rows therefore validate the constants, not the
-formulas. Constants that are not marked as fitted were set once, from typical values of such machines.
+formulas. Constants not marked as fitted were set once, from typical values of such machines.
 """
 
 SPEED_FITTED_ON = frozenset(

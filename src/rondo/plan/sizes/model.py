@@ -145,7 +145,7 @@ class ModelShape:
 
     @cached_property
     def active_parameters(self) -> int:
-        """Parameters that are multiplied per token: without the embedding lookup, and with the chosen experts only."""
+        """Parameters multiplied per token: without the embedding lookup, and with the chosen experts only."""
         chosen = 0
         if self.experts is not None:
             chosen = self.expert_parameters * self.experts.chosen // self.experts.count

@@ -97,7 +97,7 @@ class Program:
         assert process.stderr is not None
         tails = [asyncio.create_task(_tail(stream)) for stream in (process.stdout, process.stderr)]
         try:
-            with suppress(BrokenPipeError, ConnectionResetError):  # some programs do not read their standard input
+            with suppress(BrokenPipeError, ConnectionResetError):  # program without input
                 process.stdin.write(problem.question.encode())
                 await process.stdin.drain()
                 process.stdin.close()

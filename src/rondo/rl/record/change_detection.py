@@ -23,7 +23,7 @@ class Change:
     """The earlier level."""
     size: float
     since: int
-    """First step of the windows that are nearer to the current than to the earlier level."""
+    """First step of the windows nearer to the current than to the earlier level."""
     begin: int
     """First step of the window with the earlier level."""
 

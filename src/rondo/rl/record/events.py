@@ -47,7 +47,7 @@ class EventLog:
         return found
 
     def standing(self) -> list[dict[str, Any]]:
-        """Alarms that are not over."""
+        """Alarms still in effect."""
         found: dict[str, dict[str, Any]] = {}
         for event in self.all():
             if event["kind"] == "alarm":

@@ -43,7 +43,7 @@ PROBLEM_DIGITS = 8
 Place = tuple[int, int, int, int]
 """Place of a segment in the token array: start and length of its prompt, start and length of its own tokens."""
 Advantages = Sequence[Sequence[Sequence[float]]]
-"""Advantages by problem, sample and token; empty for samples that were not trained on. Trailing problems of a step
+"""Advantages by problem, sample and token; empty for samples without training. Trailing problems of a step
 may be missing.
 """
 
@@ -245,7 +245,7 @@ def _judged(sample: Rollout) -> dict[str, Any]:
 
 
 def _texts(group: SampleGroup) -> str:
-    """Texts of a group. Facts of a problem that are not JSON are stored as strings."""
+    """Texts of a group. Facts other than JSON are stored as strings."""
     answers = [
         {"text": sample.text, "detail": sample.score.detail if sample.score else ""}
         for sample in group.samples

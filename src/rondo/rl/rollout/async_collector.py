@@ -53,7 +53,7 @@ class Pushes(Protocol):
     def update(self, version: int) -> AbstractContextManager[None]: ...
 
     def counted(self) -> Metrics:
-        """Counts of engine failures that were recovered since the last call."""
+        """Counts of recovered engine failures since the last call."""
 
     def close(self) -> None: ...
 

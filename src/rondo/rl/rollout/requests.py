@@ -28,10 +28,10 @@ class RolloutBatch:
     groups: list[SampleGroup]
     """One group per number, in order. Empty groups are included."""
     dropped: list[SampleGroup] = field(default_factory=list)
-    """Scored groups that were replaced by another draw."""
+    """Scored groups replaced by another draw."""
     counts: Counter[str] = field(default_factory=Counter)
     engine: Metrics = field(default_factory=dict)
-    """Counts of engine failures that were recovered."""
+    """Counts of recovered engine failures."""
 
     @property
     def metrics(self) -> Metrics:

@@ -43,7 +43,7 @@ class Collector(Protocol):
         """Total seconds in which graders were busy."""
 
     def state(self) -> dict[str, Any]:
-        """Checkpoint state of groups that are complete and not yet trained on."""
+        """Checkpoint state of complete groups before training on them."""
 
     def restore(self, state: dict[str, Any], steps_done: int) -> None: ...
 
@@ -91,7 +91,7 @@ class SyncCollector:
     def ask(
         self, problems: Sequence[Problem], sampling: SamplingParams, seeds: Sequence[int]
     ) -> list[SampleGroup]:
-        """Answer problems outside of a step, such as those of an evaluation. The prefix cache is reset afterwards,
+        """Answer problems outside of a step, such as evaluation problems. The prefix cache is reset afterwards,
         because a run that resumes at the next step starts with an empty cache.
         """
         groups = self._answered(problems, sampling, seeds, LoopTimer())

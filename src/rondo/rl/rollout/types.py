@@ -25,7 +25,7 @@ class Rollout:
     sampled: list[bool]
     """True for tokens that the policy sampled; only these are trained on."""
     logprobs: list[float]
-    """Log-probabilities of the sampler, 0 for tokens that were not sampled."""
+    """Log-probabilities of the sampler, 0 for all other tokens."""
     versions: list[int]
     """The weight version of each token; a token that was not sampled has the version of the token before."""
     text: str
@@ -73,7 +73,7 @@ class RlStep:
     version: int
     """Version of the weights before the update; the step's push creates the next version."""
     groups: list[SampleGroup]
-    """All groups scored in the step, including groups that were resampled."""
+    """All groups scored in the step, including resampled groups."""
     advantages: list[list[list[float]]]
     """One number per token for each group and sample; empty for a sample that was not trained on."""
     metrics: Metrics

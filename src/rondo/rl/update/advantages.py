@@ -68,7 +68,7 @@ def overlong_penalties(lengths: Sequence[int], longest: int, share: float, scale
 def token_weights(lengths: Sequence[int], aggregate: Aggregate = "token", longest: int = 0) -> list[float]:
     """The weight of each of a sample's tokens in a loss that is divided by the number of all tokens.
 
-    "token": all tokens have the same weight (DAPO). "sequence": all samples have the same weight, whatever their
+    "token": all tokens have the same weight (DAPO). "sequence": all samples have the same weight, for any sample
     length (the GRPO paper). "constant": samples are divided by `longest`, the maximum number of tokens (Dr. GRPO).
     """
     tokens = sum(lengths)

@@ -88,7 +88,7 @@ class Critic(ABC):
 
 
 class SeparateCritic(Critic):
-    """A scorer with its own learner. The new head of a language model predicts 0; a reward model keeps its head."""
+    """A scorer with its own learner. The new head of a language model predicts 0; a reward model is used with its head."""
 
     def __init__(self, config: RlConfig, model: Decoder) -> None:
         super().__init__(config.critic)
