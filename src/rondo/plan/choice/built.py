@@ -1,4 +1,4 @@
-"""Results of a dry run on the meta device: groups of equal ranks, with the parameters and memory of one rank of each."""
+"""Results of a dry run without memory: groups of equal ranks, with the parameters and memory of one rank of each."""
 
 from __future__ import annotations
 

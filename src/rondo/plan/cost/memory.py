@@ -258,7 +258,7 @@ def _selective_sparse(shape: ModelShape, policy: Policy) -> float:
 
 
 def input_bytes(policy: Policy) -> int:
-    """Bytes of a saved product input that only the weight gradient uses: it is saved in the precision of the product."""
+    """Bytes of a saved product input used by the weight gradient only: it is saved in the precision of the product."""
     return 2 if policy.precision in ("bf16", "fp16") else 1
 
 

@@ -1,4 +1,4 @@
-"""Weight push to remote engines: each version is a checkpoint folder, deleted when all engines have the next version."""
+"""Weight push to remote engines: each version is a checkpoint folder, deleted when all engines have the next one."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def solve_add(facts: Facts) -> str:
 
 
 def grade_add(facts: Facts, answer: str) -> Parts:
-    """Grade the last line; earlier lines are working. Digits are compared from the right, so that place values match."""
+    """Grade the last line; earlier lines are working. Digits are compared from the right, by place value."""
     result = _last_line(answer)
     return _in_places(str(facts["a"] + facts["b"])[::-1], result[::-1], bool(re.fullmatch("[0-9]+", result)))
 

@@ -1,4 +1,4 @@
-"""Auxiliary models of RL: loaded once, run before a step's first mini-batch and, if necessary, swapped on the device."""
+"""Auxiliary models of RL: loaded once, run before a step's first mini-batch and, if necessary, offloaded."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class Critic(ABC):
 
 
 class SeparateCritic(Critic):
-    """A scorer with its own learner. The new head of a language model predicts 0; a reward model is used with its head."""
+    """A scorer with its own learner. A language model has a new head that predicts 0; a reward model has its own."""
 
     def __init__(self, config: RlConfig, model: Decoder) -> None:
         super().__init__(config.critic)
