@@ -1,4 +1,6 @@
-"""Text to pretrain the demo's model on: stories by a small grammar, who did what, where and when; and sums."""
+"""Pretraining corpus of the demo: stories from a small grammar of subjects, verbs, objects, places and times, and
+sums.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +108,7 @@ SUMS_IN_TEXT = 12
 
 
 def sums(seed: int, n: int) -> list[dict[str, str]]:
-    """Texts of lines such as 7*3=21, of two digits each: what a model may know before it is given a task."""
+    """Texts of lines such as 7*3=21 with one-digit operands, as background knowledge for arithmetic tasks."""
     source = random.Random(f"sums:{seed}")
     return [{"text": "\n".join(_sum(source) for _ in range(SUMS_IN_TEXT))} for _ in range(n)]
 

@@ -1,4 +1,4 @@
-"""From nothing to a model tuned with reinforcement learning, in minutes on two cores, with everything made here."""
+"""The demo pipeline, from pretraining to RL, in minutes on two cores, with generated data only."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PHASES = ("corpus", "pretrain", "sft", "rl", "save")
 
 @dataclass(frozen=True)
 class Event:
-    """One step of a phase. `metrics` hold what that phase measures."""
+    """One step of a phase, with the phase's own metrics."""
 
     phase: str
     step: int
@@ -55,7 +55,7 @@ class DemoResult:
 
 
 def ensure_demo_model(progress: OnEvent | None = None) -> Path:
-    """The demo model's folder; made first, with the default task and seed, if it is not there."""
+    """The demo model's folder. A missing model is trained first, with the default task and seed."""
     path = models_dir() / NAME
     if not (path / "config.json").is_file():
         run_demo(on_event=progress or _log_event)
@@ -69,7 +69,9 @@ def run_demo(
     on_event: OnEvent | None = None,
     name: str = NAME,
 ) -> DemoResult:
-    """Makes corpus, tokenizer and model; pretrains, tunes, reinforces and saves it. Equal seeds, equal model."""
+    """Generate corpus, tokenizer and model, run pretraining, SFT and RL, and save the model. Deterministic for a
+    seed.
+    """
     begin = time.perf_counter()
     recipe, say = recipe or recipe_for(task), on_event or (lambda event: None)
     made = prepare(task, seed, recipe, say)
@@ -87,7 +89,7 @@ def run_demo(
 
 @dataclass(frozen=True)
 class DemoModel:
-    """A model that succeeds now and then, and the loop that is going to improve it."""
+    """A model with occasional success, and the loop that trains it by RL."""
 
     model: Decoder
     tokenizer: Tokenizer
@@ -96,7 +98,7 @@ class DemoModel:
 
 
 def prepare(task: str, seed: int, recipe: DemoRecipe, say: OnEvent = lambda event: None) -> DemoModel:
-    """All that comes before RL."""
+    """Run all phases before RL."""
     say(Event("corpus", 0, 1))
     tokenizer = tokenizer_for(seed)
     texts = corpus.stories(seed, recipe.stories) + corpus.sums(seed, recipe.sums)
@@ -116,7 +118,7 @@ def prepare(task: str, seed: int, recipe: DemoRecipe, say: OnEvent = lambda even
 
 
 def save(model: Decoder, tokenizer: Tokenizer, result: DemoResult, path: Path) -> None:
-    """Hugging Face layout, whole or not at all, in place of an earlier one."""
+    """Save in Hugging Face's layout, atomically, in place of an earlier model."""
     with atomic_dir(path, replace=True) as folder:
         models.save_into(model, folder)
         tokenizer.save(folder)
@@ -124,7 +126,7 @@ def save(model: Decoder, tokenizer: Tokenizer, result: DemoResult, path: Path) -
 
 
 def _tune(grpo: Loop, task: Task, recipe: DemoRecipe, seed: int, say: OnEvent) -> float:
-    """SFT on solved problems until the model succeeds now and then. Returns the success rate then."""
+    """SFT on solved problems until the success rate is `sft_until`. Returns the success rate at the end."""
     config = recipe.tuning(seed)
     solved = corpus.solved(task, seed, recipe.sft_examples)
     examples = sft.examples(grpo.tokenizer, solved, config.max_length)
@@ -142,7 +144,7 @@ def _tune(grpo: Loop, task: Task, recipe: DemoRecipe, seed: int, say: OnEvent) -
 
 
 def _reinforce(grpo: Loop, recipe: DemoRecipe, say: OnEvent) -> tuple[int, float]:
-    """RL until the model nearly always succeeds. Returns the steps and the largest log-probability difference."""
+    """RL until the success rate is `rl_until`. Returns the steps and the largest log-probability difference."""
     largest = 0.0
     for step in range(1, recipe.rl_steps + 1):
         metrics = grpo.step()

@@ -1,4 +1,4 @@
-"""The demo's sizes: a model of 1.7 M parameters and what it is shown, small enough for two slow cores."""
+"""Sizes of the demo: a model of 1.7 M parameters and its training data, small enough for two slow cores."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class DemoRecipe:
     layers: int = 2
     stories: int = 3000
     sums: int = 0
-    """Texts of sums of two digits beside the stories."""
+    """Number of texts with sums, in addition to the stories."""
     sft_examples: int = 20_000
     pretrain_steps: int = 30
     sft_steps: int = 300
-    """At most: SFT ends when the task succeeds now and then."""
+    """Maximum; SFT ends at the success rate `sft_until`."""
     sft_until: float = 0.12
     sft_check_every: int = 2
     rl_steps: int = 200
-    """At most: RL ends when the task nearly always succeeds."""
+    """Maximum; RL ends at the success rate `rl_until`."""
     rl_until: float = 0.97
     rl_check_every: int = 10
     prompts_per_step: int = 64
@@ -71,7 +71,7 @@ class DemoRecipe:
 
 
 RECIPES = {"add": DemoRecipe(stories=1000, sums=2000, pretrain_steps=60)}
-"""Of tasks that want something else than the usual: who has read sums adds sooner."""
+"""Recipes that differ from the default, by task: after pretraining on sums, fewer steps are necessary for addition."""
 
 
 def recipe_for(task: str) -> DemoRecipe:
@@ -90,11 +90,13 @@ QUICK = DemoRecipe(
     prompts_per_step=8,
     eval_prompts=32,
 )
-"""Every part of the demo, none of it long enough to learn much."""
+"""Recipe that runs all phases, too briefly for a useful model."""
 
 
 def tokenizer_for(seed: int) -> Tokenizer:
-    """A byte-level BPE that has never seen a capital, so that the letters of a task's word are tokens of their own."""
+    """A byte-level BPE tokenizer trained on lower-case text, so that each capital letter of a task's word is one
+    token.
+    """
     texts = [record["text"].lower() for record in stories(seed, 1000)]
     frame = "user\nassistant\nsystem\nreverse\nadd\nsort\ncountdown\n and to "
     return train_bpe([*texts, *[frame] * len(texts)], VOCAB_SIZE)
@@ -118,7 +120,7 @@ def hf_config(recipe: DemoRecipe, tokenizer: Tokenizer) -> Mapping[str, Any]:
         "rope_theta": 10000.0,
         "attention_bias": False,
         "tie_word_embeddings": True,
-        # 1 / sqrt(hidden): far faster than the usual 0.02 at this width
+        # 1 / sqrt(hidden): trains far faster than the usual 0.02 at this width
         "initializer_range": round(recipe.hidden**-0.5, 4),
         "eos_token_id": list(tokenizer.eos_ids),
         "pad_token_id": tokenizer.pad_id,

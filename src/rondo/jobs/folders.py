@@ -1,4 +1,4 @@
-"""Which jobs there are. A job is called by its hash, or by the first characters of it."""
+"""Job folders, and lookup of a job by its hash or a prefix of it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from rondo.base.errors import InvalidRequest, NotFound, StorageError
 from rondo.base.storage.home import jobs_dir
 
 SHORT = 12
-"""How much of a hash is shown."""
+"""Characters of a hash in output."""
 SHORTEST_PREFIX = 6
 EXPORT = "export"
-"""In a job's folder: the model that it has left."""
+"""Folder of the exported model in a job's folder."""
 ADAPTER = "adapter"
-"""The adapter that it has left, where it has trained one."""
+"""Folder of the exported adapter, if the job trains one."""
 HASH = re.compile(rf"[0-9a-f]{{{SHORTEST_PREFIX},64}}", re.IGNORECASE)
 
 
@@ -26,7 +26,7 @@ def job_folders() -> list[Path]:
 
 
 def find_job(prefix: str, param: str = "job") -> Path:
-    """The folder of the one job whose hash begins so."""
+    """The folder of the only job whose hash starts with `prefix`."""
     if len(prefix) < SHORTEST_PREFIX:
         raise InvalidRequest(
             f"{prefix!r} is too short to name a job: give {SHORTEST_PREFIX} characters of its hash or more.",

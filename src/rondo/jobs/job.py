@@ -1,4 +1,4 @@
-"""A job's directory: its spec, its state, one line of metrics a step. One process at a time works in it."""
+"""A job's directory: its spec, its state and one line of metrics per step. One process at a time works in it."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ from rondo.jobs.folders import ADAPTER, EXPORT, SHORT, find_job, job_folders
 State = Literal["queued", "starting", "running", "pausing", "paused", "succeeded", "failed", "cancelled"]
 
 LOCK_SECONDS = 1.0
-"""How long to ask again for a job's lock: whoever looks whether a job runs holds it for an instant."""
+"""Seconds of retries for a job's lock, because every check of a job's state holds the lock for an instant."""
 
 
 @dataclass(frozen=True)
 class Job:
     path: Path
     writes: bool = True
-    """Of a job's ranks one alone does: for the others, writing and locking do nothing."""
+    """True on the rank that writes; on the job's other ranks, writing and locking are no operations."""
 
     @classmethod
     def of(cls, spec: dict[str, Any], *, writes: bool = True, **origin: str) -> Job:
-        """The directory of this spec: the same spec, its data's hash included, is the same job. `origin` is what
-        names the same thing differently from day to day, such as the model's, and is no part of it."""
+        """The directory of this spec. Equal specs, including the hash of the data, are the same job. `origin` has
+        varying names of equal content, such as the model's name, and is not a part of the spec.
+        """
         job = cls(jobs_dir() / sha256_json(spec), writes)
         if writes and not (job.path / "spec.json").exists():
             write_json(job.path / "origin.json", {**origin, "started": time.time()})
@@ -42,7 +43,7 @@ class Job:
         return job
 
     def _check_place(self, asked: str) -> None:
-        """A job that goes on finds its checkpoints where it left them."""
+        """Reject a changed `save_to`: a resumed job reads its checkpoints from their original place."""
         there = str(self.origin().get("save_to", ""))
         if asked and asked != there and (self.path / "spec.json").exists():
             raise ConfigError(
@@ -53,12 +54,12 @@ class Job:
 
     @classmethod
     def all(cls) -> list[Job]:
-        """Every job of this machine, the one that was started last first."""
+        """All jobs of this machine, the last started first."""
         return sorted(map(cls, job_folders()), key=lambda job: (-job.started, job.name))
 
     @classmethod
     def find(cls, prefix: str) -> Job:
-        """The one job whose hash begins so."""
+        """The only job whose hash starts with `prefix`."""
         return cls(find_job(prefix))
 
     @property
@@ -75,7 +76,7 @@ class Job:
 
     @property
     def checkpoints(self) -> str:
-        """The folder or URL where they are."""
+        """Folder or URL of the checkpoints."""
         elsewhere = str(self.origin().get("save_to", "")).rstrip("/")
         return f"{elsewhere}/{self.name}" if elsewhere else str(self.path / "checkpoints")
 
@@ -85,7 +86,7 @@ class Job:
 
     @property
     def result(self) -> Path:
-        """A whole model, or the adapter where there is no telling them in one."""
+        """The exported model, or the exported adapter if it cannot be merged."""
         return self.export if (self.export / "config.json").is_file() else self.adapter
 
     @property
@@ -95,20 +96,20 @@ class Job:
 
     @property
     def started(self) -> float:
-        """When it was first asked for, in seconds since 1970."""
+        """Time of the first start, in seconds since 1970."""
         with contextlib.suppress(StorageError):
             return float(self.origin().get("started", 0))
         return 0.0
 
     def origin(self) -> dict[str, Any]:
-        """What `of` was told beside the spec; a job may lack it."""
+        """The `origin` of `of`; empty if the job has none."""
         return self._read("origin.json")
 
     def spec(self) -> dict[str, Any]:
         return self._read("spec.json")
 
     def status(self) -> dict[str, Any]:
-        """What was last written about it. A process that was killed had no time to write that it ended."""
+        """The last written status. A killed process leaves the status that preceded its end."""
         return self._read("status.json")
 
     def state(self) -> State | None:
@@ -117,7 +118,7 @@ class Job:
 
     @property
     def step(self) -> int:
-        """The last that was said to be done."""
+        """The last reported step."""
         return int(self.status().get("step", 0))
 
     def set_status(self, state: State, step: int, **facts: object) -> None:
@@ -127,7 +128,9 @@ class Job:
             )
 
     def end(self, state: State, step: int, **facts: object) -> None:
-        """For who has an error to raise: that this cannot be written either must not stand in its place."""
+        """Set the final status of a failed job. A StorageError is suppressed, so that it does not replace the job's
+        own error.
+        """
         with contextlib.suppress(StorageError):
             self.set_status(state, step, **facts)
 
@@ -137,7 +140,9 @@ class Job:
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[None]:
-        """A second process that wants the same job is told so. The lock ends with its process, however that ends."""
+        """Hold the job's lock, or raise Conflict if another process holds it. The lock is released when its process
+        ends, also after a crash.
+        """
         if not self.writes:
             yield
             return
@@ -156,7 +161,7 @@ class Job:
             os.close(handle)
 
     def held(self) -> bool:
-        """Whether a process works on it."""
+        """Whether a process works on the job."""
         try:
             handle = os.open(self.path / "lock", os.O_RDONLY)
         except OSError:
@@ -177,7 +182,7 @@ class Job:
             raise storage_error(place, error) from error
 
     def metrics(self) -> list[dict[str, Any]]:
-        """A row a step, of all that were written whole."""
+        """One row per step; incomplete lines are skipped."""
         try:
             lines = (self.path / "metrics.jsonl").read_text().splitlines()
         except FileNotFoundError:
@@ -195,7 +200,7 @@ class Job:
         return rows[-1] if rows else {}
 
     def forget_after(self, step: int) -> None:
-        """Drops the metrics of steps that will be done again, and a line that a crash cut short."""
+        """Delete the metrics of steps that will be repeated, and a line truncated by a crash."""
         file = self.path / "metrics.jsonl"
         if not self.writes or not file.exists():
             return
@@ -226,6 +231,6 @@ class Job:
 
 
 def _writer(handle: int) -> str:
-    """Id of the process that wrote it into the lock file."""
+    """ID of the process that holds the lock, from the lock file."""
     text = os.pread(handle, 20, 0)
     return f" ({int(text)})" if text.isdigit() else ""

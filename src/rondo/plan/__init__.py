@@ -1,8 +1,8 @@
 """Planner: layouts, memory, traffic and predicted times of training and serving, by closed formulas.
 
-Inputs are a model (by name, Hugging Face config or sizes), a cluster (devices, memory, links) and a batch. Outputs are
-a layout with a memory policy, the memory of each rank, bytes sent by each kind of parallelism, and the predicted step
-time, with reasons in plain words. Nothing is measured and no device is needed; torch is not imported.
+Inputs are a model (by name, Hugging Face config or sizes), a cluster (devices, memory, links) and a batch. Outputs
+are a layout with a memory policy, the memory of each rank, bytes sent by each kind of parallelism, and the predicted
+step time, with reasons in plain words. Nothing is measured and no device is needed; torch is not imported.
 
     sizes/       model sizes, parameters and FLOPs
     cost/        cluster, layout, memory, traffic and time of one candidate

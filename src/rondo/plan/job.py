@@ -1,4 +1,4 @@
-"""A plan as a job: the settings of `rondo train` that lay it out, and the command that starts it."""
+"""A plan as a job: the settings of `rondo train` for its layout, and the launch command."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from rondo.plan.cost.estimate import Estimate
 PRECISIONS = {"bf16": "bfloat16", "fp16": "float16", "fp8": "fp8"}
 LOGITS = {"plain": "whole", "chunked": "chunked"}
 DATA = "DATA"
-"""Stands for the files to train on, which a plan does not know."""
+"""Placeholder of the training files, which are not part of a plan."""
 
 Settings = dict[str, dict[str, Any]]
 
 
 def config(plan: Estimate, optimizer: str = "adamw") -> Settings:
-    """By table of the config file. Layers compute in the precision over weights in float32."""
+    """Settings by table of the config file. Layers compute in the plan's precision with float32 weights."""
     policy, batch = plan.policy, plan.batch
     train = {
         "tokens_per_step": batch.tokens,
@@ -61,7 +61,7 @@ def command(plan: Estimate, model: str, file: str) -> list[str]:
     cluster, job = plan.cluster, ["train", "pretrain", "--config", file, "--model", model, "--data", DATA]
     if cluster.gpus == 1:
         return ["rondo", *job]
-    per_node = math.gcd(cluster.gpus, cluster.node)  # torchrun starts as many on each node
+    per_node = math.gcd(cluster.gpus, cluster.node)  # torchrun starts the same number of ranks on each node
     nodes = cluster.gpus // per_node
     where = ["--standalone"]
     if nodes > 1:

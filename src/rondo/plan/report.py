@@ -1,4 +1,4 @@
-"""Plans as tables for people and as objects for programs."""
+"""Plans as text tables and as JSON objects."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ def _serving(serving: Serving) -> dict[str, Any]:
 
 
 def flags(serving: Serving) -> list[str]:
-    """Of `rondo serve`, for each replica."""
+    """Flags of `rondo serve`, for each replica."""
     replica = serving.replica
     given = ["--max-num-seqs", str(max(8, 2 * serving.requests)), "--max-model-len", str(replica.load.length)]
     given += ["--max-num-batched-tokens", str(serving.step_tokens)]
@@ -262,7 +262,7 @@ def serving_lines(served: ServingChoice, load: Load, title: str) -> list[str]:
 
 
 def quantize_flags(serving: Serving) -> list[str]:
-    """Of `rondo model quantize`, which makes the weights; none where the model's own are served."""
+    """Flags of `rondo model quantize`, which produces the weights; empty if the original weights are served."""
     method = METHODS.get(serving.replica.weights)
     if method is None:
         return []
@@ -272,7 +272,7 @@ def quantize_flags(serving: Serving) -> list[str]:
 
 
 METHODS = {"fp8": "fp8", "int8": "int8", "int4": "awq"}
-"""Of `rondo model quantize`."""
+"""Methods of `rondo model quantize`."""
 _SERVING_TITLES = [
     "", "weights", "cache", "tp", "replicas", "GPUs", "at a time", "most", "requests/s", "first token", "a token",
 ]  # fmt: skip

@@ -1,8 +1,8 @@
-"""Serving: how many replicas of a model, over how many GPUs each, with which types of weights and cache, a load needs.
+"""Serving plan: number of replicas, GPUs per replica, and types of weights and cache for a load.
 
-A step of decoding reads the weights once and each request's keys and values; a prompt is computed at the rate of
-products. With continuous batching a replica does both in turn, so a request costs its prompt and its share of as many
-steps as its answer has tokens.
+A decode step reads the weights once and the KV cache of each request; a prompt is computed at the rate of products.
+With continuous batching a replica alternates between both, so a request costs its prompt and its share of one step
+per token of its answer.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ from rondo.plan.cost.cluster import Cluster
 from rondo.plan.sizes.model import ModelShape
 
 WEIGHT_BYTES = {"bf16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.53}
-"""Of one parameter, with scales."""
+"""Bytes per parameter, including scales."""
 CACHE_BYTES = {"bf16": 2, "fp8": 1}
 EXACT_FIRST = ("bf16", "fp8", "int8", "int4")
 DIVIDED = frozenset({"bf16"})
-"""Types of weights that `rondo serve` runs over several ranks; the quantized ones run on one."""
+"""Types of weights that `rondo serve` can shard over several ranks; quantized weights run on one."""
 GROUPS = (128, 64, 32, 16, 8)
-"""Columns that may share a scale in 4 bits, the usual number first."""
+"""Possible group sizes of 4-bit scales in columns, the usual size first."""
 MOST_REQUESTS = 1024
-"""Of one replica at a time."""
+"""Maximum concurrent requests of one replica."""
 STEP_TOKENS, STEP_PIECE, MOST_STEP_TOKENS = 2048, 256, 16384
 
 
 @dataclass(frozen=True)
 class Load:
-    """Requests a second, each with a prompt and an answer in tokens; and, where they matter, the most seconds until
-    the first token and between two. `shared` is the part of prompts that a prefix cache has seen."""
+    """Requests per second, each with a prompt and an answer in tokens, and optional targets: maximum seconds to the
+    first token and between two tokens. `shared` is the share of prompts that is in the prefix cache.
+    """
 
     rate: float
     prompt: int
@@ -71,20 +72,20 @@ class Replica:
 
     @cached_property
     def weight_bytes(self) -> float:
-        """Of one GPU. The embedding and the head stay in 16 bits."""
+        """Weight bytes of one GPU. The embedding and the head stay in 16 bits."""
         vocabulary = self.shape.vocabulary_parameters * (1 if self.shape.tied else 2)
         inner = self.shape.parameters - vocabulary
         return (inner * WEIGHT_BYTES[self.weights] + 2 * vocabulary) / self.tp
 
     def _of_layer(self) -> int:
-        """Bytes of one GPU's cache, a token and a layer."""
+        """Cache bytes of one GPU per token and layer."""
         each = CACHE_BYTES[self.cache]
         if (latent := self.shape.latent) is not None:
             return each * (latent.kv_rank + latent.rope_dim)
         return 2 * each * self.shape.head_dim * math.ceil(self.shape.kv_heads / self.tp)
 
     def request_bytes(self, length: float) -> float:
-        """Of a request of that length; layers with a window keep no more than it."""
+        """Cache bytes of a request of that length; layers with an attention window store at most the window."""
         windows = self.shape.windows or (None,) * self.shape.layers
         return self._of_layer() * sum(min(length, window or length) for window in windows)
 
@@ -95,11 +96,11 @@ class Replica:
 
     @cached_property
     def most_requests(self) -> int:
-        """That fit at their full length."""
+        """Number of requests of full length that fit."""
         return min(MOST_REQUESTS, int(self.cache_bytes / self.request_bytes(self.load.length)))
 
     def step_seconds(self, requests: float) -> float:
-        """Of one token of each."""
+        """Seconds of a decode step with one token per request."""
         gpu, shape = self.cluster.gpu, self.shape
         read = self._read(requests) / (gpu.bandwidth * known.DECODE_SHARE[self.weights])
         kept = requests * self.request_bytes(self.load.prompt + self.load.answer / 2)
@@ -113,7 +114,7 @@ class Replica:
         return max(read, computed) + reduced + shape.layers * known.DECODE_LAYER_SECONDS
 
     def _read(self, requests: float) -> float:
-        """Weights of one step: of the experts those that some token is sent to. The embedding is looked up."""
+        """Weight bytes read in one step: of the routed experts only experts with a token. The embedding is a lookup."""
         shape = self.shape
         looked_up = 0 if shape.tied else shape.vocabulary_parameters
         whole = self.weight_bytes - 2 * looked_up / self.tp
@@ -124,7 +125,7 @@ class Replica:
         return whole - experts * untouched
 
     def _rate(self) -> float:
-        """Operations a second: weights of 4 and 8 bits are multiplied in 16 where the device has nothing better."""
+        """Operations per second; 4-bit and 8-bit weights are multiplied in 16 bits on devices without a faster type."""
         gpu = self.cluster.gpu
         low: float = gpu.peak("fp8") * known.LOW_SHARE["fp8"] if self.weights == "fp8" else gpu.peak("bf16")
         return low * gpu.sustained * known.PREFILL_SHARE / known.PRODUCT_SHARE
@@ -142,15 +143,15 @@ class Replica:
         return max(computed + reduced, self.step_seconds(1))
 
     def rate(self, requests: float) -> float:
-        """Requests a second with so many at a time."""
+        """Requests per second with `requests` concurrent requests."""
         return requests / (self.load.answer * self.step_seconds(requests) + requests * self.prompt_seconds)
 
     def between_seconds(self, requests: float) -> float:
-        """Between two tokens of one request: a step, and the prompts of others that are computed meanwhile."""
+        """Seconds between two tokens of one request: a step, and the prompts of other requests computed in between."""
         return self.step_seconds(requests) + requests * self.prompt_seconds / self.load.answer
 
     def requests_for(self, rate: float) -> int | None:
-        """The fewest at a time with which it has that rate, if any that fit have."""
+        """The smallest number of concurrent requests with that rate, or None if no fitting number reaches it."""
         low, high = 1, self.most_requests
         if high < 1 or self.rate(high) < rate:
             return None
@@ -166,7 +167,7 @@ class Replica:
 
 @dataclass(frozen=True)
 class Serving:
-    """Replicas that carry a load; `requests` are at a time on each."""
+    """Replicas for a load, each with `requests` concurrent requests."""
 
     replica: Replica
     replicas: int
@@ -178,12 +179,12 @@ class Serving:
 
     @property
     def rate(self) -> float:
-        """The most that all of them carry."""
+        """Maximum rate of all replicas."""
         return self.replicas * max(self.replica.rate(n) for n in _counts(self.replica.most_requests))
 
     @property
     def first(self) -> float:
-        """Seconds until the first token: the prompt, and waiting for others' as busy as the replicas are."""
+        """Seconds to the first token: the prompt, and the queue at the replicas' utilization."""
         busy = min(0.95, self.replica.load.rate / self.rate)
         own = self.replica.prompt_seconds + self.replica.step_seconds(self.requests)
         return own + self.replica.prompt_seconds * busy / (2 * (1 - busy))
@@ -194,7 +195,9 @@ class Serving:
 
     @property
     def step_tokens(self) -> int:
-        """Of one step, prompts' pieces included. Where a time between tokens is asked for, no piece may break it."""
+        """Token budget of one step, including prompt chunks. With a target between two tokens, prompt chunks are
+        limited accordingly.
+        """
         replica, load = self.replica, self.replica.load
         if load.between is None:
             return STEP_TOKENS
@@ -205,7 +208,7 @@ class Serving:
 
     @property
     def tokens(self) -> float:
-        """Of answers, a second, all replicas at the load."""
+        """Answer tokens per second of all replicas at the load."""
         return self.replica.load.rate * self.replica.load.answer
 
     def meets(self, load: Load) -> bool:
@@ -220,7 +223,7 @@ def _counts(most: int) -> list[int]:
 
 @dataclass(frozen=True)
 class ServingChoice:
-    """The choice, and the best of every other type of weights; `reasons` in plain words."""
+    """The choice, the best alternative for each other type of weights and cache, and the `reasons` in plain words."""
 
     best: Serving | None
     others: list[Serving]
@@ -236,7 +239,9 @@ def plan_serving(
     weights: str | None = None,
     cache: str | None = None,
 ) -> ServingChoice:
-    """As exact as the cluster allows: 16 bits if they carry the load, else 8, else 4; then the fewest GPUs."""
+    """The plan with the highest precision that the cluster allows: 16 bits if they are sufficient for the load, else
+    8, else 4; then the fewest GPUs.
+    """
     if not shape.gated:
         raise ConfigError(
             f"{shape.name} has feed-forward layers of two matrices, and `rondo serve` loads decoders with three.",
@@ -276,8 +281,7 @@ def plan_serving(
 
 
 def group_size(shape: ModelShape) -> int | None:
-    """Columns that share a scale in 4 bits: the largest usual number that divides every quantized matrix; None where
-    none does."""
+    """Columns that share a scale in 4 bits: the largest usual size that divides every quantized matrix, or None."""
     columns = [shape.hidden, shape.value_width]
     if shape.sparse_layers < shape.layers:
         columns.append(shape.intermediate)
@@ -297,7 +301,7 @@ def _preference(serving: Serving) -> tuple[int, int, int, int]:
 def replicas(
     shape: ModelShape, cluster: Cluster, load: Load, tp: int | None, weights: str | None, cache: str | None
 ) -> Iterator[Replica]:
-    """Every kind of replica that `rondo serve` runs and this cluster has room for."""
+    """Every kind of replica that `rondo serve` supports and the cluster has GPUs for."""
     degrees = [tp] if tp else [1 << n for n in range(cluster.node.bit_length()) if 1 << n <= cluster.node]
     types = (
         [weights]
@@ -315,7 +319,9 @@ def replicas(
 
 
 def _carry(replica: Replica) -> Serving | None:
-    """As few replicas as carry the load without being too busy; more where a target asks for fewer at a time."""
+    """The smallest number of replicas that serves the load at the planned utilization, or more if a latency target
+    requires fewer concurrent requests.
+    """
     if not replica.fits:
         return None
     load = replica.load

@@ -1,4 +1,4 @@
-"""Algorithms as data: what each sets of the config where its user says nothing, and which settings contradict others.
+"""Algorithm presets: settings of each named algorithm, and checks for contradictory settings.
 
 docs/algorithms.md has the formulas and the papers.
 """
@@ -40,7 +40,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
     "online_dpo": {"pairs": {"loss": "dpo"}},
 }
-"""By name. What is not said is as in grpo, whose settings are the config's defaults."""
+"""Presets by name. Unlisted settings are as in grpo, whose settings are the config's defaults."""
 
 NORMALISED: dict[Advantage, tuple[Normalise, ...]] = {
     "group": ("std", "mean", "batch"),
@@ -48,11 +48,11 @@ NORMALISED: dict[Advantage, tuple[Normalise, ...]] = {
     "returns": ("none", "batch"),
     "gae": ("none", "batch"),
 }
-"""What can be made of each advantage."""
+"""Valid normalizations of each advantage."""
 
 
 def with_preset(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that a user gave, over those of the algorithm he chose."""
+    """The user's settings, merged over the preset of the chosen algorithm."""
     name = given.get("algorithm", "grpo")
     if name not in PRESETS:
         raise ValueError(f"there is no algorithm {name!r}. Algorithms: {', '.join(PRESETS)}")
@@ -66,7 +66,7 @@ def with_preset(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def contradictions(config: RlConfig) -> Iterator[str]:
-    """What makes no sense together, and what to do about it."""
+    """Contradictory settings, each with its remedy."""
     yield from _of_advantages(config)
     yield from _of_ratios(config)
     yield from _of_divergences(config)

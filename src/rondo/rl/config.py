@@ -1,4 +1,4 @@
-"""What an RL job is told. Torch-free."""
+"""Settings of an RL job. Torch-free."""
 
 from __future__ import annotations
 
@@ -200,17 +200,17 @@ class RlConfig(LoopConfig):
 
     @property
     def needs_old(self) -> bool:
-        """Whether the learner's own log-probabilities before the first mini-batch have to be known."""
+        """Whether the learner's log-probabilities before the first mini-batch are required."""
         corrected = self.correction != "none" and self.epochs * self.minibatches > 1
         return corrected or (self.kl > 0 and self.kl_in == "reward")
 
     @property
     def learns_from_reward(self) -> bool:
-        """Whether the task's reward counts, and not a teacher alone."""
+        """Whether the task's reward is part of the objective."""
         return not self.distill.teacher or self.distill.reward
 
     @property
     def every_group_counts(self) -> bool:
-        """Whether a group teaches whose samples all earned the same."""
+        """Whether groups with equal rewards are trained on."""
         by_group = self.advantage in ("group", "leave_one_out") and self.normalise != "batch"
         return not by_group or self.kl > 0 or self.entropy != 0 or bool(self.distill.teacher)

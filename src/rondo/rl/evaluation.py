@@ -1,4 +1,4 @@
-"""How often the policy is right on prompts it never trains on: pass@1 and pass@k, with how sure that is."""
+"""Evaluation on held-out prompts: pass@1 and pass@k with confidence intervals."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from rondo.rl.tasks.registry import AnyTask
 from rondo.train.evaluation.evaluator import Metrics
 
 CONFIDENCE_Z = 1.959963984540054
-"""Of 95%."""
+"""Quantile of the normal distribution for a 95% interval."""
 RESAMPLES = 1000
 
 
 def evaluate(
     collector: Collector, task: AnyTask, config: RlConfig, max_tokens: int, seed: int = 0
 ) -> Metrics:
-    """On `eval_prompts` held-out problems at temperature 1. Another seed is another set of problems."""
+    """Metrics on `eval_prompts` held-out problems at temperature 1. Another seed selects another set of problems."""
     problems = task.prompts(seed, config.eval_prompts, "held_out")
     sampling = SamplingParams(n=config.evaluate.samples, max_tokens=max_tokens)
     seeds = [seed * SPREAD + index for index in range(len(problems))]
@@ -33,8 +33,9 @@ def evaluate(
 
 
 def pass_metrics(groups: Sequence[SampleGroup], ks: Sequence[int], correct: float) -> Metrics:
-    """pass@k for each k, and for 1, each with the ends of a 95% interval. An answer that nobody judged has not passed:
-    the grader is what is wrong then, and `unjudged` says so."""
+    """pass@k for each k and for 1, each with a 95% interval. A sample without a valid score counts as failed;
+    `unjudged` counts these samples.
+    """
     counts = [(len(group.samples), _right(group, correct)) for group in groups if group.samples]
     metrics: Metrics = {}
     for k in sorted({1, *ks}):
@@ -51,12 +52,14 @@ def pass_metrics(groups: Sequence[SampleGroup], ks: Sequence[int], correct: floa
 
 
 def pass_at(k: int, n: int, c: int) -> float:
-    """The chance that of k among n answers, of which c are right, at least one is: unbiased (Chen et al., 2021)."""
+    """Unbiased estimate of the probability that at least one of k samples passes, given c passes in n samples (Chen
+    et al., 2021).
+    """
     return 1.0 - math.comb(n - c, k) / math.comb(n, k)
 
 
 def wilson(passed: int, asked: int) -> tuple[float, float]:
-    """A 95% interval of a share, which holds also where all or none passed."""
+    """95% Wilson interval of a share, valid also for shares of 0 and 1."""
     share, z = passed / asked, CONFIDENCE_Z
     middle = (share + z * z / (2 * asked)) / (1 + z * z / asked)
     half = z / (1 + z * z / asked) * math.sqrt(share * (1 - share) / asked + z * z / (4 * asked * asked))
@@ -64,7 +67,7 @@ def wilson(passed: int, asked: int) -> tuple[float, float]:
 
 
 def bootstrap(values: Sequence[float]) -> tuple[float, float]:
-    """A 95% interval of the mean over problems, whose answers hang together. The same values, the same ends."""
+    """95% bootstrap interval of the mean over problems; samples of one problem are correlated. Deterministic."""
     found = np.asarray(values)
     picks = np.random.default_rng(0).integers(len(found), size=(RESAMPLES, len(found)))
     low, high = np.quantile(found[picks].mean(1), [0.025, 0.975])

@@ -1,4 +1,4 @@
-"""An RL job from its config: find the model, step from wherever it stopped, export."""
+"""RL jobs: load the model, train or resume, export."""
 
 from __future__ import annotations
 
@@ -51,9 +51,13 @@ HOW = {
     "engine",
     "ray",
 }
-"""Settings that change nothing of what is learned, beside the model's name, of which the spec has the hash."""
+"""Settings without influence on the trained weights, which the job's spec excludes; the model is in the spec by its
+hash.
+"""
 BESIDE = {"critic": "model", "reward_model": "model", "distill": "teacher"}
-"""Where other models are named. The spec has their hashes there: another model of the same name is another job."""
+"""Settings that contain names of other models. The spec has hashes instead, so that a different model of the same
+name is a different job.
+"""
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,7 @@ def plan(config: RlConfig) -> RlJobPlan:
 
 
 def _check_device(config: RlConfig) -> None:
-    """Where the learner runs: with Ray that is another machine than where the job is planned."""
+    """Check `device_bytes` against the learner's device. With Ray the learner runs on another machine than `plan`."""
     if config.device_bytes and device_named(config.device).type == "cpu":
         raise ConfigError(
             f"device_bytes is for a GPU, and device {config.device} is the CPU here: leave rl.device_bytes at 0.",
@@ -117,8 +121,9 @@ def run(
     on_resume: OnResume | None = None,
     crew: RankSupervisor | None = None,
 ) -> Path:
-    """The folder of what the job leaves. A job that is done already is not done again. A SIGTERM has it save after the
-    step that it is at, and end as paused."""
+    """Run or resume the job, and return the folder of its result. A finished job is not repeated. After a SIGTERM the
+    job completes its step, saves a checkpoint and ends as paused.
+    """
     if plan.job.done:
         return plan.job.result
     crew = crew or RankSupervisor()
@@ -141,7 +146,7 @@ def _run(plan: RlJobPlan, crew: RankSupervisor, on_step: OnStep | None, on_resum
 def _train(plan: RlJobPlan, crew: RankSupervisor, on_step: OnStep | None, on_resume: OnResume | None) -> Path:
     config, job = plan.config, plan.job
     _check_device(config)
-    torch.manual_seed(config.seed)  # whoever draws from it: a checkpoint holds its state
+    torch.manual_seed(config.seed)  # the seed of all global random draws, whose state is part of a checkpoint
     loop = Loop(_model(plan), Tokenizer.load(plan.model), plan.task, _with_folder(config, job))
     with (
         Checkpoints(job.checkpoints, Keep(config.keep)) as saved,
@@ -168,13 +173,13 @@ def _train(plan: RlJobPlan, crew: RankSupervisor, on_step: OnStep | None, on_res
 
 
 def _with_folder(config: RlConfig, job: Job) -> RlConfig:
-    """With a folder for new weights that is this job's alone."""
+    """The config with a folder for pushed weights that only this job uses."""
     place = Path(config.engine.folder) / job.short if config.engine.folder else job.path / "weights"
     return config.model_copy(update={"engine": config.engine.model_copy(update={"folder": str(place)})})
 
 
 def _reason(error: BaseException) -> str:
-    """With what made an engine fail, of which its clients are told nothing."""
+    """The reason of a failure, including the cause of an engine failure, which engine clients do not receive."""
     if not isinstance(error, RondoError):
         return repr(error)
     hidden = error.__cause__ if isinstance(error, Unavailable) else None
@@ -199,13 +204,13 @@ class _Run:
     last_saved: int = field(default=-1)
 
     def resume(self) -> int:
-        """From the newest checkpoint, if there is one: its step."""
+        """Resume from the newest checkpoint, if there is one, and return its step."""
         found = self.saved.newest()
         if found is not None:
             self.loop.restore(found.folder, found.step, found.state())
             self.last_saved = found.step
         step = self.loop.steps_done
-        self.job.forget_after(step or -1)  # before the first checkpoint everything is done again, step 0 too
+        self.job.forget_after(step or -1)  # without a checkpoint step 0 is repeated too
         self.watch.forget_after(step)
         return step
 
@@ -223,7 +228,7 @@ class _Run:
         return metrics
 
     def heed(self) -> None:
-        """Where the process has been asked to stop."""
+        """Pause the run if the process has received a stop signal: save a checkpoint and raise Paused."""
         step, steps = self.loop.steps_done, self.loop.config.steps
         if not self.crew.any_asked_to_stop() or step >= steps:
             return
@@ -238,12 +243,12 @@ class _Run:
 
 
 def _held_out(loop: Loop) -> Metrics:
-    """What the policy earns on prompts it never trains on."""
+    """Metrics of the evaluation on held-out prompts."""
     return {f"held_out/{name}": value for name, value in loop.evaluate().items()}
 
 
 def _leave(loop: Loop, job: Job, held_out: Metrics) -> Path:
-    """A whole model; beside it, or in its place where the two cannot be told in one, the adapter."""
+    """Export the result: the merged model and the adapter, or only the adapter if it cannot be merged."""
     config, learner = loop.config, loop.learner
     if config.adapter.kind != "none":
         with learner.as_left():

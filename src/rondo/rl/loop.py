@@ -1,17 +1,17 @@
 """The RL loop: prompts -> rollout -> score -> advantage -> pack -> train -> push weights -> rollout ...
 
-One step, whatever the algorithm and whoever generates:
+A step, for every algorithm and engine:
 
-    collect   the step's groups: a prompt and its samples, each scored as soon as it is done
+    collect   the step's groups: a prompt and its samples, each scored as soon as it ends
               (rollout/sync_collector.py, rollout/async_collector.py)
-    prepare   rewards to advantages, samples to packed rows, and what is known of each token
-              before the first mini-batch: the learner's own log-probabilities, the
+    prepare   rewards to advantages, samples to packed rows, and the token columns
+              of the loss: the learner's own log-probabilities, the
               reference's, the critic's values                                                 (learning.py)
     learn     epochs x mini-batches, each an optimizer step                                    (learning.py)
-    push      the engine has the next version of the weights                                   (weights/)
-    store     observers are told: rollouts go to the disk, alarms are given                    (observer.py)
+    push      the engine receives the next version of the weights                              (weights/)
+    store     observers store rollouts and raise alarms                                        (observer.py)
 
-Where the engine is, whether it works beside the learner and how far it may run ahead is the collector's (engines.py).
+The collector determines the engine, whether generation overlaps training, and the staleness limit (engines.py).
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ TAUGHT_NOTHING = (
 
 
 class NothingToLearn(RondoError):
-    """There is nothing left to learn from."""
+    """No training signal is left."""
 
 
 class Loop:
-    """`with Loop(...) as loop:` ends its engine and its graders; so does `close`."""
+    """The RL loop. As a context manager it closes its engine and graders at the end, as `close` does."""
 
     def __init__(self, model: Decoder, tokenizer: Tokenizer, task: AnyTask, config: RlConfig) -> None:
         self.tokenizer, self.task, self.config = tokenizer, task, config
@@ -58,7 +58,7 @@ class Loop:
         self.observers: list[Callable[[RlStep], None]] = []
         self.steps_done = 0
         self.idle = 0
-        """Steps in a row that taught nothing."""
+        """Number of consecutive steps without a gradient signal."""
 
     @property
     def learner(self) -> Learner:
@@ -66,7 +66,7 @@ class Loop:
 
     @property
     def version(self) -> int:
-        """Of the weights that the engine has."""
+        """Version of the engine's weights."""
         return self.collector.version
 
     def step(self) -> Metrics:
@@ -89,12 +89,12 @@ class Loop:
         return metrics | self.learning.effort.metrics(metrics["seconds/train"])
 
     def push(self) -> None:
-        """Tells the engine that somebody else has written to the weights."""
+        """Push weights that other code has changed."""
         with self.collector.pushing(self.version + 1):
             pass
 
     def evaluate(self, seed: int = 0) -> Metrics:
-        """On held-out prompts, at temperature 1. Another seed is another set of prompts."""
+        """Metrics on held-out prompts, at temperature 1. Another seed selects other prompts."""
         return evaluation.evaluate(self.collector, self.task, self.config, self.max_tokens, seed)
 
     def close(self) -> None:
@@ -111,7 +111,7 @@ class Loop:
         return self.learning.states()
 
     def facts(self) -> dict[str, Any]:
-        """The rest of a checkpoint. Which prompts come next, and with which seeds, follows from the step."""
+        """The JSON part of a checkpoint. Prompts and seeds of the next steps follow from the step."""
         return {
             "version": self.version,
             "idle": self.idle,

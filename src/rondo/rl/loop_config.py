@@ -1,4 +1,4 @@
-"""What the loop is told, whatever it learns by. Torch-free."""
+"""Settings of the loop, independent of the algorithm. Torch-free."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Mode = Literal["sync", "one_step_off", "async"]
 
 
 class EvalConfig(Section):
-    """Held-out prompts, asked before, after and in between."""
+    """Evaluation on held-out prompts before, during and after training."""
 
     every: int = Field(0, ge=0, description="steps between evaluations; 0: only before and after training")
     samples: int = Field(1, gt=0, description="samples per held-out prompt; pass@k needs k of them")
@@ -61,5 +61,5 @@ class LoopConfig(OptimConfig):
 
     @property
     def staleness(self) -> int:
-        """How many steps ahead of training groups may begin."""
+        """Maximum number of steps by which generation may run ahead of training."""
         return {"sync": 0, "one_step_off": 1, "async": self.max_staleness}[self.mode]

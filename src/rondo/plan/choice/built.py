@@ -1,4 +1,4 @@
-"""What was found of a plan that was built without memory: kinds of ranks, and what one of each has."""
+"""Results of a dry run without memory: groups of equal ranks, with the parameters and memory of one rank of each."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from rondo.plan.report import GIB, table
 
 @dataclass(frozen=True)
 class Kind:
-    """Ranks that are alike, and what one of them has. `dense` and `experts` count its parameters before data
-    parallelism divides them, `divided` after. `memory` is the planner's figure with these parameters."""
+    """Equal ranks, with figures of one of them. `dense` and `experts` count its parameters before sharding over
+    data-parallel ranks, `divided` after. `memory` is the planner's figure with these parameters.
+    """
 
     stage: int
     tp_rank: int

@@ -1,4 +1,5 @@
-"""The classic rules: a matrix from the model's size to its layout, and a tree from what is over to what is divided.
+"""Classic layout rules: a matrix from the model's size to its layout, and a decision tree from the excess of memory
+to ZeRO, checkpointing and offload.
 
 | model | GPUs | layout |
 |---|---|---|
@@ -8,8 +9,9 @@
 | 100-500B and more | 512-4096 | TP 8, PP 8-16, DP |
 | with experts | any | EP, DP |
 
-What one GPU of that layout would need with nothing divided and nothing computed again, over what it has: up to 1, DP
-and ZeRO-1; up to 4, ZeRO-2 and checkpointing; up to 10, ZeRO-3; beyond, ZeRO-3 and host memory.
+The tree uses the ratio of the memory required by one GPU of that layout, without sharding and recomputation, to its
+memory: up to 1, DP and ZeRO-1; up to 4, ZeRO-2 and checkpointing; up to 10, ZeRO-3; beyond, ZeRO-3 and offload to
+host memory.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from rondo.plan.cost.memory import memory
 
 @dataclass(frozen=True)
 class ClassicRule:
-    """Up to `most` parameters on `gpus`: what divides the model."""
+    """Layout of models with fewer than `most` parameters, intended for `gpus`."""
 
     words: str
     most: float
@@ -64,7 +66,7 @@ TREE = (
 
 @dataclass(frozen=True)
 class Classic:
-    """The rules' answer; `over` is what one GPU would need over what it has."""
+    """Result of the rules; `over` is the ratio of the memory required by one GPU to its memory."""
 
     plan: Estimate
     rule: str
@@ -98,7 +100,9 @@ def classic(task: PlanningTask) -> Classic:
 
 
 def _of_matrix(task: PlanningTask, rule: ClassicRule, notes: list[str]) -> Layout:
-    """The rule's degrees as far as they divide the model and the cluster; of several stages the fewest that fit."""
+    """The rule's degrees as far as they divide the model and the cluster, with the smallest number of stages that
+    fits.
+    """
     gpus = task.cluster.gpus
     tp = _largest_power(rule.tp, lambda n: n <= task.cluster.node and gpus % n == 0 and not _cuts(task, n))
     if tp < rule.tp:
@@ -119,14 +123,15 @@ def _of_matrix(task: PlanningTask, rule: ClassicRule, notes: list[str]) -> Layou
 
 
 def _cuts(task: PlanningTask, tp: int) -> bool:
-    """Whether the model does not divide by it."""
+    """Whether `tp` does not divide the model."""
     shape = task.shape
     return bool(shape.heads % tp or shape.intermediate % tp or (shape.kv_heads % tp and tp % shape.kv_heads))
 
 
 def _of_experts(task: PlanningTask, notes: list[str]) -> Layout:
-    """Experts over the ranks of a node, or of more where their states need them; stages only where the batch has fewer
-    sequences than there are GPUs."""
+    """Experts over the ranks of a node, or of more nodes if their states require it; pipeline stages only if the
+    batch has fewer sequences than there are GPUs.
+    """
     experts, cluster = task.shape.experts, task.cluster
     assert experts is not None
     states = 18 * task.shape.parameters / cluster.gpu.memory
@@ -154,7 +159,7 @@ def _degrees(layout: Layout) -> str:
 
 
 def agrees(plan: Estimate, rules: Classic) -> bool:
-    """Whether both divide the model alike, and keep the same things."""
+    """Whether both plans have the same model parallelism and the same memory policy."""
     ours, theirs = plan, rules.plan
     return (
         (ours.layout.tp, ours.layout.pp, ours.layout.cp, ours.layout.ep)
@@ -163,6 +168,6 @@ def agrees(plan: Estimate, rules: Classic) -> bool:
 
 
 def _kept(plan: Estimate) -> tuple[int, str, str]:
-    """What is divided (among one rank, nothing), computed again, and in host memory."""
+    """ZeRO stage (0 with one shard), checkpointing and offload of a plan."""
     zero = plan.policy.zero if plan.layout.shards > 1 else 0
     return zero, plan.policy.checkpointing, plan.policy.offload

@@ -1,4 +1,4 @@
-"""The whole answer for training: the cost model's choice beside the classic rules'."""
+"""The complete training plan: the cost model's choice compared with the classic rules."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ MOST_GPUS = 1 << 20
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """`chosen` is what to run; `cost` and `rules` are what it was chosen from. Without `cost`, nothing fits and
-    `reasons` say what would."""
+    """`chosen` is the plan to run, selected from `cost` and `rules` by the profile. If `cost` is None, no plan fits,
+    and `reasons` has the requirements of a plan that would.
+    """
 
     profile: Profile
     task: PlanningTask

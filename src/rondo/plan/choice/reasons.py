@@ -1,4 +1,4 @@
-"""Why a plan is as it is, in plain words: each choice beside the best plan without it."""
+"""Reasons of a plan in plain words: each choice compared with the best plan without it."""
 
 from __future__ import annotations
 

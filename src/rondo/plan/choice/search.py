@@ -1,4 +1,4 @@
-"""The cost model's own choice: of all layouts and policies that divide, the fastest that fits."""
+"""Search of the cost model: the fastest fitting plan of all valid layouts and policies."""
 
 from __future__ import annotations
 
@@ -14,34 +14,37 @@ from rondo.plan.cost.layout import ContextMethod, Layout, Policy, Schedule, Step
 from rondo.plan.sizes.model import ModelShape
 
 ROOM = 0.95
-"""Of a GPU's memory: what a plan may need, since figures are true within a tenth."""
+"""Share of a GPU's memory that a plan may use, because predictions are accurate within a tenth."""
 ALIKE = 1.05
-"""Predictions are no truer than that: of plans that take hardly longer than the fastest, the one that divides the model
-least is chosen."""
+"""Accuracy of predicted times. Among the plans within this ratio of the fastest, the plan with the least model
+parallelism is chosen.
+"""
 WIDE = 128
-"""Among more ranks than these, gathering each layer waits on the slowest of many: of plans alike, one without it is
-chosen."""
+"""Number of ranks above which gathering each layer waits for the slowest of many; among equal plans one without it is
+preferred.
+"""
 MOST_STAGES = 64
 LONG = 16384
-"""From this length on a sequence may be divided."""
+"""Minimum sequence length for context parallelism."""
 MICROBATCHES = (1, 2, 4, 8, 16)
 PINS = (
     *("dp", "tp", "pp", "cp", "cp_method", "ep", "virtual", "schedule"),
     *("zero", "microbatch", "checkpointing", "offload"),
 )
-"""What may be given."""
+"""Fields that the user can fix."""
 
 
 TRAINER = Policy(loss="chunked", swiglu="kernel", overlap=False, low_experts=False)
-"""What `rondo train` does: tensor parallelism's traffic is not hidden, and experts multiply in 16 bits."""
+"""Policy of `rondo train`: tensor parallelism's traffic is not hidden, and experts are multiplied in 16 bits."""
 MOST_VIRTUAL = 8
-"""Pieces a stage that the search tries: with more of them the bubble shrinks little, and each waits for its
-neighbours."""
+"""Maximum pieces per stage in the search: more pieces hardly shrink the bubble, and each piece waits for its
+neighbours.
+"""
 
 
 @dataclass(frozen=True)
 class PlanningTask:
-    """What is to be planned. `policy` holds what is given; `pins` say which of the searched fields are given too."""
+    """Input of the search. `policy` has the fixed settings; `pins` has the fixed values of searched fields."""
 
     shape: ModelShape
     cluster: Cluster
@@ -52,7 +55,7 @@ class PlanningTask:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """Plans that fit, fastest first; where none does, the one that needs the least."""
+    """Fitting plans, fastest first; if there are none, the plan with the lowest memory."""
 
     plans: list[Estimate]
     nearest: Estimate | None
@@ -73,12 +76,12 @@ def _trouble(plan: Estimate) -> tuple[bool, int, int, float]:
 
 
 def search(task: PlanningTask) -> SearchResult:
-    """In host memory only where nothing else fits."""
+    """Search all layouts; offload to host memory is tried only if nothing fits without it."""
     offloads = [task.pins["offload"]] if "offload" in task.pins else ["none", "optimizer", "all"]
     looked_at, nearest, reasons = 0, None, []
     for offload in offloads:
         plans: list[Estimate] = []
-        full: set[tuple[Layout, int, str]] = set()  # with a larger microbatch it is no less
+        full: set[tuple[Layout, int, str]] = set()  # a larger microbatch does not fit either
         for layout, policy in _choices(task, offload):
             kind = (layout, policy.zero, policy.checkpointing)
             if kind in full:
@@ -106,7 +109,7 @@ def search(task: PlanningTask) -> SearchResult:
 
 
 def refusals(shape: ModelShape, layout: Layout, policy: Policy) -> Iterator[tuple[str, str]]:
-    """Fields of a layout that divides, but that `rondo train` does not take, each with the reason."""
+    """Fields of a valid layout that `rondo train` does not support, each with the reason."""
     if layout.pieces > shape.layers:
         field = "pp" if layout.pp > shape.layers else "virtual" if layout.virtual > 1 else "schedule"
         yield field, f"{layout.pieces} pieces are more than the {shape.layers} layers of {shape.name}"
@@ -121,7 +124,7 @@ def refusals(shape: ModelShape, layout: Layout, policy: Policy) -> Iterator[tupl
 
 
 def _of_pins(task: PlanningTask) -> tuple[str, str]:
-    """Why no layout has the degrees that are given."""
+    """The reason that no layout has the fixed degrees."""
     gpus, left = task.cluster.gpus, task.cluster.gpus
     for axis in ("tp", "pp", "cp", "dp"):
         degree = task.pins.get(axis, 1)
@@ -201,7 +204,7 @@ def _pinned(pins: Mapping[str, Any], name: str, otherwise: Iterable[Any]) -> lis
 
 
 def powers(most: int) -> list[int]:
-    """Of two, up to `most`."""
+    """Powers of two up to `most`."""
     return [1 << n for n in range(most.bit_length()) if 1 << n <= most]
 
 

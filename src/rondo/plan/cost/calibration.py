@@ -1,8 +1,8 @@
-"""The constants that no formula gives. `FITTED_ON` names the published rows that they were fitted on together; every
-other row is held out, and `bench/planner.py` prints them all.
+"""Empirical constants of the cost model. They were fitted jointly on the published rows in `SPEED_FITTED_ON` and
+`MEMORY_FITTED_ON`; every other row is held out, and `bench/planner.py` prints them all.
 
-The formulas' shape was chosen with all rows in view, so the held-out ones say how far the constants carry, not that
-nobody looked. What is not in the list of a constant was set once, by what is known of such machines.
+The form of the formulas was chosen with all rows in view. The held-out rows therefore validate the constants, not the
+formulas. Constants not marked as fitted were set once, from typical values of such machines.
 """
 
 SPEED_FITTED_ON = frozenset(
@@ -39,73 +39,75 @@ MEMORY_FITTED_ON = frozenset(
 # Memory.
 
 FRAGMENTATION = 1.10
-"""Memory that the allocator takes over memory asked for. Fitted."""
+"""Ratio of reserved to allocated memory of the allocator. Fitted."""
 FIXED_BYTES = 5.0e9
-"""Beside the allocator: the context, libraries, communicators and their buckets. Fitted."""
+"""Memory outside of the allocator: CUDA context, libraries, communicators and their buckets. Fitted."""
 
 LOGITS_BYTES = {"plain": 12.0, "fused": 4.0, "chunked": 12.0}
-"""A logit of the last stage: bf16, log-probabilities and their gradient in fp32, and bf16 again; a fused loss keeps
-bf16 and the gradient. Fitted: how many copies are there at once."""
+"""Bytes per logit of the last stage: bf16, log-probabilities and their gradient in fp32, and bf16 again; a fused loss
+stores only bf16 and the gradient. Fitted: the number of simultaneous copies.
+"""
 CHUNK_TOKENS = 2048
-"""In chunks, so many tokens have logits at once."""
+"""Number of tokens whose logits exist at the same time with a chunked loss."""
 
-# Speed, fitted. Beside these, what a large product reaches of a maker's peak was fitted for four devices
+# Speed, fitted. In addition, the share of the peak that a large matrix product reaches was fitted for four devices
 # (`cluster.py`): A100, H100 at 500 W, GB200 and GB300.
 
 PRODUCT_SHARE = 0.875
-"""Of the rate of one large product: what a step's wide products reach."""
+"""Rate of a step's wide products, relative to one large product."""
 LOW_SHARE = {"fp8": 0.87, "fp4": 0.45}
-"""Of that in 8 and 4 bits, where values are scaled and cast before each product."""
+"""Rate of 8-bit and 4-bit products relative to that, because values are scaled and cast before each product."""
 NARROW = 430
-"""A product of this width, on one rank, reaches half of what a wide one does."""
+"""Width per rank at which a product reaches half of the rate of a wide product."""
 ATTENTION_SHARE = 0.53
-"""Of the rate of one large product: attention."""
+"""Rate of attention, relative to one large product."""
 RING_SHARE = 0.78
-"""Of attention's rate, where it goes around a ring piece by piece."""
+"""Rate of ring attention, relative to attention."""
 HIDDEN_TENSOR = 0.4
-"""The part of tensor parallelism's traffic that a policy with `overlap` hides."""
+"""Share of tensor parallelism's traffic that a policy with `overlap` hides."""
 EXPERT_LAYER_SECONDS = 0.0035
-"""A layer with experts, forward and backward, a microbatch, whatever its size: routing, sorting, starting kernels,
-waiting for the slowest rank."""
+"""Fixed time of a layer with experts, forward and backward, per microbatch: routing, sorting, kernel launches, and
+the wait for the slowest rank.
+"""
 
 # Speed, set once.
 
 ATTENTION_PASSES = 3.5
-"""Forward passes' worth of attention in forward and backward: its scores are computed again in the latter."""
+"""Cost of attention in forward and backward, in forward passes: the backward pass recomputes the scores."""
 SELECTIVE_AGAIN, SELECTIVE_SPARSE_AGAIN = 0.5, 0.1
-"""Of a forward pass's products: what selective checkpointing computes again, in models without experts and with."""
+"""Recomputed share of a forward pass's products with selective checkpointing, in models without and with experts."""
 BETWEEN_AGAIN = {"none": 0.0, "selective": 0.3, "full": 0.4}
-"""Of the reading and writing between products: what is done again."""
+"""Recomputed share of the memory traffic between products."""
 LAYER_SECONDS = 0.0003
-"""Starting any layer's kernels, forward and backward, a microbatch."""
+"""Kernel launches of a layer, forward and backward, per microbatch."""
 CAPTURED = 0.1
-"""What is left of both where a graph of the kernels is replayed."""
+"""Remaining share of both fixed times with CUDA graphs."""
 PASSES = 5.0
-"""How often a step reads or writes each byte of a layer's activations, products aside."""
+"""Number of reads or writes per step of each byte of a layer's activations, except by products."""
 BANDWIDTH_SHARE = 0.85
-"""Of the memory's bandwidth."""
+"""Achieved share of the memory bandwidth."""
 LINK_SHARE = 0.85
-"""Of a link's rate, for collectives."""
+"""Achieved share of a link's rate in collectives."""
 EXPERTS_SHOWN = 0.3
-"""What is left of experts' traffic where it is overlapped."""
+"""Exposed share of the experts' traffic with overlap."""
 ALWAYS_SHOWN = 0.05
-"""What of data parallelism's traffic nothing hides."""
+"""Share of data parallelism's traffic that is always exposed."""
 HOST_BANDWIDTH = 25e9
-"""Bytes a second of a host's memory that one device's share of the optimizer has, where it computes there."""
+"""Bytes per second of host memory for one device's share of the optimizer with offload."""
 
-# Serving: steps of decoding, from published ones (`serving.py`).
+# Serving: decode steps, from published figures (`serving.py`).
 
 DECODE_SHARE = {"bf16": 0.85, "fp8": 0.75, "int8": 0.65, "int4": 0.45}
-"""Of the memory's bandwidth, reading weights of that type; int8 and int4 fitted on gpt-fast's figures."""
+"""Achieved share of the memory bandwidth for weights of that type; int8 and int4 fitted on gpt-fast's figures."""
 DECODE_LAYER_SECONDS = 38e-6
-"""A layer of a decoding step, whatever it reads. Fitted on Llama 3 8B alone on an H100 with vLLM."""
+"""Fixed time of a layer in a decode step. Fitted on a single figure: Llama 3 8B on an H100 with vLLM."""
 PREFILL_SHARE = 0.6
-"""Of the rate of one large product, in prompts."""
+"""Rate of prefill, relative to one large product."""
 CACHE_SHARE = 0.92
-"""Of a device's memory: what a server takes."""
+"""Share of a device's memory that a server uses."""
 SERVING_FIXED_BYTES = 4.0e9
-"""Beside weights and cache: the context, graphs, and one step's activations."""
+"""Memory beside weights and cache: CUDA context, graphs, and activations of one step."""
 REDUCE_SECONDS = 12e-6
-"""One small all-reduce inside a node."""
+"""Time of one small all-reduce within a node."""
 BUSY = 0.8
-"""How busy a server is to be at the load it is planned for, so that queues stay short."""
+"""Planned utilization of a server, below 1 so that queues stay short."""

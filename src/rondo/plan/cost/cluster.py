@@ -1,4 +1,4 @@
-"""What a cluster is to the planner: its devices, their memory, and the links between them."""
+"""Cluster of a plan: its devices, their memory, and the links between them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Gpu:
-    """`peaks` are dense operations a second by precision, as the maker states them; `sustained` is the share of them
-    that one large product reaches. Rates are bytes a second, links those of one direction."""
+    """A device. `peaks` are dense operations per second by precision, as published by the vendor; `sustained` is the
+    share of them that one large product reaches. Rates are bytes per second, links in one direction.
+    """
 
     name: str
     memory: float
@@ -26,7 +27,7 @@ class Gpu:
     sustained: float = 0.75
     host_link: float = 25e9
     host_memory: float = 200 * GIB
-    """Of the host's, one device's share."""
+    """One device's share of the host memory."""
 
     def peak(self, precision: str) -> float:
         if precision in self.peaks:
@@ -36,7 +37,9 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Cluster:
-    """`gpus` devices, `per_node` of them behind fast links; between nodes each has a share of the network."""
+    """`gpus` devices, of which `per_node` are connected by fast links; across nodes each device has a share of the
+    network.
+    """
 
     gpu: Gpu
     gpus: int
@@ -55,14 +58,14 @@ class Cluster:
         return min(self.gpu.per_node, self.gpus)
 
     def link(self, ranks: int, stride: int = 1) -> float:
-        """Bytes a second of each of `ranks` that are `stride` apart, in a ring: the slowest link says it."""
+        """Bytes per second of each rank in a ring of `ranks` with distance `stride`, limited by the slowest link."""
         return self.gpu.link if ranks * stride <= self.node else self.gpu.network
 
 
 def _gpu(
     name: str, gib: float, bf16: float, hbm: float, link: float, fp8: float = 0, fp4: float = 0, **more: float
 ) -> Gpu:
-    """GiB, Tflop/s, TB/s and GB/s."""
+    """A device from figures in GiB, Tflop/s, TB/s and GB/s."""
     peaks = {"bf16": bf16, "fp16": bf16} | ({"fp8": fp8} if fp8 else {}) | ({"fp4": fp4} if fp4 else {})
     per_node = int(more.pop("per_node", 8))
     return Gpu(
@@ -103,7 +106,9 @@ GPUS = {gpu.name: gpu for gpu in _ALL}
 
 
 def gpu_called(name: str) -> Gpu | None:
-    """By what its driver calls it: NVIDIA H100 80GB HBM3, NVIDIA GeForce RTX 4090. None where it is not known."""
+    """The device by its driver's name, such as NVIDIA H100 80GB HBM3 or NVIDIA GeForce RTX 4090. None if it is
+    unknown.
+    """
     words = name.lower().replace("-", " ").split()
     if "nvl" in words:
         return None
@@ -128,7 +133,7 @@ def gpu_of(
     per_node: int | None = None,
     host_memory: float | None = None,
 ) -> Gpu:
-    """A preset by name with own figures in place of its own, in GiB, Tflop/s (bf16), TB/s and GB/s."""
+    """A preset with overrides in GiB, Tflop/s (bf16), TB/s and GB/s."""
     gpu = GPUS.get(name.lower())
     if gpu is None:
         needed = {"memory": memory, "peak": peak, "bandwidth": bandwidth, "link": link}

@@ -1,4 +1,4 @@
-"""A layout and a policy with what they come to: memory, traffic, time."""
+"""Estimate of a layout and a policy: memory, traffic and time."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Estimate:
 
     @property
     def bubble(self) -> float:
-        """Idle time over working time."""
+        """Ratio of idle time to busy time."""
         return bubble_share(self.layout, self.microbatches)
 
     @cached_property
@@ -55,16 +55,16 @@ class Estimate:
 
     @property
     def speed(self) -> float:
-        """Tokens a second of one GPU."""
+        """Tokens per second per GPU."""
         return self.batch.tokens / self.seconds / self.cluster.gpus
 
     def flops(self, *, causal: bool) -> float:
-        """The model's, a second and a GPU; what is computed again does not count."""
+        """Model FLOPs per second per GPU; recomputation is not counted."""
         return self.speed * self.shape.flops_per_token(self.batch.length, causal=causal)
 
     @property
     def mfu(self) -> float:
-        """Attention counted in full, over the peak of the precision."""
+        """Model FLOPs utilization with full attention, relative to the peak of the precision."""
         return self.flops(causal=False) / self.cluster.gpu.peak(self.policy.precision)
 
     @property

@@ -1,4 +1,4 @@
-"""How a model is laid out over ranks, and what each of them keeps: what a plan chooses."""
+"""Layout of a model over ranks and memory policy of each rank: the variables of a plan."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ ContextMethod = Literal["ulysses", "ring"]
 
 @dataclass(frozen=True)
 class Layout:
-    """Degrees of each parallelism. `dp` counts copies of the batch: ranks = dp * tp * pp * cp. Experts are divided
-    among `ep` ranks of those."""
+    """Degrees of each parallelism. `dp` counts copies of the batch: ranks = dp * tp * pp * cp. Experts are
+    distributed over `ep` of these ranks.
+    """
 
     dp: int = 1
     tp: int = 1
@@ -34,12 +35,14 @@ class Layout:
 
     @property
     def pieces(self) -> int:
-        """How many the layers are cut into: a zero-bubble schedule goes down the stages and back up, two a stage."""
+        """Number of pipeline pieces. A zero-bubble schedule passes down the stages and back up, with two pieces per
+        stage.
+        """
         return self.pp * (2 if self.schedule == "zero-bubble" and self.pp > 1 else self.virtual)
 
     @property
     def last(self) -> int:
-        """The stage with the head: a zero-bubble schedule ends where it begins."""
+        """The stage with the head; a zero-bubble schedule ends at its first stage."""
         return 0 if self.schedule == "zero-bubble" else self.pp - 1
 
     @property
@@ -48,7 +51,7 @@ class Layout:
 
     @property
     def shards(self) -> int:
-        """Among how many ranks a state may be divided: those that have the same parameters."""
+        """Number of ranks with the same parameters, over which a state can be sharded."""
         return self.dp * self.cp
 
     @property
@@ -58,17 +61,18 @@ class Layout:
 
 @dataclass(frozen=True)
 class Policy:
-    """What is kept where. `zero` 1, 2 and 3 divide the optimizer's state, also gradients, also parameters. `swiglu`
-    says what is kept of it: gate and up (`again`: the rest is computed again), their product too, as by Rondo's own
-    kernel (`kernel`), and the activated gate, as by plain operations (`kept`). `overlap` hides tensor parallelism's
-    traffic behind products. `offloaded` is the share of saved activations that wait in host memory."""
+    """Memory policy. `zero` 1, 2 and 3 shard the optimizer's state, also gradients, also parameters. `swiglu` selects
+    the saved activations: gate and up with recomputation of the rest (`again`), their product too, as in Rondo's
+    own kernel (`kernel`), or the activated gate too, as with plain operations (`kept`). `overlap` hides tensor
+    parallelism's traffic behind products. `offloaded` is the share of saved activations in host memory.
+    """
 
     zero: Literal[0, 1, 2, 3] = 1
     microbatch: int = 1
     checkpointing: Checkpointing = "none"
     precision: str = "bf16"
     low_experts: bool = True
-    """Whether experts multiply in that precision too, where it is below 16 bits."""
+    """Whether experts are multiplied in that precision too, if it is below 16 bits."""
     offload: Offload = "none"
     loss: Loss = "fused"
     swiglu: Swiglu = "again"
@@ -78,23 +82,23 @@ class Policy:
     overlap: bool = True
     expert_overlap: bool = False
     captured: bool = False
-    """Kernels are replayed as a graph, not started one by one."""
+    """CUDA graphs replace single kernel launches."""
     gradient_bytes: int = 4
     optimizer_bytes: int = 12
     """Master weights and both moments; 8 with moments in bf16 or Muon on matrices, 6 with moments in 8 bits."""
     gradient_shard_bytes: int = 0
-    """A further copy of the gradients in fp32, divided as the optimizer's state is (DeepSpeed's ZeRO-1)."""
+    """Bytes of a further fp32 copy of the gradients, sharded like the optimizer's state (DeepSpeed's ZeRO-1)."""
     gather_bytes: int = 2
     reduce_bytes: int = 4
-    """Of a parameter gathered, and of a gradient reduced."""
+    """Bytes of a gathered parameter and of a reduced gradient."""
     offloaded: float = 0.0
     layers_full: float = 1.0
-    """Of `full`: the share of layers that are computed again."""
+    """With `full`: the share of recomputed layers."""
 
 
 @dataclass(frozen=True)
 class StepBatch:
-    """Of one step: `sequences` over all ranks, each of `length` tokens."""
+    """Batch of one step: `sequences` over all ranks, each of `length` tokens."""
 
     sequences: int
     length: int
@@ -109,7 +113,7 @@ def microbatches(layout: Layout, policy: Policy, batch: StepBatch) -> int:
 
 
 def check(shape: ModelShape, cluster: Cluster, layout: Layout, policy: Policy, batch: StepBatch) -> None:
-    """Raises what does not divide, or does not go together; the error names the field."""
+    """Raise ConfigError, with the name of the field, for a layout that does not divide or contradicts the policy."""
     for field, reason in problems(shape, cluster, layout, policy, batch):
         raise ConfigError(f"{field}: {reason}.", param=field)
 
@@ -117,7 +121,7 @@ def check(shape: ModelShape, cluster: Cluster, layout: Layout, policy: Policy, b
 def problems(
     shape: ModelShape, cluster: Cluster, layout: Layout, policy: Policy, batch: StepBatch
 ) -> Iterator[tuple[str, str]]:
-    """Fields at fault, each with the reason."""
+    """Invalid fields, each with the reason."""
     for field in ("dp", "tp", "pp", "cp", "ep", "virtual"):
         if getattr(layout, field) < 1:
             yield field, "must be above 0"

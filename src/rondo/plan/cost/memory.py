@@ -1,4 +1,4 @@
-"""What each rank keeps in memory, part by part. Formulas count bytes; two constants are fitted (`calibration.py`)."""
+"""Memory of each rank by part. Formulas count bytes; two constants are fitted (`calibration.py`)."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from rondo.plan.cost.layout import Layout, Policy, StepBatch, microbatches
 from rondo.plan.sizes.model import ModelShape
 
 WEIGHT_BYTES = 2
-"""Of what computes: bf16, fp16, or values cast to 8 bits for each product."""
+"""Bytes of a weight in computation: bf16, fp16, or bf16 cast to 8 bits for each product."""
 
 
 SWIGLU_BYTES = {"again": 4, "kernel": 6, "kept": 8}
-"""Kept of each of the intermediate width: gate and up; the product too; and the activated gate."""
+"""Saved bytes per element of the intermediate width: gate and up; their product too; and the activated gate."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of one rank at its peak; `stage` is the pipeline stage where they are the most. `host` is what waits in
-    host memory, beside them."""
+    """Peak memory of one rank in bytes; `stage` is the pipeline stage with the highest peak. `host` is the memory on
+    the host in addition.
+    """
 
     parameters: float
     gradients: float
@@ -39,7 +40,7 @@ class Memory:
 
     @property
     def reserved(self) -> float:
-        """What the allocator has taken, which is what PyTorch reports."""
+        """Memory reserved by the allocator, as PyTorch reports it."""
         return self.total - self.fixed
 
     @property
@@ -56,7 +57,7 @@ class Memory:
 
 
 def memory(shape: ModelShape, layout: Layout, policy: Policy, batch: StepBatch) -> Memory:
-    """Of the rank that needs the most."""
+    """Memory of the rank with the highest peak."""
     stages = {0, min(1, layout.pp - 1), layout.pp - 1}
     return max((of_stage(shape, layout, policy, batch, stage) for stage in stages), key=lambda m: m.total)
 
@@ -91,14 +92,16 @@ def of_stage(shape: ModelShape, layout: Layout, policy: Policy, batch: StepBatch
 
 
 def layers_of_stage(layers: int, stages: int, stage: int) -> int:
-    """Where they do not divide, the first stage, which has the embedding, and then the last have one less."""
+    """Layers of a stage. If the division has a remainder, the first stage, which has the embedding, and then the last
+    stages have one layer less.
+    """
     whole, rest = divmod(layers, stages)
     return whole + (1 <= stage <= rest)
 
 
 @dataclass(frozen=True)
 class RankParameters:
-    """Parameters of one rank before they are divided further: by how many ranks have the same ones."""
+    """Parameters of one rank before sharding over data-parallel ranks."""
 
     dense: float
     experts: float
@@ -152,8 +155,9 @@ def _in_host(held: RankParameters, layout: Layout, policy: Policy) -> float:
 
 
 def _gathered(shape: ModelShape, held: RankParameters, layout: Layout, policy: Policy) -> float:
-    """Of parameters that are divided: the whole ones that compute. In a pipeline they stay whole, as do the gradients
-    that add up; otherwise two layers and the head are whole at a time, with the gradients of one."""
+    """Gathered copies of sharded parameters. With pipeline parallelism all parameters stay gathered and all gradients
+    unsharded; otherwise two layers and the head are gathered at a time, with the gradients of one layer.
+    """
     if policy.zero < 3:
         return 0.0
     if layout.pp > 1:
@@ -166,7 +170,7 @@ def _gathered(shape: ModelShape, held: RankParameters, layout: Layout, policy: P
 
 
 def in_flight(layout: Layout, count: int, stage: int) -> float:
-    """Microbatches, in whole stages, that wait for their backward pass."""
+    """Number of microbatches, in whole stages, with a pending backward pass."""
     stages, pieces = layout.pp, layout.virtual
     if stages == 1:
         return 1
@@ -182,12 +186,12 @@ def in_flight(layout: Layout, count: int, stage: int) -> float:
 
 
 def _sequence(layout: Layout, policy: Policy) -> int:
-    """Among how many ranks what is between the products is divided."""
+    """Number of ranks over which activations between the products are sharded."""
     return layout.tp if policy.sequence_parallel else 1
 
 
 def saved_a_layer(shape: ModelShape, layout: Layout, policy: Policy, sequence: int) -> float:
-    """Bytes a token that a layer keeps for its backward pass."""
+    """Bytes per token that a layer saves for its backward pass."""
     whole = everything(shape, layout, policy, sequence)
     match policy.checkpointing:
         case "none":
@@ -200,8 +204,9 @@ def saved_a_layer(shape: ModelShape, layout: Layout, policy: Policy, sequence: i
 
 
 def everything(shape: ModelShape, layout: Layout, policy: Policy, sequence: int) -> float:
-    """What backward needs of a layer and a token if nothing is computed again: sums of tensors in bf16, and the
-    logarithms of attention in fp32."""
+    """Bytes per token and layer for a backward pass without recomputation: tensors in bf16, and the logsumexp of
+    attention in fp32.
+    """
     hidden, wide = shape.hidden, shape.query_width + shape.value_width
     inside: float
     between, inside = (4 + 2 * input_bytes(policy)) * hidden, 2 * wide + 4 * shape.heads
@@ -220,7 +225,9 @@ def everything(shape: ModelShape, layout: Layout, policy: Policy, sequence: int)
 
 
 def _experts(shape: ModelShape, factor: int) -> float:
-    """Of a token's chosen experts, their inputs and outputs in the order of experts, and the shared ones."""
+    """Saved bytes of a token's chosen experts, of their inputs and outputs in expert order, and of the shared
+    experts.
+    """
     experts = shape.experts
     assert experts is not None
     return (
@@ -229,14 +236,16 @@ def _experts(shape: ModelShape, factor: int) -> float:
 
 
 def _selective(shape: ModelShape, policy: Policy) -> float:
-    """Attention's result, with its logarithms, and every second product stay."""
+    """Saved bytes with selective checkpointing: attention's result with its logsumexp, and every second product."""
     kept = shape.query_width + shape.kv_width + shape.value_width + shape.intermediate
     return 4 * shape.hidden + 2 * kept + 4 * shape.heads
 
 
 def _selective_sparse(shape: ModelShape, policy: Policy) -> float:
-    """What is sent to experts stays, so that it is sent once; norms, activation functions and what comes out of experts
-    are computed again, and of latent attention what the latents unfold into."""
+    """Saved bytes with selective checkpointing and experts: the inputs of experts are saved, so that they are sent
+    only once; norms, activation functions, outputs of experts and the expansion of latent attention are
+    recomputed.
+    """
     experts, latent = shape.experts, shape.latent
     assert experts is not None
     if latent is None:
@@ -249,7 +258,7 @@ def _selective_sparse(shape: ModelShape, policy: Policy) -> float:
 
 
 def input_bytes(policy: Policy) -> int:
-    """A product's input that only its weights' gradient needs is kept as it was multiplied."""
+    """Bytes of a saved product input used by the weight gradient only: it is saved in the precision of the product."""
     return 2 if policy.precision in ("bf16", "fp16") else 1
 
 
@@ -258,7 +267,9 @@ def expert_input_bytes(policy: Policy) -> int:
 
 
 def _working(shape: ModelShape, layout: Layout, policy: Policy, sequence: int) -> float:
-    """Bytes a token while one layer goes backward: what it computes again, and what tensor parallelism gathers."""
+    """Bytes per token during the backward pass of one layer: recomputed activations and tensors gathered by tensor
+    parallelism.
+    """
     again = 0.0 if policy.checkpointing == "none" else everything(shape, layout, policy, sequence)
     gathers = 0 if layout.tp == 1 or not policy.sequence_parallel else 2 if policy.overlap else 4
     return again + gathers * WEIGHT_BYTES * shape.hidden

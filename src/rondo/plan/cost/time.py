@@ -1,5 +1,6 @@
-"""How long a step takes: products at the rate they reach, what lies between them at the memory's, links where nothing
-hides them, and the pipeline's bubble. The constants are in `calibration.py`."""
+"""Step time: products at their achieved rate, memory traffic between them, exposed communication, and the pipeline
+bubble. The constants are in `calibration.py`.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from rondo.plan.sizes.model import ModelShape
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of one step; what is hidden behind something else is not in them."""
+    """Seconds of one step by part; hidden communication is not included."""
 
     products: float
     between: float
@@ -47,8 +48,9 @@ def step(shape: ModelShape, cluster: Cluster, layout: Layout, policy: Policy, ba
 
 
 def bubble_share(layout: Layout, count: int) -> float:
-    """Idle time over working time. Without bubbles inside a step its ends are left: each stage begins later than the
-    one before, by the forward pass of a piece that is half of it."""
+    """Ratio of idle time to busy time. A zero-bubble schedule is idle only at the ends of a step: each stage starts
+    after the previous stage's forward pass of one piece, which is half a stage.
+    """
     if layout.pp == 1:
         return 0.0
     if layout.schedule == "zero-bubble":
@@ -57,14 +59,14 @@ def bubble_share(layout: Layout, count: int) -> float:
 
 
 def slowest(layers: int, layout: Layout) -> float:
-    """Layers of the largest piece over those of the average one: all wait for it."""
+    """Ratio of the layers of the largest piece to the average, because all ranks wait for the largest."""
     pieces = layout.pieces
     return math.ceil(layers / pieces) * pieces / layers if layout.pp > 1 else 1.0
 
 
 @dataclass(frozen=True)
 class _Clock:
-    """Times of one rank; unless a name says otherwise, of one microbatch."""
+    """Times of one rank; per microbatch unless the name has another unit."""
 
     shape: ModelShape
     cluster: Cluster
@@ -110,7 +112,7 @@ class _Clock:
 
     @cached_property
     def _half_rate(self) -> float:
-        """Operations a second in 16 bits."""
+        """Operations per second in 16 bits."""
         return self.cluster.gpu.peak("bf16") * self.cluster.gpu.sustained * known.PRODUCT_SHARE
 
     @cached_property
@@ -132,7 +134,7 @@ class _Clock:
         return self.cluster.link(ranks, stride) * known.LINK_SHARE
 
     def _products(self) -> float:
-        """Attention and the head compute in 16 bits."""
+        """Seconds of matrix products; attention and head are computed in 16 bits."""
         shape = self.shape
         head = (1 + shape.predict_layers) * shape.vocabulary_parameters
         chosen = _chosen(shape)
@@ -148,7 +150,7 @@ class _Clock:
         return (products + attention) * self._tokens / (self.layout.tp * self.layout.pp) * self._uneven
 
     def _again(self) -> tuple[float, float]:
-        """Forward passes more: of products, and of attention."""
+        """Additional forward passes by recomputation, of products and of attention."""
         match self.policy.checkpointing:
             case "full":
                 return self.policy.layers_full, self.policy.layers_full
@@ -159,7 +161,7 @@ class _Clock:
                 return 0.0, 0.0
 
     def _between(self) -> float:
-        """Norms, rotations, activations, sums, casts, and what is done with logits."""
+        """Memory-bound operations: norms, rotary embeddings, activations, sums, casts, and the processing of logits."""
         kept_all = replace(self.policy, swiglu="kept")
         layer = known.PASSES * everything(self.shape, self.layout, kept_all, self.batch.length)
         match self.policy.checkpointing:
@@ -178,13 +180,13 @@ class _Clock:
         return seconds * (known.CAPTURED if self.policy.captured else 1)
 
     def _tensor(self) -> float:
-        """Of a layer."""
+        """Exposed seconds per layer."""
         sent = tensor_a_layer(self.shape, self.layout, self.policy, self._tokens)
         shown = 1 - known.HIDDEN_TENSOR if self.policy.overlap else 1.0
         return sent / self._link(self.layout.tp) * shown
 
     def _context(self) -> float:
-        """Of a layer: an exchange for heads, or what of a ring's traffic attention does not hide."""
+        """Seconds per layer: Ulysses' all-to-all, or the part of the ring's traffic that attention does not hide."""
         if self.layout.cp == 1:
             return 0.0
         sent = context_a_layer(self.shape, self.layout, self.policy, self._tokens)
@@ -196,7 +198,9 @@ class _Clock:
         return max(0.0, seconds - attention)
 
     def _expert(self) -> float:
-        """Of a layer. Between nodes a token goes once to each node that it needs, within one to each of its experts."""
+        """Seconds per layer. Across nodes a token is sent once to each destination node, within a node once to each
+        of its experts.
+        """
         experts, ep = self.shape.experts, self.layout.ep
         if experts is None or ep == 1:
             return 0.0
@@ -213,13 +217,15 @@ class _Clock:
         return sent / self._link(2, self.layout.ranks // self.layout.pp)
 
     def _data_of_step(self, count: int, hidden: float) -> float:
-        """What of gathering and reducing the computing of a microbatch does not hide: of each, and once of the last."""
+        """Exposed seconds of gathering and reducing: of every microbatch, and once per step."""
         rounds = data_rounds(self.shape, self.layout, self.policy)
         link = self._link(self.layout.shards, self.layout.tp)
         return _shown(rounds.each / link, hidden) * count + _shown(rounds.once / link, hidden)
 
     def _optimizer_of_step(self) -> float:
-        """Each state is read and written once; in host memory that is slow, and gradients go there, parameters back."""
+        """Seconds of the optimizer: each state is read and written once. With offload, host memory limits the rate,
+        gradients are copied to the host and parameters back.
+        """
         policy, count = self.policy, self._own_parameters(divided=self.policy.zero > 0)
         touched = 2 * (policy.optimizer_bytes + policy.gradient_bytes) * count
         if policy.offload == "none":
@@ -228,7 +234,9 @@ class _Clock:
         return touched / known.HOST_BANDWIDTH + moved / self._host_link
 
     def _offload(self) -> float:
-        """Activations to host memory and back, parameters from there twice, gradients to it."""
+        """Seconds of offload: activations to the host and back, parameters from the host twice, gradients to the
+        host.
+        """
         policy, moved = self.policy, 0.0
         if policy.offloaded:
             kept = saved_a_layer(self.shape, self.layout, policy, self.batch.length)
@@ -249,12 +257,12 @@ class _Clock:
 
 
 def _narrow(width: float) -> float:
-    """How much longer a product of that width takes than its operations say."""
+    """Slowdown of a product of that width relative to its number of operations."""
     return 1 + known.NARROW / width
 
 
 def _chosen(shape: ModelShape) -> float:
-    """Parameters of the experts that a token is sent to, all layers."""
+    """Parameters of a token's chosen experts in all layers."""
     if shape.experts is None:
         return 0.0
     layers = shape.sparse_layers + shape.predict_layers

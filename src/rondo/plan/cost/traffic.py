@@ -1,4 +1,4 @@
-"""What each rank sends in a step, by axis: bytes, as the published formulas count them."""
+"""Bytes that each rank sends in a step, by parallelism, with the published formulas."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from rondo.plan.cost.memory import WEIGHT_BYTES, expert_input_bytes, stage_param
 from rondo.plan.sizes.model import ModelShape
 
 RING_GRADIENT_BYTES = 4
-"""Of a number that ranks add to one after another."""
+"""Bytes of a gradient element that is accumulated around the ring."""
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes one rank sends in a step."""
+    """Bytes sent by one rank in a step."""
 
     data: float
     tensor: float
@@ -42,14 +42,16 @@ def traffic(shape: ModelShape, layout: Layout, policy: Policy, batch: StepBatch)
 
 
 def passes(policy: Policy) -> int:
-    """Forward passes' worth: forward, backward, and forward again where all is computed again."""
+    """Number of forward-equivalent passes: forward, backward, and a second forward with full checkpointing."""
     return 3 if policy.checkpointing == "full" else 2
 
 
 def tensor_a_layer(shape: ModelShape, layout: Layout, policy: Policy, tokens: float) -> float:
-    """Gathered and scattered around attention and around the feed-forward part, forward and backward. What was gathered
-    is not kept, but gathered again for the weights' gradients; a layer that is computed again does so by itself, all
-    but its last scattering. Without sequence parallelism sums go to all, which is as much as both, and are kept."""
+    """Bytes per layer: all-gather and reduce-scatter around attention and around the feed-forward part, in forward
+    and backward. Gathered inputs are not saved but gathered again for the weight gradients; a recomputed layer
+    repeats its communication except for the last reduce-scatter. Without sequence parallelism, all-reduces send as
+    much as both, and their results are saved.
+    """
     if not policy.sequence_parallel:
         times = passes(policy) * 4.0
     else:
@@ -59,39 +61,42 @@ def tensor_a_layer(shape: ModelShape, layout: Layout, policy: Policy, tokens: fl
 
 
 def tensor_ends(shape: ModelShape, layout: Layout, tokens: float) -> float:
-    """Of a microbatch, on the first and on the last stage: the embedding's sums, the head's input, and two numbers for
-    each prediction."""
+    """Bytes of a microbatch on the first and the last stage: the embedding's sum, the head's input, and two numbers
+    per prediction.
+    """
     ends = 4 if layout.pp == 1 else 2
     return ends * _rows(shape, layout, tokens) + 2 * 4 * tokens * (layout.tp - 1)
 
 
 def tensor_norms(shape: ModelShape, layout: Layout) -> float:
-    """Gradients of norms are summed: each rank knows those of its own tokens."""
+    """Bytes of the norms' gradients, which are summed because each rank has the gradients of its own tokens only."""
     norms = 2 * shape.layers / layout.pp + 1
     return 2 * WEIGHT_BYTES * norms * shape.hidden * (layout.tp - 1) / layout.tp
 
 
 def _rows(shape: ModelShape, layout: Layout, tokens: float) -> float:
-    """Hidden states, gathered or scattered once."""
+    """Bytes of one all-gather or reduce-scatter of the hidden states."""
     return WEIGHT_BYTES * shape.hidden * tokens * (layout.tp - 1) / layout.tp
 
 
 def pipeline_a_microbatch(shape: ModelShape, layout: Layout, tokens: float) -> float:
-    """Of the rank that sends the most: activations on, gradients back, at each piece's end. A zero-bubble schedule goes
-    down the stages and back up, and turns within the last one."""
+    """Bytes of the rank with the most traffic: activations forward and gradients back at the end of each piece. A
+    zero-bubble schedule passes down the stages and back up, and turns within the last one.
+    """
     if layout.pp == 1:
         return 0.0
     turns = layout.schedule == "zero-bubble"
     times = 2 * (2 if turns else layout.virtual)
-    if layout.pp == 2:  # each rank has an end of the model
+    if layout.pp == 2:  # both ranks have an end of the model
         times -= 2 if turns else 1
     return times * WEIGHT_BYTES * shape.hidden * tokens / layout.tp
 
 
 def context_a_layer(shape: ModelShape, layout: Layout, policy: Policy, tokens: float) -> float:
-    """Ring: keys and values around it in each pass, backward too, and their gradients in fp32. Ulysses: queries, keys
-    and values exchanged for heads in each pass, outputs back, and all of their gradients."""
-    # Of a key head and its values, or of a query head and its outputs.
+    """Bytes per layer. Ring: keys and values around the ring in each pass, including backward, and their gradients in
+    fp32. Ulysses: an all-to-all of queries, keys and values in each pass, of outputs back, and of all gradients.
+    """
+    # of a key head and its values, or of a query head and its outputs
     each = (shape.head_dim + shape.value_width // shape.heads) * tokens
     heads, keys = shape.heads / layout.tp, shape.kv_heads / layout.tp
     if layout.cp_method == "ring":
@@ -102,14 +107,16 @@ def context_a_layer(shape: ModelShape, layout: Layout, policy: Policy, tokens: f
 
 
 def _spread(keys: int, heads: int, ranks: int) -> int:
-    """Key heads that are sent, where ranks share some."""
+    """Number of key heads to send, including copies if ranks share a head."""
     if keys % ranks == 0:
         return keys
     return ranks if ranks % keys == 0 else heads
 
 
 def expert_a_layer(shape: ModelShape, layout: Layout, policy: Policy, tokens: float) -> float:
-    """Tokens to their experts and back; on the way there in the precision they are multiplied in."""
+    """Bytes of tokens sent to their experts and back; in the direction of the experts in the precision of the
+    products.
+    """
     if shape.experts is None or layout.ep == 1:
         return 0.0
     there = passes(policy) - 1
@@ -120,15 +127,17 @@ def expert_a_layer(shape: ModelShape, layout: Layout, policy: Policy, tokens: fl
 
 @dataclass(frozen=True)
 class Rounds:
-    """Data parallelism's bytes: of each microbatch, and of the whole step once."""
+    """Bytes of data parallelism: per microbatch, and once per step."""
 
     each: float
     once: float
 
 
 def data_rounds(shape: ModelShape, layout: Layout, policy: Policy) -> Rounds:
-    """Gradients reduced (to shards), parameters gathered. Divided gradients are reduced each time, and divided
-    parameters gathered twice each time; but in a pipeline those stay whole, as do the gradients that add up."""
+    """Gradients are reduced (to shards), parameters gathered. Sharded gradients are reduced for each microbatch, and
+    sharded parameters gathered twice for each; with pipeline parallelism, gathered parameters and accumulated
+    gradients stay whole.
+    """
     held = stage_parameters(shape, layout, 0)
     sent = _shared(held.dense, layout.shards) + _shared(held.experts, layout.expert_shards)
     reduced, gathered = policy.reduce_bytes * sent, policy.gather_bytes * sent
@@ -138,7 +147,7 @@ def data_rounds(shape: ModelShape, layout: Layout, policy: Policy) -> Rounds:
         case 2:
             return Rounds(reduced, gathered)
         case 3 if layout.pp == 1:
-            # Embedding and head are used at both ends of a pass, and stay from forward to backward.
+            # Embedding and head are used at both ends of a pass, so they stay gathered from forward to backward.
             ends = shape.vocabulary_parameters * (1 if shape.tied else 2) / layout.tp
             return Rounds(2 * gathered - policy.gather_bytes * _shared(ends, layout.shards) + reduced, 0.0)
         case _:
@@ -146,5 +155,5 @@ def data_rounds(shape: ModelShape, layout: Layout, policy: Policy) -> Rounds:
 
 
 def _shared(parameters: float, ranks: int) -> float:
-    """What a rank sends of each byte of a parameter, once around."""
+    """Bytes that a rank sends in one ring pass, per byte of a parameter."""
     return parameters * (ranks - 1) / ranks

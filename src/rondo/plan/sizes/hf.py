@@ -1,4 +1,4 @@
-"""A model's sizes from a Hugging Face `config.json`."""
+"""Model sizes from a Hugging Face `config.json`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OTHER_NAMES = {
 }
 UNGATED = frozenset({"gpt2", "gpt_neox", "bloom", "opt", "phi", "gptj", "starcoder2"})
 TIED = ("gemma", "gpt2", "bloom", "opt")
-"""Where the file does not say, the head of these is the embedding."""
+"""Families with tied embeddings by default."""
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def shape_of(config: Mapping[str, Any], name: str) -> ModelShape:
-    """Raises where a size is missing or makes no sense; the error names its key."""
+    """Sizes of a config. A missing or invalid size raises ConfigError with its key."""
     inner = config.get("text_config")
     config = inner if isinstance(inner, dict) else config
     hidden, heads = _size(config, "hidden_size", name), _size(config, "num_attention_heads", name)
@@ -75,7 +75,7 @@ def shape_of(config: Mapping[str, Any], name: str) -> ModelShape:
 
 
 def hf_of(shape: ModelShape) -> dict[str, Any]:
-    """A config.json of these sizes, of a family that has such layers. What the sizes do not say is as most have it."""
+    """A config.json with these sizes, in a family with the same kind of layers. All other fields have usual values."""
     if not shape.gated:
         raise ConfigError(
             f"{shape.name} has MLPs of two matrices; only gated MLPs of three are supported.",
@@ -171,7 +171,7 @@ def _latent(config: Mapping[str, Any], name: str) -> Latent | None:
 
 
 def _experts(config: Mapping[str, Any], name: str, layers: int) -> tuple[ExpertShape | None, int]:
-    """And how many layers have none."""
+    """Sizes of the experts, and the number of layers without experts."""
     names = ("num_local_experts", "num_experts", "n_routed_experts")
     key = next((key for key in names if config.get(key)), None)
     if key is None:

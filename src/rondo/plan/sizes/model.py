@@ -1,4 +1,4 @@
-"""What a model is to the planner: its sizes, its parameters, and the operations that a token costs."""
+"""Model sizes for the planner: dimensions, parameters, and operations per token."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LARGEST, MOST_LAYERS = 2**24, 10_000
 
 @dataclass(frozen=True)
 class Latent:
-    """Latent attention (MLA): keys and values come out of one low-rank latent a token."""
+    """Latent attention (MLA): keys and values are projected from one low-rank latent per token."""
 
     kv_rank: int
     nope_dim: int
@@ -23,7 +23,9 @@ class Latent:
 
 @dataclass(frozen=True)
 class ExpertShape:
-    """The feed-forward part of a sparse layer. `shared` is the width of the dense one that every token takes."""
+    """The feed-forward part of a sparse layer. `shared` is the total width of the shared experts, which process every
+    token.
+    """
 
     count: int
     chosen: int
@@ -33,8 +35,9 @@ class ExpertShape:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A decoder's sizes. Of `layers` the first `dense_layers` are dense where the others have experts;
-    `predict_layers` further ones predict more than one token (MTP)."""
+    """Sizes of a decoder. In a model with experts the first `dense_layers` of `layers` are dense; `predict_layers`
+    additional layers predict further tokens (MTP).
+    """
 
     name: str
     layers: int
@@ -51,7 +54,7 @@ class ModelShape:
     latent: Latent | None = None
     predict_layers: int = 0
     windows: tuple[int | None, ...] = ()
-    """How far each layer sees back; empty where all see everything."""
+    """Attention window of each layer; empty if all layers have full attention."""
     context: int | None = None
 
     def __post_init__(self) -> None:
@@ -78,12 +81,12 @@ class ModelShape:
 
     @property
     def kv_width(self) -> int:
-        """Of keys and of values each, as attention computes with them."""
+        """Width of keys, and of values, as attention uses them."""
         return self.kv_heads * self.head_dim
 
     @cached_property
     def attention_parameters(self) -> int:
-        """Of one layer's projections."""
+        """Parameters of one layer's projections."""
         if (latent := self.latent) is None:
             return self.hidden * (2 * self.query_width + 2 * self.kv_width)
         query = self.heads * (latent.nope_dim + latent.rope_dim)
@@ -94,24 +97,24 @@ class ModelShape:
 
     @property
     def matrices(self) -> int:
-        """Of a feed-forward layer: gate, up and down, or two."""
+        """Number of matrices of a feed-forward layer: gate, up and down, or two without a gate."""
         return 3 if self.gated else 2
 
     @cached_property
     def dense_parameters(self) -> int:
-        """Of one dense feed-forward layer."""
+        """Parameters of one dense feed-forward layer."""
         return self.matrices * self.hidden * self.intermediate
 
     @cached_property
     def expert_parameters(self) -> int:
-        """Of one layer's experts that are chosen among, all of them."""
+        """Parameters of all routed experts of one layer."""
         if self.experts is None:
             return 0
         return self.experts.count * self.matrices * self.hidden * self.experts.intermediate
 
     @cached_property
     def beside_experts(self) -> int:
-        """Of a sparse layer's feed-forward part that every token takes: the router and the shared experts."""
+        """Parameters of the router and the shared experts of one layer."""
         if self.experts is None:
             return 0
         return self.hidden * self.experts.count + self.matrices * self.hidden * self.experts.shared
@@ -122,12 +125,12 @@ class ModelShape:
 
     @property
     def vocabulary_parameters(self) -> int:
-        """Of the embedding, or of the head."""
+        """Parameters of the embedding, or of the head."""
         return self.vocab * self.hidden
 
     @cached_property
     def undivided(self) -> int:
-        """Of all layers, but their experts that are chosen among."""
+        """Parameters of all layers except the routed experts."""
         dense = self.layers - self.sparse_layers
         return (
             self.layers * (self.attention_parameters + 2 * self.hidden)
@@ -142,7 +145,7 @@ class ModelShape:
 
     @cached_property
     def active_parameters(self) -> int:
-        """Those that multiply a token: the embedding is looked up, and of the experts only the chosen ones count."""
+        """Parameters multiplied per token: without the embedding lookup, and with the chosen experts only."""
         chosen = 0
         if self.experts is not None:
             chosen = self.expert_parameters * self.experts.chosen // self.experts.count
@@ -154,20 +157,21 @@ class ModelShape:
         return self.undivided - norms + self.sparse_layers * chosen + self.vocabulary_parameters + further
 
     def attention_flops(self, sequence: int, *, causal: bool = True) -> float:
-        """Of scores and sums over values, for a token on the way forward, all layers."""
+        """FLOPs of attention's scores and weighted sums, per token, forward, in all layers."""
         seen = sum(_seen(sequence, window, causal) for window in self.windows)
         whole = self.predict_layers + (0 if self.windows else self.layers)
         seen += whole * _seen(sequence, None, causal)
         return 2 * (self.query_width + self.value_width) * seen
 
     def flops_per_token(self, sequence: int, *, causal: bool = True) -> float:
-        """Of a training step, forward and backward. With `causal` what the mask hides does not count: both ways of
-        counting are in use, and differ by a tenth."""
+        """FLOPs per token of a training step, forward and backward. With `causal`, masked positions are not counted.
+        Both conventions are in use and differ by a tenth.
+        """
         return 6.0 * self.active_parameters + 3 * self.attention_flops(sequence, causal=causal)
 
 
 def _seen(sequence: int, window: int | None, causal: bool) -> float:
-    """How many tokens one sees, on average."""
+    """Average number of attended tokens."""
     if window is None or window >= sequence:
         return sequence / 2 if causal else float(sequence)
     return window - window * window / (2 * sequence) if causal else float(window)

@@ -1,4 +1,4 @@
-"""Models by name: the sizes of published ones."""
+"""Sizes of published models by name."""
 
 from rondo.plan.sizes.model import ExpertShape, Latent, ModelShape
 
@@ -8,7 +8,7 @@ def _llama(name: str, layers: int, hidden: int, heads: int, kv: int, wide: int, 
 
 
 def gpt(name: str, layers: int, hidden: int, heads: int, vocab: int, tied: bool = True) -> ModelShape:
-    """GPT's own block: two matrices of four times the width, and as many kv heads as heads."""
+    """GPT's block: a feed-forward layer of two matrices with four times the width, and one KV head per query head."""
     return ModelShape(
         name, layers, hidden, heads, heads, hidden // heads, 4 * hidden, vocab, gated=False, tied=tied
     )

@@ -1,4 +1,4 @@
-"""Agents: any program that asks an OpenAI endpoint is trained unchanged, by an endpoint of its own for each episode."""
+"""Agent training: any program with an OpenAI client is trained unchanged, through its own endpoint in each episode."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _episodes = counter("episodes", "Episodes, by how they ended.", ("task", "finish
 
 GRADER_SECONDS = 30.0
 OUTPUT_BYTES = 64 << 10
-"""The last of what a program writes is kept."""
+"""Only the last bytes of a program's output are stored."""
 
 
 @dataclass(frozen=True)
 class EpisodeAddress:
-    """Where one episode is played. `url` is the base URL of an OpenAI client; the reward goes beside it."""
+    """Address of an episode. `url` is the base URL of an OpenAI client; `reward_url` accepts the reward."""
 
     url: str
     key: str
@@ -48,31 +48,33 @@ class EpisodeAddress:
 
 
 class EpisodeEndpoint(Protocol):
-    """What gives an episode its address; `rondo.server.episodes.EpisodeDoor` is one."""
+    """Interface that opens the endpoint of an episode; `rondo.server.episodes.EpisodeDoor` implements it."""
 
     def opened(self, recorder: Recorder) -> AbstractAsyncContextManager[EpisodeAddress]: ...
 
 
 Agent = Callable[[EpisodeAddress, Problem], Any]
-"""Plays one episode and returns its answer: a coroutine function, or a plain one, which runs in a thread."""
+"""Function that plays one episode and returns its answer: a coroutine function, or a plain function, which runs in a
+thread.
+"""
 
 
 @dataclass(frozen=True)
 class Program:
-    """An agent in a process of its own, which is given the question on its standard input and prints its answer.
+    """An agent in its own process, which reads the question from standard input and prints its answer.
 
-    It finds the endpoint where OpenAI's clients look, in OPENAI_BASE_URL and OPENAI_API_KEY, and the address for a
-    reward in RONDO_REWARD_URL. Of this process's environment it gets the variables in `rondo.base.environ.PASSED` and
-    in `pass_env`, so that no API key reaches it by accident. It runs with this process's rights: what must not be
-    trusted belongs in a sandbox.
+    The endpoint is in the variables of OpenAI clients, OPENAI_BASE_URL and OPENAI_API_KEY, and the address for a
+    reward in RONDO_REWARD_URL. Of this process's environment only the variables in `rondo.base.environ.PASSED` and in
+    `pass_env` are passed on, so that no API key leaks by accident. The program runs with this process's rights:
+    untrusted programs belong in a sandbox.
     """
 
     command: Sequence[str]
     env: Mapping[str, str] = field(default_factory=dict)
-    """Variables to set."""
+    """Additional environment variables."""
     folder: Path | None = None
     pass_env: Sequence[str] = ()
-    """Names of further variables that are passed on from this process's environment."""
+    """Names of further variables passed on from this process's environment."""
 
     def __post_init__(self) -> None:
         if isinstance(self.pass_env, str):
@@ -95,14 +97,14 @@ class Program:
         assert process.stderr is not None
         tails = [asyncio.create_task(_tail(stream)) for stream in (process.stdout, process.stderr)]
         try:
-            with suppress(BrokenPipeError, ConnectionResetError):  # not every program reads it
+            with suppress(BrokenPipeError, ConnectionResetError):  # program without input
                 process.stdin.write(problem.question.encode())
                 await process.stdin.drain()
                 process.stdin.close()
             await process.wait()
         finally:
             with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # and whatever it has left running
+                os.killpg(process.pid, signal.SIGKILL)  # also kills processes that the program left running
             await process.wait()
             said, complaint = await asyncio.gather(*tails)
         if process.returncode:
@@ -111,8 +113,9 @@ class Program:
 
 
 class AgentTask:
-    """A task whose problems agents work on. With `grader` that scores the answer; without, the agent posts its reward
-    itself."""
+    """A task whose problems are solved by agents. A `grader` scores the answer; without a grader the agent posts its
+    reward.
+    """
 
     def __init__(
         self,
@@ -144,7 +147,7 @@ class AgentTask:
     async def play(
         self, engine: Engine, problem: Problem, sampling: SamplingParams, seed: int, index: int
     ) -> Rollout:
-        """One sample. Whatever the agent does, there is a rollout with a score."""
+        """Play one episode. A failed agent still results in a rollout with a score."""
         if self._tokenizer is None:
             raise RuntimeError(f"the task {self.name} was not prepared with a tokenizer")
         tokenizer = self._tokenizer
@@ -161,14 +164,14 @@ class AgentTask:
         return last.rollout(tokenizer, finish, score, branches)
 
     async def score(self, sample: Sample) -> Score:
-        """Never asked: an episode has its score."""
+        """Unused: an episode is scored when it ends."""
         return Score("error", 0.0, detail=f"{self.name} is scored in its episodes")
 
     def close(self) -> None:
         self.aside.close()
 
     async def _run(self, address: EpisodeAddress, problem: Problem, recorder: Recorder) -> tuple[str, str]:
-        """How it ended, and the answer or what went wrong."""
+        """The finish reason, and the answer or the error."""
         seconds = self.bounds.seconds
         try:
             if isinstance(self.agent, Program):
@@ -181,8 +184,9 @@ class AgentTask:
             return recorder.spent or "error", f"the agent failed: {type(error).__name__}: {error}"
 
     async def _score(self, problem: Problem, recorder: Recorder, finish: str, said: str) -> Score:
-        """An agent that failed since the policy had used up its bounds has earned nothing; one that failed by itself,
-        or was late, is not judged."""
+        """The score of an episode. An agent that failed because the policy exceeded its bounds has reward 0; an agent
+        that failed by itself or timed out has no valid score.
+        """
         if recorder.posted is not None:
             return recorder.posted
         if finish == "time":

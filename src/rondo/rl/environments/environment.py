@@ -1,4 +1,4 @@
-"""What a policy talks to: an environment asks, hears the answer, and says what comes of it."""
+"""Environment interface: initial messages, and a reaction to each message of the policy."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from rondo.rl.environments.tools import Tool
 from rondo.rl.tasks.registry import Problem
 
 Message = Mapping[str, Any]
-"""In OpenAI's shape: a role, a content, and what goes with it."""
+"""A message in OpenAI's format, with a role and a content."""
 Told = str | Sequence[Message]
-"""A text is a user's message."""
+"""Messages, or a text as the content of a user message."""
 
 
 @dataclass(frozen=True)
 class Turn:
-    """What the environment says to an answer. Rewards and parts of an episode's turns are summed up."""
+    """The environment's reaction to a message. Rewards and parts are summed over the turns of an episode."""
 
     messages: Told = ()
     reward: float = 0.0
@@ -27,32 +27,33 @@ class Turn:
 
 
 class Environment(Protocol):
-    """One episode's world. Methods may be plain functions: those run in a thread, and may block.
+    """The environment of one episode. Methods may be plain functions, which run in a thread and may block.
 
-    It may also have `tools` (a sequence of `Tool`s or functions: the policy's calls of them are answered before `step`
-    hears of anything) and `close()`, which is called at the end of every episode, however it ends.
+    Optional members: `tools`, a sequence of `Tool`s or functions, which are called before `step`, and `close()`,
+    which is called at the end of every episode, also after an error.
     """
 
     async def reset(self, problem: Problem, seed: int) -> Told:
-        """The first messages. All samples of a group are given the same problem and seed, and must be asked the same
-        for their rewards to be compared."""
+        """The first messages. All samples of a group have the same problem and seed, and must start with the same
+        messages for their rewards to be comparable.
+        """
 
     async def step(self, answer: Message) -> Turn:
-        """`answer` is the policy's message: `content`, and `reasoning_content` and `tool_calls` where it has some."""
+        """React to the policy's message `answer`: `content`, and optionally `reasoning_content` and `tool_calls`."""
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """Where an episode ends if nothing else ends it."""
+    """Limits of an episode."""
 
     turns: int = 8
-    """Answers of the policy."""
+    """Maximum number of the policy's turns."""
     tokens: int = 1024
-    """That the policy samples, in all of its answers."""
+    """Maximum number of sampled tokens in all turns."""
     seconds: float = 300.0
-    """Of wall time, in all."""
+    """Total wall time."""
     step_seconds: float = 30.0
-    """For the environment to reset, or to answer once."""
+    """Time limit of one call of the environment."""
 
 
 def messages_of(told: Told) -> list[Message]:
@@ -60,7 +61,7 @@ def messages_of(told: Told) -> list[Message]:
 
 
 class Graded:
-    """A question with tools: the first answer without a call is the last, and is scored by a grader."""
+    """A question with tools. The first message without a tool call is the final answer and is scored by a grader."""
 
     def __init__(self, grader: Grader, tools: Sequence[Tool] = ()) -> None:
         self.grader, self.tools = grader, tools

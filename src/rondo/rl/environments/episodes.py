@@ -1,4 +1,4 @@
-"""Episodes: a policy and an environment take turns, and of each token it is known who chose it."""
+"""Episodes: policy and environment alternate, and each token is marked as sampled or not."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ _read = counter("episode_prompt_tokens", "Tokens of the prompts of all turns.", 
 _cached = counter("episode_cached_tokens", "Those of them that the prefix cache had.", ("task",))
 
 ROOM_SECONDS = 0.1
-"""How long an episode waits before it asks again an engine whose queue is full."""
+"""Seconds between two attempts to queue a request in an engine with a full queue."""
 
 
 class BrokenEnvironment(Exception):
-    """The environment did what it must not, or was late."""
+    """The environment failed or timed out."""
 
     def __init__(self, finish: Literal["error", "timeout"], detail: str) -> None:
         super().__init__(detail)
@@ -54,8 +54,11 @@ class BrokenEnvironment(Exception):
 
 @dataclass(frozen=True)
 class Player:
-    """Plays episodes of one task: `past` says what happens where the chat template changes earlier turns. "segment":
-    the conversation as the template has it becomes the prompt of another piece of the episode. "error": it ends."""
+    """Plays episodes of one task.
+
+    `past` is the behaviour when the chat template changes earlier turns. "segment": the conversation in its new form
+    becomes the prompt of a new segment of the episode. "error": the episode fails.
+    """
 
     name: str
     tokenizer: Tokenizer
@@ -73,8 +76,10 @@ class Player:
         seed: int,
         index: int,
     ) -> Rollout:
-        """Sample `index` of a group: a function of the weights, `seed` and `index`, if the environment is one. Whatever
-        the environment does, there is a rollout with a score, whose outcome is "ok" where the environment judged."""
+        """Sample `index` of a group: a function of the weights, `seed` and `index` if the environment is
+        deterministic. A failed environment still results in a rollout with a score, whose outcome is then not
+        "ok".
+        """
         episode = _Episode(self, engine, environment, sampling.with_(n=1, logprobs=0), seed, index)
         detail = ""
         try:
@@ -121,7 +126,7 @@ class _Episode:
         check_tools(player.tokenizer, self.tools)
 
     async def run(self, problem: Problem) -> str:
-        """How it ended, by itself or at a bound."""
+        """Run the episode and return its finish reason."""
         bounds = self.player.bounds
         told = await self._ask(self.environment.reset, problem, self.seed)
         prompt = self._begin(_messages(told))
@@ -161,7 +166,7 @@ class _Episode:
         return pieces[-1].rollout(tokenizer, finish, self._score(finish, detail), earlier)
 
     def _score(self, finish: str, detail: str) -> Score:
-        """At a bound it is what was earned until then; what failed was not judged."""
+        """At a limit the score is the reward so far; a failed episode has no valid score."""
         if finish == "timeout":
             return Score("timeout", 0.0, detail=detail)
         if finish in ("error", "abort"):
@@ -169,7 +174,7 @@ class _Episode:
         return Score("ok", self.reward, self.parts)
 
     async def _sample(self, prompt: Prompt, room: int) -> tuple[list[int], str]:
-        """The policy's next answer. What it has sampled is kept also where the episode ends in the middle."""
+        """The policy's next message. Sampled tokens are recorded even if the episode ends in the middle."""
         sampling = self.sampling.with_(
             max_tokens=room if self.sampling.max_tokens is None else min(room, self.sampling.max_tokens),
             seed=seed_of(self.seed, self.index, self.turns),
@@ -198,7 +203,7 @@ class _Episode:
         return read_answer(text.push(list(ids)) + text.flush(), parser, self._call_id)
 
     async def _answer(self, said: ParsedAnswer) -> Turn:
-        """Of its tools, if it calls any, and else of the environment."""
+        """The reaction to a message: the results of its tool calls, if any, otherwise the environment's turn."""
         if not (said.calls and self.tools):
             return _checked(await self._ask(self.environment.step, said.message), self.player.name)
         aside = self.player.aside
@@ -238,7 +243,7 @@ class _Episode:
         return self._begin(messages)
 
     def _written(self, write: Callable[[], T]) -> T:
-        """A template refuses what the environment said, or that it said anything at all."""
+        """Run the chat template, which can reject the environment's messages."""
         try:
             return write()
         except InvalidRequest as error:
@@ -249,7 +254,7 @@ class _Episode:
         _cached.labels(self.player.name).inc(cached)
 
     def _call_id(self) -> str:
-        """Nine letters and digits: the only form that every template takes."""
+        """A call ID of nine letters and digits: the only format that every template accepts."""
         self.calls += 1
         return f"call{self.calls:05}"
 

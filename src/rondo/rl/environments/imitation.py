@@ -1,4 +1,4 @@
-"""Conversations in which a function speaks for the policy: what a model may imitate before it is rewarded."""
+"""Imitation data: conversations in which a scripted function replaces the policy, for SFT before RL."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from rondo.rl.tasks.registry import Problem
 from rondo.text.conversation.answers import ParsedCall
 
 Speak = Callable[[Sequence[Message]], Message | str]
-"""From the conversation so far to what is said; a text is an answer, a message may have `tool_calls`."""
+"""Function from the conversation so far to the next message; a text is the content, a message may have `tool_calls`."""
 
 
 def conversations(game: Game, speak: Speak, seed: int, n: int) -> list[dict[str, Any]]:
-    """As many records for SFT, with the game's own environments."""
+    """`n` SFT records, played in the game's own environments."""
 
     async def each() -> list[dict[str, Any]]:
         problems = game.prompts(seed, n)

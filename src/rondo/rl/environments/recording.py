@@ -1,7 +1,7 @@
-"""What an agent asks the policy in one episode, recorded token by token, and made into what is trained on.
+"""Token-level recording of an agent's requests in one episode, and conversion into training segments.
 
-An agent keeps its own history as text. Where that goes on from something the policy said, the policy is shown the very
-tokens that it said then; where it does not, a branch begins with the tokens of what the agent sent.
+An agent stores its history as text. Where that text continues a recorded answer, the prompt reuses the sampled tokens
+of the answer; otherwise a new branch starts with the tokens of the agent's messages.
 """
 
 from __future__ import annotations
@@ -34,14 +34,16 @@ UNKNOWN_TO_LEARNER = ("logit_bias", "bad_words", "allowed_token_ids", "ignore_eo
 
 @dataclass(eq=False)
 class RecordedPrompt:
-    """A prompt, as the policy saw it."""
+    """A prompt as the policy received it."""
 
     prompt: Prompt
     dialogue: Dialogue | None = None
     read: Read | None = None
-    """None where nothing can go on from the answer: a plain completion, or the rest of a message."""
+    """Parser of the answer. None if no prompt can continue the answer: a plain completion, or the continuation of a
+    message.
+    """
     parent: RecordedReply | None = None
-    """The answer that it goes on from."""
+    """The answer that this prompt continues."""
 
 
 @dataclass(eq=False)
@@ -65,8 +67,10 @@ class RecordedReply:
 
 
 class Recorder:
-    """One episode's. `sampling` is the trainer's: an agent may say how long an answer is and where it stops, not how
-    tokens are drawn, since the learner computes the log-probabilities of what was drawn so."""
+    """Recorder of one episode. `sampling` is set by the trainer: an agent may set the length and the stop conditions
+    of an answer, but no other sampling parameter, because the learner computes log-probabilities under the
+    trainer's.
+    """
 
     def __init__(
         self,
@@ -81,10 +85,10 @@ class Recorder:
         self.id, self.key = new_id("episode"), secrets.token_urlsafe(24)
         self.engine, self.tokenizer, self.max_model_len = engine, tokenizer, max_model_len
         self.replies: list[RecordedReply] = []
-        """Whole ones alone: an agent that leaves in the middle has not heard the rest."""
+        """Complete answers only: an agent that disconnects early has not received the rest."""
         self.calls = self.tokens = 0
         self.spent: Spent | None = None
-        """Which bound an agent was told that it has come to."""
+        """The limit with which a request was rejected."""
         self.posted: Score | None = None
         self.takes_reward = True
         self._sampling, self._bounds, self._seeds = sampling, bounds, (seed, index)
@@ -107,13 +111,13 @@ class Recorder:
     def prompt(
         self, dialogue: Dialogue, messages: Sequence[Message], read: Callable[[Prompt], Read]
     ) -> Prompt:
-        """`read` gives what reads the answer to a prompt."""
+        """The prompt of a conversation; `read` creates the parser of the answer to a prompt."""
         asked = self._going_on(dialogue, messages) or RecordedPrompt(dialogue.begin(messages))
         asked.dialogue, asked.read = dialogue, read(asked.prompt)
         return self._asked.setdefault(tuple(asked.prompt.ids), asked).prompt
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
-        """The engine's, with all of it kept."""
+        """Generate with the engine and record every token."""
         sampling = request.sampling
         room = self._room()
         ids = list(request.prompt_ids)
@@ -131,13 +135,15 @@ class Recorder:
                 yield chunk if sampling.logprobs is not None else replace(chunk, logprobs=None)
 
     def pieces(self) -> list[Segment]:
-        """Every way from a first prompt to a last answer. What several have in common, the first of them teaches."""
+        """One segment for each path from a first prompt to a last answer. Tokens on several paths are trained on in
+        the first of them only.
+        """
         parents = {id(reply.asked.parent) for reply in self.replies}
         taught: set[int] = set()
         return [_piece(leaf, taught) for leaf in self.replies if id(leaf) not in parents]
 
     def _going_on(self, dialogue: Dialogue, messages: Sequence[Message]) -> RecordedPrompt | None:
-        """From the answer that the longest part of the conversation led to."""
+        """A prompt that continues the recorded answer with the longest matching conversation."""
         for reply in sorted(self.replies, key=lambda reply: -len(reply.asked.prompt.messages)):
             if not (_begins(reply, messages) and reply.asked.dialogue == dialogue and reply.said):
                 continue
@@ -208,8 +214,9 @@ def _begins(reply: RecordedReply, messages: Sequence[Message]) -> bool:
 
 
 def _gist(message: Message) -> tuple[Any, ...]:
-    """What agents send back as they got it. Ids of calls, thoughts and blanks they may leave out or write anew; the
-    template's text tells whether that matters."""
+    """The parts of a message that agents return unchanged. Call IDs, reasoning and whitespace may be missing or
+    changed; the template's text decides whether the change matters.
+    """
     calls = [call.get("function", {}) for call in message.get("tool_calls") or []]
     content = str(message.get("content") or "").strip()
     return message["role"], content, [(call.get("name"), _value(call.get("arguments"))) for call in calls]

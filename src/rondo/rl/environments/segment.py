@@ -1,4 +1,4 @@
-"""A stretch of an episode as it comes: a prompt, and then tokens of which each is the policy's or not."""
+"""Segments of an episode: a prompt, and tokens marked as sampled by the policy or not."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class Segment:
     versions: list[int] = field(default_factory=list)
 
     def say(self, ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int]) -> None:
-        """What the policy sampled, and is to learn from."""
+        """Append sampled tokens, which are trained on."""
         self.token_ids += ids
         self.sampled += [True] * len(ids)
         self.logprobs += logprobs
         self.versions += versions
 
     def tell(self, ids: Sequence[int]) -> None:
-        """What somebody else wrote, or what another piece teaches already."""
+        """Append tokens of the environment, or tokens that another segment trains on."""
         self.token_ids += ids
         self.sampled += [False] * len(ids)
         self.logprobs += [0.0] * len(ids)
@@ -39,7 +39,7 @@ class Segment:
         score: Score | None = None,
         earlier: tuple[Rollout, ...] = (),
     ) -> Rollout:
-        """Without what nobody answered."""
+        """The segment as a rollout, without tokens after the last sampled token."""
         end = max((i + 1 for i, sampled in enumerate(self.sampled) if sampled), default=0)
         return Rollout(
             token_ids=self.token_ids[:end],

@@ -1,4 +1,4 @@
-"""Tools: Python functions that a policy may call in an episode. Their schemas come from their signatures."""
+"""Tools: Python functions that a policy can call in an episode. Their schemas are derived from their signatures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _calls = counter("tool_calls", "Calls of tools in episodes, by how they ended.",
 
 SECONDS = 10.0
 LONGEST_RESULT = 4096
-"""Characters. What a tool says beyond them is cut off, and said to be."""
+"""Characters; a longer result is truncated with a note."""
 
 
 @dataclass(frozen=True)
@@ -31,19 +31,19 @@ class Tool:
     parameters: Mapping[str, Any]
     """JSON schema of the arguments."""
     function: Callable[..., Any]
-    """Plain, or a coroutine function."""
+    """Plain function or coroutine function."""
     takes: type[BaseModel]
     seconds: float = SECONDS
 
     @property
     def shown(self) -> dict[str, Any]:
-        """As chat templates are given it."""
+        """The tool as chat templates expect it."""
         function = {"name": self.name, "description": self.about, "parameters": dict(self.parameters)}
         return {"type": "function", "function": function}
 
 
 def tool(function: Callable[..., Any], seconds: float = SECONDS) -> Tool:
-    """`function` as a tool: its name, its docstring, and a parameter for each of its own, all of them annotated."""
+    """`function` as a tool, with its name, its docstring and its annotated parameters."""
     name = function.__name__
     hints = get_type_hints(function)
     fields: dict[str, Any] = {}
@@ -68,7 +68,9 @@ def as_tools(given: Sequence[Tool | Callable[..., Any]]) -> tuple[Tool, ...]:
 
 
 async def answer_call(tools: Sequence[Tool], call: ParsedCall, aside: Aside) -> dict[str, Any]:
-    """The message that answers a call. What goes wrong is said to the policy, which may try again, and is counted."""
+    """Run a tool call and return the tool message. Errors are returned to the policy, which can retry, and are
+    counted.
+    """
     known = {tool.name: tool for tool in tools}
     called = known.get(call.name)
     if called is None:
@@ -103,7 +105,7 @@ async def _run(tool: Tool, call: ParsedCall, aside: Aside) -> tuple[str, str]:
 
 
 def _without_titles(schema: Any) -> Any:
-    """pydantic names every field once more, which costs a policy tokens and tells it nothing."""
+    """The schema without pydantic's titles, which repeat field names and cost tokens."""
     if isinstance(schema, list):
         return [_without_titles(each) for each in schema]
     if not isinstance(schema, Mapping):

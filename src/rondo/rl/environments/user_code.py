@@ -1,8 +1,8 @@
-"""Code of strangers, called so that it may block, raise or never come back, and the rest goes on.
+"""Calls of user code that can block, raise or never return, isolated from the caller.
 
-A coroutine function runs on an event loop beside ours, all of them on one; a plain function in a thread of its own.
-What is late is left behind: a thread cannot be ended, but nobody waits for it, and it does not keep the process alive.
-A loop that a coroutine blocks is left behind too, and the next call begins another.
+Coroutine functions share one event loop in another thread; a plain function runs in its own thread. A call that
+exceeds its time limit is abandoned: its thread cannot be stopped, but is a daemon and does not block the exit of the
+process. An event loop that a coroutine blocks is abandoned too, and the next call starts another.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from rondo.base.telemetry.log import get_logger
 log = get_logger(__name__)
 
 PING_SECONDS = 1.0
-"""A loop that does not answer for so long is blocked."""
+"""Seconds without a response after which an event loop counts as blocked."""
 
 
 class Late(Exception):
-    """It was not done in time."""
+    """The call exceeded its time limit."""
 
 
 class Aside:
@@ -32,7 +32,7 @@ class Aside:
         self._lock = threading.Lock()
 
     async def call(self, seconds: float, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        """What `function` returns or raises, or `Late`."""
+        """Return the result of `function` or raise its exception; raise `Late` after `seconds`."""
         if inspect.iscoroutinefunction(function):
             return await self._on_loop(seconds, function, *arguments, **named)
         return await _within(seconds, _in_thread(lambda: function(*arguments, **named)))
@@ -51,7 +51,7 @@ class Aside:
         async def work() -> Any:
             try:
                 return await function(*arguments, **named)
-            except (SystemExit, KeyboardInterrupt) as error:  # from a task they would end the loop
+            except (SystemExit, KeyboardInterrupt) as error:  # in a task they would stop the event loop
                 raise RuntimeError(f"it raised {error!r}") from error
 
         future = asyncio.run_coroutine_threadsafe(work(), loop)
@@ -81,8 +81,9 @@ class Aside:
 
 
 async def _within(seconds: float, future: Future[Any]) -> Any:
-    """The result, or an error of its own kind if there is none in time: what is called may raise `TimeoutError` itself,
-    and what ends programs or tasks is to end nothing here."""
+    """The result, or `Late` after `seconds`. `Late` is distinct from `TimeoutError`, which user code may raise
+    itself; exceptions that end programs or tasks become RuntimeError.
+    """
     waiting = asyncio.wrap_future(future)
     try:
         done, _ = await asyncio.wait([waiting], timeout=seconds)
@@ -104,7 +105,7 @@ def _in_thread(work: Callable[[], Any]) -> Future[Any]:
     def run() -> None:
         try:
             result = work()
-        except StopIteration as error:  # futures take none
+        except StopIteration as error:  # a Future does not accept StopIteration
             _settle(future, RuntimeError(f"it raised {error!r}"), None)
         except BaseException as error:
             _settle(future, error, None)
@@ -116,7 +117,7 @@ def _in_thread(work: Callable[[], Any]) -> Future[Any]:
 
 
 def _settle(future: Future[Any], error: BaseException | None, result: Any) -> None:
-    """Nobody may be waiting any more."""
+    """Set the result unless the future is cancelled."""
     if not future.set_running_or_notify_cancel():
         return
     if error is None:

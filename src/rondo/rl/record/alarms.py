@@ -1,7 +1,7 @@
-"""Signs that a policy is being trained towards something else than was meant: pure functions of the metrics so far.
+"""Alarms for reward hacking, collapse and other failures of training: pure functions of the metrics.
 
-A detector compares the median of the last `alarms.window` steps with the medians of the windows before. A change counts
-where it is large and certain: larger than the threshold, and than `alarms.certainty` standard errors of the medians.
+A detector compares the median of the last `alarms.window` steps with the medians of earlier windows. A change is
+reported if it exceeds both the threshold and `alarms.certainty` standard errors of the medians.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from rondo.rl.record.change_detection import Levels, levels
 from rondo.rl.record.config import AlarmsConfig
 
 HISTORY = 1000
-"""Steps that are looked back on."""
+"""Number of steps in the history."""
 SHORT_ANSWER = 32
-"""Tokens up to which equal answers to one problem are nothing to wonder at."""
+"""Tokens up to which equal samples of one problem are unsuspicious."""
 SMALL_KL = 1e-4
-"""Growth below this is of the arithmetic."""
+"""KL divergence below which growth is attributed to rounding."""
 NEARLY = 0.9
-"""The share of groups that solve their problem from which on a policy is done, and sure of itself for good reason."""
+"""Share of solved groups from which on the policy counts as converged, so that its low entropy is expected."""
 LATELY = 3
-"""Windows in which a reward that still rises excuses a policy that becomes sure of itself."""
+"""Windows in which a rising reward suppresses the alarm of a low entropy."""
 NO_SCALE = 1e-6
 FEW = 3
-"""Steps that graders' failures are judged by: who cannot be judged does not learn meanwhile."""
+"""Steps for the check of grader failures. Short, because samples without a score are not trained on meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Alarm:
     kind: str
     step: int
     since: int
-    """The step from which on the metrics differ from what they were."""
+    """First step of the changed metrics."""
     saw: str
     advice: str
 
@@ -53,7 +53,7 @@ class Seen:
         return int(self.rows[-1]["step"])
 
     def of(self, name: str) -> Levels | None:
-        """None where there is not enough of it to compare."""
+        """Levels of a metric, or None without enough values for a comparison."""
         if name not in self._known:
             self._known[name] = levels(self.rows, name, self.config.window, self.config.certainty)
         return self._known[name]
@@ -62,12 +62,12 @@ class Seen:
         return sorted({name for name in self.rows[-1] if name.startswith(prefix)})
 
     def scale(self, name: str) -> float:
-        """The deviation of a reward within a step, before or after, whichever is larger."""
+        """The larger of the earlier and the current standard deviation of a reward within a step."""
         spread = self.of(name.replace("reward", "reward_std", 1))
         return 1.0 if spread is None else max(spread.highest.level, spread.now, NO_SCALE)
 
     def improves(self, since: int, by: float = 0.0) -> bool:
-        """Whether the reward is surely above the least that it was in the windows from that step on."""
+        """Whether the reward is significantly above its minimum over the windows from step `since` on."""
         own = self.of("reward")
         return own is not None and own.rises(by * self.scale("reward"), since) is not None
 
@@ -80,7 +80,7 @@ Detector = Callable[[Seen], Alarm | None]
 
 
 class Alarms:
-    """Tells of each alarm once: when it begins. It is over when nothing was seen of it for a window."""
+    """Reports each alarm once, at its start. An alarm is over when it has not recurred for a window."""
 
     def __init__(self, config: AlarmsConfig) -> None:
         self._config = config
@@ -93,7 +93,9 @@ class Alarms:
 
     @classmethod
     def after(cls, config: AlarmsConfig, rows: Sequence[Mapping[str, float]]) -> Alarms:
-        """As they stand after these rows of a job. What was asked before the first step has no rollouts."""
+        """The alarms after these rows of a job. The evaluation before the first step is excluded, because it has no
+        rollouts.
+        """
         alarms, trained = cls(config), [row for row in rows if row["step"] > 0]
         alarms._rows.extend(trained[: -config.window])
         for row in trained[-config.window :]:
@@ -110,7 +112,7 @@ class Alarms:
 
 
 def hacking(seen: Seen) -> Alarm | None:
-    """One part of the reward is bought with another, and the total does not suffer from it."""
+    """One part of the reward rises while another falls, and the total does not fall."""
     least = seen.config.hacking
     total = seen.of("reward")
     if not least or total is None:
@@ -139,7 +141,7 @@ def hacking(seen: Seen) -> Alarm | None:
 
 
 def length(seen: Seen) -> Alarm | None:
-    """Answers grow, and earn no more for it."""
+    """Samples become longer without a higher reward."""
     factor, tokens = seen.config.length, seen.of("answer_tokens")
     if not factor or tokens is None:
         return None
@@ -158,7 +160,7 @@ def length(seen: Seen) -> Alarm | None:
 
 
 def duplicates(seen: Seen) -> Alarm | None:
-    """The same answer to different problems; or, where answers are long, to one problem again and again."""
+    """The same answer to different problems, or repeated long answers to one problem."""
     least = seen.config.duplicated
     advice = (
         "read them (rondo rl rollouts JOB --sort reward): a grader may pay for an answer that is none, or the policy "
@@ -179,7 +181,7 @@ def duplicates(seen: Seen) -> Alarm | None:
 
 
 def mismatch(seen: Seen) -> Alarm | None:
-    """Learner and sampler disagree about the probability of what was sampled."""
+    """Log-probabilities of learner and sampler differ."""
     config, kl = seen.config, seen.of("sampler_kl")
     if kl is None:
         return None
@@ -201,7 +203,7 @@ def mismatch(seen: Seen) -> Alarm | None:
 
 
 def entropy(seen: Seen) -> Alarm | None:
-    """The policy has become sure of itself before it is right."""
+    """Entropy collapse before the problems are solved."""
     left = seen.config.entropy
     of = seen.of("entropy") or seen.of("sampled_entropy")
     if not left or of is None or of.now > left * of.highest.level:
@@ -222,7 +224,7 @@ def entropy(seen: Seen) -> Alarm | None:
 
 
 def reward(seen: Seen) -> Alarm | None:
-    """The policy has unlearned what it could."""
+    """The reward has dropped."""
     least, of = seen.config.reward, seen.of("reward")
     if not least or of is None:
         return None
@@ -238,7 +240,7 @@ def reward(seen: Seen) -> Alarm | None:
 
 
 def no_signal(seen: Seen) -> Alarm | None:
-    """All of a group earn the same, so that group-relative advantages are 0."""
+    """Equal rewards in most groups, so that group-relative advantages are 0."""
     least, equal = seen.config.no_signal, seen.of("equal_groups")
     if not least or equal is None or equal.now < least or seen.solved():
         return None
@@ -252,7 +254,7 @@ def no_signal(seen: Seen) -> Alarm | None:
 
 
 def graders(seen: Seen) -> Alarm | None:
-    """Samples without a reward."""
+    """Samples without a valid score."""
     least = seen.config.unjudged
     last = [row for row in seen.rows if math.isfinite(row.get("unjudged_share", math.nan))][-FEW:]
     shares = [row["unjudged_share"] for row in last]

@@ -1,5 +1,4 @@
-"""How high a metric was over windows of steps, and whether it has changed since: medians, which one odd step leaves
-where they are."""
+"""Change detection in metrics: medians over windows of steps, which are robust against outliers."""
 
 from __future__ import annotations
 
@@ -13,30 +12,30 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 OF_NORMAL = 1.4826
-"""What the median distance from the median times this is: the deviation, where numbers are normal."""
+"""Ratio of standard deviation and median absolute deviation of a normal distribution."""
 OF_MEDIAN = math.sqrt(math.pi / 2)
-"""The standard error of a median, in those of a mean."""
+"""Ratio of the standard errors of median and mean."""
 
 
 @dataclass(frozen=True)
 class Change:
     level: float
-    """What it was."""
+    """The earlier level."""
     size: float
     since: int
-    """The first step of the windows that are nearer to what it is now than to what it was."""
+    """First step of the windows nearer to the current than to the earlier level."""
     begin: int
-    """The first step of the window that had this level."""
+    """First step of the window with the earlier level."""
 
 
 @dataclass(frozen=True)
 class Levels:
     medians: Floats
-    """Of windows that follow one another; the last one is that of now."""
+    """Medians of consecutive windows; the last is the current window."""
     begins: Sequence[int]
-    """The first step of each."""
+    """First step of each window."""
     least: float
-    """A smaller difference of two medians may be chance."""
+    """Smallest significant difference of two medians."""
 
     @property
     def now(self) -> float:
@@ -48,7 +47,7 @@ class Levels:
 
     @property
     def highest(self) -> Change:
-        """Of the windows before, against now."""
+        """Change from the highest earlier window to the current one."""
         return self._from(int(np.argmax(self.medians[:-1])))
 
     @property
@@ -56,7 +55,7 @@ class Levels:
         return self._from(int(np.argmin(self.medians[:-1])))
 
     def rises(self, by: float, since: int = 0) -> Change | None:
-        """If it is above its lowest by so much, and surely; of the windows from step `since` on."""
+        """The change from the lowest window at or after step `since`, if it is significant and at least `by`."""
         own = [i for i, begin in enumerate(self.begins[:-1]) if begin >= since]
         if not own:
             return None
@@ -83,8 +82,10 @@ class Levels:
 
 
 def levels(rows: Sequence[Mapping[str, float]], name: str, window: int, certainty: float) -> Levels | None:
-    """Windows are counted back from the last step; there must be two that are whole. None too where a window has the
-    metric in less than half of its steps."""
+    """Levels of a metric over windows counted back from the last step. None if there are fewer than two full windows.
+    A window with the metric in less than half of its steps is dropped; None if the last is dropped or only one is
+    left.
+    """
     count = len(rows) // window
     if count < 2:
         return None
@@ -103,7 +104,9 @@ def levels(rows: Sequence[Mapping[str, float]], name: str, window: int, certaint
 
 
 def _medians(values: Floats) -> Floats:
-    """[R, C] -> [R], of each row's numbers; NaN are sorted to its end. numpy's own takes twenty times as long."""
+    """[R, C] -> [R]: the median of each row without NaN, which sort to the end. numpy's nanmedian takes twenty times
+    as long.
+    """
     ordered = np.sort(values, axis=1)
     count = np.isfinite(values).sum(1)
     rows = np.arange(len(values))

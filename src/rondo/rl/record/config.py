@@ -1,4 +1,4 @@
-"""What is kept of an RL job's rollouts, and what it gives the alarm for. Torch-free."""
+"""Settings of stored rollouts and alarms. Torch-free."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class RolloutsConfig(Section):
 
 
 class AlarmsConfig(Section):
-    """0 turns an alarm off."""
+    """Thresholds of the alarms; 0 disables an alarm."""
 
     window: int = Field(
         10,

@@ -1,4 +1,4 @@
-"""What happened to a job that is no number of a step: a line each in its folder's `events.jsonl`."""
+"""Events of a job other than metrics: one line each in `events.jsonl` in the job's folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class EventLog:
         self._file = folder / FILE
 
     def add(self, kind: str, step: int, **facts: object) -> None:
-        """A disk that takes no more is no reason to stop: who tells of an event logs it as well."""
+        """Append an event. A write error is logged and does not stop the job; callers log the event itself."""
         line = json.dumps({"time": time.time(), "step": step, "kind": kind, **facts})
         try:
             with self._file.open("a") as file:
@@ -33,7 +33,7 @@ class EventLog:
             )
 
     def all(self) -> list[dict[str, Any]]:
-        """Those that were written whole."""
+        """All events; incomplete lines are skipped."""
         try:
             lines = self._file.read_text().splitlines()
         except FileNotFoundError:
@@ -47,7 +47,7 @@ class EventLog:
         return found
 
     def standing(self) -> list[dict[str, Any]]:
-        """The alarms that are not over."""
+        """Alarms still in effect."""
         found: dict[str, dict[str, Any]] = {}
         for event in self.all():
             if event["kind"] == "alarm":
@@ -57,7 +57,7 @@ class EventLog:
         return list(found.values())
 
     def forget_after(self, step: int) -> None:
-        """Drops what will happen again, and a line that a crash cut short."""
+        """Delete the events of steps that will be repeated, and a line truncated by a crash."""
         if self._file.exists():
             kept = [json.dumps(event) + "\n" for event in self.all() if event["step"] <= step]
             atomic_write(self._file, "".join(kept))

@@ -1,4 +1,4 @@
-"""A step's figures of its rollouts: rewards by part, lengths, sameness, staleness. Arithmetic, no tensors."""
+"""Rollout metrics of a step: rewards by part, lengths, duplicates, staleness. Arithmetic, no tensors."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ Metrics = dict[str, float]
 Floats = NDArray[np.float64]
 
 CUT_OFF = frozenset({"length", "turns", "time"})
-"""Why a sample ended that had not come to its own end."""
+"""Finish reasons of truncated samples."""
 SOLVED = "correct"
-"""The part that says whether a problem is solved, where there is one; else the whole reward does."""
+"""Part of the reward that decides whether a problem is solved; without this part the total decides."""
 OLDEST = 8
-"""Versions behind from which on tokens are counted together."""
+"""Staleness in versions from which on tokens are counted together."""
 
 
 def group_metrics(groups: Sequence[SampleGroup], version: int) -> Metrics:
-    """`version` is that of the weights which are trained on these groups."""
+    """Metrics of all groups; `version` is the version of the trained weights."""
     samples = [sample for group in groups for sample in group.samples]
     if not samples:
         return {}
@@ -40,7 +40,7 @@ def group_metrics(groups: Sequence[SampleGroup], version: int) -> Metrics:
 
 
 def rewards_by_part(samples: Sequence[Rollout]) -> Metrics:
-    """Mean, deviation and range over what was judged; nothing where nothing was."""
+    """Mean, deviation and range over the scored samples; empty if there are none."""
     scores = [sample.score for sample in samples if sample.score is not None and sample.score.outcome == "ok"]
     values = {"": [score.total for score in scores]} if scores else {}
     for name in dict.fromkeys(name for score in scores for name in score.parts):
@@ -55,7 +55,7 @@ def rewards_by_part(samples: Sequence[Rollout]) -> Metrics:
 
 
 def failures(samples: Sequence[Rollout]) -> Metrics:
-    """How many samples have no reward because their grader failed, and how."""
+    """Number of samples without a valid score, by failure of the grader."""
     outcomes = Counter("none" if sample.score is None else sample.score.outcome for sample in samples)
     unjudged = len(samples) - outcomes["ok"]
     return {
@@ -67,7 +67,7 @@ def failures(samples: Sequence[Rollout]) -> Metrics:
 
 
 def lengths(samples: Sequence[Rollout]) -> Metrics:
-    """In tokens that the policy chose; their surprise is an estimate of the entropy that costs nothing."""
+    """Lengths in sampled tokens. The mean negative log-probability is a free estimate of the entropy."""
     counts = np.array([sample.trained for sample in samples])
     logprobs = _sampled(samples, "logprobs")
     middle, most = np.percentile(counts, (50, 99))
@@ -82,9 +82,10 @@ def lengths(samples: Sequence[Rollout]) -> Metrics:
 
 
 def sameness(groups: Sequence[SampleGroup]) -> Metrics:
-    """`duplicated`: the share of a group's answers that another of the group is too, token for token. `same_answer`:
-    the share of problems whose most frequent answer is the most frequent of all: what a policy comes to that says the
-    same whatever it is asked."""
+    """Duplicates among samples. `duplicated`: share of a group's samples that repeat another sample of the group,
+    token for token. `same_answer`: share of problems whose most frequent answer is the most frequent overall, a
+    sign of a policy that ignores its prompt.
+    """
     filled = [group for group in groups if group.samples]
     shares = [
         1 - len({tuple(sample.token_ids) for sample in group.samples}) / len(group.samples)
@@ -102,8 +103,9 @@ def sameness(groups: Sequence[SampleGroup]) -> Metrics:
 
 
 def signal(groups: Sequence[SampleGroup]) -> Metrics:
-    """What group-relative algorithms can learn from: the shares of groups in which all samples earned the same, of
-    those that nobody of the group solved, and of those that all did."""
+    """Training signal of group-relative algorithms: shares of groups with equal rewards, of groups without a solved
+    sample, and of groups with all samples solved.
+    """
     rewards = [found for group in groups if (found := _judged(group, None))]
     if not rewards:
         return {}
@@ -116,8 +118,7 @@ def signal(groups: Sequence[SampleGroup]) -> Metrics:
 
 
 def staleness(samples: Sequence[Rollout], version: int) -> Metrics:
-    """How many versions behind the weights tokens were sampled that are trained: mean, most, and `stale/<n>` the share
-    of each."""
+    """Staleness of the sampled tokens in weight versions: mean, maximum and the share of each value as `stale/<n>`."""
     versions = _sampled(samples, "versions").astype(np.int64)
     if not versions.size:
         return {}
@@ -129,7 +130,7 @@ def staleness(samples: Sequence[Rollout], version: int) -> Metrics:
 
 
 def _sampled(samples: Sequence[Rollout], column: str) -> Floats:
-    """Of the tokens that the policy chose; of all samples at once, since arrays of a few numbers cost as much."""
+    """Values of the sampled tokens of all samples. One array for all, because each small array has a fixed cost."""
     pieces = [piece for sample in samples for piece in sample.pieces]
     values = np.array(list(chain.from_iterable(getattr(piece, column) for piece in pieces)), np.float64)
     chosen = np.array(list(chain.from_iterable(piece.sampled for piece in pieces)), bool)

@@ -1,4 +1,4 @@
-"""Who looks at an RL job while it runs: stores what was said, and gives the alarm. The job goes on whatever it sees."""
+"""Observer of a running RL job: stores rollouts and raises alarms. It never stops the job."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = get_logger(__name__)
 
 
 class Watch:
-    """An observer of the loop, in the process that holds the job."""
+    """Observer of the loop, in the process that holds the job's lock."""
 
     def __init__(self, job: Job, config: RlConfig) -> None:
         self._job, self._config = job, config
@@ -30,7 +30,7 @@ class Watch:
         self._told = False
 
     def forget_after(self, step: int) -> None:
-        """Those steps will be done again; the job has forgotten their metrics already."""
+        """Delete records of steps that will be repeated; their metrics must be deleted before."""
         rows = self._job.metrics()
         self._alarms = Alarms.after(self._config.alarms, rows)
         self._lost = max((row.get("rollouts_lost", 0.0) for row in rows), default=0.0)

@@ -1,4 +1,4 @@
-"""A picture of RL jobs: what they earned, part by part, how far sampler and learner were apart, where time went."""
+"""Plots of RL jobs: rewards by part, mismatch of sampler and learner, seconds by phase."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from rondo.rl.record.events import EventLog
 
 DPI = 120
 SMALLEST = 1e-9
-"""Where a logarithmic axis goes over into one that has a 0."""
+"""Threshold below which the symlog axis is linear."""
 LETTER, LINE = 0.022, 0.06
 """Width of a letter and height of a line of small text, as shares of one of the four axes."""
 Rows = Sequence[Mapping[str, float]]
 
 
 def need(file: Path) -> None:
-    """Before anything is read."""
+    """Check matplotlib and the file type before any data is read."""
     try:
         import matplotlib.figure
     except ImportError:
@@ -70,7 +70,7 @@ def _one(figure: Any, rows: Rows, job: Job) -> None:
 
 
 def _alarms(axes: Any, events: Sequence[Mapping[str, Any]]) -> None:
-    """A line at the step that each alarm began, with its name: names that would overlap are drawn above one another."""
+    """Vertical lines at the first step of each alarm, with their names; overlapping names are stacked."""
     begun: dict[float, list[str]] = {}
     for event in events:
         names = begun.setdefault(event["since"], [])
@@ -99,7 +99,7 @@ def _alarms(axes: Any, events: Sequence[Mapping[str, Any]]) -> None:
 
 
 def lanes(spans: Sequence[tuple[float, float]]) -> list[int]:
-    """For each span the lowest lane in which it overlaps no earlier span."""
+    """For each span the lowest lane without overlap with an earlier span."""
     taken: list[list[tuple[float, float]]] = []
     found = []
     for left, right in spans:
@@ -137,13 +137,13 @@ def _mismatch(axes: Any, rows: Rows) -> None:
 
 
 def _logarithmic(axes: Any) -> None:
-    """With a 0, which is what sampler and learner that agree in every bit have."""
+    """Logarithmic axis that includes 0, the mismatch of a bitwise equal sampler and learner."""
     axes.set_yscale("symlog", linthresh=SMALLEST)
     axes.set_ylim(bottom=0)
 
 
 def _phases(axes: Any, rows: Rows) -> None:
-    """Stacked; a phase that a step does not have took no time."""
+    """Stacked seconds by phase; a phase missing in a step has 0 seconds."""
     names = _named(rows, "seconds/")
     steps = [row["step"] for row in rows]
     values = [[row.get(name, 0.0) for row in rows] for name in names]
@@ -191,7 +191,7 @@ def _named(rows: Rows, prefix: str) -> list[str]:
 
 
 def _label(job: Job, jobs: Sequence[Job]) -> str:
-    """What tells jobs from one another: the algorithm, and the job's hash where that is the same."""
+    """Legend entry of a job: its algorithm, followed by the job's hash if the algorithm is not unique."""
     names = [str(each.spec().get("config", {}).get("algorithm", each.short)) for each in jobs]
     own = names[list(jobs).index(job)]
     return own if names.count(own) == 1 else f"{own} {job.short[:6]}"

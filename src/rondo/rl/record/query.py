@@ -1,4 +1,4 @@
-"""What rollouts are looked for by: `reward>0.5`, `correct=1`, `finish_reason=length`, `text~sorry`."""
+"""Conditions on rollouts: `reward>0.5`, `correct=1`, `finish_reason=length`, `text~sorry`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ NUMBERS = ("step", "sample", "reward", "advantage", "prompt_tokens", "tokens", "
 WORDS = ("id", "problem", "outcome", "finish_reason")
 TEXT = ("text", "prompt", "detail")
 OWN = (*NUMBERS, *WORDS, *TEXT)
-"""Whatever else is asked for is a part of the reward."""
+"""Fields of every rollout; any other name is a part of the reward."""
 NONE = "none"
-"""The value of what is not there: `reward=none` finds what no grader judged."""
+"""Value of a missing field: `reward=none` selects samples without a valid score."""
 FORM = re.compile(r"\s*([^<>=!~]+?)\s*(>=|<=|!=|==|=|>|<|~)\s*(.*?)\s*", re.DOTALL)
 COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     ">=": operator.ge,
@@ -31,26 +31,26 @@ COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
 
 @dataclass(frozen=True)
 class RolloutSummary:
-    """What is known of a rollout without its texts and tokens."""
+    """A rollout without its texts and tokens."""
 
     id: str
     step: int
     problem: str
-    """The same name in every step for the same problem."""
+    """Name of the problem, equal in every step."""
     outcome: str | None
     reward: float | None
     parts: Mapping[str, float]
     advantage: float | None
-    """The mean of its tokens'; None where nothing was learned from it."""
+    """Mean advantage of its tokens; None if the sample was not trained on."""
     finish_reason: str
     prompt_tokens: int
     tokens: int
     sampled: int
-    """Tokens that the policy chose."""
+    """Number of sampled tokens."""
     versions: Sequence[int]
-    """The oldest and the newest that they are of."""
+    """The oldest and the newest weight version of its tokens."""
     pieces: Sequence[Sequence[int]]
-    """Where its tokens are among those of its problem: `store.Place` each."""
+    """Places of its tokens among the problem's tokens: one `store.Place` per segment."""
 
     @classmethod
     def of(cls, fact: Mapping[str, Any]) -> RolloutSummary:
@@ -69,10 +69,10 @@ class RolloutSummary:
 class Texts:
     messages: Sequence[Mapping[str, Any]]
     facts: Any
-    """What the task knows of the problem."""
+    """The problem's facts."""
     text: str
     detail: str
-    """What the grader said."""
+    """The grader's explanation."""
 
     @property
     def prompt(self) -> str:
@@ -141,8 +141,7 @@ class Condition:
 
 
 def number(entry: RolloutSummary, name: str) -> float | None:
-    """A number of the rollout's own, or else the part of its reward that is called so; none where there is none, or it
-    is not finite."""
+    """A numeric field or a part of the reward; None if it is missing or not finite."""
     value: float | None
     if name == "version":
         value = entry.versions[-1] if entry.versions else None

@@ -1,4 +1,6 @@
-"""Reading the rollouts that a job has stored: found by their facts, opened one at a time. `store.py` says where."""
+"""Reader of a job's stored rollouts: queries over their facts, and access to single rollouts. `store.py` has the
+format.
+"""
 
 from __future__ import annotations
 
@@ -40,17 +42,17 @@ class StoredSegment:
     logprobs: list[float]
     versions: list[int]
     advantages: list[float]
-    """Of each token; empty where nothing was learned from it."""
+    """Advantage of each token; empty if the segment was not trained on."""
 
 
 @dataclass(frozen=True)
 class Whole:
-    """All that is known of one rollout."""
+    """A complete rollout."""
 
     entry: RolloutSummary
     texts: Texts
     pieces: list[StoredSegment]
-    """One, unless it is an episode whose past was written anew on the way."""
+    """One segment, or several for an episode whose history was rewritten."""
 
 
 class RolloutReader:
@@ -58,7 +60,7 @@ class RolloutReader:
         self._folder = folder
 
     def steps(self) -> list[int]:
-        """Newest first."""
+        """Stored steps, newest first."""
         return steps_in(self._folder)
 
     def find(
@@ -70,10 +72,10 @@ class RolloutReader:
         limit: int = 20,
         after: str | None = None,
     ) -> Page:
-        """The first `limit` that meet every condition, or of those behind `after` the first.
+        """The first `limit` rollouts that meet every condition, or the first after the rollout `after`.
 
-        In the order of steps no more files are read than it takes; by anything else the facts of all steps that the
-        conditions leave are.
+        Sorted by step, only the necessary files are read. Any other order reads the facts of all steps that the
+        conditions admit.
         """
         if sort in (*WORDS, *TEXT):
             raise InvalidRequest(f"rollouts are sorted by a number, and {sort} is none.", param="sort")
@@ -109,7 +111,7 @@ class RolloutReader:
         return Whole(entry, texts, [_piece(values, place, entry) for place in entry.pieces])
 
     def texts(self, entries: Iterable[RolloutSummary]) -> dict[str, Texts]:
-        """What each of them asked and answered; a step that is gone by now has left none."""
+        """Texts of the rollouts; rollouts of deleted steps are missing."""
         by_step: dict[int, list[RolloutSummary]] = {}
         for entry in entries:
             by_step.setdefault(entry.step, []).append(entry)
@@ -132,7 +134,7 @@ class RolloutReader:
         known: set[str],
         after: tuple[int, int, int] | None,
     ) -> Iterator[RolloutSummary]:
-        """Steps in their order; within a step as they were asked."""
+        """Rollouts by step, and by group and sample within a step."""
         steps = self.steps() if order == "desc" else self.steps()[::-1]
         if after is not None:
             steps = [step for step in steps if (step <= after[0] if order == "desc" else step >= after[0])]
@@ -143,7 +145,9 @@ class RolloutReader:
     def _all(
         self, where: Sequence[Condition], steps: Iterable[int], known: set[str]
     ) -> Iterator[RolloutSummary]:
-        """Texts are read where a condition is on them, and only of steps in which something meets the others."""
+        """Texts are read only for conditions on texts, and only in steps with rollouts that meet all other
+        conditions.
+        """
         of_step = [condition for condition in where if condition.name == "step"]
         of_facts = [condition for condition in where if condition.name != "step" and not condition.on_text]
         of_text = [condition for condition in where if condition.on_text]
@@ -162,7 +166,7 @@ class RolloutReader:
                 if not of_text or not entries:
                     return entries
                 texts = _texts(archive)
-        except FileNotFoundError:  # a step that went while it was looked for
+        except FileNotFoundError:  # the step was deleted during the query
             return []
         except BROKEN as error:
             raise self._damaged(step, error) from error
@@ -196,7 +200,7 @@ def _entries(archive: zipfile.ZipFile) -> list[RolloutSummary]:
 
 
 def _texts(archive: zipfile.ZipFile) -> list[list[Texts]]:
-    """By problem and sample."""
+    """Texts by problem and sample."""
     found = []
     for line in archive.read(TEXTS).decode().splitlines():
         said = json.loads(line)
@@ -222,7 +226,7 @@ def _kept(steps: Sequence[int]) -> str:
 
 
 def _key(sort: str, order: Order) -> Any:
-    """What has no such value comes last; equal values come in the order of steps."""
+    """Sort key. Rollouts without the value are last; equal values are ordered by step."""
     sign = -1.0 if order == "desc" else 1.0
 
     def key(entry: RolloutSummary) -> tuple[bool, float, tuple[int, int, int]]:
@@ -233,7 +237,7 @@ def _key(sort: str, order: Order) -> Any:
 
 
 def _check_parts(names: Iterable[str], known: set[str]) -> None:
-    """A name that no rollout has is a mistake, unless there are no rollouts to tell."""
+    """Reject a name that no rollout has, unless there are no rollouts to compare with."""
     for name in names:
         if known and name not in known:
             has = ", ".join([*OWN, *sorted(known.difference(OWN))])

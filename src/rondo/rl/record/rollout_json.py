@@ -1,4 +1,4 @@
-"""Rollouts as JSON, in the shape of OpenAI's lists and objects: what the API answers and the command prints."""
+"""Rollouts as JSON in the format of OpenAI's lists and objects, for the API and the command line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rondo.rl.record.query import RolloutSummary, Texts
 from rondo.rl.record.reader import Page, Whole
 
 LISTED = 400
-"""Characters of a text in a list; the rollout itself has all of it."""
+"""Maximum characters of a text in a list; the single rollout has the whole text."""
 
 
 def page(found: Page, texts: Mapping[str, Texts]) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def whole(of: Whole) -> dict[str, Any]:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no NaN, which a policy that diverged gives its tokens."""
+    """The value without NaN and infinity, which JSON lacks and a diverged policy can produce."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

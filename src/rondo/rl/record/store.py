@@ -1,12 +1,12 @@
-"""Every rollout of a job on the disk: a file a step, whole or absent, of which the oldest go first.
+"""Rollout storage: one file per step, written atomically; the oldest files are deleted first.
 
-`rollouts/step_<n>.zip` is an ordinary archive, each part of it compressed by itself, so that who looks for something
-reads no more than it takes:
+`rollouts/step_<n>.zip` is an ordinary archive. Its members are compressed separately, so that a query reads only the
+members that it needs:
 
-    facts.jsonl     a line a rollout: reward, parts, advantage, how long it is and how it ended
-    texts.jsonl     a line a problem: its messages and facts, and what was answered
-    tokens/<g>.npy  [5, N] of problem g: `COLUMNS` of the prompt's tokens, then of its samples, one after another;
-                    the facts say where each is
+    facts.jsonl     one line per rollout: reward, parts, advantage, length and finish reason
+    texts.jsonl     one line per problem: its messages, facts and answers
+    tokens/<g>.npy  [5, N] of problem g: `COLUMNS` of the prompt's tokens, then of its samples in order;
+                    the facts have the place of each
 """
 
 from __future__ import annotations
@@ -31,38 +31,39 @@ if TYPE_CHECKING:
     from rondo.rl.tasks.registry import Problem
 
 FOLDER = "rollouts"
-"""In a job's folder."""
+"""Folder in a job's folder."""
 NAME = re.compile(r"step_(\d+)\.zip")
 FACTS, TEXTS = "facts.jsonl", "texts.jsonl"
 COLUMNS = ("token_id", "version", "sampled", "logprob", "advantage")
-"""Rows of a problem's tokens, all in 32 bits; the last two are floating-point numbers."""
+"""Rows of a problem's token array, all of 32 bits; the last two are floating-point numbers."""
 LEVEL = 1
-"""Of compression: log-probabilities hardly shrink whatever is spent on them."""
+"""Compression level; higher levels hardly shrink log-probabilities."""
 PROBLEM_DIGITS = 8
 
 Place = tuple[int, int, int, int]
-"""Of a piece of a sample: where its prompt begins and how long it is, where its own tokens begin and how many."""
+"""Place of a segment in the token array: start and length of its prompt, start and length of its own tokens."""
 Advantages = Sequence[Sequence[Sequence[float]]]
-"""By problem, sample and token; none for a sample that nothing was learned from, nor for the last problems, if the
-step has left them out."""
+"""Advantages by problem, sample and token; empty for samples without training. Trailing problems of a step
+may be missing.
+"""
 
 
 class RolloutStore:
-    """The writer. One process has it: the one that holds the job."""
+    """Writer of the rollouts, for the process that holds the job's lock."""
 
     def __init__(self, folder: Path, keep: int, max_bytes: int) -> None:
-        """The last `keep` steps stay, and of those no more than `max_bytes`."""
+        """The last `keep` steps are retained, limited to `max_bytes`."""
         self._folder, self._keep, self._max_bytes = folder, keep, max_bytes
 
     def put(self, step: int, groups: Sequence[SampleGroup], advantages: Advantages) -> None:
-        """A `StorageError` where the disk takes no more: nothing of the step is there then."""
+        """Store a step. After a `StorageError` nothing of the step is stored."""
         if not self._keep:
             return
         atomic_write(file_of(self._folder, step), encode(step, groups, advantages))
         self._prune()
 
     def forget_after(self, step: int) -> None:
-        """Steps that will be done again, and what a writer that was killed left half written."""
+        """Delete steps that will be repeated, and temporary files of a killed writer."""
         for later in (each for each in steps_in(self._folder) if each > step):
             self._remove(file_of(self._folder, later))
         for left in self._folder.glob(".step_*.tmp"):
@@ -88,7 +89,7 @@ def file_of(folder: Path, step: int) -> Path:
 
 
 def steps_in(folder: Path) -> list[int]:
-    """Newest first."""
+    """Stored steps, newest first."""
     try:
         names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
     except OSError as error:
@@ -97,7 +98,7 @@ def steps_in(folder: Path) -> list[int]:
 
 
 def encode(step: int, groups: Sequence[SampleGroup], advantages: Advantages) -> bytes:
-    """The same bytes for the same rollouts, so that a step that is done again leaves the same file."""
+    """The archive of a step. Deterministic, so that a repeated step results in the same file."""
     facts: list[str] = []
     texts: list[str] = []
     archive = io.BytesIO()
@@ -114,7 +115,7 @@ def encode(step: int, groups: Sequence[SampleGroup], advantages: Advantages) -> 
 
 
 def problem_name(problem: Problem) -> str:
-    """The same problem has the same name in every step."""
+    """Name of a problem, equal in every step."""
     said = json.dumps(list(problem.messages), sort_keys=True, default=str)
     return hashlib.sha256(said.encode()).hexdigest()[:PROBLEM_DIGITS]
 
@@ -122,7 +123,7 @@ def problem_name(problem: Problem) -> str:
 def _tokens(
     group: SampleGroup, learned: Sequence[Sequence[float]]
 ) -> tuple[NDArray[np.int32], list[list[Place]]]:
-    """The columns, and where in them the pieces of each sample are. A prompt that samples share is there once."""
+    """The columns, and the places of each sample's segments. A shared prompt is stored once."""
     columns = _Columns()
     shared = columns.prompt(group.prompt_ids)
     places = []
@@ -137,7 +138,7 @@ def _tokens(
 
 
 def _by_piece(sample: Rollout, advantages: Sequence[float]) -> list[Sequence[float]]:
-    """Pieces follow one another; where there are advantages of the last ones alone, the others have none."""
+    """The advantages split by segment. If they cover only the last segments, the others have none."""
     if not sample.earlier:
         return [advantages]
     found, left = list[Sequence[float]](), len(advantages)
@@ -149,7 +150,7 @@ def _by_piece(sample: Rollout, advantages: Sequence[float]) -> list[Sequence[flo
 
 
 class _Columns:
-    """Lists until the end: an array for each of a few tokens costs more than all that is in it."""
+    """Columns as lists until the end, because many small arrays cost more than their content."""
 
     def __init__(self) -> None:
         self._ids: list[int] = []
@@ -223,7 +224,7 @@ def _facts(
 
 
 def _mean(sample: Rollout, advantages: Sequence[float]) -> float | None:
-    """Of the tokens that the policy chose."""
+    """Mean advantage of the sampled tokens."""
     by_piece = zip(sample.pieces, _by_piece(sample, advantages), strict=True)
     found = [
         a for piece, own in by_piece if own for a, chosen in zip(own, piece.sampled, strict=True) if chosen
@@ -232,7 +233,7 @@ def _mean(sample: Rollout, advantages: Sequence[float]) -> float | None:
 
 
 def _judged(sample: Rollout) -> dict[str, Any]:
-    """A grader that failed has given no reward."""
+    """Outcome, reward and parts; a failed grader results in no reward."""
     score = sample.score
     if score is None:
         return {"outcome": None, "reward": None, "parts": {}}
@@ -244,7 +245,7 @@ def _judged(sample: Rollout) -> dict[str, Any]:
 
 
 def _texts(group: SampleGroup) -> str:
-    """What a task knows of a problem need not be JSON."""
+    """Texts of a group. Facts other than JSON are stored as strings."""
     answers = [
         {"text": sample.text, "detail": sample.score.detail if sample.score else ""}
         for sample in group.samples
@@ -260,5 +261,5 @@ def _array(values: NDArray[np.int32]) -> bytes:
 
 
 def _add(archive: zipfile.ZipFile, name: str, data: bytes) -> None:
-    """Without the time of day."""
+    """Add a member without a timestamp, so that the archive is deterministic."""
     archive.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED, LEVEL)

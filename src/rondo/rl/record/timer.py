@@ -1,4 +1,4 @@
-"""Where a step's time goes."""
+"""Time of a step by phase."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ PHASES = ("rollout", "score", "known", "train", "push", "store")
 
 @dataclass
 class LoopTimer:
-    """Seconds by phase, of the thread that trains: what goes on beside it is none of its time. Of a phase within
-    another the inner one has the time."""
+    """Seconds by phase in the training thread; concurrent work is excluded. The time of a nested phase counts only
+    for the inner phase.
+    """
 
     graded: Callable[[], float] = lambda: 0.0
-    """For how many seconds graders have been at work so far."""
+    """Returns the total seconds in which graders were busy."""
     begin: float = field(default_factory=time.perf_counter)
     phases: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
     _inner: list[float] = field(default_factory=list)
-    """Of each phase that is going on, the time of those within it."""
+    """For each active phase, the time of its nested phases."""
     _seen: float = 0.0
-    """What graders did before the step, or while they were waited for."""
+    """Seconds of graders before the step or during a wait for them."""
 
     def __post_init__(self) -> None:
         self._seen = self.graded()

@@ -1,4 +1,4 @@
-"""Settings that another one leaves without effect: who gives one means something by it, and is told what is missing."""
+"""Ignored settings: a setting without effect, because another setting is missing, is an error with a remedy."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ OF_ANOTHER = (
         "is for pairs.loss kto: set that",
     ),
 )
-"""What the chosen algorithm sets may stand, for nobody has asked for it."""
+"""Rules for explicit settings; values from the algorithm's preset are accepted."""
 
 ADVANTAGES = ("advantage", "normalise", "gamma", "gae_lambda", "critic.kind")
 LOSS = (
@@ -121,7 +121,7 @@ WHOLE_PARTS = (
     IgnoredSettings((*ADVANTAGES, *REWARD), lambda c: not c.learns_from_reward, TEACHER),
     IgnoredSettings(("kl",), lambda c: not c.learns_from_reward and c.kl_in == "reward", TEACHER),
 )
-"""An algorithm that sets any of it is the wrong one."""
+"""Rules for values from the algorithm's preset too, because such an algorithm is the wrong choice."""
 
 
 def ignored(config: RlConfig) -> Iterator[str]:
@@ -136,7 +136,7 @@ def ignored(config: RlConfig) -> Iterator[str]:
 
 
 def _given(config: RlConfig, idle: IgnoredSettings, preset: Mapping[str, Any]) -> list[str]:
-    """Those of its settings that are neither as the preset has them nor as they are by default."""
+    """The rule's settings that differ from both the preset and the defaults."""
     if not idle.when(config):
         return []
     return [name for name in idle.names if _value(config, name) != _default(config, name, preset)]

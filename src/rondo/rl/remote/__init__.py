@@ -1,5 +1,5 @@
-"""Remote engines: our server or vLLM behind URLs, a pool that balances and retries, weight push, and Ray.
+"""Remote engines: `rondo serve` or vLLM over HTTP, load balancing with retries, weight push, and Ray.
 
-`servers.py` translates requests to each kind of server, `engine_pool.py` sends a request to the least loaded engine and
-repeats it elsewhere when an engine is lost.
+`servers.py` translates requests for each kind of server; `engine_pool.py` sends a request to the least loaded engine
+and retries it on another engine after a failure.
 """

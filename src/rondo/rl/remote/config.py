@@ -1,4 +1,4 @@
-"""What an RL job is told of engines that are not in its process. Torch-free."""
+"""Settings of remote engines. Torch-free."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rondo.base.settings.config import Section
 
 
 class FarConfig(Section):
-    """Engines behind HTTP: a `rondo serve`, or a vLLM."""
+    """Remote engines over HTTP: `rondo serve` or vLLM."""
 
     url: tuple[str, ...] = Field(
         (),
@@ -34,7 +34,7 @@ class FarConfig(Section):
 
 
 class RayConfig(Section):
-    """Roles that Ray places: engines on some nodes of a cluster, the learner on another."""
+    """Placement by Ray: engines on some nodes of a cluster, the learner on another."""
 
     engines: int = Field(0, ge=0, description="engines that Ray starts; 0: Ray is not used")
     address: str = Field("auto", description="address of the Ray cluster, as for ray.init")

@@ -1,4 +1,4 @@
-"""The engines that `rl.engine.url` names, as one, and what pushes to them."""
+"""Connection to the engines of `rl.engine.url`, as one engine pool with weight push."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rondo.text.tokenizer import Tokenizer
 def reach(
     model: Decoder, tokenizer: Tokenizer, config: RlConfig, settings: EngineConfig, events: EventLoop
 ) -> tuple[EnginePool, Pushed]:
-    """They have the model's weights then."""
+    """Connect to the engines and push the model's weights."""
     fleet = events.do(_found(model, tokenizer, config, settings))
     return fleet, Pushed(model, fleet, events, config.engine.folder)
 
@@ -27,7 +27,7 @@ def reach(
 async def _found(
     model: Decoder, tokenizer: Tokenizer, config: RlConfig, settings: EngineConfig
 ) -> EnginePool:
-    """Those that are there, each with the policy's tokens."""
+    """The pool of the configured engines, after a check of each engine's tokenizer."""
     dialects = await asyncio.gather(*map(dialect_of, config.engine.url))
     longest = min(model.config.max_positions, *(dialect.max_model_len for dialect in dialects))
     vocab = model.config.vocab_size

@@ -1,6 +1,6 @@
-"""One engine behind a URL, asked as one of this process is: token ids in, chunks with their versions out.
+"""A remote engine with the interface of a local one: token IDs in, chunks with weight versions out.
 
-Text is made here, by the policy's own tokenizer.
+Text is decoded locally by the policy's tokenizer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rondo.rl.remote.servers import FIELD, ServerApi
 from rondo.text.tokenizer import Tokenizer
 
 PROBE = "The policy's tokens, 1 2 3:\n\tdéjà vu — 東京 🙂"
-"""A text that two tokenizers hardly cut in the same way."""
+"""A text for which different tokenizers rarely have the same tokens."""
 
 
 class RemoteEngine:
@@ -31,17 +31,17 @@ class RemoteEngine:
         self.dialect = dialect
         self.url = dialect.door.base_url
         self.version = 0
-        """Of the weights that it was last given."""
+        """Version of the last pushed weights."""
         self.up = True
         self.under_way = 0
-        """How many requests."""
+        """Number of running requests."""
         self.giving = asyncio.Lock()
-        """Held by who gives it weights."""
+        """Lock of a weight push."""
         self._intake = intake
         self._tokenizer = tokenizer
 
     async def check(self) -> None:
-        """That it can be pushed to, and that its tokens are the policy's."""
+        """Check that the server supports weight updates and has the policy's tokenizer."""
         await self.dialect.check()
         self.version = await self.dialect.version()
         theirs = await self.dialect.door.tokens_of(PROBE, self.dialect.model)
@@ -75,7 +75,7 @@ class RemoteEngine:
         asked = VllmRequest(request, samples[0], str(self.version), None)
         async with aclosing(self.dialect.ask(asked)) as pieces:
             async for piece in pieces:
-                # A greedy request's samples are one.
+                # A greedy request is sent as one sample, which is the result of all samples.
                 for reader in readers if asked.samples < len(readers) else [readers[piece.index]]:
                     _take(reader.request, piece, self.version)
                     chunk = reader.read(request.read_at_end)
@@ -89,7 +89,7 @@ class RemoteEngine:
 
 
 def _take(sample: Request, piece: OutputDelta, version: int) -> None:
-    """`version` is that of its tokens as long as the server does not tell."""
+    """Append a chunk to its sample. `version` is the version of the tokens if the server does not report versions."""
     if sample.finish_reason is not None:
         return
     sample.first_cached = piece.cached or 0
@@ -99,7 +99,7 @@ def _take(sample: Request, piece: OutputDelta, version: int) -> None:
     own = piece.versions is not None and len(piece.versions) == len(piece.tokens)
     sample.weight_versions.extend(piece.versions if own and piece.versions else [version] * len(piece.tokens))
     if piece.versions is not None and len(piece.versions) == len(sample.weight_versions):
-        sample.weight_versions[:] = piece.versions  # vLLM tells those of a whole sample, at its end
+        sample.weight_versions[:] = piece.versions  # vLLM reports the versions of a whole sample at its end
     if piece.finish_reason is not None:
         if piece.stop_reason in sample.sampling.stop_token_ids:
             sample.stop_reason = piece.stop_reason

@@ -1,7 +1,7 @@
-"""Engines behind URLs as one: who has least to do is asked, and what is lost with an engine is asked anew.
+"""A pool of remote engines: requests are sent to the least loaded engine and retried after a failure.
 
-An engine that has gone is waited for. It comes back with the weights that it was started with, and gets the newest
-before it is asked again; what it said meanwhile is told by its version, and forgotten.
+The pool waits for a lost engine. After a restart an engine has its initial weights; it receives the newest weights
+before it serves requests again, and samples with outdated weight versions are discarded.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from rondo.rl.remote.engine import RemoteEngine
 log = get_logger(__name__)
 
 LOOK_SECONDS = 0.2
-"""How often an engine is looked for that has gone, or has no room."""
+"""Seconds between two attempts to reach a lost engine or to queue a request."""
 
 
 class EnginePool:
-    """Used from one event loop."""
+    """Engines behind one interface; not thread-safe, for use in one event loop."""
 
     def __init__(self, engines: Sequence[RemoteEngine], max_model_len: int, wait: float, waits: bool) -> None:
-        """`wait`: for so many seconds an engine may be gone. `waits`: a push lets what has begun end first."""
+        """`wait`: seconds that an engine may be unavailable. `waits`: a push waits for running requests."""
         self.engines, self.max_model_len = engines, max_model_len
         self.version = 0
-        """The newest: what all engines have, or are just being given."""
+        """The newest version, which all engines have or are receiving."""
         self.counts: Counter[str] = Counter()
         self._folder = Path()
         self._wait, self._waits = wait, waits
         self._coming: dict[str, asyncio.Task[None]] = {}
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
-        """Each sample whole: of one that was begun nothing has been said that could not be said anew."""
+        """Yield only complete samples, so that a partial sample of a lost engine can be generated again."""
         ended: set[int] = set()
         since: float | None = None
-        """From when on it was refused or lost, again and again."""
+        """Time of the first of consecutive failed attempts."""
         while len(ended) < request.sampling.n:
             engine = await self._free()
             engine.under_way += 1
@@ -68,7 +68,7 @@ class EnginePool:
                 engine.under_way -= 1
 
     async def push(self, version: int, folder: Path) -> None:
-        """Returns when all engines have it."""
+        """Push weights, and return when all engines have them."""
         self.version, self._folder = version, folder
         await asyncio.gather(*map(self._give, self.engines))
 
@@ -83,7 +83,7 @@ class EnginePool:
     async def _whole(
         self, engine: RemoteEngine, request: GenerateRequest
     ) -> AsyncGenerator[TokenChunk, None]:
-        """The engine's samples, each as it has ended."""
+        """The engine's samples, each as soon as it ends."""
         had, known = engine.version, dict[int, TokenChunk]()
         async with aclosing(engine.generate(replace(request, whole=True))) as chunks:
             async for chunk in chunks:
@@ -103,7 +103,7 @@ class EnginePool:
                 yield sample
 
     async def _free(self) -> RemoteEngine:
-        """Of those that are there the one with the least to do; waits for one."""
+        """The least loaded available engine; waits if there is none."""
         while True:
             for task in self._coming.values():
                 if task.done():
@@ -114,7 +114,7 @@ class EnginePool:
             await asyncio.sleep(LOOK_SECONDS)
 
     def _lose(self, engine: RemoteEngine, error: RondoError) -> None:
-        """Looks after it, unless somebody does."""
+        """Mark an engine as lost, and start its recovery unless the recovery is running."""
         self._gone(engine, error)
         task = self._coming.get(engine.url)
         if task is None or task.done():
@@ -127,7 +127,7 @@ class EnginePool:
             log.warning("an engine is gone", extra={"url": engine.url, "reason": error.message})
 
     async def _give(self, engine: RemoteEngine) -> None:
-        """The newest weights, as soon as it is there to take them."""
+        """Push the newest weights as soon as the engine is reachable; raise Unavailable after `wait` seconds."""
         loop = asyncio.get_running_loop()
         async with engine.giving:
             deadline = loop.time() + self._wait

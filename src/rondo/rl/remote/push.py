@@ -1,4 +1,4 @@
-"""Weights for engines behind URLs: each version is a folder that they read, and that goes once all have the next."""
+"""Weight push to remote engines: each version is a checkpoint folder, deleted when all engines have the next one."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ PREFIX = "version_"
 
 class Pushed:
     def __init__(self, model: Decoder, fleet: EnginePool, events: EventLoop, folder: str) -> None:
-        """`model` is what computes; `folder`, which the engines see too, is a temporary one of this machine by
-        default. What another trainer has left there goes."""
+        """`model` is the computing copy of the policy. `folder` must be readable by the engines; the default is a
+        temporary folder of this machine. Versions of an earlier trainer in it are deleted.
+        """
         self._model, self._fleet, self._events = model, fleet, events
         self._place = Path(folder or tempfile.mkdtemp(prefix="rondo-weights-")).absolute()
         self._forget()
@@ -36,7 +37,7 @@ class Pushed:
 
     @contextmanager
     def update(self, version: int) -> Iterator[None]:
-        """The block may write to the model; the engines learn nothing of it if it fails."""
+        """A context in which the model may change; the push at its end is skipped if the block raises."""
         yield
         self._push(version)
 
@@ -47,7 +48,7 @@ class Pushed:
     def close(self) -> None:
         self._events.do(self._fleet.close())
         self._forget()
-        with suppress(OSError):  # something else is in it
+        with suppress(OSError):  # the folder contains other files
             self._place.rmdir()
 
     def _push(self, version: int) -> None:
@@ -63,7 +64,7 @@ class Pushed:
 
 
 def _whole(model: Decoder) -> Decoder:
-    """With its adapter added up, where it has one."""
+    """The model with its adapter merged, if it has one."""
     if adapter_of(model) is None:
         return model
     twin = copy.deepcopy(model)

@@ -1,5 +1,6 @@
-"""A run whose roles Ray places: each engine is a `rondo serve` within an actor, and the learner is an actor on another
-node, which asks them over HTTP. The caller hears of each step."""
+"""Placement by Ray: each engine is a `rondo serve` in an actor, and the learner is an actor on another node, which
+uses the engines over HTTP. Steps are reported to the caller.
+"""
 
 from __future__ import annotations
 
@@ -25,16 +26,16 @@ from rondo.train.loop import OnResume
 
 CONNECT_SECONDS = 10.0
 PLACE_SECONDS = 120.0
-"""For which a cluster may look for room; it may be starting nodes."""
+"""Timeout of the placement, during which an autoscaling cluster may start nodes."""
 START_SECONDS = 300.0
-"""In which an engine has to have its model."""
+"""Timeout of an engine's start, including the load of its model."""
 LOOK_SECONDS = 0.2
 SHOWN = 2000
-"""Characters of what a server that did not start said last."""
+"""Characters from the end of a server's log that an error message contains."""
 
 
 def run(plan: jobs.RlJobPlan, on_step: jobs.OnStep | None = None, on_resume: OnResume | None = None) -> Path:
-    """As `jobs.run`. What is lost with a node ends the run; the same command places the roles anew, and goes on."""
+    """As `jobs.run`. The run ends when a node is lost; the same command places the roles again and resumes."""
     if plan.job.done:
         return plan.job.result
     ray = _ray()
@@ -88,11 +89,11 @@ def _run(ray: Any, plan: jobs.RlJobPlan, on_step: jobs.OnStep | None, on_resume:
                 on_step(step, metrics)
             if metrics is None and on_resume is not None:
                 on_resume(step)
-    return Path(ray.get(ended[0]))  # an engine that ends has a reason, and no result
+    return Path(ray.get(ended[0]))  # an engine never ends with a result: its actor raises
 
 
 def _places(ray: Any, config: RlConfig) -> list[dict[str, Any]]:
-    """For the learner and each engine, as far apart as there are nodes."""
+    """Actor options of the learner and of each engine, spread over the nodes."""
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     each = {"CPU": config.ray.cpus} | ({"GPU": config.ray.gpus} if config.ray.gpus else {})
@@ -116,12 +117,12 @@ def _places(ray: Any, config: RlConfig) -> list[dict[str, Any]]:
 
 
 def _unusual(config: RlConfig) -> dict[str, object]:
-    """The engine's settings that this run asks for."""
+    """Engine settings of this run that differ from the defaults."""
     return engine_config(config).model_dump(exclude_defaults=True)
 
 
 class EngineRole:
-    """An actor that has a server of its own: the two end together."""
+    """An actor with a `rondo serve` as a child process, which ends with the actor."""
 
     def __init__(self, model: str, flags: list[str], key: str) -> None:
         import ray
@@ -133,7 +134,7 @@ class EngineRole:
         self._url = f"http://{host}:{port}"
         self._log = Path(tempfile.mkdtemp(prefix="rondo-engine-")) / "log"
         line = [sys.executable, "-m", "rondo.cli", "serve", model, f"--host={host}", f"--port={port}", *flags]
-        # The learner is on another node, and the cluster's own network is all that reaches this address.
+        # The learner is on another node, so the server listens on an address of the cluster's own network.
         line.append("--allow-public-without-key")
         with self._log.open("wb") as out:
             self._process = start(
@@ -145,19 +146,19 @@ class EngineRole:
             )
 
     def url(self) -> str:
-        """As soon as it serves."""
+        """The server's URL, as soon as it is ready."""
         deadline = time.monotonic() + START_SECONDS
         while self._process.poll() is None and time.monotonic() < deadline:
             try:
                 if httpx.get(f"{self._url}/ready", timeout=5).is_success:
                     return self._url
             except httpx.HTTPError:
-                pass  # it does not listen yet
+                pass  # the server does not listen yet
             time.sleep(LOOK_SECONDS)
         raise Unavailable(f"an engine did not start on {self._url}: {self._said()}")
 
     def serve(self) -> None:
-        """For as long as its server does."""
+        """Wait for the server, and raise when it ends."""
         status = self._process.wait()
         raise Unavailable(
             f"the engine on {self._url} ended with status {status}: {self._said()}\n"
@@ -170,7 +171,7 @@ class EngineRole:
 
 class LearnerRole:
     def run(self, config: str, place: str, key: str, told: Any) -> str:
-        """The folder of what the job leaves. `told` hears of steps."""
+        """Run the job and return the folder of its result. Steps are reported to the queue `told`."""
         os.environ |= {"RONDO_HOME": place, "RONDO_ADMIN_KEY": key}
         plan = jobs.plan(RlConfig.model_validate_json(config))
         return str(
@@ -181,7 +182,7 @@ class LearnerRole:
 
 
 def _look_for(address: str) -> None:
-    """Ray itself would look for minutes."""
+    """Fail after `CONNECT_SECONDS` for an unreachable address, because Ray would retry for minutes."""
     host, colon, port = address.rpartition(":")
     if colon and port.isdigit():
         socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()

@@ -1,4 +1,4 @@
-"""What an engine behind a URL is asked, and what it answers: our own server's words, and vLLM's."""
+"""HTTP clients of remote engines: `rondo serve` and vLLM."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ FIELD = "rl.engine.url"
 NO_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=64)
 ADMIN_KEY = "RONDO_ADMIN_KEY"
 NO_KEY = "none"
-"""For vLLM's verbs, which take any."""
+"""A placeholder for vLLM's endpoints, which accept any key."""
 BY_ID = "token_id:"
-"""How a token is named where it is to be told from all others."""
+"""Prefix of token names in log-probabilities; token IDs are unambiguous, in contrast to token texts."""
 
 
 class EngineClient(AsyncClient):
-    """An engine's server, as the loop asks it. Keys are those in RONDO_API_KEY and RONDO_ADMIN_KEY."""
+    """HTTP client of an engine's server. Keys are read from RONDO_API_KEY and RONDO_ADMIN_KEY."""
 
     def __init__(self, url: str) -> None:
         key = os.environ.get(ADMIN_KEY) or NO_KEY
@@ -36,7 +36,7 @@ class EngineClient(AsyncClient):
         return await self._call("GET", "/version")
 
     async def card(self) -> dict[str, Any]:
-        """Of the model itself, which comes before its adapters."""
+        """Model card of the base model, which precedes its adapters in the list."""
         cards = (await self._call("GET", "/v1/models"))["data"]
         if not cards:
             raise ConfigError(f"the engine at {self.base_url} has no model.", param=FIELD)
@@ -56,30 +56,30 @@ class EngineClient(AsyncClient):
 class ServerApi(Protocol):
     door: EngineClient
     model: str
-    """What the server calls the policy."""
+    """Name of the policy on the server."""
     max_model_len: int
 
     def ask(self, asked: VllmRequest) -> AsyncGenerator[OutputDelta, None]:
-        """Leaving it early aborts the request."""
+        """Generate samples; closing the generator early aborts the request."""
 
     async def check(self) -> None:
-        """Refuses a server that cannot be pushed to, and says how it should be started."""
+        """Raise ConfigError with the correct start command if the server does not support weight updates."""
 
     async def version(self) -> int:
-        """Of the weights that the server has."""
+        """Version of the server's weights."""
 
     async def push(self, folder: Path, version: int, waits: bool) -> None:
-        """`waits`: what has begun ends first. Whatever a trainer that was killed has left there is over."""
+        """Push weights. `waits`: running requests end first. An unfinished update of an earlier trainer is aborted."""
 
 
 class _OfServer:
     def __init__(self, door: EngineClient, card: Mapping[str, Any]) -> None:
-        """`card` is of the model that is served."""
+        """`card` is the card of the served model."""
         self.door, self.model, self.max_model_len = door, str(card["id"]), int(card["max_model_len"])
 
 
 class Native(_OfServer):
-    """Our own server, whoever computes behind it."""
+    """`rondo serve` with any backend."""
 
     async def check(self) -> None:
         if not os.environ.get(ADMIN_KEY):
@@ -125,7 +125,7 @@ class Native(_OfServer):
 
 
 class Vllm(_OfServer):
-    """A `vllm serve` that has our plug-in for weights. Its log-probabilities are those before the temperature."""
+    """`vllm serve` with Rondo's weight plug-in. Its log-probabilities are computed before the temperature."""
 
     async def check(self) -> None:
         try:
@@ -170,11 +170,11 @@ VLLM_COMMAND = (
     "VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --enable-scale-out "
     """--weight-transfer-config '{"backend": "rondo"}'"""
 )
-"""What vLLM needs for all of this."""
+"""Command that starts vLLM with all required endpoints."""
 
 
 async def dialect_of(url: str) -> ServerApi:
-    """Who answers there."""
+    """Connect to a URL and detect the kind of server."""
     door = EngineClient(url)
     try:
         about, card = await door.about(), await door.card()
@@ -189,13 +189,13 @@ async def dialect_of(url: str) -> ServerApi:
 
 
 async def _go_on(door: EngineClient) -> None:
-    """A server that has ended has nothing to go on with."""
+    """Resume the server, unless it has ended."""
     with suppress(Unavailable):
         await door.resume()
 
 
 def _piece(choice: Mapping[str, Any], count: int | None, cached: int) -> OutputDelta:
-    """`count`: how many of the likeliest tokens were asked for."""
+    """Parse a completion choice; `count` is the number of requested top log-probabilities."""
     said = choice["logprobs"]
     top = None
     if said is not None and count:

@@ -1,8 +1,9 @@
-"""Groups made beside the learner, by an engine with a thread of its own, as far ahead as staleness admits.
+"""Asynchronous rollouts: an engine in its own thread generates groups during training, within the staleness limit.
 
-Each group is a coroutine: it asks, has each sample scored as soon as that is done, and asks anew where it must. What a
-step trains on follows from the groups' numbers, not from who was quick. A push interrupts what is being generated; it
-goes on with the next weights, and each token keeps the version that made it.
+Each group is a coroutine. It sends the request, scores each sample as soon as the sample is complete, and resamples
+the group if necessary. The groups of a step follow from the group numbers, not from the order of completion. A weight
+push interrupts the running requests, which continue with the next weights; each token records the weight version that
+generated it.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ log = get_logger(__name__)
 T = TypeVar("T")
 
 LOOK_SECONDS = 1.0
-"""How often who waits looks whether there is still somebody to wait for."""
+"""Seconds between two checks for a failed group while the learner waits."""
 
 
 class Answers(Protocol):
-    """What a group asks of an engine, near or far."""
+    """Interface of a local or remote engine that a group uses."""
 
     @property
     def max_model_len(self) -> int: ...
@@ -44,7 +45,7 @@ class Answers(Protocol):
 
 
 class Pushes(Protocol):
-    """How a version gets to the engine, and how the engine ends."""
+    """Interface that pushes weights to the engine and shuts the engine down."""
 
     @property
     def version(self) -> int: ...
@@ -52,13 +53,13 @@ class Pushes(Protocol):
     def update(self, version: int) -> AbstractContextManager[None]: ...
 
     def counted(self) -> Metrics:
-        """What went wrong since it was last asked, and was made good."""
+        """Counts of recovered engine failures since the last call."""
 
     def close(self) -> None: ...
 
 
 class EventLoop:
-    """One in a thread of its own, for who is not in one."""
+    """An asyncio event loop in its own thread, for synchronous callers."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -66,7 +67,7 @@ class EventLoop:
         self._thread.start()
 
     def do(self, work: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
-        """What comes of it, in the caller's thread."""
+        """Run a coroutine in the loop and return its result in the caller's thread."""
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout)
 
     def close(self) -> None:
@@ -93,11 +94,11 @@ class AsyncCollector:
         self._steps_done = 0
         self._next = 0
         self._last = asking.config.steps * draws.prompts_per_step
-        """No group beyond it is begun before it is asked for."""
+        """The number after the last admissible group; later groups start only on request."""
         self._made: dict[int, tuple[SampleGroup, int]] = {}
-        """Each with how often it was drawn anew."""
+        """Complete groups by number, each with its number of resampling attempts."""
         self._answered: set[int] = set()
-        """Those that only wait for their scores."""
+        """Numbers of generated groups whose scores are pending."""
         self._dropped: dict[int, list[SampleGroup]] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._failure: BaseException | None = None
@@ -152,7 +153,7 @@ class AsyncCollector:
         return self.asking.scorer.at_work
 
     def state(self) -> dict[str, Any]:
-        """What runs is begun anew by who goes on."""
+        """State of the complete groups. Groups in progress are regenerated after a resume."""
         with self._changed:
             made = sorted(self._made.items())
         return {"made": [[number, attempts, packed_up(group)] for number, (group, attempts) in made]}
@@ -167,7 +168,7 @@ class AsyncCollector:
         async def stop() -> None:
             await _end(set(self._tasks.values()))
             rest = asyncio.all_tasks() - {asyncio.current_task()}
-            await _end(rest)  # what a task has begun here: the server of its episodes, say
+            await _end(rest)  # also tasks started by other tasks, such as the server of agent episodes
 
         with contextlib.suppress(TimeoutError):
             self._events.do(stop(), 10)
@@ -182,10 +183,10 @@ class AsyncCollector:
                     raise self._failure
                 self._changed.wait(LOOK_SECONDS)
 
-    # From here on: in the event loop's thread.
+    # The methods below run in the event loop's thread.
 
     def _admit(self) -> None:
-        """Begins all that may begin."""
+        """Start every group that the staleness limit admits."""
         end = min(self._last, admitted(self._steps_done, self.draws.prompts_per_step, self.staleness))
         for number in range(self._next, end):
             if number not in self._made:
@@ -253,7 +254,7 @@ class AsyncCollector:
         return SampleGroup(problem, prompt, [await scored[index] for index in sorted(scored)])
 
     async def _samples(self, request: GenerateRequest) -> AsyncIterator[tuple[int, Rollout]]:
-        """Each as soon as it ends."""
+        """Yield each sample as soon as it ends."""
         chunks: dict[int, TokenChunk] = {}
         async with contextlib.aclosing(self.engine.generate(request)) as stream:
             async for chunk in stream:
@@ -274,8 +275,9 @@ async def _end(tasks: Set[asyncio.Task[Any]]) -> None:
 
 
 def _judges_at_once(config: RlConfig) -> bool:
-    """The reward model has to be heard before it is known whether a group is drawn anew; else it hears all groups of a
-    step together."""
+    """True if the reward model scores each group on its own. Dynamic sampling needs the rewards to decide whether a
+    group is resampled; otherwise the reward model scores all groups of a step in one batch.
+    """
     return bool(config.dynamic_sampling and config.reward_model.model)
 
 

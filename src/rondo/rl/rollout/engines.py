@@ -1,4 +1,4 @@
-"""Which engine generates, and how the learner's weights get to it."""
+"""Choice of the rollout engine and of the weight transfer from the learner to it."""
 
 from __future__ import annotations
 
@@ -27,13 +27,17 @@ from rondo.weights.in_place import InPlace
 from rondo.weights.staged import Staged
 
 PUSH_SECONDS = 600.0
-"""A push that takes longer has failed."""
+"""Timeout of a weight push."""
 
 
 def collector_for(
     learner: Learner, tokenizer: Tokenizer, task: AnyTask, config: RlConfig, company: AuxiliaryModels
 ) -> Collector:
-    """In the caller's thread, over the learner's own tensors, where nothing has to go on beside the learner."""
+    """Collector for the configured mode.
+
+    The synchronous collector runs in the caller's thread and shares the learner's tensors. It is used if no agent
+    episodes and no remote engine are configured.
+    """
     max_tokens = config.max_tokens or task.max_tokens
     draws = PromptSampler(task, config.seed, config.prompts_per_step)
     scorer = RolloutScorer(task, config.grader_timeout)
@@ -57,7 +61,7 @@ def collector_for(
         engine: Answers
         pushes: Pushes
         if config.engine.url:
-            # What speaks HTTP is imported by who needs it.
+            # HTTP clients are imported only for remote engines.
             from rondo.rl.remote.connect import reach
 
             engine, pushes = reach(learner.computing, tokenizer, config, settings, events)
@@ -72,12 +76,12 @@ def collector_for(
 
 
 def shared_engine(collector: Collector) -> LLM | None:
-    """One that computes with the learner's own weights, and rests while it learns."""
+    """The engine that shares the learner's weights and sleeps during updates, if any."""
     return collector.engine if isinstance(collector, SyncCollector) else None
 
 
 def engine_config(config: RlConfig) -> EngineConfig:
-    """All samples of a step run at once, and those of steps ahead wait."""
+    """Engine limits: all samples of a step run at once, and the samples of later steps are queued."""
     samples = config.prompts_per_step * config.samples_per_prompt
     asked = config.eval_prompts * config.evaluate.samples
     return EngineConfig(
@@ -91,10 +95,11 @@ def engine_config(config: RlConfig) -> EngineConfig:
 
 
 class Copied:
-    """An engine in a thread of its own, over a copy of the weights, which the learner may change meanwhile.
+    """An engine in its own thread with a copy of the weights, so that the learner can update its own during
+    generation.
 
-    `waits`: a push lets what was begun end first, so that an answer is of one version; without, it goes on with the
-    next.
+    `waits`: a push waits for running requests, so that each sample has one weight version. Otherwise running requests
+    continue with the next weights.
     """
 
     def __init__(
@@ -126,7 +131,7 @@ class Copied:
 
 @dataclass(frozen=True)
 class _FromOutside:
-    """The verbs of an update, for who is not in the event loop."""
+    """Synchronous weight update calls for callers outside of the event loop."""
 
     engine: Engine
     events: EventLoop

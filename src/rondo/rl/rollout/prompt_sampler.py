@@ -1,4 +1,4 @@
-"""Which problem each group of a run is about, and with which seed it is answered: functions of its number alone."""
+"""Problem and sampling seed of each group, both pure functions of the group's number."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from rondo.rl.tasks.registry import AnyTask, Problem
 
 SPREAD = 1_000_003
 AGAIN = 400_009
-"""Steps are fewer, so that no first draw is another's second."""
+"""More than the number of steps, so that the first draw of a step never equals the second draw of another."""
 
 
 @dataclass
 class PromptSampler:
-    """Where a run is in its data is the number of the next group."""
+    """Problems by group number. The position of a run in its data is the number of the next group."""
 
     task: AnyTask
     seed: int
@@ -23,7 +23,7 @@ class PromptSampler:
     _last: tuple[int, Sequence[Problem]] = field(default=(-1, ()))
 
     def problem(self, number: int, attempt: int = 0) -> Problem:
-        """`attempt` counts how often the group was drawn anew."""
+        """The problem of a group; `attempt` counts how often the group was resampled."""
         step, place = divmod(number, self.prompts_per_step)
         seed = self._seed(step, attempt)
         if self._last[0] != seed:

@@ -1,4 +1,4 @@
-"""What every way of collecting groups has in common: how a problem becomes a prompt, and which groups are kept."""
+"""Parts that all collectors share: prompts of problems, limits of requests and the choice of groups to resample."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rondo.text.tokenizer import Tokenizer
 from rondo.train.evaluation.evaluator import Metrics
 
 MOST_TOO_LONG = 16
-"""How often a prompt that does not fit is drawn anew before its group stays empty."""
+"""Maximum number of resampling attempts for a prompt that is too long; after them the group stays empty."""
 
 ENDED = Score("error", 0.0, detail="the engine ended the answer before its end")
 
@@ -26,12 +26,12 @@ ENDED = Score("error", 0.0, detail="the engine ended the answer before its end")
 @dataclass
 class RolloutBatch:
     groups: list[SampleGroup]
-    """One a number, in order. An empty one is there too."""
+    """One group per number, in order. Empty groups are included."""
     dropped: list[SampleGroup] = field(default_factory=list)
-    """Scored, and drawn anew."""
+    """Scored groups replaced by another draw."""
     counts: Counter[str] = field(default_factory=Counter)
     engine: Metrics = field(default_factory=dict)
-    """What went wrong with engines, and was made good."""
+    """Counts of recovered engine failures."""
 
     @property
     def metrics(self) -> Metrics:
@@ -46,10 +46,10 @@ class RolloutBuilder:
     config: RlConfig
     max_tokens: int
     longest: int
-    """Prompt and answer together: what both the engine and the learner can take."""
+    """Maximum tokens of prompt and completion together, within the limits of both the engine and the learner."""
     scorer: RolloutScorer
     company: AuxiliaryModels
-    """Who adds the reward model's part to the scores."""
+    """Auxiliary models; the reward model adds its reward to the scores."""
 
     @property
     def sampling(self) -> SamplingParams:
@@ -62,18 +62,18 @@ class RolloutBuilder:
         )
 
     def prompt(self, problem: Problem) -> list[int] | None:
-        """None where it leaves no room for an answer."""
+        """Token IDs of the prompt, or None if no token is left for a completion."""
         ids = self.tokenizer.apply_chat(problem.messages)
         return ids if len(ids) < self.longest else None
 
     def fitting(self, sampling: SamplingParams, prompt: list[int]) -> SamplingParams:
-        """An answer ends where nothing more fits."""
+        """Sampling parameters with `max_tokens` limited to the rest of the context."""
         room = self.longest - len(prompt)
         most = sampling.max_tokens
         return sampling if most is not None and most <= room else sampling.with_(max_tokens=room)
 
     async def judged(self, problem: Problem, rollout: Rollout) -> Rollout:
-        """One that the engine broke off has no score that would mean anything."""
+        """The scored rollout. A rollout that the engine aborted is not graded and has an error as its score."""
         if rollout.score is not None:
             return rollout
         if rollout.finish_reason == "abort":
@@ -81,7 +81,7 @@ class RolloutBuilder:
         return rollout.scored(await self.scorer.score(as_sample(problem, rollout)))
 
     def again(self, group: SampleGroup, attempt: int) -> str | None:
-        """Why a group is to be drawn anew, if it is."""
+        """The reason to resample a group, or None."""
         if not group.samples:
             return "too_long" if attempt < MOST_TOO_LONG else None
         if attempt < self.config.dynamic_sampling and not self._teaches(group):
@@ -89,5 +89,5 @@ class RolloutBuilder:
         return None
 
     def _teaches(self, group: SampleGroup) -> bool:
-        """Whether some of its samples earned more than others."""
+        """Whether the samples of the group have different rewards."""
         return bool(teaching(earned([group], self.config, self.max_tokens))[0])

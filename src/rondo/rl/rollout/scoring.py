@@ -1,8 +1,8 @@
-"""Scoring while others are still generated: graders in an event loop of their own thread.
+"""Scoring in parallel with generation: graders run in an event loop of their own thread.
 
-A grader that fails or is late gives a score that says so (`graders.guarded`). One that computes without ever awaiting
-holds up its loop, which no time-out inside the loop ends: then the loop is left to it, what waited is late, and a new
-one takes its place.
+A grader that fails or exceeds its time limit returns a score with that error (`graders.guarded`). A grader that
+computes without awaiting blocks its event loop, and no timeout inside the loop can stop it. Such a loop is abandoned:
+its pending samples have a timeout as their score, and a new loop replaces it.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from rondo.graders import Grader, Sample, Score, guarded
 log = get_logger(__name__)
 
 GRACE_SECONDS = 2.0
-"""How much later than its limit a grader may be before its loop is given up."""
+"""Seconds beyond a grader's time limit after which its event loop is abandoned."""
 
 ENDING_SECONDS = 1.0
-"""For graders that are at work when nobody waits any more."""
+"""Seconds for running graders to end after the scorer is closed."""
 
 
 class RolloutScorer:
@@ -39,12 +39,12 @@ class RolloutScorer:
 
     @property
     def at_work(self) -> float:
-        """For how many seconds there has been anything to score so far."""
+        """Total seconds in which at least one sample was being scored."""
         self._count(0)
         return self._worked
 
     def submit(self, samples: Sequence[Sample]) -> list[Future[Score]]:
-        """From any thread; at once."""
+        """Queue samples for scoring without blocking. Thread-safe."""
         futures: list[Future[Score]] = [Future() for _ in samples]
         self._count(len(futures))
         for future in futures:
@@ -53,7 +53,7 @@ class RolloutScorer:
         return futures
 
     def wait(self, futures: Sequence[Future[Score]]) -> list[Score]:
-        """In order. As long as any score comes within the limit the others are waited for."""
+        """Scores in the order of the futures. As long as any score arrives within the limit, the wait continues."""
         left, loop = {future for future in futures if not future.done()}, self._loop
         while left:
             done, left = wait(left, self.timeout_s + GRACE_SECONDS, FIRST_COMPLETED)
@@ -63,7 +63,7 @@ class RolloutScorer:
         return [future.result() for future in futures]
 
     async def score(self, sample: Sample) -> Score:
-        """For who waits in another loop."""
+        """Score one sample from another event loop."""
         loop = self._loop
         (future,) = self.submit([sample])
         while True:
@@ -95,13 +95,13 @@ class RolloutScorer:
     async def _one(self, sample: Sample, future: Future[Score]) -> None:
         try:
             score = await self._grader.score(sample)
-        except asyncio.CancelledError:  # nobody here cancels: it did so itself
+        except asyncio.CancelledError:  # no caller cancels this task, so the grader cancelled it
             score = Score("error", 0.0, detail=f"{self._name} cancelled its own task")
         self._finished += 1
         _settle(future, score)
 
     def _answers(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Whether it still comes to its work: who waits for a turn is not held up."""
+        """Whether the event loop is responsive. An idle or awaiting loop is responsive; a blocked loop is not."""
         heard = threading.Event()
         loop.call_soon_threadsafe(heard.set)
         return heard.wait(GRACE_SECONDS)
@@ -122,7 +122,7 @@ class RolloutScorer:
 
 
 def _settle(future: Future[Score], score: Score) -> None:
-    """Whoever comes second has come too late."""
+    """Set the result of a future unless it already has one."""
     with contextlib.suppress(InvalidStateError):
         future.set_result(score)
 

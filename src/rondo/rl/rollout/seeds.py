@@ -1,4 +1,4 @@
-"""Seeds that follow from others."""
+"""Derived random seeds."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import hashlib
 
 
 def seed_of(*numbers: int) -> int:
-    """One number of several, alike on all machines."""
+    """A seed derived from several numbers, equal on all machines."""
     return int.from_bytes(hashlib.sha256(repr(numbers).encode()).digest()[:6])

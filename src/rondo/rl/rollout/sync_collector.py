@@ -1,4 +1,6 @@
-"""A step's groups, answered and scored in the caller's own thread: the same weights and seed, the same groups."""
+"""Synchronous rollouts: groups are generated and scored in the caller's thread, reproducibly for fixed weights and
+seed.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from rondo.weights.in_place import InPlace, Receiver
 class Collector(Protocol):
     @property
     def version(self) -> int:
-        """Of the weights that the engine computes with."""
+        """Version of the engine's weights."""
 
     def collect(self, step: int, clock: LoopTimer) -> RolloutBatch:
         """The groups that step `step` trains on."""
@@ -29,19 +31,19 @@ class Collector(Protocol):
     def ask(
         self, problems: Sequence[Problem], sampling: SamplingParams, seeds: Sequence[int]
     ) -> list[SampleGroup]:
-        """One scored group a problem, by the weights as they are."""
+        """One scored group per problem, with the current weights."""
 
     def pushing(self, version: int) -> Any:
-        """A context within which the learner's weights may change; afterwards the engine has them as `version`."""
+        """A context within which the learner's weights may change; at its end the engine has them as `version`."""
 
     def trained(self, steps_done: int) -> None:
-        """So many steps are done, and their weights pushed."""
+        """Report that `steps_done` steps are trained and their weights pushed."""
 
     def graded(self) -> float:
-        """For how many seconds graders have been at work so far."""
+        """Total seconds in which graders were busy."""
 
     def state(self) -> dict[str, Any]:
-        """What is made already and not yet trained on, for a checkpoint."""
+        """Checkpoint state of complete groups before training on them."""
 
     def restore(self, state: dict[str, Any], steps_done: int) -> None: ...
 
@@ -49,7 +51,7 @@ class Collector(Protocol):
 
 
 class SyncCollector:
-    """Generates when it is asked. Samples are scored as they end, while the others go on."""
+    """Generates a step's groups on request. Each sample is scored as soon as it ends, in parallel with generation."""
 
     def __init__(self, engine: LLM, asking: RolloutBuilder, draws: PromptSampler, weights: InPlace) -> None:
         self.engine, self.asking, self.draws, self.weights = engine, asking, draws, weights
@@ -60,7 +62,9 @@ class SyncCollector:
         return self.engine.weight_version
 
     def collect(self, step: int, clock: LoopTimer) -> RolloutBatch:
-        """A group that is drawn anew waits for the others: what is computed together must not hang on who is quick."""
+        """Collect a step's groups in rounds. Resampled groups run together in the next round, so that the composition
+        of batches does not depend on timing.
+        """
         count = self.draws.prompts_per_step
         made: dict[int, SampleGroup] = {}
         wanted = list(range(step * count, (step + 1) * count))
@@ -87,8 +91,9 @@ class SyncCollector:
     def ask(
         self, problems: Sequence[Problem], sampling: SamplingParams, seeds: Sequence[int]
     ) -> list[SampleGroup]:
-        """Prompts of the same weights would be found in the cache by a step that comes after, and not by one that comes
-        after a restart."""
+        """Answer problems outside of a step, such as evaluation problems. The prefix cache is reset afterwards,
+        because a run that resumes at the next step starts with an empty cache.
+        """
         groups = self._answered(problems, sampling, seeds, LoopTimer())
         self.engine.reset_prefix_cache()
         return groups
@@ -99,7 +104,7 @@ class SyncCollector:
             yield
 
     def trained(self, steps_done: int) -> None:
-        """Nothing goes on beside the learner."""
+        """No operation: nothing is generated during updates."""
 
     def graded(self) -> float:
         return self.asking.scorer.at_work
@@ -108,7 +113,7 @@ class SyncCollector:
         return {}
 
     def restore(self, state: dict[str, Any], steps_done: int) -> None:
-        """Between two steps there is nothing to keep."""
+        """No operation: there is no state between two steps."""
 
     def close(self) -> None:
         self.asking.scorer.close()

@@ -1,4 +1,4 @@
-"""What the policy was asked and what it said: tokens as the engine sampled them; text is for graders alone."""
+"""Prompts and samples as tokens, exactly as the engine sampled them; the text is for graders only."""
 
 from __future__ import annotations
 
@@ -19,22 +19,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rollout:
-    """One sample: what follows the prompt, tool output included where there is any."""
+    """One sample: the tokens after the prompt, including tool output."""
 
     token_ids: list[int]
     sampled: list[bool]
-    """True where the policy chose the token: these alone are trained."""
+    """True for tokens that the policy sampled; only these are trained on."""
     logprobs: list[float]
-    """Of the sampler, 0 where not sampled."""
+    """Log-probabilities of the sampler, 0 for all other tokens."""
     versions: list[int]
-    """The weight version of each token; where it was not sampled, that of the one before."""
+    """The weight version of each token; a token that was not sampled has the version of the token before."""
     text: str
     finish_reason: str
     score: Score | None = None
     prompt_ids: list[int] | None = None
-    """Its own prompt, where that is not its group's."""
+    """The sample's own prompt, if it differs from the group's."""
     earlier: tuple[Rollout, ...] = ()
-    """Other pieces of the same episode: they have this one's score, and are trained as documents of their own."""
+    """Earlier segments of the same episode. They share this rollout's score and are trained on as separate documents.
+    """
 
     @property
     def pieces(self) -> tuple[Rollout, ...]:
@@ -42,7 +43,7 @@ class Rollout:
 
     @property
     def trained(self) -> int:
-        """How many tokens are."""
+        """Number of trained tokens."""
         return sum(sum(piece.sampled) for piece in self.pieces)
 
     @property
@@ -55,7 +56,9 @@ class Rollout:
 
 @dataclass(frozen=True)
 class SampleGroup:
-    """One prompt and its samples. Without any it is empty: there was nothing to ask, or nobody answered."""
+    """One prompt and its samples. A group without samples is empty: the prompt was too long or no sample was
+    completed.
+    """
 
     problem: Problem
     prompt_ids: list[int]
@@ -64,15 +67,15 @@ class SampleGroup:
 
 @dataclass(frozen=True)
 class RlStep:
-    """What observers of the loop are told once a step is done; what they add to `metrics` is logged."""
+    """A completed step, for observers of the loop; entries that an observer adds to `metrics` are logged."""
 
     number: int
     version: int
-    """Of the weights that were trained; the step's push made the one after it."""
+    """Version of the weights before the update; the step's push creates the next version."""
     groups: list[SampleGroup]
-    """All that were scored in the step, those that were drawn anew included."""
+    """All groups scored in the step, including resampled groups."""
     advantages: list[list[list[float]]]
-    """For each group and sample one number a token; none where the sample was not trained on."""
+    """One number per token for each group and sample; empty for a sample that was not trained on."""
     metrics: Metrics
 
 
@@ -94,7 +97,7 @@ def as_sample(problem: Problem, rollout: Rollout) -> Sample:
 
 
 def rewards(groups: Sequence[SampleGroup]) -> NDArray[np.float64]:
-    """[P, S]; NaN where a grader did not judge, or a group has fewer samples."""
+    """[P, S]; NaN for samples without a valid score and for missing samples."""
     most = max((len(group.samples) for group in groups), default=0)
     table = np.full((len(groups), most), np.nan)
     for row, group in zip(table, groups, strict=True):
@@ -105,7 +108,7 @@ def rewards(groups: Sequence[SampleGroup]) -> NDArray[np.float64]:
 
 
 def reward_metrics(groups: Sequence[SampleGroup]) -> Metrics:
-    """The mean total and the mean of each part over what was judged, and how many were not."""
+    """Mean total and mean of each part over the scored samples, and the number of samples without a score."""
     scores = [sample.score for group in groups for sample in group.samples]
     ok = [score for score in scores if score is not None and score.outcome == "ok"]
     metrics: Metrics = {
@@ -118,7 +121,7 @@ def reward_metrics(groups: Sequence[SampleGroup]) -> Metrics:
 
 
 def packed_up(group: SampleGroup) -> dict[str, Any]:
-    """A group's samples for a checkpoint's JSON; its problem follows from its number."""
+    """A group's samples as JSON for a checkpoint; the problem follows from the group's number."""
     return {"prompt_ids": group.prompt_ids, "samples": [asdict(sample) for sample in group.samples]}
 
 

@@ -1,7 +1,7 @@
-"""A user's own task in Python, found by `module:attribute` or `file.py:attribute`.
+"""User-defined Python tasks, loaded by `module:attribute` or `file.py:attribute`.
 
-What is there may be a `Custom`, any object with the verbs of a task (`tasks.AnyTask`), a function or class without
-arguments that makes one, or the class of an environment (`environment.Environment`).
+The attribute is a `Custom`, any object with the methods of a task (`tasks.AnyTask`), a function or class without
+arguments that returns one, or an environment class (`environment.Environment`).
 """
 
 from __future__ import annotations
@@ -23,24 +23,25 @@ from rondo.rl.tasks.registry import AnyTask, Facts, Problem, Split, split_of
 
 PARAM = "rl.task"
 TRIES = 1000
-"""For each problem asked for: so many questions of the other split, or of no form, in a row are a mistake."""
+"""Consecutive questions of the other split after which the task fails."""
 
 Grade = Callable[[Facts, str], Any]
 
 
 @dataclass(frozen=True)
 class Custom:
-    """`make(random)` gives a question and the facts its grader needs. `grade(facts, answer)` gives a number, or parts
-    by name; it may be a coroutine. One that computes for long, or may hang, is named instead (`"file.py:grade"`), and
-    runs in a process of its own, with a limit."""
+    """A task from two functions. `make(random)` returns a question and the facts for its grader. `grade(facts,
+    answer)` returns a number, or parts by name, and may be a coroutine. A grader that computes for long or can
+    hang is specified by name (`"file.py:grade"`) and runs in a separate process with a time limit.
+    """
 
     make: Callable[[random.Random], tuple[str | Sequence[Mapping[str, Any]], Facts]]
     grade: Grade | str
     max_tokens: int = 256
     seconds: float = SECONDS
-    """For a `grade` that is named."""
+    """Time limit of a `grade` specified by name."""
     pass_env: Sequence[str] = ()
-    """Environment variables that reach the process of a named `grade`, beside PATH and the like."""
+    """Additional environment variables of the process of a named `grade`, beside PATH and the like."""
     name: str = "custom"
     fingerprint: str | None = None
 
@@ -96,7 +97,7 @@ def load_task(entry: str) -> AnyTask:
     if inspect.isclass(found) or (inspect.isroutine(found) and not isinstance(found, Custom)):
         try:
             found = found()
-        except Exception as error:  # whatever a user's code does
+        except Exception as error:  # user code may raise anything
             raise ConfigError(f"{entry}() raised {type(error).__name__}: {error}", param=PARAM) from error
     missing = [verb for verb in ("name", "max_tokens", "prompts", "score") if not hasattr(found, verb)]
     if missing:

@@ -1,4 +1,4 @@
-"""A task out of a JSON Lines file: prompts, what answers are compared with, and a grader."""
+"""Tasks from JSON Lines files: prompts, reference answers and a grader."""
 
 from __future__ import annotations
 
@@ -18,27 +18,29 @@ from rondo.graders.registry import grader_of
 from rondo.rl.tasks.registry import Problem, Split, split_of
 
 MAX_TOKENS = 1024
-"""Of an answer, unless the job says another number."""
+"""Maximum tokens of a sample, unless the job overrides it."""
 OWN = ("prompt", "messages", "split", "grader")
-"""The fields of a record that say what is asked and how it is graded; all others are for graders, as `item`."""
+"""Fields of a record that define the prompt and the grading; all other fields are passed to graders as `item`."""
 ANSWERS = ("answer", "reference_answer", "reference")
-"""The fields that hold what an answer is compared with; the first that is there counts."""
+"""Fields with the reference answer; the first one present is used."""
 
 
 @dataclass(frozen=True)
 class FileTask:
-    """The held-out share is chosen by the hash of the prompt, so that it is the same whatever else is in the file."""
+    """A task from a file. The held-out split is selected by the hash of the prompt, independently of other records."""
 
     name: str
     problems: Mapping[Split, tuple[Problem, ...]]
     fingerprint: str
     grader: Grader | None
     own_graders: Mapping[str, Grader]
-    """Those of records, by their JSON."""
+    """Graders of individual records, by their JSON."""
     max_tokens: int = MAX_TOKENS
 
     def prompts(self, seed: int, n: int, split: Split = "train") -> list[Problem]:
-        """Without repetition until all have been drawn. Of the held-out ones never more than there are."""
+        """Problems sampled without replacement, repeated only when all have been drawn. The held-out split never
+        repeats.
+        """
         known = self.problems[split]
         source = random.Random(f"{self.name}:{split}:{seed}")
         drawn: list[Problem] = []
@@ -57,7 +59,9 @@ class FileTask:
 
 
 def read_task(file: str, grader: Mapping[str, Any], max_broken: int = 0) -> FileTask:
-    """`grader` is for records that have none of their own. A broken line is an error that says where it is."""
+    """Read a task. `grader` applies to records without their own grader. A malformed line raises an error with its
+    line number.
+    """
     if not Path(file).is_file():
         raise ConfigError(f"There is no file {file} to read the task from.", param="rl.task")
     reader = _Reader(grader)
@@ -80,7 +84,7 @@ def read_task(file: str, grader: Mapping[str, Any], max_broken: int = 0) -> File
 
 
 class _Reader:
-    """Checks records as they are read, so that errors name their lines."""
+    """Checks records during reading, so that errors contain line numbers."""
 
     def __init__(self, grader: Mapping[str, Any]) -> None:
         self.general = grader_of(grader, "rl.grader") if grader else None
@@ -106,7 +110,7 @@ class _Reader:
         return 'the last of "messages" is the assistant\'s' if messages[-1]["role"] == "assistant" else None
 
     def _split(self, record: Record) -> str | None:
-        """The same prompt in both splits would be trained on and then asked as if it were new."""
+        """Reject a prompt that is in both splits, because it would be both trained on and evaluated."""
         split = record.get("split")
         if split not in (None, "train", "held_out"):
             return f'"split" is {split!r}; it must be train or held_out'
@@ -142,7 +146,7 @@ def _problem(record: Record) -> Problem:
 
 
 def _reference(item: Mapping[str, Any]) -> str | tuple[str, ...] | None:
-    """The answer, or several that are right. Numbers are read as they are written."""
+    """The reference answer, or several correct answers. Numbers are converted to their JSON text."""
     found = next((item[name] for name in ANSWERS if item.get(name) is not None), None)
     if found is None or isinstance(found, str):
         return found

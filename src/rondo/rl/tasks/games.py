@@ -1,4 +1,4 @@
-"""Tasks of several turns whose problems are made by a seed: an environment, and what to ask it."""
+"""Multi-turn tasks with seeded problems: an environment and its questions."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ Make = Callable[[random.Random], tuple[str, Facts]]
 
 
 class Game:
-    """A task that is played. `environment` makes the world of one episode; `make` a question and what the world knows
-    of it, by default nothing but a number that tells it from others."""
+    """A multi-turn task. `environment` creates the environment of one episode; `make` returns a question and the
+    facts of the environment, by default only a number that identifies the problem.
+    """
 
     def __init__(
         self,
@@ -40,7 +41,7 @@ class Game:
         self.past: Past = past
         self.aside = Aside()
         self.fingerprint: str | None = None
-        """The hash of a user's file that it is in."""
+        """Hash of the user's file that defines the game."""
         self._player: Player | None = None
 
     @property
@@ -48,7 +49,7 @@ class Game:
         return self.bounds.tokens
 
     def prompts(self, seed: int, n: int, split: Split = "train") -> list[Problem]:
-        """The same problems for the same seed; those of one split never occur in the other."""
+        """Problems, deterministic for a seed; the splits are disjoint."""
         source = random.Random(f"{self.name}:{split}:{seed}")
         problems: list[Problem] = []
         while len(problems) < n:
@@ -67,12 +68,12 @@ class Game:
             raise RuntimeError(f"the game {self.name} was not prepared with a tokenizer")
         try:
             environment = self.environment()
-        except Exception as error:  # whatever a user's code does
+        except Exception as error:  # user code may raise anything
             environment = _Unmade(error)
         return await self._player.play(engine, environment, problem, sampling, seed, index)
 
     async def score(self, sample: Sample) -> Score:
-        """Never asked: an episode has its score."""
+        """Unused: an episode is scored when it ends."""
         return Score("error", 0.0, detail=f"{self.name} is scored in its episodes")
 
     def close(self) -> None:
@@ -80,7 +81,7 @@ class Game:
 
 
 class _Unmade:
-    """In the place of an environment that could not be made, so that its episode is one that failed."""
+    """Substitute for an environment whose construction failed; its episode fails with that error."""
 
     def __init__(self, error: Exception) -> None:
         self._error = error
@@ -94,7 +95,7 @@ class _Unmade:
 
 SPAN = 7
 GUESSES = 3
-"""Enough to find any of so many numbers, if each guess halves them."""
+"""Enough guesses for any of `SPAN` numbers by binary search."""
 
 
 def make_guess(source: random.Random) -> tuple[str, Facts]:
@@ -103,7 +104,7 @@ def make_guess(source: random.Random) -> tuple[str, Facts]:
 
 
 class Guess:
-    """A number is to be found, and each guess is told whether it is too low or too high."""
+    """A guessing game: the environment answers each guess with "higher", "lower" or "yes"."""
 
     async def reset(self, problem: Problem, seed: int) -> Told:
         self.secret, self.left = int(problem.facts["secret"]), GUESSES
@@ -115,7 +116,7 @@ class Guess:
         guess = int(said) if said.isdecimal() and len(said) < 4 else None
         parts = {"format": float(guess is not None) / GUESSES, "correct": float(guess == self.secret)}
         if guess == self.secret:
-            # The guesses that were saved count as well formed.
+            # Unused guesses count as well-formed.
             parts["format"] += self.left / GUESSES
         done = guess == self.secret or self.left == 0
         reward = 0.1 * parts["format"] + 0.9 * parts["correct"]

@@ -1,4 +1,4 @@
-"""The built-in tasks' problems: making one, solving it, grading an answer part by part."""
+"""Problems of the built-in tasks: generation, reference solutions and grading by parts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def make_add(source: random.Random) -> tuple[str, Facts]:
 
 
 def solve_add(facts: Facts) -> str:
-    """Working first: the ones, then the tens with what is carried, a line each."""
+    """The working first: ones, then tens with the carry, one line each."""
     a, b = facts["a"], facts["b"]
     ones = a % 10 + b % 10
     carried = "+1" if ones > 9 else ""
@@ -44,8 +44,7 @@ def solve_add(facts: Facts) -> str:
 
 
 def grade_add(facts: Facts, answer: str) -> Parts:
-    """The last line is what is graded; those before it are working. Digits are compared from the right, where they mean
-    the same."""
+    """Grade the last line; earlier lines are working. Digits are compared from the right, by place value."""
     result = _last_line(answer)
     return _in_places(str(facts["a"] + facts["b"])[::-1], result[::-1], bool(re.fullmatch("[0-9]+", result)))
 
@@ -120,7 +119,7 @@ def same_countdown(facts: Facts) -> str:
 
 
 def _expressions(numbers: Sequence[int]) -> Iterator[tuple[str, int]]:
-    """All of (a . b) . c, with every order and operation."""
+    """All expressions (a . b) . c in every order and with every operation."""
     for a, b, c in itertools.permutations(numbers):
         for first, second in itertools.product(_OPERATIONS, repeat=2):
             value = _OPERATIONS[second](_OPERATIONS[first](a, b), c)
@@ -128,7 +127,7 @@ def _expressions(numbers: Sequence[int]) -> Iterator[tuple[str, int]]:
 
 
 def evaluate(text: str) -> tuple[int | None, list[int]]:
-    """The value of a sum of whole numbers and the numbers in it, or None. Nothing but + - * and brackets is run."""
+    """The value of an integer expression and the numbers in it, or None. Only + - * and brackets are evaluated."""
     if len(text) > 64 or not re.fullmatch(r"[0-9+\-*() ]+", text):
         return None, []
     try:

@@ -1,4 +1,4 @@
-"""What a task is, and those whose problems are made by a seed, with a reward for each part done well."""
+"""Task interface, and the built-in tasks with seeded problems and rewards by parts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ Split = Literal["train", "held_out"]
 Facts = dict[str, Any]
 
 HELD_OUT_SHARE = 8
-"""One question in so many is kept for evaluation. Its own hash decides, so no seed ever trains on it."""
+"""One in this many questions is held out for evaluation. The split follows from the question's hash, so that no seed
+trains on a held-out question.
+"""
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ class Problem:
     question: str
     facts: Facts
     given: tuple[Mapping[str, Any], ...] = ()
-    """The messages, where the question is not all there is."""
+    """Messages of the prompt, if it is more than the question."""
 
     @property
     def messages(self) -> list[dict[str, Any]]:
@@ -33,7 +35,7 @@ class Problem:
 
 
 class AnyTask(Protocol):
-    """Any task: of this module, of a file (`files.py`), or a user's own (`custom.py`)."""
+    """Interface of tasks: built-in, from a file (`files.py`) or user-defined (`custom.py`)."""
 
     @property
     def name(self) -> str: ...
@@ -42,10 +44,10 @@ class AnyTask(Protocol):
     def max_tokens(self) -> int: ...
 
     def prompts(self, seed: int, n: int, split: Split = "train") -> list[Problem]:
-        """The same problems for the same seed; those of one split never occur in the other."""
+        """Problems, deterministic for a seed; the splits are disjoint."""
 
     async def score(self, sample: Sample) -> Score:
-        """`sample.metadata` are the problem's facts, and whether the answer was `finished`."""
+        """Score a sample; `sample.metadata` has the problem's facts and `finished`."""
 
 
 @dataclass(frozen=True)
@@ -54,21 +56,23 @@ class Task:
     about: str
     make: Callable[[random.Random], tuple[str, Facts]]
     solve: Callable[[Facts], str]
-    """The reference solution: what SFT learns from."""
+    """The reference solution, used for SFT."""
     grade: Callable[[Facts, str], dict[str, float]]
-    """Each part's reward in [0, 1]. `correct` is 1 exactly for a right answer."""
+    """Reward of each part in [0, 1]. `correct` is 1 exactly for a correct answer."""
     shares: Mapping[str, float]
-    """What each part adds to the total; together 1."""
+    """Weight of each part in the total; the sum is 1."""
     max_tokens: int
     same: Callable[[Facts], str] | None = None
-    """What two problems share that differ in the order of their numbers alone; by default the question."""
+    """Key that is equal for problems that differ only in the order of their numbers; default: the question."""
 
     def split(self, question: str, facts: Facts) -> Split:
-        """Problems that are the same are in the same split: who learned one has seen the other."""
+        """The split of a problem. Equivalent problems are in the same split, so that no held-out problem has an
+        equivalent in the training split.
+        """
         return split_of(question if self.same is None else f"{self.name} {self.same(facts)}")
 
     def prompts(self, seed: int, n: int, split: Split = "train") -> list[Problem]:
-        """The same problems for the same seed; those of one split never occur in the other."""
+        """Problems, deterministic for a seed; the splits are disjoint."""
         source = random.Random(f"{self.name}:{split}:{seed}")
         problems: list[Problem] = []
         while len(problems) < n:
@@ -78,7 +82,7 @@ class Task:
         return problems
 
     async def score(self, sample: Sample) -> Score:
-        """An answer that had to be cut off is neither well formed nor correct."""
+        """Score a sample. A truncated answer has neither the format nor the correctness reward."""
         parts = self.grade(dict(sample.metadata), sample.completion)
         if not sample.metadata.get("finished", True):
             parts |= {name: 0.0 for name in ("format", "correct") if name in parts}
@@ -93,7 +97,7 @@ def split_of(question: str) -> Split:
 
 
 def task(name: str) -> Task:
-    """One of ours."""
+    """A built-in task."""
     if name.endswith(".py"):
         raise NotFound(f"Which task in {name}? Give its name too: {name}:TASK.", param="task")
     if name not in TASKS:
@@ -106,9 +110,9 @@ def task(name: str) -> Task:
 
 
 def find(name: str, grader: Mapping[str, Any] | None = None, max_broken: int = 0) -> AnyTask:
-    """By a name of ours, a JSON Lines file, or `module:attribute` and `file.py:attribute`.
+    """Find a task by the name of a built-in task, a JSON Lines file, `module:attribute` or `file.py:attribute`.
 
-    `grader` and `max_broken` are for a file: how its answers are graded, and how many of its lines may be left out.
+    `grader` and `max_broken` apply to files: the grader of its answers, and the number of malformed lines to skip.
     """
     if name.endswith(FILES):
         from rondo.rl.tasks.files import read_task
@@ -136,7 +140,7 @@ FILES = (".jsonl", ".ndjson", ".jsonl.gz", ".jsonl.zst")
 
 
 def fingerprint(task: AnyTask) -> str | None:
-    """What the task is made of, beyond its name: the hash of the file that its problems, or its code, are in."""
+    """Hash of the file with the task's problems or code, if it has one."""
     found = getattr(task, "fingerprint", None)
     return found if isinstance(found, str) else None
 

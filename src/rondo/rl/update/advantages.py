@@ -1,4 +1,4 @@
-"""From rewards to per-token advantages and weights: plain arithmetic, no tensors."""
+"""Per-token advantages and loss weights from rewards: plain arithmetic, no tensors."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ EPSILON = 1e-4
 
 
 def group_advantages(rewards: Floats, normalise: Literal["std", "mean"] = "std") -> Floats:
-    """[P, S] -> [P, S]: each reward beside its group's mean. "std" is GRPO; "mean" is Dr. GRPO, undivided.
+    """[P, S] -> [P, S]: each reward relative to its group's mean. "std" is GRPO; "mean" is Dr. GRPO, without
+    division.
 
-    A reward that is NaN (its grader failed) counts neither in the mean nor in the deviation, and gets advantage 0.
+    A NaN reward (failed grader) is excluded from mean and deviation and has advantage 0.
     """
     known = ~np.isnan(rewards)
     count = known.sum(1, keepdims=True)
     filled = np.where(known, rewards, 0.0)
     centred = np.where(known, rewards - filled.sum(1, keepdims=True) / np.maximum(count, 1), 0.0)
-    # The mean of equal numbers is off by a rounding, which the division below would blow up.
+    # The mean of equal numbers has a rounding error, which the division below would amplify.
     centred[~teaching(rewards)] = 0.0
     if normalise == "mean":
         return centred
@@ -37,22 +38,26 @@ def group_advantages(rewards: Floats, normalise: Literal["std", "mean"] = "std")
 
 
 def leave_one_out(rewards: Floats) -> Floats:
-    """[P, S] -> [P, S]: each reward beside the mean of its group's others (RLOO). As above without a reward."""
+    """[P, S] -> [P, S]: each reward relative to the mean of the other rewards of its group (RLOO). NaN rewards are
+    handled as in `group_advantages`.
+    """
     count = (~np.isnan(rewards)).sum(1, keepdims=True)
     return np.asarray(group_advantages(rewards, "mean") * count / np.maximum(count - 1, 1))
 
 
 def teaching(rewards: Floats) -> Mask:
-    """[P, S] -> [P]: of which groups the samples have earned different rewards. The others have no advantages, and
-    are what DAPO's dynamic sampling draws again."""
+    """[P, S] -> [P]: whether a group's samples have different rewards. Other groups have no advantages; DAPO's
+    dynamic sampling resamples them.
+    """
     known = ~np.isnan(rewards)
     lowest, highest = np.where(known, rewards, np.inf).min(1), np.where(known, rewards, -np.inf).max(1)
     return np.asarray(highest > lowest)
 
 
 def overlong_penalties(lengths: Sequence[int], longest: int, share: float, scale: float = 1.0) -> Floats:
-    """What DAPO adds to the reward of each answer: nothing up to the last `share` of `longest` tokens, then less and
-    less, -`scale` at the end."""
+    """DAPO's soft overlong penalty of each sample: 0 up to the last `share` of `longest` tokens, then linear down to
+    -`scale` at `longest`.
+    """
     if not share:
         return np.zeros(len(lengths))
     soft = share * longest
@@ -63,8 +68,8 @@ def overlong_penalties(lengths: Sequence[int], longest: int, share: float, scale
 def token_weights(lengths: Sequence[int], aggregate: Aggregate = "token", longest: int = 0) -> list[float]:
     """The weight of each of a sample's tokens in a loss that is divided by the number of all tokens.
 
-    "token": all tokens count alike (DAPO). "sequence": all samples count alike, whatever their length (GRPO's paper).
-    "constant": samples are divided by `longest`, the most tokens they could have (Dr. GRPO).
+    "token": all tokens have the same weight (DAPO). "sequence": all samples have the same weight, for any sample
+    length (the GRPO paper). "constant": samples are divided by `longest`, the maximum number of tokens (Dr. GRPO).
     """
     tokens = sum(lengths)
     samples = sum(1 for length in lengths if length)
@@ -76,7 +81,7 @@ def token_weights(lengths: Sequence[int], aggregate: Aggregate = "token", longes
 
 
 def divergences(logprobs: ArrayLike, reference: ArrayLike, estimator: Literal["k1", "k2", "k3"]) -> Floats:
-    """[T] each -> [T]: estimates of KL(policy | reference), a token, to be taken from the reward."""
+    """[T] each -> [T]: per-token estimates of KL(policy | reference), to be subtracted from the reward."""
     difference = np.asarray(logprobs, np.float64) - np.asarray(reference, np.float64)
     if estimator == "k1":
         return np.asarray(difference)
@@ -84,7 +89,7 @@ def divergences(logprobs: ArrayLike, reference: ArrayLike, estimator: Literal["k
 
 
 def returns(rewards: Floats, gamma: float = 1.0) -> Floats:
-    """[T] -> [T]: what each token and those after it earn, later rewards discounted."""
+    """[T] -> [T]: the discounted return of each token."""
     found, later = [], 0.0
     for reward in reversed(rewards.tolist()):
         later = reward + gamma * later
@@ -93,8 +98,9 @@ def returns(rewards: Floats, gamma: float = 1.0) -> Floats:
 
 
 def gae(rewards: Floats, values: Floats, gamma: float = 1.0, lam: float = 0.95) -> tuple[Floats, Floats]:
-    """[T] rewards and the critic's values of what stood before each token -> [T] advantages and returns, by generalised
-    advantage estimation. Nothing follows the last token."""
+    """[T] rewards and [T] values before each token -> [T] advantages and [T] returns by generalized advantage
+    estimation (GAE). The value after the last token is 0.
+    """
     rewards, values = np.asarray(rewards, np.float64), np.asarray(values, np.float64)
     surprises = rewards + gamma * np.append(values[1:], 0.0)[: len(values)] - values
     advantages = returns(surprises, gamma * lam)
@@ -102,8 +108,9 @@ def gae(rewards: Floats, values: Floats, gamma: float = 1.0, lam: float = 0.95) 
 
 
 def whitened(parts: Sequence[Floats]) -> list[Floats]:
-    """All numbers together get mean 0 and deviation 1; equal ones become 0. Sums are exact, so that neither the order
-    of the parts nor how they were cut changes a bit."""
+    """All parts together normalized to mean 0 and deviation 1; equal numbers become 0. Sums are exact, so that the
+    result is bitwise independent of the order and the split of the parts.
+    """
     if not any(len(part) for part in parts):
         return list(parts)
     together = np.concatenate(parts).astype(np.float64)
@@ -116,11 +123,11 @@ def whitened(parts: Sequence[Floats]) -> list[Floats]:
 
 @dataclass(frozen=True)
 class TokenAdvantages:
-    """A list of P*S arrays, one number a token and 0 where the policy did not choose it."""
+    """A list of P*S arrays with one number per token, 0 for tokens that the policy did not sample."""
 
     advantages: list[Floats]
     returns: list[Floats] | None = None
-    """What the critic is to have said."""
+    """Targets of the critic."""
 
 
 def token_advantages(
@@ -132,9 +139,12 @@ def token_advantages(
     divergences: Sequence[Floats] | None = None,
     values: Sequence[Floats] | None = None,
 ) -> TokenAdvantages:
-    """Of rewards [P, S], NaN where nobody judged: such a sample has no advantages. `sampled` says of each token of the
-    P*S samples whether the policy chose it; `divergences` and `values` have a number for each token too, and are not
-    looked at where it did not. `kl` is what a divergence costs where it is in the reward."""
+    """Advantages from rewards [P, S]. A sample with a NaN reward has no advantages.
+
+    `sampled` marks the tokens of the P*S samples that the policy sampled. `divergences` and `values` have one number
+    per token; entries of other tokens are ignored. `kl` is the coefficient of the divergence if it is part of the
+    reward.
+    """
     masks = [np.asarray(mask, bool) for mask in sampled]
     judged = (~np.isnan(rewards)).ravel()
     costs = [np.zeros(mask.sum()) for mask in masks]
@@ -180,7 +190,7 @@ def _of_tokens(
 
 
 def _at_the_end(rewards: Floats, total: float) -> Floats:
-    """A token's own rewards, and the answer's with its last token."""
+    """The token rewards with the sample's reward added to the last token."""
     if len(rewards):
         rewards[-1] += 0.0 if math.isnan(total) else total
     return rewards
@@ -194,16 +204,18 @@ def _placed(values: Floats, mask: Mask) -> Floats:
 
 @dataclass(frozen=True)
 class AdaptiveKl:
-    """What a divergence costs, steered so that it comes to be `target` nats a token (Ziegler et al., 2019)."""
+    """KL coefficient adapted so that the measured divergence approaches `target` nats per token (Ziegler et al.,
+    2019).
+    """
 
     coefficient: float
-    """All of its state."""
+    """The whole state."""
     target: float
     horizon: float = 10.0
-    """In steps. Each changes the coefficient by a fifth of one over it at most."""
+    """Steps; each step changes the coefficient by at most a fifth of 1 / `horizon`."""
 
     def after(self, measured: float) -> AdaptiveKl:
-        """The next step's, from a step's mean divergence."""
+        """The coefficient of the next step, from this step's mean divergence."""
         if not self.target or not math.isfinite(measured):
             return self
         error = min(max(measured / self.target - 1.0, -0.2), 0.2)

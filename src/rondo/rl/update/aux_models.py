@@ -1,4 +1,4 @@
-"""The models beside the policy: made once, asked before a step's first mini-batch, and taking turns on the device."""
+"""Auxiliary models of RL: loaded once, run before a step's first mini-batch and, if necessary, offloaded."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from rondo.train.learner.shared_prefix import shares_prefixes
 
 
 class AuxiliaryModels:
-    """Whoever the config asks for; nobody by default."""
+    """The auxiliary models that the config enables; none by default."""
 
     def __init__(self, policy: Decoder, tokenizer: Tokenizer, config: RlConfig) -> None:
-        """Before there is a learner of the policy."""
+        """Load the models; must precede the construction of the policy's learner."""
         self.config, self.roles = config, Roles([])
         apart = config.needs_reference and adapter_of(policy) is None
         self.reference = Evaluator(copy.deepcopy(policy), memory=config) if apart else None
@@ -54,7 +54,9 @@ class AuxiliaryModels:
             self.critic.attach(learner)
 
     def take_turns(self, engine: LLM | None) -> None:
-        """`engine`: one that computes with the learner's weights, and rests while it learns."""
+        """Enable device sharing. `engine` is an engine that shares the learner's weights and sleeps during updates,
+        if any.
+        """
         if not self.config.device_bytes:
             return
         if engine is None and self.scorer is not None and self.config.dynamic_sampling:
@@ -74,14 +76,14 @@ class AuxiliaryModels:
         self.roles = Roles(roles, self.config.device_bytes)
 
     def judged(self, groups: list[SampleGroup]) -> list[SampleGroup]:
-        """With the reward model's part in the scores."""
+        """The groups with the reward model's score added."""
         if self.scorer is None:
             return groups
         self.roles.phase("score")
         return with_reward_model(groups, self.scorer.scores(groups), self.config.reward_model.weight)
 
     def known(self, tokens: StepTokens, rows: Sequence[PackedRow]) -> Known:
-        """What each model says of each token of the step, before anything is learned."""
+        """Columns of each model's output for every token of the step, computed before the first update."""
         config, temperature = self.config, self.config.temperature
         asked: list[tuple[bool, str, str, Callable[[], list[Floats]]]] = [
             (config.needs_old, "old", "old_logprobs", lambda: self._learner.logprobs(rows, temperature)),
@@ -109,7 +111,7 @@ class AuxiliaryModels:
     def taught(
         self, found: TokenAdvantages, tokens: StepTokens, known: Known, shape: tuple[int, ...]
     ) -> TokenAdvantages:
-        """The advantages with what the teacher has to say, if there is one."""
+        """The advantages with the teacher's contribution, if there is a teacher."""
         if self.teacher is None:
             return found
         told = self.config.distill
@@ -127,7 +129,7 @@ class AuxiliaryModels:
         return TokenAdvantages(advantages, found.returns)
 
     def seen(self, rows: Sequence[PackedRow]) -> Metrics:
-        """What models beside the policy said of the tokens that are learned from."""
+        """Metrics of the auxiliary models over the trained tokens."""
 
         def column(name: str) -> list[Floats]:
             return [row.columns[name] for row in rows]
@@ -140,7 +142,7 @@ class AuxiliaryModels:
         return metrics
 
     def _reference(self, rows: Sequence[PackedRow]) -> list[NDArray[np.float32]]:
-        """Of the policy as it began: a model of its own, or the base below the adapter."""
+        """Log-probabilities of the initial policy: a separate model, or the base model with the adapter disabled."""
         if self.reference is not None:
             return self.reference.logprobs(rows, self.config.temperature)
         with switched_off(self._learner.computing):

@@ -1,4 +1,4 @@
-"""What an RL job is told of the models beside its policy. Torch-free."""
+"""Settings of an RL job's auxiliary models. Torch-free."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rondo.base.settings.config import Section
 
 
 class CriticConfig(Section):
-    """The model that says at each token what is still to be earned."""
+    """Value model, which predicts the return at each token."""
 
     kind: Literal["none", "separate", "shared"] = Field(
         "none", description="separate: a value model of its own; shared: a value head on the policy"
@@ -56,7 +56,7 @@ class RewardModelConfig(Section):
 
 
 class DistillConfig(Section):
-    """On-policy distillation: the policy's own answers, judged token by token by how likely a teacher finds them."""
+    """On-policy distillation: the policy's samples, scored token by token by a teacher's log-probabilities."""
 
     teacher: str = Field(
         "", description="teacher with the policy's tokenizer, a folder or a name; default: none"
@@ -72,7 +72,7 @@ class DistillConfig(Section):
 
 
 class PairsConfig(Section):
-    """Preference training on pairs that the policy makes: of each group the best answer against the worst."""
+    """Preference training on on-policy pairs: the best against the worst sample of each group."""
 
     loss: Literal["none", "dpo", "ipo", "simpo", "kto"] = Field(
         "none", description="preference loss; none: policy loss"

@@ -1,4 +1,4 @@
-"""PPO's critic: what is still to be earned at each token, as a model of its own or as a head on the policy's layers."""
+"""PPO critic: a value model of its own or a value head on the policy's layers."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from rondo.train.losses.sums import Loss
 from rondo.train.losses.value import ValueLoss, WithValues
 
 PREFIX = "critic/"
-"""Of its metrics, and of its tensors in a checkpoint."""
+"""Prefix of the critic's metrics and of its tensors in a checkpoint."""
 
 
 def make_critic(config: RlConfig, policy: Decoder, tokenizer: Tokenizer) -> Critic | None:
-    """Before there is a learner of the policy, for a shared critic is a part of it."""
+    """The configured critic. It must precede the policy's learner, because a shared critic is a part of the policy."""
     told = config.critic
     if told.kind == "none":
         return None
@@ -50,45 +50,45 @@ class Critic(ABC):
         self.config = config
         self.loss = ValueLoss(config.clip)
         self.learner: Learner | None = None
-        """One of its own, if it has."""
+        """Learner of a separate critic."""
 
-    def attach(self, policy: Learner) -> None:  # noqa: B027  a critic of its own needs nothing of it
-        """Told the policy's learner once there is one."""
+    def attach(self, policy: Learner) -> None:  # noqa: B027  a separate critic does not use the policy's learner
+        """Attach the policy's learner after its construction."""
 
     def warming(self, step: int) -> bool:
-        """Whether the critic alone learns in this step, counted from 0."""
+        """Whether only the critic is trained in this step, counted from 0."""
         return step < self.config.warmup
 
     @abstractmethod
     def values(self, rows: Sequence[PackedRow]) -> list[Floats]:
-        """For each row what is to be earned before each of its predictions."""
+        """For each row, the value before each of its predictions."""
 
     @abstractmethod
     def joined(self, loss: Loss) -> Loss:
-        """What the policy's learner is asked in the place of the policy's own loss."""
+        """The loss of the policy's learner, with the value loss added if the critic is shared."""
 
     @abstractmethod
     def forward_backward(self, rows: Sequence[PackedRow], valid: int) -> Metrics:
-        """Beside the policy's: rows have the columns `values` and `returns`."""
+        """Gradients of the value loss, in addition to the policy's; rows have the columns `values` and `returns`."""
 
     @abstractmethod
     def optim_step(self, policy: Learner, step: int, share: float = 1.0) -> Metrics:
-        """Before the policy's own. `share` is the policy's learning rate as a share of its peak."""
+        """Optimizer step before the policy's. `share` is the policy's learning rate relative to its peak."""
 
     @abstractmethod
     def policy_learns(self, step: int) -> bool:
-        """What the policy's own optimizer step is to `accept`."""
+        """Whether the policy's optimizer step is applied."""
 
     @abstractmethod
     def states(self) -> dict[str, Tensor]:
-        """What a checkpoint of the policy does not hold of it."""
+        """Critic tensors that a checkpoint of the policy does not contain."""
 
     @abstractmethod
     def load(self, folder: str | Path, step: int) -> None: ...
 
 
 class SeparateCritic(Critic):
-    """A scorer with a learner of its own. A language model's new head says 0; a reward model goes on with its own."""
+    """A scorer with its own learner. A language model has a new head that predicts 0; a reward model has its own."""
 
     def __init__(self, config: RlConfig, model: Decoder) -> None:
         super().__init__(config.critic)
@@ -125,7 +125,7 @@ class SeparateCritic(Critic):
 
 
 class SharedCritic(Critic):
-    """A head on the policy's layers: one pass gives both, and both losses change the layers."""
+    """A value head on the policy's layers: one pass computes both outputs, and both losses train the layers."""
 
     def __init__(self, config: CriticConfig, policy: Decoder) -> None:
         super().__init__(config)
@@ -147,11 +147,13 @@ class SharedCritic(Critic):
         return WithValues(loss, self.loss, self.config.coefficient)
 
     def forward_backward(self, rows: Sequence[PackedRow], valid: int) -> Metrics:
-        """Done with the policy's."""
+        """No operation: the policy's pass includes the critic."""
         return {}
 
     def optim_step(self, policy: Learner, step: int, share: float = 1.0) -> Metrics:
-        """While it warms up the layers must not move, for the policy would with them: its head alone learns."""
+        """During warmup only the value head is trained: the gradients of all other parameters are dropped, because
+        the policy shares them.
+        """
         if self.warming(step):
             for name, parameter in policy.model.named_parameters():
                 if not name.startswith("head.value."):
@@ -159,19 +161,20 @@ class SharedCritic(Critic):
         return {}
 
     def policy_learns(self, step: int) -> bool:
-        """The head is the policy's to step."""
+        """True: the policy's optimizer step also updates the value head."""
         return True
 
     def states(self) -> dict[str, Tensor]:
         return {}
 
     def load(self, folder: str | Path, step: int) -> None:
-        """Loaded with the policy."""
+        """No operation: the policy's checkpoint includes the critic."""
 
 
 def value_metrics(values: Sequence[Floats], returns: Sequence[Floats]) -> Metrics:
-    """How much of what the returns differ by the values had foreseen: 1 is all of it, 0 what one number for all could,
-    and less than 0 is worse than that."""
+    """Metrics of the critic. Explained variance: 1 for a perfect prediction, 0 for a constant, negative for a
+    prediction worse than a constant.
+    """
     foreseen, found = (np.concatenate([np.zeros(0), *each]) for each in (values, returns))
     spread = float(found.var()) if found.size else 0.0
     return {

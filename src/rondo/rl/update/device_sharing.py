@@ -1,7 +1,8 @@
-"""Who is on the device when. Models of a job that do not fit on it together take turns, and this alone says how.
+"""Device sharing: models of a job that do not fit on the device together are offloaded and reloaded in turn.
 
-The policy's weights are always there: engine and learner compute with them. What comes and goes are roles: each says
-how many bytes it takes, how it comes and how it goes. Nobody goes without need, and who is needed last goes first.
+The policy's weights stay on the device, because both engine and learner compute with them. All other models and
+states are roles with a size in bytes, a load function and an offload function. A role is offloaded only if the budget
+requires it; the role with the most distant next use is offloaded first.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ PHASES: dict[str, tuple[str, ...]] = {
     "train": ("optimizer", "critic"),
     "push": (),
 }
-"""A step's phases in their order, and whom each needs beside the policy."""
+"""Phases of a step in order, each with the roles that it requires besides the policy."""
 HOST = "host"
 PARAM = "rl.device_bytes"
 
@@ -36,7 +37,7 @@ PARAM = "rl.device_bytes"
 class Role:
     name: str
     nbytes: int
-    """What it takes of the device while it is there."""
+    """Device memory of the loaded role in bytes."""
     come: Callable[[], None]
     go: Callable[[], None]
     here: bool = True
@@ -44,8 +45,9 @@ class Role:
 
 class Roles:
     def __init__(self, roles: Sequence[Role], budget: int = 0) -> None:
-        """`budget` is for all roles together, in bytes; with 0 everybody stays. A phase whose own roles do not fit is
-        refused before there is a step."""
+        """`budget` is the limit of all roles together, in bytes; 0 disables offloading. A phase whose roles exceed
+        the budget raises a ConfigError before the first step.
+        """
         self._roles = {role.name: role for role in roles}
         self._budget = budget
         for phase in PHASES if budget else ():
@@ -59,7 +61,7 @@ class Roles:
                 )
 
     def phase(self, name: str) -> None:
-        """Whom it needs is there; others have gone as far as there was no room for both."""
+        """Load the roles of the phase, and offload other roles as far as the budget requires."""
         if not self._budget:
             return
         wanted = self._of(name)
@@ -80,7 +82,7 @@ class Roles:
         return [self._roles[name] for name in PHASES[phase] if name in self._roles]
 
     def _until(self, role: str, phase: str) -> int:
-        """How many phases later it is needed."""
+        """Number of phases until the role is required."""
         names = list(PHASES)
         at = names.index(phase)
         order = [*names[at + 1 :], *names[: at + 1]]
@@ -88,8 +90,9 @@ class Roles:
 
 
 def parked(name: str, *models: Decoder) -> Role:
-    """A model that nobody trains, with its copy in a narrower type if it has one. What it leaves in host memory stays
-    there, so that only the first going copies."""
+    """Role of a model that is not trained, including a copy in a narrower type if there is one. The host copy stays
+    allocated, so that only the first offload copies.
+    """
     parameters = list({id(p): p for model in models for p in model.parameters()}.values())
     device = models[0].device
     host: list[Tensor] = []
@@ -109,7 +112,7 @@ def parked(name: str, *models: Decoder) -> Role:
 
 
 def critic_role(learner: Learner) -> Role:
-    """A critic of its own goes with all that it has."""
+    """Role of a separate critic: weights and optimizer state."""
     return Role(
         "critic",
         bytes_of(learner.model) + moments_of(learner),
@@ -123,7 +126,7 @@ def optimizer_role(policy: Learner) -> Role:
 
 
 def engine_role(engine: LLM) -> Role:
-    """Its KV cache: the weights are the learner's, and are back before anybody asks for them."""
+    """Role of the KV cache. The weights are the learner's and are restored right after the engine's sleep."""
 
     def go() -> None:
         engine.sleep(1)
@@ -138,7 +141,7 @@ def bytes_of(model: Decoder) -> int:
 
 
 def moments_of(learner: Learner) -> int:
-    """What the optimizer keeps, or will after its first step: two numbers a weight that learns."""
+    """Bytes of the optimizer state, also before its first step: two numbers per trained parameter."""
     return 2 * sum(p.nbytes for p in learner.trained.parameters() if p.requires_grad)
 
 

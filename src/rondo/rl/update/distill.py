@@ -1,7 +1,7 @@
-"""On-policy distillation: a teacher says how likely it finds each token of the policy's own answers.
+"""On-policy distillation: a teacher scores each token of the policy's samples.
 
-The reverse divergence KL(policy | teacher), estimated at each sampled token by log policy - log teacher, is what the
-token costs; an advantage of its negative makes the policy's gradient the divergence's (Agarwal et al., 2024, with
+The cost of a sampled token is the reverse divergence KL(policy | teacher), estimated by log policy - log teacher.
+With its negative as the advantage, the policy gradient is the gradient of the divergence (Agarwal et al., 2024, with
 lambda 1; Lu and Thinking Machines, 2025).
 """
 
@@ -27,21 +27,22 @@ class Teacher:
 
     @classmethod
     def load(cls, config: DistillConfig, tokenizer: Tokenizer, device: torch.device) -> Teacher:
-        """It computes in the type that it is stored in."""
+        """Load a teacher, which computes in its stored type."""
         return cls(Evaluator(load_beside(config.teacher, tokenizer, "rl.distill.teacher", device)))
 
     def logprobs(self, rows: Sequence[PackedRow], temperature: float) -> list[Floats]:
-        """For each row of each of its predictions, at the policy's temperature."""
+        """Log-probabilities of each row's predictions, at the policy's temperature."""
         return self.evaluator.logprobs(rows, temperature)
 
 
 def distilled(
     sampler: Sequence[float], teacher: Sequence[float], sampled: Sequence[bool], config: DistillConfig
 ) -> NDArray[np.float64]:
-    """What the teacher adds to the advantages of one sample's tokens, 0 where the policy did not choose.
+    """The teacher's contribution to the advantages of one sample's tokens, 0 for tokens that the policy did not
+    sample.
 
-    With a discount a token also answers for what it led to: the divergences after it, each discounted by how many of
-    the policy's own tokens lie between.
+    With a discount the cost of a token includes the divergences of later tokens, each discounted by the number of
+    sampled tokens in between.
     """
     own = np.asarray(sampled, bool)
     costs = np.where(own, np.asarray(sampler, np.float64) - np.asarray(teacher, np.float64), 0.0)
@@ -52,6 +53,6 @@ def distilled(
 
 
 def divergence(sampler: Sequence[Floats], teacher: Sequence[Floats]) -> Metrics:
-    """The mean over all of the policy's own tokens."""
+    """Mean reverse divergence of all sampled tokens."""
     costs = np.concatenate([np.zeros(0), *(p - q for p, q in zip(sampler, teacher, strict=True))])
     return {"distill/reverse_kl": float(costs.mean()) if costs.size else 0.0}

@@ -1,4 +1,4 @@
-"""The learner's half of a step: what is known of each token before the first mini-batch, and the optimizer steps."""
+"""The learner's half of a step: token columns before the first mini-batch, and the optimizer steps."""
 
 from __future__ import annotations
 
@@ -42,29 +42,29 @@ from rondo.train.optim.schedule import learning_rate
 class Minibatch:
     rows: list[PackedRow]
     tokens: int
-    """Sampled tokens of all answers that count, also in groups that teach nothing: the divisor of the loss."""
+    """Number of sampled tokens of all scored samples, including groups without advantages: the divisor of the loss."""
     pairs: list[RolloutPair] = field(default_factory=list)
-    """What is learned from in the place of the rows, in preference training."""
+    """Training data of preference training, in place of the rows."""
 
 
 class Learning:
     def __init__(self, model: Decoder, tokenizer: Tokenizer, config: RlConfig, longest: int) -> None:
-        """`longest`: the most tokens an answer can have."""
+        """`longest`: maximum tokens of a sample."""
         self.config, self.longest = config, longest
         self.kl = config.kl
-        """The weight of the KL divergence as it is now."""
+        """Current coefficient of the KL divergence."""
         self.company = AuxiliaryModels(model, tokenizer, config)
         self.learner = Learner(model, config)
         self.company.attach(self.learner)
         self.effort = Effort(self.learner, config.metrics.peak)
         self._seen: Metrics = {}
         self.told: list[Metrics] = []
-        """What each mini-batch of the last step said."""
+        """Metrics of each mini-batch of the last step."""
 
     def prepare(
         self, groups: Sequence[SampleGroup], step: int
     ) -> tuple[list[Minibatch], list[list[list[float]]]]:
-        """The step's mini-batches, with all that the loss asks of a token; and each token's advantage."""
+        """The step's mini-batches with all token columns of the loss, and each token's advantage."""
         tokens, table = StepTokens(groups), earned(groups, self.config, self.longest)
         if self.company.preference is not None:
             pairs = make_pairs(groups, table)
@@ -85,8 +85,9 @@ class Learning:
         return batches, tokens.told(found.advantages, taught)
 
     def learn(self, batches: Sequence[Minibatch], step: int) -> Metrics:
-        """Every epoch goes through the same mini-batches in the same order. A gradient that is not finite teaches
-        nothing and is counted."""
+        """Train on the mini-batches, in the same order in every epoch. A step with a non-finite gradient is skipped
+        and counted.
+        """
         config, rate = self.config, self._learning_rate(step)
         loss = policy_loss(config, self.kl)
         self.effort.counts([row for batch in batches for row in batch.rows], config.epochs)
@@ -106,7 +107,7 @@ class Learning:
         return metrics
 
     def _update(self, batch: Minibatch, loss: Loss, step: int, rate: float) -> Metrics:
-        """One optimizer step, and the critic's."""
+        """One optimizer step of the policy and one of the critic."""
         config, critic, preference = self.config, self.company.critic, self.company.preference
         if preference is not None:
             metrics = preference.forward_backward(self.learner, batch.pairs)
@@ -136,7 +137,7 @@ class Learning:
         self.kl = facts["kl"]
 
     def _shares(self, count: int, step: int) -> list[list[int]]:
-        """Which groups each mini-batch has: in order if there is one, else at random."""
+        """Group indices of each mini-batch: in order for a single mini-batch, otherwise shuffled."""
         wanted = min(self.config.minibatches, count)
         if wanted <= 1:
             return [list(range(count))]
@@ -159,7 +160,9 @@ class Learning:
         return Minibatch(rows, sum(s.trained for s in samples))
 
     def _counts(self, sample: Rollout) -> bool:
-        """An answer without a judgement is in no part of the loss, unless a teacher judges its tokens."""
+        """Whether a sample is part of the loss. A sample without a valid score is excluded unless a teacher scores
+        its tokens.
+        """
         return sample.judged or bool(self.config.distill.teacher)
 
     def _advantages(self, table: Floats, tokens: StepTokens, known: Known) -> TokenAdvantages:
@@ -190,7 +193,7 @@ class Learning:
 
 
 def merged(told: Sequence[Metrics]) -> Metrics:
-    """Of several optimizer steps: the largest of what is a maximum, the sum of tokens, the mean of the rest."""
+    """Metrics of several optimizer steps: the maximum of maxima, the sum of tokens, the mean of all others."""
     if len(told) == 1:
         return dict(told[0])
     found: Metrics = {}

@@ -1,4 +1,4 @@
-"""Models beside the policy that are given its tokens: a teacher, or what a critic begins as."""
+"""Loading of auxiliary models that read the policy's tokens, such as a teacher or the initial critic."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from rondo.text.tokenizer import Tokenizer
 def load_beside(
     model: str, tokenizer: Tokenizer, param: str, device: torch.device, dtype: torch.dtype | None = None
 ) -> Decoder:
-    """Token ids are never made anew from text, so they have to mean the same to it."""
+    """Load a model with the policy's vocabulary. Tokens are never re-encoded from text, so the vocabularies must be
+    equal.
+    """
     folder = resolve(model)
     if Tokenizer.load(folder).vocabulary != tokenizer.vocabulary:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""What the learner is asked, as the config has it."""
+"""The policy loss of a config."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from rondo.train.losses.policy import Correction, PolicyLoss
 
 
 def policy_loss(config: RlConfig, kl: float | None = None) -> PolicyLoss:
-    """`kl` is the coefficient in force, where that is steered."""
+    """The configured loss; `kl` overrides the coefficient if it is adaptive."""
     return PolicyLoss(
         clip_low=config.clip_low,
         clip_high=config.clip_high,

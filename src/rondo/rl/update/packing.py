@@ -1,7 +1,7 @@
-"""A step's samples as rows, and back: what is known of a token is found again wherever packing has put it.
+"""Packing of a step's samples into rows, and mapping of token values between samples and rows.
 
-The tokens of all samples of a step are numbered, in order. A row remembers the number of each token that it predicts,
-so that columns can be filled in once the rows are there and models were asked about them.
+The tokens of all samples of a step are numbered in order. A row stores the number of each predicted token, so that
+columns can be added after packing.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from rondo.rl.rollout.types import Rollout, SampleGroup
 from rondo.rl.update.advantages import token_weights
 
 Known = dict[str, NDArray[np.float64]]
-"""Columns by name: a number for each token of the step."""
+"""Columns by name, with one number per token of the step."""
 NUMBER = "number"
-"""The column of tokens' numbers while rows are made."""
+"""Column of token numbers during packing."""
 MOST_TOKENS = 2**24
-"""A column is of 32-bit floats, which tell so many whole numbers apart."""
+"""Columns are float32, which represents integers exactly up to this number."""
 
 
 class StepTokens:
@@ -34,7 +34,7 @@ class StepTokens:
         self._sizes = [sum(len(piece.token_ids) for piece in sample.pieces) for sample in samples]
         self._ends = np.cumsum([0, *self._sizes]).tolist()
         self._first = np.cumsum([0, *(len(group.samples) for group in groups)]).tolist()
-        """The number of each group's first sample."""
+        """Number of each group's first sample."""
         if self.count > MOST_TOKENS:
             raise ConfigError(
                 f"a step has {self.count} tokens, and at most {MOST_TOKENS} can be: lower prompts_per_step or "
@@ -52,11 +52,11 @@ class StepTokens:
         return np.array([x for sample in samples for piece in sample.pieces for x in piece.logprobs])
 
     def begin(self, group: int, sample: int) -> int:
-        """The number of the first token of a sample."""
+        """The number of a sample's first token."""
         return int(self._ends[self._first[group] + sample])
 
     def sampled(self, shape: tuple[int, ...]) -> list[list[bool]]:
-        """For each of the P*S places of a table whether its tokens were sampled; a place without a sample has none."""
+        """For each of the P*S places of a table, the mask of sampled tokens; empty for a missing sample."""
         found: list[list[bool]] = [[] for _ in range(shape[0] * shape[1])]
         for g, group in enumerate(self.groups):
             for s, sample in enumerate(group.samples):
@@ -64,7 +64,7 @@ class StepTokens:
         return found
 
     def apart(self, column: NDArray[np.float64], shape: tuple[int, ...]) -> list[NDArray[np.float64]]:
-        """One array for each place of a table."""
+        """The column split into one array per place of a table."""
         found = [np.zeros(0) for _ in range(shape[0] * shape[1])]
         for g, group in enumerate(self.groups):
             for s in range(len(group.samples)):
@@ -73,13 +73,13 @@ class StepTokens:
         return found
 
     def together(self, parts: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
-        """Of the places of a table: those without a sample are empty."""
+        """The column of all places of a table; missing samples have empty arrays."""
         return np.concatenate([np.zeros(0), *parts])
 
     def gathered(
         self, rows: Sequence[PackedRow], found: Sequence[NDArray[np.float32]]
     ) -> NDArray[np.float64]:
-        """What was said of the predictions of rows, by the numbers of their tokens."""
+        """A column of the step, from values of the rows' predictions."""
         column = np.zeros(self.count)
         for row, values in zip(rows, found, strict=True):
             column[_numbers(row)] = values
@@ -88,7 +88,7 @@ class StepTokens:
     def with_columns(
         self, rows: Sequence[PackedRow], known: Mapping[str, NDArray[np.float64]]
     ) -> list[PackedRow]:
-        """The rows with what is known of their tokens, in place of their numbers."""
+        """The rows with columns in place of token numbers."""
         made = []
         for row in rows:
             numbers = _numbers(row)
@@ -98,7 +98,9 @@ class StepTokens:
         return made
 
     def told(self, parts: Sequence[NDArray[np.float64]], taught: set[int]) -> list[list[list[float]]]:
-        """For each group and sample what its last piece's tokens were given; nothing where the group taught nothing."""
+        """For each group and sample the advantages of its last segment's tokens; empty for a group that was not
+        trained on.
+        """
         most = len(parts) // max(len(self.groups), 1)
         return [
             [
@@ -122,8 +124,9 @@ def packed(
     share_prefix: bool,
     budget: int,
 ) -> list[PackedRow]:
-    """The rows of those groups of a mini-batch's `share` that are `taught`; the weight of a token depends on all
-    groups. Samples for which `counts` is false are left out. Pieces that begin with one prompt share it."""
+    """The packed rows of the groups in `taught`, a subset of a mini-batch's `share`. Token weights depend on all
+    groups of the share. Samples for which `counts` is false are excluded. Segments with a common prompt share it.
+    """
     samples = [sample for i in share for sample in tokens.groups[i].samples if counts(sample)]
     weights = iter(token_weights([sample.trained for sample in samples], aggregate, longest))
     items: list[Document | Tree] = []
@@ -144,7 +147,7 @@ def packed(
 
 
 def _pieces(sample: Rollout, begin: int) -> list[tuple[Rollout, int]]:
-    """Each with the number of its first token."""
+    """Each segment with the number of its first token."""
     found = []
     for piece in sample.pieces:
         found.append((piece, begin))

@@ -1,4 +1,4 @@
-"""Preference training on the policy's own answers: of each group the best against the worst."""
+"""Preference training on on-policy pairs: the best against the worst sample of each group."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ class RolloutPair:
 
 
 def make_pairs(groups: Sequence[SampleGroup], rewards: NDArray[np.float64]) -> list[RolloutPair]:
-    """rewards [P, S], NaN where nobody judged. A group in which all earned the same gives none; of answers that earned
-    the same the first counts."""
+    """Pairs from rewards [P, S], NaN for samples without a score. A group with equal rewards yields no pair; ties are
+    resolved in favour of the first sample.
+    """
     found = []
     for group, row in zip(groups, rewards, strict=True):
         judged = [
@@ -53,8 +54,9 @@ def make_pairs(groups: Sequence[SampleGroup], rewards: NDArray[np.float64]) -> l
 
 @dataclass(frozen=True)
 class OnlinePreference:
-    """What a step does with its groups in the place of a policy's loss. Without a `reference` of its own the learner's
-    base, its adapter switched off, is asked."""
+    """Preference loss on a step's groups, in place of the policy loss. Without a separate `reference` model, the
+    reference is the learner's base model with the adapter disabled.
+    """
 
     config: PairsConfig
     reference: Evaluator | None
@@ -67,7 +69,7 @@ class OnlinePreference:
         return found | {"pairs": float(len(pairs))}
 
     def rows(self, pairs: Sequence[RolloutPair]) -> list[PackedRow]:
-        """Both answers of a pair are in one row."""
+        """Rows; both samples of a pair are in the same row."""
         items = [self._items(number, pair) for number, pair in enumerate(pairs)]
         sizes = [sum(_size(item) for item in of) for of in items]
         return [row_of_groups([items[i] for i in row]) for row in plan_rows(sizes, self.tokens_per_row)]
@@ -86,7 +88,7 @@ class OnlinePreference:
         return Preference(loss, by, mismatched(judged, self.tokens_per_row), self.tokens_per_row)
 
     def _items(self, number: int, pair: RolloutPair) -> list[Document | Tree]:
-        """KTO's answers are records of their own."""
+        """Documents or trees of a pair. For KTO each sample is a separate record."""
         alone = self.config.loss == "kto"
         trees = [
             Tree(
@@ -110,7 +112,7 @@ def _answer(group: SampleGroup, sample: Rollout) -> PromptedRollout:
 
 
 def _document(answer: PromptedRollout, document: int, record: int, chosen: float) -> Document:
-    """What the policy did not choose itself, such as a tool's output, is context."""
+    """Document of a sample. Tokens that the policy did not sample, such as tool output, have weight 0."""
     facts = {"document": float(document), "record": float(record), "chosen": float(chosen)}
     rollout = answer.rollout
     return Document(rollout.token_ids, [float(own) for own in rollout.sampled], facts=facts)

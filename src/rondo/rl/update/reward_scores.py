@@ -1,4 +1,4 @@
-"""A reward model's scores as a part of the reward."""
+"""Reward model scores as a part of the reward."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ PART = "reward_model"
 
 
 class RewardScorer:
-    """Rows are packed, and a prompt is computed once for all of its samples. With the policy's tokenizer the model is
-    given the tokens that were sampled; with another one the text, as its own chat template writes it."""
+    """Scores of a reward model. Rows are packed, and a prompt is computed once for all of its samples. A reward model
+    with the policy's tokenizer reads the sampled tokens; any other reads the text in its own chat template.
+    """
 
     def __init__(self, judge: RewardModel, tokenizer: Tokenizer) -> None:
         self.judge = judge
@@ -29,11 +30,11 @@ class RewardScorer:
     def load(
         cls, model: str, tokenizer: Tokenizer, device: torch.device, tokens_per_row: int
     ) -> RewardScorer:
-        """It computes in the type that it is stored in."""
+        """Load a reward model, which computes in its stored type."""
         return cls(RewardModel.load(model, device=device, tokens_per_row=tokens_per_row), tokenizer)
 
     def scores(self, groups: Sequence[SampleGroup]) -> list[list[float]]:
-        """Of every sample, in order."""
+        """Scores of every sample, in order."""
         if self._same_tokens:
             return self._of_tokens(groups)
         chats = [_chat(group, sample) for group in groups for sample in group.samples]
@@ -41,7 +42,7 @@ class RewardScorer:
         return [[next(flat) for _ in group.samples] for group in groups]
 
     def _of_tokens(self, groups: Sequence[SampleGroup]) -> list[list[float]]:
-        """A sample's own prompt is there where it is not its group's."""
+        """Scores of sampled tokens. A sample's own prompt overrides the group's."""
         asked, places = [], []
         for g, group in enumerate(groups):
             own = [(s.prompt_ids or group.prompt_ids, i) for i, s in enumerate(group.samples)]
@@ -59,7 +60,9 @@ class RewardScorer:
 def with_reward_model(
     groups: Sequence[SampleGroup], found: Sequence[Sequence[float]], weight: float
 ) -> list[SampleGroup]:
-    """Each sample's score with what the model says as one part more. Who was not judged stays so."""
+    """Each sample's score with the reward model's score as a further part. Samples without a valid score are
+    unchanged.
+    """
     return [
         replace(
             group, samples=[_joined(s, value, weight) for s, value in zip(group.samples, row, strict=True)]

@@ -1,4 +1,4 @@
-"""What answers have earned, as the advantages see it."""
+"""Rewards as input of the advantages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from rondo.rl.update.advantages import Floats, overlong_penalties
 
 
 def earned(groups: Sequence[SampleGroup], config: RlConfig, longest: int) -> Floats:
-    """[P, S], NaN where nobody judged. Answers that come near `longest` tokens have less than their score."""
+    """Rewards [P, S], NaN for samples without a valid score, minus the overlong penalty of samples close to `longest`
+    tokens.
+    """
     table = rewards(groups)
     if config.overlong:
         for row, group in zip(table, groups, strict=True):

@@ -1,4 +1,4 @@
-"""How much of what the device could multiply a step's training did, and how much memory the process has."""
+"""Model FLOPs utilization (MFU) and memory of a step's training."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from rondo.train.metrics.peak import peak_of
 
 @dataclass
 class Effort:
-    """Of the policy alone: what a critic, a reference or a reward model computes is not counted."""
+    """FLOPs of the policy alone; critic, reference and reward model are not counted."""
 
     learner: Learner
     peak: float
-    """Tflop/s, where it is to be told."""
+    """Peak throughput in Tflop/s, if configured."""
     _work: RowFlops = field(default_factory=lambda: RowFlops(0.0, 0.0, 0.0))
 
     def counts(self, rows: Sequence[PackedRow], epochs: int) -> None:
-        """What a step trains on, and how often."""
+        """Count the FLOPs of a step's rows and epochs."""
         work = Flops(self.learner.model).of(rows)
         self._work = RowFlops(epochs * work.tokens, epochs * work.full, epochs * work.causal)
 
     def metrics(self, seconds: float) -> Metrics:
-        """Of a training that took so long. Without rows, as in preference training, only memory is told."""
+        """Metrics of training that took `seconds`. Without rows, as in preference training, only memory is reported."""
         found = memory_of(self.learner.device)
         dtype = computing_type(self.learner.model.dtype, self.learner.config.precision)
         peak = peak_of(self.learner.device, dtype, self.peak) if self._work.tokens else None
