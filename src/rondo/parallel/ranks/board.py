@@ -38,7 +38,7 @@ class Heartbeat:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why all ranks end: what the first of them that knew has said."""
+    """Reason for which all ranks end: the first failure that a rank has reported."""
 
     rank: int
     host: str

@@ -109,7 +109,7 @@ class RankSupervisor:
             yield
 
     def any_asked_to_stop(self) -> bool:
-        """Whether any rank is asked to stop. The result is equal on all ranks, which must all call this at the same
+        """Whether any rank has a stop request. The result is equal on all ranks, which must all call this at the same
         step.
         """
         if self._watch is None:
@@ -179,7 +179,7 @@ def _handling(handler: Callable[[int, FrameType | None], None], among: bool) -> 
 
 
 class Paused(Exception):
-    """All ranks have stopped after the same step because one of them was asked to stop, and their state is saved."""
+    """All ranks have stopped after the same step because one of them had a stop request, and their state is saved."""
 
     def __init__(self, step: int, steps: int) -> None:
         super().__init__(f"step {step} of {steps} is saved: resume me with the same command")

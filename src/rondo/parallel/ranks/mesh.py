@@ -103,7 +103,7 @@ def join(config: LayoutConfig, world: World, model: ModelConfig, device: torch.d
 def meet(world: World, timeout: float, device: torch.device) -> None:
     if _loopback(world.address):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")  # entries of the flight recorder, which is dumped after a hang
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")  # flight recorder entries, for hangs
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     patience = timedelta(seconds=timeout)
     try:
