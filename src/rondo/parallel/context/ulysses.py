@@ -19,7 +19,7 @@ from rondo.parallel.context.row_cut import RowCut
 
 class Ulysses:
     """Each rank computes a share of the heads for the whole row with `whole`; of the row it holds a stretch (`RowCut`
-    without stripes). Results are bitwise equal to those of one process, for any kind of attention.
+    without stripes). Results are bitwise equal to a single process, for any kind of attention.
 
     If there are fewer key heads than ranks, shared key heads are sent to each of their ranks.
     """

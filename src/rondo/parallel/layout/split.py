@@ -2,9 +2,8 @@
 of the whole one. Pure arithmetic.
 
 Attention is split by heads and feed-forward layers by their inner size, as evenly as the numbers allow: ranks may have
-unequal parts. The output of a rank's half layer is a summand of the whole output, so biases that are added after the
-sum are on rank 0 only. Embedding and head are split by vocabulary. Norms, routers and MLA's down-projections are
-replicated.
+unequal parts. The output of a rank's half layer is a summand of the whole output, so biases added after the sum are on
+rank 0 only. Embedding and head are split by vocabulary. Norms, routers and MLA's down-projections are replicated.
 """
 
 from __future__ import annotations

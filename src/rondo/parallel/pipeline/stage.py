@@ -53,7 +53,7 @@ def row_in_passing() -> StageInputs | None:
 
 
 class Stage(nn.Module):
-    """A piece of a decoder: all of it, or the `index`-th of `count` pieces. Parameter names are those of the decoder,
+    """A piece of a decoder: all of it, or the `index`-th of `count` pieces. Parameters have their names in the decoder,
     below `decoder`.
     """
 

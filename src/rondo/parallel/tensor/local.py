@@ -1,4 +1,4 @@
-"""Parameters that are stored as DTensors and read as this rank's plain local part.
+"""Parameters stored as DTensors and read as this rank's plain local part.
 
 FSDP, optimizers and checkpoints use the DTensors. A module's own code uses plain tensors, so it runs the same kernels
 as a single process, without DTensor's dispatch of every operation.

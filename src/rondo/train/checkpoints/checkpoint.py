@@ -81,9 +81,9 @@ def existing(place: str) -> list[Checkpoint]:
 
 
 def prune(folder: OutputFolder, keep: Keep, step: int) -> None:
-    """Removes incomplete checkpoints, and those up to `step` that are neither among the last nor among the best. A
-    later checkpoint is of a run that was resumed before its step: it counts for no limit, and is removed once training
-    reaches its step.
+    """Removes incomplete checkpoints, and checkpoints up to `step` unless they are among the last or the best. A later
+    checkpoint is from a run that has rolled back since: it counts for no limit, and is handled once training reaches
+    its step.
     """
     whole = existing(folder.name)
     found = [checkpoint for checkpoint in whole if checkpoint.step <= step]

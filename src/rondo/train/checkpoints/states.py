@@ -21,7 +21,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class TensorMeta:
-    """What a checkpoint says of a tensor before it is read."""
+    """Shape and type of a stored tensor, available before it is read."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype

@@ -21,7 +21,7 @@ PAGE = mmap.PAGESIZE
 
 
 class DiskTensorPool:
-    """Pool of tensors in one unnamed file: no data remains after the process ends, in whatever way, and none is reused.
+    """Pool of tensors in one unnamed file: no data remains after the process ends, however it ends, and none is reused.
     Disk space is allocated before a tensor is placed, so that a full disk is an error there only.
     """
 

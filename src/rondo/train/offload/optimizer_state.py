@@ -1,7 +1,7 @@
 """Offloading of the optimizer's state: to a disk, or to host memory beside a GPU.
 
-A step processes the parameters in blocks. While one block is updated, the state of the next one is read, and that of
-the previous one is written back. The update of a parameter does not depend on others, so results are equal to those
+A step processes the parameters in blocks. While one block is updated, the state of the next one is read, and the state
+of the previous one is written back. The update of a parameter does not depend on others, so results are equal to a run
 without offloading.
 """
 
@@ -112,7 +112,7 @@ class Offloaded:
             each.result()
 
     def reoffload(self) -> None:
-        """Offloads states that were replaced in memory, to read a checkpoint."""
+        """Offloads states created in memory by another component, as targets for reading a checkpoint."""
         for parameter in self._optimizer.state:
             self._shelve([parameter])
             self._let_go([parameter])
@@ -147,7 +147,7 @@ class Offloaded:
 
     @contextmanager
     def _beside(self, block: Block) -> Iterator[None]:
-        """On a GPU the block's state is copied there, and back."""
+        """On a GPU, copies the block's state to the device, and back afterwards."""
         if all(p.device.type == "cpu" for p in block):
             yield
             return
