@@ -166,7 +166,7 @@ def _ready(
 def _model(plan: TrainJobPlan, device: torch.device, *, divided: bool = False) -> Decoder:
     """The initial model of training."""
     config = plan.config
-    # A reward model's fresh head is not rounded, and Megatron-Core's weights are made of whole ones.
+    # A reward model's new head is not rounded, and Megatron-Core's weights are converted from whole ones.
     divided = divided and plan.kind != "reward" and config.learner == "native"
     model = read_model(plan.model, getattr(torch, config.dtype), device, divided=divided)
     if plan.kind == "reward" and not model.config.scores:

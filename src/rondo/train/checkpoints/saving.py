@@ -170,7 +170,7 @@ class _Work:
 
 @dataclass
 class _Ranks:
-    """Those that save together, in a group of their own: the loop's collectives go on meanwhile."""
+    """Process group for saving, separate from the training loop's, whose collectives continue in parallel."""
 
     mesh: Mesh | None
     group: Any = field(init=False)

@@ -32,7 +32,7 @@ def next_tokens(evaluator: Evaluator, rows: Sequence[PackedRow]) -> LossRequest:
 
 
 def sizes(evaluator: Evaluator, rows: Sequence[PackedRow], loss: Loss) -> Metrics:
-    """Batch size for losses that are not means over tokens."""
+    """Batch size for losses without a mean over tokens."""
     tokens, examples = evaluator.totals(
         sum(row.valid for row in rows), sum(counted(loss, row) for row in rows)
     )
