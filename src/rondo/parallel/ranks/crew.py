@@ -41,7 +41,7 @@ SILENT_SECONDS = 3.0
 PARTING_SECONDS = 10.0
 """Seconds in which a rank must end by itself after it has learned of a failure."""
 PATIENCE = 5
-"""Multiple of the longest earlier duration of the same kind of work after which a rank counts as hung."""
+"""Multiple of the second longest earlier duration of the same kind of work after which a rank counts as hung."""
 DUMP_SECONDS = 2.0
 INTERRUPTED = 130
 

@@ -26,7 +26,7 @@ from rondo.train.losses.objective import Objective
 
 PREFIX = "evaluate/"
 SIZES = ("tokens", "examples")
-"""Metrics that are equal in all evaluations, and are omitted."""
+"""Metrics with the same value in all evaluations, which are omitted."""
 AT_ONCE = 64
 """Limit of concurrent requests to the engine."""
 T = TypeVar("T")
@@ -145,7 +145,7 @@ def log_likelihoods(
     """Log-likelihood of each answer after its prompt. The prompt is computed once for all answers, if the model
     supports it.
     """
-    cut = evaluator.mesh is not None and evaluator.mesh.degrees.cp > 1  # ring attention does not support shared prefixes
+    cut = evaluator.mesh is not None and evaluator.mesh.degrees.cp > 1  # a ring has no shared prefixes
     share = shares_prefixes(evaluator.model.attention_specs()) and not cut
     items: list[Document | Tree] = []
     count = 0

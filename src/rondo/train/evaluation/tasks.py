@@ -32,7 +32,7 @@ class MultipleChoice:
 
 @dataclass(frozen=True)
 class Question:
-    """What does the model answer?"""
+    """A task whose answer the model generates."""
 
     task: str
     prompt: list[int]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 dist: Any = torch.distributed
 """torch.distributed as Any: its types are incomplete."""
 OF_OWN_HEADS = ("q_layernorm.weight", "k_layernorm.weight")
-"""Weights that are replicated over tp, with gradients of a rank's own heads only."""
+"""Weights replicated over tp, with gradients of a rank's own heads only."""
 
 
 @torch.no_grad()

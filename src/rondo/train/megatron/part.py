@@ -53,7 +53,7 @@ class MegatronShard:
 
     @property
     def counted_elsewhere(self) -> list[Tensor]:
-        """Parameters that are replicated over tp, on all ranks but the first."""
+        """Parameters replicated over tp, on all ranks but the first."""
         if self.rank == 0:
             return []
         whole = (fused for fused in self.table if self._split.cuts.keys().isdisjoint(fused.ours))

@@ -23,7 +23,7 @@ class Diverged(RondoError):
 
 @dataclass
 class Faults:
-    """All ranks see the same losses and norms, and so come to the same end. Its state goes into checkpoints."""
+    """Fault detection. All ranks have equal losses and norms, so they decide alike. Its state is part of checkpoints."""
 
     config: TrainConfig
     norms: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))

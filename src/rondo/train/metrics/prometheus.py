@@ -22,7 +22,7 @@ TOTALS = {
     "input_tokens": "Tokens that went in, of all ranks.",
     "flops": "Operations by the model's shape, attention counted in full.",
 }
-"""Metrics that are counters; the others are gauges with the value of the last step."""
+"""Metrics exported as counters; the others are gauges with the value of the last step."""
 
 
 class Prometheus:

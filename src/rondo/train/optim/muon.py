@@ -12,7 +12,7 @@ from rondo.base.errors import ConfigError
 from rondo.train.config import OptimConfig
 
 APART = ("embed.", "head.", "router.")
-"""Name parts of matrices whose rows are independent classes: embeddings, the head, and routers of experts."""
+"""Name parts of matrices whose rows represent separate tokens or experts: embeddings, the head, and routers."""
 
 
 class MuonAndAdamW(torch.optim.Optimizer):

@@ -23,7 +23,7 @@ class Reference(Protocol):
 
 @dataclass(frozen=True)
 class Computed:
-    """Anew for each batch: by a model of its own, or by the learner's own base with the adapter switched off."""
+    """Reference computed for each batch: by a separate model, or by the learner's base with the adapter disabled."""
 
     own: Evaluator | None = None
 
