@@ -83,7 +83,7 @@ class Deal:
 
     @property
     def back(self) -> Ints:
-        """For each prediction where it is when the ranks' are put one after another."""
+        """Index of each prediction in the concatenation of all ranks' predictions."""
         back = np.empty_like(self.order)
         back[self.order] = np.arange(len(self.order))
         return back

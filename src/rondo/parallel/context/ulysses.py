@@ -63,7 +63,7 @@ class Ulysses:
         return replace(spec, num_heads=heads // size, num_kv_heads=own)
 
     def _to_heads(self, own: AttentionSpec, *parts: Tensor) -> tuple[Tensor, ...]:
-        """[T/n, heads of all, ..] each -> [T, heads of this rank, ..] each, in one exchange."""
+        """Converts each part [T/n, heads of all ranks, ..] to [T, heads of this rank, ..], in one exchange."""
         size, each = self._group.size(), self._cut.each
         joined = torch.cat([x.reshape(each, size, -1) for x in parts], dim=-1)
         splits = [each] * size
@@ -74,7 +74,7 @@ class Ulysses:
         return tuple(piece.reshape(size * each, n, -1) for piece, n in zip(pieces, heads, strict=True))
 
     def _to_tokens(self, out: Tensor) -> Tensor:
-        """[T, heads of this rank, Dv] -> [T/n, heads of all, Dv]."""
+        """Converts [T, heads of this rank, Dv] to [T/n, heads of all ranks, Dv]."""
         size, each = self._group.size(), self._cut.each
         splits = [each] * size
         own = all_to_all(out, self._group, splits, splits)

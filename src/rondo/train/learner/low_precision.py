@@ -17,8 +17,8 @@ from rondo.models.files.checkpoint import KEPT_AS_STORED
 
 class LowPrecisionCopy:
     def __init__(self, model: Decoder, dtype: torch.dtype) -> None:
-        """Each parameter is copied once, into `dtype`; quantized parameters and the routers' corrections are shared
-        with the model.
+        """Copies each parameter once, into `dtype`; quantized parameters and the routers' corrections are shared with
+        the model.
         """
         made = {name: _working(name, p, dtype) for name, p in model.named_parameters()}
         known = {id(p): made[name] for name, p in model.named_parameters()}

@@ -23,7 +23,7 @@ class Diverged(RondoError):
 
 @dataclass
 class Faults:
-    """Fault detection. All ranks have equal losses and norms, so they decide alike. Its state is part of checkpoints."""
+    """Fault detection. All ranks have equal losses and norms, so they decide alike. Checkpoints contain its state."""
 
     config: TrainConfig
     norms: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
