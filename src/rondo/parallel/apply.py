@@ -1,4 +1,4 @@
-"""A model that knows nothing of ranks, made one rank's part of it; in a fixed order."""
+"""Transformation of a model without distributed code into the part of one rank, in a fixed order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from rondo.parallel.tensor.tensor import divide
 
 
 def parallelize(model: Decoder, mesh: Mesh, memory: MemoryConfig) -> list[Stage]:
-    """In place; returns what this rank has of it, in the model's order: one piece, or in a pipeline perhaps several."""
+    """Parallelizes the model in place; returns this rank's pieces in model order: one, or possibly several in a
+    pipeline.
+    """
     given = model.dtype
     kept = kept_type(given, memory)
     computing = computing_type(kept, memory.precision)
@@ -29,10 +31,10 @@ def parallelize(model: Decoder, mesh: Mesh, memory: MemoryConfig) -> list[Stage]
 
 
 def part(model: Decoder, mesh: Mesh, memory: MemoryConfig) -> list[Stage]:
-    """The same, before its states are divided among the ranks that have it too."""
+    """As `parallelize`, without the sharding of states among the ranks that have the same part."""
     multiply_in_fp8(model, memory.precision)
     keep_own(model, mesh)
-    # Layers that compute again gather again.
+    # Recomputed layers repeat their all-gathers.
     divide(model, mesh, again=memory.checkpointing == "none")
     spread(model, mesh)
     pieces = own_pieces(model, mesh)

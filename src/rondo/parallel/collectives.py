@@ -1,6 +1,7 @@
-"""Collectives on activations, each with its way back.
+"""Collectives on activations, each with its backward pass.
 
-They are PyTorch's functional ones, so its debug modes see and count them. A group of one rank communicates nothing.
+They are PyTorch's functional collectives, so that its debug modes record and count them. A group of one rank
+communicates nothing.
 """
 
 from __future__ import annotations
@@ -18,44 +19,50 @@ functional: Any = torch.ops._c10d_functional
 
 
 def gather_rows(x: Tensor, group: ProcessGroup) -> Tensor:
-    """x [T/n, ..] of each rank -> [T, ..]. The ranks go on differently: a gradient is the sum of theirs."""
+    """All-gather of x [T/n, ..] to [T, ..]. The ranks' later computations differ: a gradient is the sum over all
+    ranks.
+    """
     return _apply(_GatherRows, x, group)
 
 
 def read_rows(x: Tensor, rows: Tensor, group: ProcessGroup) -> Tensor:
-    """As `gather_rows`, of which only `rows` [N] are wanted, each once: [N, ..]."""
+    """As `gather_rows`, restricted to the distinct `rows` [N]: [N, ..]."""
     return _apply(_ReadRows, x, group, rows)
 
 
 def scatter_rows(x: Tensor, group: ProcessGroup) -> Tensor:
-    """x [T, ..], a summand on each rank -> this rank's [T/n, ..] of the sum."""
+    """Reduce-scatter: x [T, ..] is a summand on each rank; the result is this rank's [T/n, ..] of the sum."""
     return _apply(_ScatterRows, x, group)
 
 
 def gather_equal(x: Tensor, group: ProcessGroup, sizes: Sequence[int] | None = None) -> Tensor:
-    """As `gather_rows`, where all ranks do the same with what is gathered: a gradient is the own part's alone.
-    `sizes` are the ranks' numbers of rows, where they differ."""
+    """As `gather_rows`, for ranks whose later computations are equal: the gradient is the slice of this rank's own
+    part. `sizes` are the ranks' numbers of rows, if they differ.
+    """
     return _apply(_GatherEqual, x, group, sizes)
 
 
 def all_to_all(x: Tensor, group: ProcessGroup, out_splits: Sequence[int], in_splits: Sequence[int]) -> Tensor:
-    """Of x [sum(in_splits), ..] the i-th part goes to rank i; [sum(out_splits), ..] in the order of the senders."""
+    """Sends the i-th part of x [sum(in_splits), ..] to rank i; the result [sum(out_splits), ..] is in the order of the
+    senders.
+    """
     return _apply(_AllToAll, x, group, list(out_splits), list(in_splits))
 
 
 def sum_over(x: Tensor, group: ProcessGroup) -> Tensor:
-    """The sum of the ranks' summands, the same on each, with which all do the same."""
+    """All-reduce: the sum over all ranks, for ranks whose later computations are equal."""
     return _apply(_SumOver, x, group)
 
 
 def copy_to(x: Tensor, group: ProcessGroup) -> Tensor:
-    """x, which is equal on all ranks, where they go on differently: a gradient is the sum of theirs."""
+    """x, equal on all ranks, whose later computations differ: a gradient is the sum over all ranks."""
     return _apply(_CopyTo, x, group)
 
 
 def start_passing(x: Tensor, group: ProcessGroup) -> Tensor:
-    """Sends x to the next rank, the last's to the first; the previous one's, of the same shape, is there after
-    `arrived`. Without a gradient."""
+    """Starts to send x to the next rank, and the last rank's to the first; `arrived` returns the previous rank's tensor
+    of the same shape. It has no gradient.
+    """
     size, rank = group.size(), group.rank()
     x = x.contiguous()
     out_splits, in_splits = [0] * size, [0] * size
@@ -65,7 +72,7 @@ def start_passing(x: Tensor, group: ProcessGroup) -> Tensor:
 
 
 def arrived(x: Tensor) -> Tensor:
-    """x, once what was started is done."""
+    """x, after the collective that produces it is complete."""
     done: Tensor = functional.wait_tensor(x)
     return done
 
@@ -78,7 +85,7 @@ def _apply(function: Any, x: Tensor, group: ProcessGroup, *others: Any) -> Tenso
 
 
 def gathered(x: Tensor, group: ProcessGroup) -> Tensor:
-    """As `gather_rows`, of what takes no gradient."""
+    """As `gather_rows`, without a gradient."""
     return arrived(functional.all_gather_into_tensor(x.contiguous(), group.size(), group.group_name))
 
 
@@ -94,7 +101,7 @@ def _summed(x: Tensor, group: ProcessGroup) -> Tensor:
 
 
 def exchanged(x: Tensor, group: ProcessGroup, out_splits: list[int], in_splits: list[int]) -> Tensor:
-    """As `all_to_all`, of what takes no gradient."""
+    """As `all_to_all`, without a gradient."""
     return arrived(functional.all_to_all_single(x.contiguous(), out_splits, in_splits, group.group_name))
 
 
@@ -110,7 +117,9 @@ class _GatherRows(torch.autograd.Function):
 
 
 class _ReadRows(torch.autograd.Function):
-    """`rows` are no saved tensor, for whose sake a layer that is computed again would gather again."""
+    """Gather of selected rows. `rows` is not a saved tensor, because a recomputed layer would gather again to restore
+    it.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: ProcessGroup, rows: Tensor) -> Tensor:

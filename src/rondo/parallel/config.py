@@ -1,4 +1,4 @@
-"""How a training job is laid out over its ranks, and what each keeps in memory."""
+"""Settings of a training job's layout over its ranks and of its memory use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Checkpointing = Literal["none", "selective", "full"]
 
 
 class MemoryConfig(Section):
-    """What is kept where while a model trains, and how it computes."""
+    """Memory placement, activation checkpointing and precision of training."""
 
     precision: Precision | None = Field(
         None,
@@ -37,16 +37,18 @@ class MemoryConfig(Section):
 
     @property
     def kept(self) -> str | None:
-        """The type that ranks keep weights in, who may be given them in a narrower one. None: as they are given."""
+        """Type of the stored weights, if they are loaded in a narrower type. None: the type in which they are
+        loaded.
+        """
         return None
 
     def neutral(self) -> set[str]:
-        """Settings that, as they are, do not change what is learned."""
+        """Settings whose present values do not affect the training result."""
         return set(MemoryConfig.model_fields) - ({"precision"} if self.precision else set())
 
 
 class LayoutConfig(Section):
-    """Degrees of each parallelism, in the planner's words: ranks = dp * tp * pp * cp."""
+    """Degrees of each kind of parallelism, with the planner's names: ranks = dp * tp * pp * cp."""
 
     dp: int = Field(0, ge=0, description="data-parallel ranks; 0: all remaining ranks")
     dp_replicate: int = Field(

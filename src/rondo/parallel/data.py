@@ -1,8 +1,8 @@
-"""Data parallelism: states divided among the ranks that have the same parameters (FSDP2), gathered where they are used.
+"""Data parallelism: states sharded among the ranks that have the same parameters (FSDP2), gathered where they are used.
 
-The four ZeRO stages are policies of one mechanism. 3 gathers a layer's parameters for each pass and lets them go. 2
-keeps them until a step's last backward pass. 1 also keeps whole gradients until then. 0 divides nothing: every rank
-holds all, and gradients are added up at the end of a step, as by DDP.
+The four ZeRO stages are policies of one mechanism. Stage 3 gathers a layer's parameters for each pass and frees them
+afterwards. Stage 2 holds them until a step's last backward pass. Stage 1 also holds whole gradients until then. Stage 0
+shards nothing: every rank holds all states, and gradients are reduced at the end of a step, as in DDP.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ def shard(
     in_host: bool = False,
     kept: torch.dtype | None = None,
 ) -> None:
-    """Divides the stage's states, in place: each layer is gathered by itself, and what is left with the whole. What is
-    gathered is of the type `computing`, if one is given; gradients are added up in fp32. `in_host`
-    what is divided waits in the memory of the GPU's host, gradients and the optimizer's state with it. Weights that are
-    to be of a wider type, `kept`, become so layer by layer: a rank never has all of them in it."""
+    """Shards the stage's states in place: each layer is gathered by itself, the remaining parameters with the whole
+    stage. Gathered parameters have the type `computing`, if set; gradients are reduced in fp32. With `in_host`, shards
+    are offloaded to the memory of the GPU's host, together with gradients and the optimizer's state. Weights are
+    converted to the wider type `kept`, if set, layer by layer: a rank never holds all of them in that type.
+    """
     keep_whole(stage, mesh.device)
     precision = MixedPrecisionPolicy(param_dtype=computing, reduce_dtype=torch.float32)
     policy = partial(
@@ -46,7 +47,7 @@ def shard(
         offload_policy=CPUOffloadPolicy() if in_host else OffloadPolicy(),
         ignored_params=_kept_as_stored(stage) if computing else None,
     )
-    # A pipeline's rows are under way all at once: what a step needs stays gathered until its end.
+    # In a pipeline many micro-batches are in flight: parameters stay gathered until the end of the step.
     again = mesh.degrees.config.zero == 3 and mesh.degrees.pp == 1
 
     def divide(module: nn.Module, over: DeviceMesh, *, again: bool = again) -> None:
@@ -60,13 +61,15 @@ def shard(
         divide(layer, mesh.sharding)
     divide(stage, mesh.sharding, again=False)
     for module in _divided(stage):
-        # Losses are divided by the number of valid tokens of the whole batch, so gradients only add up.
+        # Losses are divided by the number of valid tokens of the whole batch, so gradients are summed only.
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
 
 
 def last_of_step(stage: nn.Module, last: bool, zero: int) -> None:
-    """Said before each backward pass: whether it is the last before the optimizer's step."""
+    """Configures gradient synchronization; called before each backward pass. `last`: it is the last one before the
+    optimizer's step.
+    """
     for module in _divided(stage):
         module.set_is_last_backward(last)
         module.set_requires_gradient_sync(last or zero > 1, recurse=False)
@@ -75,7 +78,9 @@ def last_of_step(stage: nn.Module, last: bool, zero: int) -> None:
 
 
 def let_go(stage: nn.Module) -> None:
-    """Said after passes without gradients: what is gathered would miss the optimizer's next step."""
+    """Reshards all parameters; called after passes without gradients. Gathered copies would be stale after the next
+    optimizer step.
+    """
     for module in _divided(stage):
         module.reshard()
 
@@ -85,7 +90,9 @@ def _divided(module: nn.Module) -> Iterator[FSDPModule]:
 
 
 def widen(module: nn.Module, dtype: torch.dtype) -> None:
-    """In place. A tied weight stays one; what is exact as it is stored stays as it is."""
+    """Converts parameters to `dtype` in place. A tied weight stays tied; parameters that must be exact as stored are
+    unchanged.
+    """
     made: dict[nn.Parameter, nn.Parameter] = {}
     for path, each in module.named_modules():
         for leaf, parameter in each._parameters.items():
@@ -99,7 +106,7 @@ def widen(module: nn.Module, dtype: torch.dtype) -> None:
 
 
 def keep_whole(stage: nn.Module, device: torch.device) -> None:
-    """What FSDP is told to leave alone goes to where the rank computes, as what it divides does."""
+    """Moves parameters that FSDP ignores to the rank's device, as FSDP does with the parameters that it shards."""
     for path, module in stage.named_modules():
         for leaf, parameter in list(module._parameters.items()):
             if parameter is None or not f"{path}.{leaf}".endswith(KEPT_AS_STORED):
@@ -109,7 +116,7 @@ def keep_whole(stage: nn.Module, device: torch.device) -> None:
 
 
 def _kept_as_stored(stage: Stage) -> set[nn.Parameter]:
-    """Small, and meant to be exact: every rank has them whole."""
+    """Parameters that must be exact as stored; they are small, and every rank holds them whole."""
     return {p for name, p in stage.named_parameters() if name.endswith(KEPT_AS_STORED)}
 
 

@@ -1,8 +1,9 @@
-"""Expert parallelism: each rank holds some of the experts, and tokens go to where their experts are and back.
+"""Expert parallelism: each rank holds some of the experts; tokens are dispatched to the ranks of their experts and
+combined afterwards.
 
-A rank sends each of its tokens once for each expert chosen, sorted by expert, and receives what others chose of its
-own: no padding, no capacity, nothing dropped, however uneven the choice. The experts' states are divided further among
-the ranks that hold the same ones, by FSDP over a mesh of their own.
+A rank sends each of its tokens once per chosen expert, sorted by expert, and receives the tokens routed to its own
+experts: no padding, no capacity limit and no dropped tokens, however uneven the routing. The experts' states are
+sharded further among the ranks that hold the same experts, by FSDP over a separate mesh.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def spread(decoder: Decoder, mesh: Mesh) -> None:
-    """Leaves each rank its own experts, in place."""
+    """Reduces each rank to its own experts, in place."""
     if mesh.experts is None:
         return
     over = mesh.experts["ep"]
@@ -35,7 +36,7 @@ def spread(decoder: Decoder, mesh: Mesh) -> None:
         if isinstance(module, Experts):
             for name, parameter in list(module._parameters.items()):
                 if parameter is not None:
-                    # Every rank has read the same weights: nothing has to be sent.
+                    # Every rank has loaded the same weights: no communication is needed.
                     own = distribute_tensor(parameter.detach(), over, [Shard(0)], src_data_rank=None)
                     module._parameters[name] = nn.Parameter(own, parameter.requires_grad)
             module.__class__ = SpreadExperts
@@ -62,8 +63,9 @@ class SpreadExperts(Experts):
 
 @dataclass(frozen=True)
 class Trip:
-    """Where the tokens of a rank go. `order` are the choices sorted by expert, `rows` the tokens they are of; `sent`
-    and `received` count them by rank; `experts` [N] says of each that arrives which of this rank's is meant."""
+    """Routing plan of a rank's tokens. `order` sorts the choices by expert, `rows` are the tokens of the sorted
+    choices; `sent` and `received` are token counts per rank; `experts` [N] is the local expert of each received token.
+    """
 
     order: Tensor
     rows: Tensor
@@ -73,7 +75,7 @@ class Trip:
 
     @classmethod
     def plan(cls, chosen: Tensor, own: int, group: ProcessGroup) -> Trip:
-        """`chosen` [T, k] of all experts; a rank has `own` of them."""
+        """Plans the routing for `chosen` [T, k], expert indices among all experts; a rank holds `own` of them."""
         ranks = group.size()
         flat = chosen.flatten()
         order = flat.argsort(stable=True)
@@ -90,7 +92,9 @@ class Trip:
 
 
 def _each(x: Tensor, experts: Tensor, parts: ExpertWeights, activation: str) -> Tensor:
-    """Row i through expert i. Without rows the experts still take part: all ranks reduce the same gradients."""
+    """Applies expert `experts[i]` to row i. Without rows the experts still take part in the graph: all ranks reduce the
+    same gradients.
+    """
     if len(x):
         return grouped_experts(x, x.new_ones(len(x), 1), experts[:, None], parts, activation)
     tensors = (parts.gate, parts.up, parts.down, parts.gate_bias, parts.up_bias, parts.down_bias)

@@ -1,4 +1,4 @@
-"""The type in which layers compute, which may be narrower than that of the weights."""
+"""Compute type of layers, which may be narrower than the type of the weights."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from rondo.parallel.config import MemoryConfig, Precision
 FIELD = "train.precision"
 _TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CAPABILITY = (8, 9)
-"""The first cards that multiply 8-bit floats."""
+"""Lowest compute capability with 8-bit float products."""
 
 
 def kept_type(weights: torch.dtype, memory: MemoryConfig) -> torch.dtype:
-    """What ranks keep weights in that they are given in the type `weights`."""
+    """Type of the stored weights, for weights loaded in the type `weights`."""
     wanted: torch.dtype = weights if memory.kept is None else getattr(torch, memory.kept)
     return wanted if wanted.itemsize > weights.itemsize else weights
 
 
 def computing_type(weights: torch.dtype, precision: Precision | None) -> torch.dtype:
-    """What layers compute in; of 8 bits are only products, and all between them is bf16."""
+    """Compute type of layers. With fp8, only matrix products use 8 bits, and all other operations are bf16."""
     if precision is None:
         return weights
     found = torch.bfloat16 if precision.startswith("fp8") else _TYPES[precision]
@@ -39,7 +39,9 @@ def computing_type(weights: torch.dtype, precision: Precision | None) -> torch.d
 
 
 def multiply_in_fp8(model: Decoder, precision: Precision | None) -> None:
-    """The layers' matrices, in place, if that is what is wanted. Embedding, head, norms, routers and experts stay."""
+    """Converts the layers' matrices to fp8 products in place, if `precision` is an fp8 type. Embedding, head, norms,
+    routers and experts are unchanged.
+    """
     if precision is None or not precision.startswith("fp8"):
         return
     if model.device.type == "cuda" and torch.cuda.get_device_capability(model.device) < CAPABILITY:
@@ -59,7 +61,7 @@ def _fits(module: nn.Linear) -> bool:
 
 
 class Fp8Linear(Linear):
-    """One scale for each of a product's tensors."""
+    """Linear layer with fp8 products and one scale per tensor."""
 
     by_row = False
 
@@ -68,6 +70,6 @@ class Fp8Linear(Linear):
 
 
 class Fp8LinearByRow(Fp8Linear):
-    """A scale for each row and each column."""
+    """Linear layer with fp8 products and one scale per row and per column."""
 
     by_row = True

@@ -1,4 +1,6 @@
-"""Activation checkpointing: what a layer keeps for its backward pass, and what it computes again there."""
+"""Activation checkpointing: the activations that a layer saves for its backward pass, and the ones that it
+recomputes.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,15 @@ Contexts = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManage
 
 
 def keep_less(model: Decoder, memory: MemoryConfig) -> None:
-    """Passes keep in memory what the config says; in place."""
+    """Applies the config's memory settings for activations and logits, in place."""
     recompute(model.own_layers(), memory.checkpointing)
     model.head.chunked = memory.logits == "chunked"
 
 
 def recompute(layers: Iterable[nn.Module], how: Checkpointing) -> None:
-    """In place. Full keeps a layer's input alone, selective also attention's result and every second product's."""
+    """Sets activation checkpointing in place. Full saves a layer's input alone; selective also saves the results of
+    attention and of every second product.
+    """
     for layer in layers:
         layer.__dict__.pop("forward", None)
         if how == "none":
@@ -51,7 +55,9 @@ def _keeping(
 
 
 class _Again:
-    """A schedule that computes gradients of inputs first, and those of weights later, enters it twice."""
+    """Recomputation context that can be entered twice: some schedules compute gradients of inputs first and of weights
+    later.
+    """
 
     def __init__(self, keeper: SelectiveCheckpoint) -> None:
         self._keeper = keeper
@@ -65,8 +71,9 @@ class _Again:
 
 
 def products_kept(layer: DecoderLayer) -> Callable[[int], bool]:
-    """Which of a layer's products, in the order in which it makes them. Those that only widen what another has made,
-    and what nothing is computed from again, are not."""
+    """Selects the matrix products of a layer to save, by their index in order of execution. Products that only expand
+    the result of another product, and products without use in the recomputation, are not saved.
+    """
     sparse = isinstance(layer.mlp, MoeMlp)
     if isinstance(layer.attention.part, Mla):
         queries = (True,) if layer.attention.part.q_rank is None else (True, False)
@@ -74,8 +81,8 @@ def products_kept(layer: DecoderLayer) -> Callable[[int], bool]:
     else:
         first = (True, sparse, True, True)  # q, k, v, out
     if sparse:
-        first += (True,)  # the router's
-    # gate, up, down; of each expert, so that what went to it need not be multiplied twice
+        first += (True,)  # router
+    # gate, up, down of each expert, so that an expert's inputs need not be multiplied twice
     turn = (True, sparse, False)
 
     def wanted(number: int) -> bool:

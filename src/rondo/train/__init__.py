@@ -1,8 +1,8 @@
 """Training: the learner, the loop, losses, optimizers, checkpoints, recipes and evaluation.
 
 Inputs are a model, data (records or prepared shards) and a config. Outputs are metrics, checkpoints and an exported
-model in the job's folder. A job can be killed at any step and resumes with the same result. The learner knows no
-algorithm: pretraining, fine-tuning, preference and reward training and RL differ in the loss they pass.
+model in the job's folder. A job can be killed at any step and resumes with the same result. The learner is
+independent of the algorithm: pretraining, fine-tuning, preference and reward training and RL differ in their loss.
 
     loop.py       steps, metrics, checkpoints, stopping
     jobs.py       a training job from its config: load, train or resume, export

@@ -1,4 +1,4 @@
-"""What a training job is told: the words of its config, and nothing of torch."""
+"""Settings of a training job, without a dependency on torch."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class OptimConfig(MemoryConfig):
 
 
 class PreferenceConfig(Section):
-    """`rondo train preference`: DPO and its kin."""
+    """Settings of `rondo train preference`: DPO and related losses."""
 
     loss: Literal["dpo", "ipo", "kto", "simpo"] = Field(
         "dpo", description="dpo, ipo and simpo train on pairs; kto also trains on labelled single answers"
@@ -91,7 +91,7 @@ class PreferenceConfig(Section):
 
 
 class RewardConfig(Section):
-    """`rondo train reward`: a model that scores answers."""
+    """Settings of `rondo train reward`: a model that scores answers."""
 
     lr: float = Field(1e-5, gt=0, description="peak learning rate if train.lr is not given")
     center: float = Field(
@@ -103,7 +103,7 @@ class RewardConfig(Section):
 
 
 class EvaluateConfig(Section):
-    """What is measured of a model that is being trained, and by `rondo evaluate`."""
+    """Evaluation during training, and by `rondo evaluate`."""
 
     every: int = Field(0, ge=0, description="steps between evaluations; 0: only at the end")
     data: str | list[str] = Field(
@@ -114,7 +114,7 @@ class EvaluateConfig(Section):
 
 
 class AdapterConfig(Section):
-    """Training a small set of weights over a base that stays as it is."""
+    """Training of a small set of weights over a frozen base model."""
 
     kind: Literal["none", "lora", "tokenformer"] = Field("none", description="none: full weights")
     r: int = Field(16, gt=0, description="rank of the adapter")
@@ -126,7 +126,7 @@ class AdapterConfig(Section):
 
 
 class MetricsConfig(Section):
-    """Where a job's metrics go beside its own metrics.jsonl, and what mfu is a share of."""
+    """Metric loggers besides the job's own metrics.jsonl, and the peak for MFU."""
 
     tensorboard: bool = Field(
         False, description="write TensorBoard event files to the job's tensorboard/ folder"
@@ -150,7 +150,7 @@ class MetricsConfig(Section):
 
 
 class TrainConfig(OptimConfig):
-    """`rondo train`, whatever the recipe."""
+    """Settings of `rondo train` for all recipes."""
 
     model: str = Field("", description="a model's folder, or its name under RONDO_HOME/models")
     data: str | list[str] = Field(
@@ -219,7 +219,7 @@ class TrainConfig(OptimConfig):
         return self.dtype
 
     def of_kind(self, kind: Kind) -> TrainConfig:
-        """With the learning rate that the recipe has where none was given."""
+        """This config with the recipe's default learning rate, if none is given."""
         own = {"preference": self.preference.lr, "reward": self.reward.lr}
         if kind not in own or "lr" in self.model_fields_set:
             return self

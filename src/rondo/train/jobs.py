@@ -1,4 +1,4 @@
-"""A training job from its config: find model and data, train from wherever it stopped, export."""
+"""A training job from its config: resolve model and data, train or resume, export."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ HOW = {
     *("save_every", "keep", "keep_best", "best_by", "save_to"),
     *("on_nan", "spike", "most_faults", "stragglers"),
 }
-"""Settings that change nothing of what is learned, beside the names of what the spec has the hashes of."""
+"""Settings that do not affect the training result, and names whose targets enter the spec as hashes."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class TrainJobPlan:
 
 
 def plan(kind: Kind, config: TrainConfig, crew: RankSupervisor | None = None) -> TrainJobPlan:
-    """Checks what can be checked before any work; the same plan is the same job, on any number of ranks."""
+    """Validates the config as far as possible before any work; equal plans are the same job, on any number of ranks."""
     for name in ("model", "data"):
         if not getattr(config, name):
             raise ConfigError(f"which {name}? Give --{name}.", param=f"train.{name}")
@@ -97,7 +97,7 @@ def run(
     on_resume: OnResume | None = None,
     crew: RankSupervisor | None = None,
 ) -> Path:
-    """The folder of what the job leaves. A job that is done already is not done again. On several ranks all do this."""
+    """Runs the job, and returns the folder of its result. A finished job is not run again. All ranks must call this."""
     crew, job = crew or RankSupervisor(), plan.job
     crew.doing("meeting over the job")
     if crew.first_says(job.done):
@@ -143,7 +143,9 @@ def _run(
 def _ready(
     plan: TrainJobPlan, crew: RankSupervisor, tokenizer: Tokenizer, device: torch.device
 ) -> tuple[Learner, Recipe, Evaluation | None]:
-    """Who keeps none of the model as it was read: a learner may go on with another form of it."""
+    """Builds learner, recipe and evaluation. It retains no reference to the model as loaded: a learner may use another
+    form of it.
+    """
     config = plan.config
     crew.doing("loading the model")
     alone = crew.world.size == 1
@@ -162,9 +164,9 @@ def _ready(
 
 
 def _model(plan: TrainJobPlan, device: torch.device, *, divided: bool = False) -> Decoder:
-    """As training begins with it."""
+    """The initial model of training."""
     config = plan.config
-    # A reward model's fresh head is not rounded, and Megatron-Core's weights are made of whole ones.
+    # A reward model's new head is not rounded, and Megatron-Core's weights are converted from whole ones.
     divided = divided and plan.kind != "reward" and config.learner == "native"
     model = read_model(plan.model, getattr(torch, config.dtype), device, divided=divided)
     if plan.kind == "reward" and not model.config.scores:
@@ -184,8 +186,9 @@ def _leave(plan: TrainJobPlan, learner: Learner, tokenizer: Tokenizer) -> Path:
 
 
 def _leave_gathered(plan: TrainJobPlan, learner: Learner, tokenizer: Tokenizer) -> Path:
-    """From the last checkpoint, which holds what the ranks have between them: the first one needs no room for more than
-    a tensor of it. An adapter is small, and goes back onto its base."""
+    """Exports from the last checkpoint, which holds the parts of all ranks: the first rank needs memory for only one
+    tensor at a time. An adapter is small, and is loaded onto its base.
+    """
     config, job = plan.config, plan.job
     last = f"{job.checkpoints}/step_{learner.step}"
     if config.adapter.kind == "none":
@@ -200,7 +203,7 @@ def _leave_gathered(plan: TrainJobPlan, learner: Learner, tokenizer: Tokenizer) 
 
 
 def device_of(name: str, world: World) -> torch.device:
-    """`cuda` is another one on each rank of a machine."""
+    """Device of this rank; `cuda` is a different GPU on each rank of a machine."""
     device = device_named(name)
     if device.type != "cuda" or device.index is not None or world.size == 1:
         return device

@@ -1,4 +1,4 @@
-"""The training loop of pretraining and SFT: batches in, steps, metrics, checkpoints; it can be killed anywhere."""
+"""The training loop of pretraining and SFT: batches, steps, metrics and checkpoints; it can be killed at any time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Batches = Callable[[Position], Batch]
 Evaluate = Callable[[Learner], Metrics]
 OnStep = Callable[[int, Metrics], None]
 OnResume = Callable[[int], None]
-"""Told, before the first step, the step of the checkpoint that a job goes on from."""
+"""Callback before the first step with the step of the checkpoint from which a job resumes."""
 
 
 class Stop(Exception):
@@ -50,7 +50,7 @@ def train(
     evaluate: Evaluate | None = None,
     crew: RankSupervisor | None = None,
 ) -> None:
-    """Steps `learner` until `config.steps`, from the job's last checkpoint if it has one."""
+    """Trains `learner` until `config.steps`, from the job's last checkpoint if it has one."""
     crew = crew or RankSupervisor()
     with contextlib.ExitStack() as stack:
         stack.enter_context(crew.heeding())
@@ -90,7 +90,7 @@ class _Run:
     last_saved: int = -1
     took: float = 0.0
     waited: float = 0.0
-    """Seconds of the last step, and of those for its data."""
+    """Seconds of the last step (`took`), and of the wait for its data."""
 
     def step(self) -> Metrics:
         learner, config, clock, at = self.learner, self.config, self.meter.clock, self.learner.step + 1
@@ -127,13 +127,15 @@ class _Run:
                     metrics |= self.evaluate(learner)
             except RondoError:
                 if self.crew.world.size == 1:
-                    self.record(metrics)  # what was learned is not lost with it
+                    self.record(metrics)  # metrics of the step are not lost with the evaluation
                 raise
         self.record(metrics)
         return metrics
 
     def record(self, metrics: Metrics) -> None:
-        """What a checkpoint takes of the loop is the next step's, as is how long the one before took to write."""
+        """Logs the metrics and saves a checkpoint if one is due. The time of a checkpoint is part of the next step's
+        metrics, as is the duration of the previous write.
+        """
         if self.job is None or self.saved is None:
             return
         step, config = self.learner.step, self.config
@@ -147,7 +149,7 @@ class _Run:
         self.job.set_status("running", step, steps=config.steps, loss=metrics["loss"])
 
     def heed(self) -> None:
-        """Where a rank has been asked to stop, all stop here."""
+        """Checks for stragglers, and stops all ranks if one of them has a stop request."""
         config, step = self.config, self.learner.step
         self.crew.doing(f"step {step}: its end")
         if config.stragglers and step % config.stragglers == 0 and self.crew.world.size > 1:
@@ -168,7 +170,7 @@ class _Run:
         self.job.forget_after(self._load())
 
     def _load(self) -> int:
-        """From the newest checkpoint, if there is one: its step."""
+        """Loads the newest checkpoint, if there is one, and returns its step or 0."""
         assert self.saved is not None
         found = self.saved.newest()
         if found is None:
@@ -187,7 +189,7 @@ class _Run:
         self.saved.save(self.learner.states(), self.last_saved, state, value)
 
     def _go_back(self, reason: str) -> Metrics:
-        """The weights are those of the last checkpoint, the data go on after the batch that did it."""
+        """Rolls back to the weights of the last checkpoint; data continue after the batch that caused it."""
         after, at = self.position, self.learner.step
         if self.saved is not None:
             self.saved.wait()
@@ -215,7 +217,7 @@ class _Run:
 
 
 def rating(metrics: Metrics, by: str) -> float | None:
-    """How bad a checkpoint is."""
+    """Metric that ranks a checkpoint, lower is better; None if it is not finite."""
     name = by.removeprefix("+")
     value = metrics.get(name, math.nan)
     if not math.isfinite(value):
@@ -224,13 +226,14 @@ def rating(metrics: Metrics, by: str) -> float | None:
 
 
 def _due(step: int, every: int, config: TrainConfig) -> bool:
-    """At the end, and in between where `every` is above 0."""
+    """Whether an action is due: at the end, and every `every` steps if `every` is above 0."""
     return step == config.steps or (every > 0 and step % every == 0)
 
 
 def export(learner: Learner, tokenizer_save: Callable[[Path], None], job: Job, **facts: float) -> Path:
-    """Writes what serving loads, weights and tokenizer, and marks the job as done. A process that was killed between
-    the two leaves an export that is written again."""
+    """Exports weights and tokenizer for serving, and marks the job as done. If a process is killed between the two, the
+    export is written again.
+    """
     needed = sum(parameter.nbytes for parameter in learner.model.parameters())
     with learner.as_left(), atomic_dir(job.export, replace=True, needed=needed) as folder:
         models.save_into(learner.whole(), folder)

@@ -1,4 +1,4 @@
-"""Context parallelism: ranks hold parts of one row, and only attention sees the others' tokens."""
+"""Context parallelism: ranks hold parts of one row, and only attention uses tokens of other ranks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Method = Literal["ulysses", "ring"]
 
 @dataclass(frozen=True)
 class Context:
-    """The ranks that share rows, as one of them sees it. Without a group it is alone, and rows are whole."""
+    """The ranks that share rows, from the view of one rank. Without a group, rows are whole."""
 
     group: ProcessGroup | None = None
     method: Method = "ulysses"
@@ -36,11 +36,13 @@ class Context:
         return 1 if self.group is None else self.group.size()
 
     def cut(self, length: int) -> RowCut:
-        """A ring's ranks see for themselves, so they have stripes."""
+        """Partition of a row of this length. Ring attention computes on local queries, so its ranks hold balanced
+        stripes.
+        """
         return RowCut(length, self.size, striped=self.method == "ring")
 
     def attend(self, whole: Attend, cut: RowCut) -> Attend:
-        """Attention as `whole` has it, to a row that is cut."""
+        """Attention as in `whole`, for a partitioned row."""
         if self.group is None or self.size == 1:
             return whole
         if self.method == "ulysses":
@@ -54,8 +56,9 @@ class Context:
         return Ring(self.group, whole, cut)
 
     def gather(self, own: Tensor, deal: Deal) -> Tensor:
-        """own [of this rank's predictions, ..] -> [of all, ..], in their order, on every rank. All ranks do the same
-        with them, so a gradient is the own part's alone."""
+        """All-gather of own [predictions of this rank, ..] to [predictions of all ranks, ..], in their order, on every
+        rank. The later computations of all ranks are equal, so the gradient is the slice of this rank's own part.
+        """
         if self.group is None or self.size == 1:
             return own
         back = torch.from_numpy(deal.back).to(own.device)

@@ -1,7 +1,7 @@
-"""Two ranks' stripes of a row: which tokens of the one see which of the other. Pure arithmetic.
+"""Interaction of two ranks' stripes of a row: which tokens of one attend to which tokens of the other. Pure arithmetic.
 
-In each document it is ordinary causal attention, once the tokens that have no part in it are
-left out: a query is left out that comes before all keys, and a key that comes after all queries.
+In each document it is ordinary causal attention, once tokens without any interaction are left out: queries before all
+keys, and keys after all queries.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from rondo.parallel.context.row_cut import Ints, RowCut
 
 @dataclass(frozen=True)
 class Meeting:
-    """What a rank's tokens see of a source's. `queries` and `keys` are those that take part: equally many in each
-    document, and the n-th query of one sees its first n keys, or the last of those in a window. `apart` is how far the
-    rank is behind the source."""
+    """Attention of a rank's tokens to a source rank's tokens. `queries` and `keys` are the tokens that take part:
+    equally many in each document, and the n-th query attends to its first n keys, or the last of these within a window.
+    `apart` is the distance by which the rank follows the source.
+    """
 
     queries: Ints
     keys: Ints
@@ -41,13 +42,14 @@ class Meeting:
         return cls(queries, keys, tuple(dict.fromkeys(starts.tolist())), ranks, rank - source)
 
     def window(self, window: int | None) -> int | None:
-        """How many keys of the source are in a window of the row that ends with a query: up to that of the query's own
-        round, or of the round before where the source comes later in it. The same for all queries."""
+        """Number of the source's keys in a window of the row that ends with a query: up to the key of the query's own
+        round, or of the previous round if the source is later in a round. It is the same for all queries.
+        """
         if window is None:
             return None
         return -((self.apart - window) // self.ranks) - (self.apart < 0)
 
 
 def _held(edges: Ints, rank: int, ranks: int) -> Ints:
-    """How many of its tokens a rank has before each of these."""
+    """Number of the rank's tokens before each of these positions."""
     return -(-(edges - rank) // ranks).clip(max=0)

@@ -1,9 +1,9 @@
-"""Ring attention: keys and values go round, one part of them here and one on its way, and each rank's tokens attend to
-each part as it comes.
+"""Ring attention: keys and values rotate through the ranks, one block in use and one in transit, and each rank's tokens
+attend to each block as it arrives.
 
-Ranks hold stripes of the row (`RowCut`). What a rank's tokens see of another's stripe is ordinary causal attention over
-shorter documents, once the queries and keys that have no part in it are left out: so every step has the same kernels,
-the same work on every rank, and windows that are as much narrower as the documents are shorter.
+Ranks hold stripes of the row (`RowCut`). Attention of a rank's tokens to another rank's stripe is ordinary causal
+attention over shorter documents, once queries and keys without any interaction are left out. So every step uses the
+same kernels, has equal work on every rank, and scales windows with the lengths of documents.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from rondo.parallel.context.row_cut import Ints, RowCut
 
 
 class Ring:
-    """Exact, gradients too, and for any number of heads. Gradients of keys and values go round in fp32."""
+    """Exact ring attention, with exact gradients, for any number of heads. Gradients of keys and values rotate in
+    fp32.
+    """
 
     def __init__(self, group: ProcessGroup, whole: Packed, cut: RowCut) -> None:
         self._group = group
@@ -49,7 +51,7 @@ class Ring:
 
 @dataclass(frozen=True)
 class _Part:
-    """A meeting as attention takes it: None stands for all rows."""
+    """Token indices of a meeting as tensors; None selects all rows."""
 
     meeting: Meeting
     queries: Tensor | None
@@ -67,7 +69,7 @@ class _Part:
         return self.meeting.cu_seqlens
 
     def spec(self, spec: AttentionSpec) -> AttentionSpec | None:
-        """None where nothing is seen."""
+        """None if no key is visible."""
         window = self.meeting.window(spec.window)
         if self.cu_seqlens[-1] == 0 or window == 0:
             return None
@@ -79,7 +81,7 @@ def _rows(x: Tensor, rows: Tensor | None) -> Tensor:
 
 
 def _add(to: Tensor, rows: Tensor | None, x: Tensor) -> None:
-    """Rows are distinct."""
+    """Adds x to distinct rows."""
     if rows is None:
         to += x
     else:
@@ -122,7 +124,7 @@ def _forward(
     parts: Sequence[_Part],
 ) -> tuple[Tensor, Tensor]:
     out = q.new_zeros(q.shape[0], spec.num_heads, spec.value_dim, dtype=torch.float32)
-    # A sink is a part that has weight and gives nothing.
+    # A sink is a part with a weight and no value.
     before = -torch.inf if sinks is None else sinks.float()
     logarithms = q.new_zeros(q.shape[:2], dtype=torch.float32) + before
     here = _Block.of(k, v)
@@ -138,7 +140,9 @@ def _forward(
 def _attend(
     spec: AttentionSpec, part: _Part, q: Tensor, here: _Block, out: Tensor, logarithms: Tensor
 ) -> None:
-    """Adds to `out` and `logarithms` what a part gives. What it needs is let go before the next one comes."""
+    """Adds the contribution of a part to `out` and `logarithms`. Temporaries are freed before the next block
+    arrives.
+    """
     own_spec = part.spec(spec)
     if own_spec is not None:
         keys, values = (_rows(x, part.keys) for x in here.views())
@@ -147,7 +151,7 @@ def _attend(
 
 
 def _merge(out: Tensor, logarithms: Tensor, rows: Tensor | None, part: Tensor, of_part: Tensor) -> None:
-    """Adds a part to what is there, each by its share."""
+    """Merges a part into the running result, both weighted by their shares of the softmax's sum."""
     before = _rows(logarithms, rows)
     total = torch.logaddexp(before, of_part)
     kept = (before - total).exp()[..., None]
@@ -163,8 +167,9 @@ def _merge(out: Tensor, logarithms: Tensor, rows: Tensor | None, part: Tensor, o
 def _backward(
     spec: AttentionSpec, whole: _Whole, k: Tensor, v: Tensor, group: ProcessGroup, parts: Sequence[_Part]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Keys and values go round again, and their gradients one rank behind them, until they are home. What this rank's
-    tokens give to its own keys waits for them there."""
+    """Keys and values rotate once more, and their gradients one rank behind them, until they reach their owner. The
+    contribution of this rank's tokens to its own keys is added there.
+    """
     of_q = torch.zeros_like(whole.q, dtype=torch.float32)
     here = _Block.of(k, v)
     own = here.gradients()
@@ -204,7 +209,9 @@ def _attend_back(
 
 @dataclass(frozen=True)
 class _Whole:
-    """Of this rank's tokens, and of all that they see: what the way back starts from."""
+    """Inputs of the backward pass: queries, results and gradients of this rank's tokens, over all tokens that they
+    attend to.
+    """
 
     grad: Tensor
     q: Tensor
@@ -215,14 +222,14 @@ class _Whole:
         return _Whole(*(_rows(x, rows) for x in (self.grad, self.q, self.out, self.logarithms)))
 
     def of_sinks(self, sinks: Tensor) -> Tensor:
-        """A sink gives nothing: more of it takes from all that is given."""
+        """Gradient of the sinks. A sink has no value: a larger sink reduces the weights of all values."""
         shares = (sinks.float() - self.logarithms).exp()
         return -(shares * (self.grad.float() * self.out.float()).sum(-1)).sum(0).to(sinks.dtype)
 
 
 @dataclass(frozen=True)
 class _Block:
-    """Keys and values of one rank, or their gradients, one after the other in one piece of memory."""
+    """Keys and values of one rank, or their gradients, in one contiguous buffer."""
 
     data: Tensor
     shapes: tuple[torch.Size, torch.Size]

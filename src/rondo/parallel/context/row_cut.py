@@ -1,8 +1,9 @@
-"""Which tokens of a row each context-parallel rank holds: pure arithmetic.
+"""Assignment of a row's tokens to context-parallel ranks: pure arithmetic.
 
-In one stretch each (`striped=False`), or dealt out like cards: rank r has tokens r, r + n, r + 2n, ... Attention of a
-token costs what it sees, so stretches are unequal work where ranks see for themselves; stripes are equal, whatever the
-documents and the windows are, because each rank has every n-th token of each document.
+Each rank holds one contiguous stretch (`striped=False`), or every n-th token: rank r has tokens r, r + n, r + 2n, ...
+The cost of a token's attention grows with the number of visible tokens, so stretches are unbalanced where each rank
+attends for its own tokens. Stripes are balanced for all documents and windows, because each rank has every n-th token
+of each document.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class RowCut:
-    """A row of `length` tokens among `ranks`, equally many each."""
+    """A row of `length` tokens, divided equally among `ranks`."""
 
     length: int
     ranks: int
@@ -39,7 +40,7 @@ class RowCut:
         return self.length // self.ranks
 
     def tokens(self, rank: int) -> Ints:
-        """The rank's tokens, in its order."""
+        """The rank's tokens, in its local order."""
         if self.striped:
             return np.arange(rank, self.length, self.ranks)
         return np.arange(rank * self.each, (rank + 1) * self.each)
@@ -49,11 +50,13 @@ class RowCut:
         return tokens % self.ranks if self.striped else tokens // max(self.each, 1)
 
     def places(self, tokens: Ints) -> Ints:
-        """Where each token is among its rank's own."""
+        """Local index of each token on its rank."""
         return tokens // self.ranks if self.striped else tokens % max(self.each, 1)
 
     def deal(self, where: Ints) -> Deal:
-        """`where` are the tokens from which something is predicted, each rank's own left to it."""
+        """Assigns predictions to ranks: `where` are the tokens that predict, and each rank computes the predictions of
+        its own tokens.
+        """
         owners = self.owners(where)
         order = np.argsort(owners, kind="stable")
         sizes = np.bincount(owners, minlength=self.ranks)
@@ -62,7 +65,7 @@ class RowCut:
 
 @dataclass(frozen=True)
 class Deal:
-    """Predictions among ranks. `order` are their numbers rank by rank, `sizes` how many each rank has."""
+    """Assignment of predictions to ranks. `order` are their indices, rank by rank, and `sizes` the numbers per rank."""
 
     cut: RowCut
     where: Ints
@@ -70,17 +73,17 @@ class Deal:
     sizes: Sequence[int]
 
     def own(self, rank: int) -> Ints:
-        """Numbers of the rank's predictions, ascending."""
+        """Ascending indices of the rank's predictions."""
         first = sum(self.sizes[:rank])
         return self.order[first : first + self.sizes[rank]]
 
     def read(self, rank: int) -> Ints:
-        """The tokens they are made from, among the rank's own."""
+        """Local indices of the tokens that make the rank's predictions."""
         return self.cut.places(self.where[self.own(rank)])
 
     @property
     def back(self) -> Ints:
-        """For each prediction where it is when the ranks' are put one after another."""
+        """Index of each prediction in the concatenation of all ranks' predictions."""
         back = np.empty_like(self.order)
         back[self.order] = np.arange(len(self.order))
         return back

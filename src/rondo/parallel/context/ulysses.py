@@ -1,4 +1,6 @@
-"""Attention of a divided row by an exchange: tokens of all heads for all tokens of some heads, and back."""
+"""Attention over a partitioned row by all-to-all: some tokens with all heads are exchanged for all tokens with some
+heads, and back.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,10 @@ from rondo.parallel.context.row_cut import RowCut
 
 
 class Ulysses:
-    """Each rank attends with a share of the heads to the whole row, as `whole` does; of the row it holds a stretch
-    (`RowCut` without stripes). What it computes are the bits of one process, for any kind of attention.
+    """Each rank computes a share of the heads for the whole row with `whole`; of the row it holds a stretch (`RowCut`
+    without stripes). Results are bitwise equal to a single process, for any kind of attention.
 
-    Where there are fewer key heads than ranks, those that ranks share are sent to each.
+    If there are fewer key heads than ranks, shared key heads are sent to each of their ranks.
     """
 
     def __init__(self, group: ProcessGroup, whole: Attend, cut: RowCut) -> None:
@@ -46,7 +48,7 @@ class Ulysses:
         return self._to_tokens(self._whole(own, q, k, v, sinks))
 
     def _own(self, spec: AttentionSpec) -> AttentionSpec:
-        """With the heads of one rank. Key heads are as few as go evenly with its query heads."""
+        """Spec with the heads of one rank. It has the fewest key heads that divide its query heads evenly."""
         size, heads, keys = self._group.size(), spec.num_heads, spec.num_kv_heads
         if heads % size:
             raise ConfigError(
@@ -61,7 +63,7 @@ class Ulysses:
         return replace(spec, num_heads=heads // size, num_kv_heads=own)
 
     def _to_heads(self, own: AttentionSpec, *parts: Tensor) -> tuple[Tensor, ...]:
-        """[T/n, heads of all, ..] each -> [T, heads of this rank, ..] each, in one exchange."""
+        """Converts each part [T/n, heads of all ranks, ..] to [T, heads of this rank, ..], in one exchange."""
         size, each = self._group.size(), self._cut.each
         joined = torch.cat([x.reshape(each, size, -1) for x in parts], dim=-1)
         splits = [each] * size
@@ -72,7 +74,7 @@ class Ulysses:
         return tuple(piece.reshape(size * each, n, -1) for piece, n in zip(pieces, heads, strict=True))
 
     def _to_tokens(self, out: Tensor) -> Tensor:
-        """[T, heads of this rank, Dv] -> [T/n, heads of all, Dv]."""
+        """Converts [T, heads of this rank, Dv] to [T/n, heads of all ranks, Dv]."""
         size, each = self._group.size(), self._cut.each
         splits = [each] * size
         own = all_to_all(out, self._group, splits, splits)

@@ -1,1 +1,3 @@
-"""Arithmetic of a layout: degrees for a number of ranks, pipeline cuts, and which slice of each tensor a rank owns."""
+"""Arithmetic of a layout: degrees for a number of ranks, pipeline cuts, and the slice of each tensor that a rank
+owns.
+"""

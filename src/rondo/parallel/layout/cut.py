@@ -1,7 +1,7 @@
-"""Where a pipeline cuts a model, which rank has which piece, and how many microbatches a schedule takes. Pure.
+"""Pipeline cuts: the layers of each piece, the stage of each piece, and the number of microbatches of a schedule. Pure.
 
-A piece is a run of layers; the first has the embedding too, the last the head. All wait for the slowest, so the one
-that costs most should cost the least possible.
+A piece is a run of layers; the first one also has the embedding, the last one the head. The slowest piece limits the
+throughput, so the cut minimizes the largest cost.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from rondo.models.architecture import Dense, Gqa, Layer, Mla, ModelConfig, Moe
 from rondo.parallel.config import LayoutConfig
 
 CONTEXT = 4096
-"""Tokens of the document that attention's products are counted for."""
+"""Length of document for which attention's products are counted, in tokens."""
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Products of a token's forward pass, in multiplications."""
+    """Cost of a token's forward pass, in multiplications."""
 
     layers: list[int]
     embed: int
@@ -27,15 +27,16 @@ class Costs:
 
 
 def costs(model: ModelConfig) -> Costs:
-    """An embedding is looked up: it multiplies nothing, at most by a scale."""
+    """Costs of a model's parts. An embedding is a lookup without products, apart from a scale."""
     layers = [_layer(layer, model.hidden_size) for layer in model.layers]
     outputs = 1 if model.scores else model.vocab_size
     return Costs(layers, model.hidden_size, model.hidden_size * outputs)
 
 
 def cut(costs: Costs, pieces: int) -> list[range]:
-    """The layers of each piece: all once, in order, one or more a piece. Of cuts whose most expensive piece costs the
-    least, one of the most even."""
+    """Layers of each piece: every layer once, in order, at least one per piece. The cut minimizes the cost of the most
+    expensive piece, and prefers even cuts among the optimal ones.
+    """
     count = len(costs.layers)
     sums = list(accumulate(costs.layers, initial=costs.embed))
     sums[0], sums[-1] = 0, sums[-1] + costs.head
@@ -50,31 +51,31 @@ def cut(costs: Costs, pieces: int) -> list[range]:
 
 
 def pieces_of(layout: LayoutConfig) -> int:
-    """How many pieces the model is cut into. A zero-bubble schedule goes down the stages and back up: two a stage."""
+    """Number of pieces of the model. A zero-bubble schedule runs down the stages and back up: two pieces per stage."""
     return layout.pp * (2 if layout.schedule == "zero-bubble" and layout.pp > 1 else layout.virtual)
 
 
 def stage_of(layout: LayoutConfig, piece: int) -> int:
-    """Pieces go round the stages; under a zero-bubble schedule down and back up."""
+    """Stage of a piece. Pieces cycle through the stages; in a zero-bubble schedule they run down and back up."""
     if layout.schedule == "zero-bubble" and piece >= layout.pp:
         return 2 * layout.pp - 1 - piece
     return piece % layout.pp
 
 
 def microbatches(layout: LayoutConfig, rows: int) -> int:
-    """The least number, from `rows` on, that the schedule takes."""
+    """Smallest number of microbatches, at least `rows`, that the schedule accepts."""
     match layout.schedule:
         case "1f1b":
             return max(rows, layout.pp)
         case "interleaved":
-            # Rounds of one microbatch a stage or more, all alike.
+            # Equal rounds of at least one microbatch per stage.
             return next(n for n in numbers(max(rows, 1)) if n % max(1, n // layout.pp) == 0)
         case _:
             return max(rows, 1)
 
 
 _Cut = tuple[int, int, tuple[int, ...]]
-"""What the dearest piece costs, the sum of squares, and where pieces end."""
+"""Cost of the most expensive piece, sum of squared costs, and ends of the pieces."""
 
 
 def _longer(before: _Cut, cost: int, end: int) -> _Cut:

@@ -14,8 +14,9 @@ FIELD = "train.layout"
 
 @dataclass(frozen=True)
 class Degrees:
-    """`replicate` x `shard` ranks have the same parameters and other tokens: states are divided among `shard` of them.
-    cp ranks are among these, since they see other tokens too."""
+    """`replicate` x `shard` ranks have the same parameters and different tokens: states are sharded among `shard` of
+    them. The cp ranks are among these, since their tokens differ too.
+    """
 
     config: LayoutConfig
     ranks: int
@@ -41,17 +42,19 @@ class Degrees:
 
     @property
     def expert_shard(self) -> int:
-        """Among how many ranks an expert's states are divided."""
+        """Number of ranks among which an expert's states are sharded."""
         return self.shard * self.tp // self.ep
 
     @property
     def token_multiple(self) -> int:
-        """What a row's length must be divisible by: tp and cp cut it."""
+        """Required divisor of a row's length: tp and cp partition it."""
         return self.tp * self.cp
 
 
 def degrees(config: LayoutConfig, ranks: int, model: ModelConfig) -> Degrees:
-    """Raises what does not divide, or does not go together; the error names the field."""
+    """Degrees of the config for a number of ranks. Raises an error with the field's name if degrees do not divide or
+    are incompatible.
+    """
     others = config.tp * config.pp * config.cp
     dp = config.dp or max(1, ranks // others)
     if dp * others != ranks:
@@ -87,7 +90,7 @@ def _check_pipeline(degrees: Degrees, model: ModelConfig) -> None:
 
 
 def _check_vocabulary(degrees: Degrees, model: ModelConfig) -> None:
-    """All ranks but the last have equal parts."""
+    """Raises if a rank has no part of the vocabulary: all ranks but the last have equal parts."""
     part = -(-model.vocab_size // degrees.tp)
     if part * (degrees.tp - 1) >= model.vocab_size:
         raise _refused("tp", f"{degrees.tp} is too many for a vocabulary of {model.vocab_size}")
@@ -104,7 +107,7 @@ def _check_attention(attention: Gqa | Mla, degrees: Degrees) -> None:
 
 
 def _check_mlp(mlp: object, degrees: Degrees) -> None:
-    """Experts that ep divides stay whole."""
+    """Checks the feed-forward part. Experts under expert parallelism are not split."""
     if isinstance(mlp, Moe):
         if degrees.ep == 1:
             _divides("tp", degrees.tp, mlp.intermediate, "neurons in an expert")

@@ -1,10 +1,9 @@
-"""Which part of a model each rank has: a smaller model of the same architecture, and where its parameters lie in the
-whole one. Pure arithmetic.
+"""Tensor-parallel split of a model: each rank has a smaller model of the same architecture, whose parameters are slices
+of the whole one. Pure arithmetic.
 
-Attention is divided by heads and feed-forward layers by their inner size, as evenly as the numbers allow: nothing asks
-the ranks to be equal. What a rank's half layer gives is a summand of the whole's, so the biases that come after the
-sum are on rank 0 alone. Embedding and head are divided by vocabulary. Norms, routers and MLA's way down to the latents
-are the same on every rank.
+Attention is split by heads and feed-forward layers by their inner size, as evenly as the numbers allow: ranks may have
+unequal parts. The output of a rank's half layer is a summand of the whole output, so biases added after the sum are on
+rank 0 only. Embedding and head are split by vocabulary. Norms, routers and MLA's down-projections are replicated.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from rondo.models.architecture import Dense, Gqa, Layer, Mla, ModelConfig, Moe
 
 @dataclass(frozen=True)
 class TensorSlice:
-    """A parameter is the whole model's parameter from `start` to `stop` along one of its axes."""
+    """Slice of a parameter of the whole model, from `start` to `stop` along one axis."""
 
     dim: int
     start: int
@@ -28,7 +27,7 @@ class TensorSlice:
         return self.stop - self.start
 
     def times(self, size: int) -> TensorSlice:
-        """For rows that stand for `size` rows each, as a head does."""
+        """Slice of rows if each index, such as a head, has `size` rows."""
         return TensorSlice(self.dim, self.start * size, self.stop * size)
 
     def along(self, dim: int) -> TensorSlice:
@@ -37,8 +36,9 @@ class TensorSlice:
 
 @dataclass(frozen=True)
 class Split:
-    """`config` is the rank's own model; `cuts` its divided parameters, the others are whole; `absent` are those that
-    it does not have."""
+    """`config` is the rank's own model; `cuts` are its split parameters, and all others are whole; `absent` are the
+    parameters that it lacks.
+    """
 
     rank: int
     size: int
@@ -51,9 +51,10 @@ class Split:
         return self.cuts["embed.weight"]
 
     def columns(self) -> dict[str, tuple[slice, slice]]:
-        """What the rank has of low-rank pairs a [r, in] and b [r, out] beside linear modules: by path, the columns of
-        each. Where the output is divided, that of b is; where the input is, that of a, and the products are summands
-        as the module's own are."""
+        """The rank's columns of low-rank pairs a [r, in] and b [r, out] beside linear modules: for each path, the
+        columns of both. If the output is split, b is; if the input is, a is, and the products are summands like the
+        module's own.
+        """
         whole, found = slice(None), {}
         for name, cut in self.cuts.items():
             path, _, leaf = name.rpartition(".")
@@ -80,8 +81,9 @@ def split(config: ModelConfig, rank: int, size: int) -> Split:
 
 @dataclass(frozen=True)
 class Heads:
-    """A rank's query heads and the key heads they look at. Where there are fewer key heads than ranks, `sharers` ranks
-    have the same one, each with a part of its query heads."""
+    """A rank's query heads and their key heads. If there are fewer key heads than ranks, `sharers` ranks have the same
+    one, each with a part of its query heads.
+    """
 
     queries: TensorSlice
     keys: TensorSlice
@@ -147,7 +149,7 @@ def _dense(part: Dense, rank: int, size: int) -> tuple[Dense, dict[str, TensorSl
 
 
 def _moe(part: Moe, rank: int, size: int) -> tuple[Moe, dict[str, TensorSlice]]:
-    """Every rank has a part of every expert, so that which of them are chosen does not matter to the balance."""
+    """Splits every expert among all ranks, so that the load is balanced for any routing."""
     _check_divisible(part.intermediate, size, "neurons in an expert")
     inner = _even(part.intermediate, rank, size).along(1)
     names = ("gate", "up", "gate_bias", "up_bias")
@@ -160,7 +162,7 @@ def _moe(part: Moe, rank: int, size: int) -> tuple[Moe, dict[str, TensorSlice]]:
 
 
 def _summed_biases(layer: Layer) -> Iterator[str]:
-    """The biases that would be added once for each rank."""
+    """Biases that would otherwise be added once per rank."""
     yield "attention.o.bias"
     if isinstance(layer.mlp, Moe):
         yield from ("mlp.experts.down_bias", "mlp.shared.down.bias")
@@ -177,7 +179,7 @@ def _even(count: int, rank: int, size: int) -> TensorSlice:
 
 
 def _vocabulary(count: int, rank: int, size: int) -> TensorSlice:
-    """Equal parts but for the last: then gathered logits need no reordering."""
+    """Equal parts except for the last one: then gathered logits need no reordering."""
     part = -(-count // size)
     if part * (size - 1) >= count:
         raise _too_many(count, size, "tokens in its vocabulary")

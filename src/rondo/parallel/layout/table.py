@@ -1,4 +1,6 @@
-"""Where a rank's parameters lie in a checkpoint: the model's own mapping, each piece narrowed to what the rank has."""
+"""Regions of a checkpoint for a rank's parameters: the model's own mapping, with each piece narrowed to the rank's
+part.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from rondo.parallel.layout.split import Split, TensorSlice
 
 
 def narrowed(table: list[Slot], whole: Mapping[str, Tensor], split: Split) -> list[Slot]:
-    """The same stored tensors, of which a rank takes its own regions, or none."""
+    """The same stored tensors, narrowed to the rank's own regions, if any."""
     return [_narrow_slot(slot, slot.shape_for(whole), split) for slot in table]
 
 
@@ -27,7 +29,9 @@ def _narrow_slot(slot: Slot, shape: tuple[int, ...], split: Split) -> Slot:
 
 
 def _narrow(piece: TensorMapping, shape: tuple[int, ...], cut: TensorSlice) -> TensorMapping:
-    """`cut` is along an axis of our parameter; the region lies in their tensor: transposed, perhaps, or one expert."""
+    """Narrows a piece. `cut` is along an axis of the parameter, whereas the region lies in the stored tensor, which may
+    be transposed or contain all experts.
+    """
     dim = cut.dim if piece.at is None else cut.dim - 1
     if piece.transposed:
         last = len(shape) - 1
@@ -38,7 +42,7 @@ def _narrow(piece: TensorMapping, shape: tuple[int, ...], cut: TensorSlice) -> T
 
 
 def _places(region: Region, shape: tuple[int, ...]) -> list[range]:
-    """For each axis of a tensor, the places that the region takes."""
+    """Indices of the region along each axis of a tensor."""
     missing = len(shape) - sum(not isinstance(each, EllipsisType) for each in region)
     slices: list[slice] = []
     for each in region:

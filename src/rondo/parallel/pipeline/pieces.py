@@ -1,4 +1,4 @@
-"""What a rank of a pipeline has of a decoder: its own pieces, under their own names, and nothing of the others."""
+"""A pipeline rank's pieces of a decoder, under their original names; all other layers are dropped."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def keep_own(model: Decoder, mesh: Mesh) -> None:
-    """The model loses, in place, what is on other stages."""
+    """Drops the layers of other stages from the model, in place."""
     runs = _runs(model, mesh)
     if len(runs) > 1:
         check_learning(model, runs)
@@ -26,7 +26,7 @@ def keep_own(model: Decoder, mesh: Mesh) -> None:
 
 
 def check_learning(model: Decoder, runs: Sequence[range]) -> None:
-    """Gradients go back through every piece."""
+    """Raises if a piece has no trainable parameter: gradients pass through every piece."""
     for run in runs:
         if not any(p.requires_grad for i in run for p in model.layers[i].parameters()):
             raise ConfigError(
@@ -37,7 +37,7 @@ def check_learning(model: Decoder, runs: Sequence[range]) -> None:
 
 
 def own_pieces(model: Decoder, mesh: Mesh) -> list[Stage]:
-    """This rank's, in the model's order. They share the model's modules."""
+    """This rank's pieces in model order. They share the model's modules."""
     runs = _runs(model, mesh)
     pieces = []
     for i, run in enumerate(runs):
@@ -57,7 +57,9 @@ def _stage(piece: int, mesh: Mesh) -> int:
 
 
 def _keep(decoder: Decoder, own: Mapping[int, range], pieces: int) -> None:
-    """A tied embedding is at both ends, at the last as the head's matrix; a checkpoint knows it by one name."""
+    """Drops modules outside of `own`. A tied embedding is on both end stages, on the last one as the head's matrix; a
+    checkpoint has it under one name.
+    """
     layers = {layer for run in own.values() for layer in run}
     first, last = 0 in own, pieces - 1 in own
     decoder.layers = nn.ModuleList(
@@ -70,7 +72,7 @@ def _keep(decoder: Decoder, own: Mapping[int, range], pieces: int) -> None:
 
 
 def shallow(module: M) -> M:
-    """Another module of the same parts."""
+    """Shallow copy of a module, with the same submodules and parameters."""
     other = copy.copy(module)
     other.__dict__["_modules"] = dict(module._modules)
     other.__dict__["_parameters"] = dict(module._parameters)

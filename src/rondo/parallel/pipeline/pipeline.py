@@ -1,4 +1,4 @@
-"""Rows through the pieces of a model that several ranks have, by one of torch's schedules."""
+"""Execution of rows through the pieces of a model on several ranks, with torch's schedules."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ SCHEDULES = {
     "zero-bubble": "ZBVZeroBubble",
 }
 Finish = Callable[[int, Tensor], Tensor]
-"""Of the i-th row's log-probabilities, on the stage that has the last piece: the loss."""
+"""Function from the i-th row's log-probabilities to the loss, on the stage that has the last piece."""
 
 
 class Pipeline:
     def __init__(self, model: Decoder, pieces: Sequence[Stage], mesh: Mesh, computing: torch.dtype) -> None:
-        """`computing` is the type of what goes from piece to piece."""
+        """`computing` is the type of the hidden states between pieces."""
         self._pieces = pieces
         self._mesh = mesh
         self._hidden, self._dtype = model.config.hidden_size, computing
@@ -35,23 +35,23 @@ class Pipeline:
 
     @property
     def counted_elsewhere(self) -> list[Tensor]:
-        """Weights of this rank that another stage counts in the gradient's norm."""
+        """Weights of this rank that another stage counts in the gradient norm."""
         return self._tie.counted_elsewhere if self._tie else []
 
     def train(self, rows: Sequence[tuple[Tensor, StageInputs]], finish: Finish) -> None:
-        """Adds the gradient of the losses' sum. Rows are of one length, and as many as the schedule takes."""
+        """Adds the gradient of the sum of losses. Rows have equal length, and their number must fit the schedule."""
         with self._gradients_kept(), self._tie.passes() if self._tie else nullcontext():
             self._schedule(rows, finish).step(target=self._numbers(rows))
 
     @torch.no_grad()
     def score(self, rows: Sequence[tuple[Tensor, StageInputs]], finish: Finish) -> None:
-        """Forward alone."""
+        """Forward pass only."""
         with self._gradients_kept():
             self._schedule(rows, finish).eval(target=self._numbers(rows))
 
     @contextmanager
     def _gradients_kept(self) -> Iterator[None]:
-        """A schedule that begins makes its pieces forget theirs."""
+        """Preserves accumulated gradients, which a schedule clears in its pieces at the start."""
         parameters = (parameter for piece in self._pieces for parameter in piece.parameters())
         before = [(each, each.grad) for each in parameters if each.grad is not None]
         for parameter, _ in before:
@@ -78,7 +78,7 @@ class Pipeline:
 
 
 class _Piece(PipelineStage):
-    """A row's inputs are known on each rank, and only hidden states travel."""
+    """Stage of torch's schedules. A row's inputs are available on each rank; only hidden states are sent."""
 
     def __init__(
         self, piece: Stage, rows: Sequence[tuple[Tensor, StageInputs]], between: Tensor, mesh: Mesh
@@ -103,7 +103,7 @@ class _Piece(PipelineStage):
     def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
         return super().forward_maybe_with_nosync(*args, self._rows[self._row][1])  # type: ignore[no-untyped-call]
 
-    # Between two pieces of one rank torch hands on gradients in an evaluation too, and finds none.
+    # Between two pieces of one rank torch passes gradients on in an evaluation too, although there are none.
 
     def get_local_bwd_output(self, mb_index: int) -> Any:
         return super().get_local_bwd_output(mb_index) if self.has_backward else ()  # type: ignore[no-untyped-call]
@@ -112,10 +112,10 @@ class _Piece(PipelineStage):
         if self.has_backward:
             super().set_local_bwd_input(next_stage_bwd_outputs, mb_index)
 
-    # Torch before 2.12 greets neighbours on the same rank too, and wants all outputs to be of one shape.
+    # Torch before 2.12 also connects to neighbours on the same rank, and requires outputs of equal shape.
 
     def _get_init_p2p_neighbors_ops(self) -> list[Any]:
         return [op for op in super()._get_init_p2p_neighbors_ops() if op.group_peer != self.group_rank]
 
     def _validate_fwd_outputs(self, outputs: Any) -> None:
-        """The last piece has as many as the row predicts."""
+        """Accepts any shape: the last piece has one output per prediction of the row."""

@@ -1,5 +1,6 @@
-"""What a rank has of a decoder, as one call: tokens, or what the stage before made of them, go in; hidden states come
-out, or the log-probabilities of a row's predictions."""
+"""A rank's part of a decoder as one call: inputs are tokens or the previous stage's hidden states, outputs are hidden
+states or the log-probabilities of a row's predictions.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +19,11 @@ from rondo.models.parts import take
 
 @dataclass(frozen=True)
 class StageInputs:
-    """Beside the tokens of a row, or of a rank's part of it. `real` says of each whether it is the row's own, and does
-    not only fill it up. Predictions are made from the hidden states `rows`; the
-    i-th one from `rows[where[i]]`, of the token `targets[i]`. `gather` puts those of all ranks together. Several of a
-    row may be alike, and are scored once: `back` says which of the scored each is."""
+    """Inputs besides the tokens of a row, or of a rank's part of it. `real` masks the row's own tokens, as opposed to
+    padding. Predictions are made from the hidden states `rows`: the i-th one from `rows[where[i]]`, for the token
+    `targets[i]`. `gather` joins the predictions of all ranks. Equal predictions of a row are scored once: `back` is the
+    index of each prediction among the scored ones.
+    """
 
     positions: Tensor
     real: Tensor
@@ -33,25 +35,27 @@ class StageInputs:
     back: Tensor
     temperature: float
     entropy: bool = False
-    """Whether each prediction is given its distribution's entropy beside its log-probability."""
+    """Whether to return the entropy of each prediction's distribution beside its log-probability."""
     values: bool = False
-    """Whether what the value head says stands beside all else."""
+    """Whether to return the value head's output as the last column."""
     experts: Any = None
-    """Where a learner adds up the router decisions of the row."""
+    """Accumulator of the row's router decisions, for a learner."""
 
 
 _passing: ContextVar[StageInputs | None] = ContextVar("rondo_row_in_passing", default=None)
 
 
 def row_in_passing() -> StageInputs | None:
-    """Of the row that goes through a piece in this thread; None where the model is called by itself, or computes again
-    for a backward pass."""
+    """Inputs of the row that passes through a piece in this thread; None if the model is called directly or recomputes
+    for a backward pass.
+    """
     return _passing.get()
 
 
 class Stage(nn.Module):
-    """A piece of a decoder: all of it, or the `index`-th of `count` pieces. Its parameters keep the decoder's own names
-    in `decoder`."""
+    """A piece of a decoder: all of it, or the `index`-th of `count` pieces. Parameters have their names in the decoder,
+    below `decoder`.
+    """
 
     def __init__(self, decoder: Decoder, index: int = 0, count: int = 1) -> None:
         super().__init__()
@@ -67,8 +71,9 @@ class Stage(nn.Module):
         return self.index == self.count - 1
 
     def forward(self, x: Tensor, inputs: StageInputs) -> Tensor:
-        """Tokens [T], or what the piece before made of them [T, H] -> [T, H], or on the last piece [N], with
-        entropies or values [N, 2], with both [N, 3]."""
+        """Tokens [T] or the previous piece's hidden states [T, H] -> [T, H], or on the last piece [N], with entropies
+        or values [N, 2], with both [N, 3].
+        """
         if self.first:
             x = self.decoder.embed(x)
         read = inputs.rows if self.last else None
@@ -84,5 +89,5 @@ class Stage(nn.Module):
         scored = head.logprobs(states, inputs.targets, inputs.temperature, inputs.entropy)
         if inputs.values:
             scored = torch.cat([scored.view(len(states), -1), head.values(states)[:, None]], 1)
-        # Not a view: FSDP's hook on what a module returns would be lost if somebody changed one in place.
+        # Not a view: FSDP's hook on a module's output would be lost if a view were changed in place.
         return take(inputs.gather(scored), inputs.back).clone()

@@ -1,7 +1,7 @@
-"""A tied embedding, which both ends of a pipeline need: each has a copy, and both learn what both have seen.
+"""A tied embedding of a pipeline: both end stages have a copy, and the gradients of both are summed.
 
-So the copies stay equal, bit for bit. Where both ends are on one rank the head's copy is known to nobody else: it is
-made equal before passes, and what it learned goes to the embedding after them.
+So the copies stay equal, bit for bit. If both ends are on one rank, the head's copy is invisible to the optimizer: it
+is copied from the embedding before passes, and its gradient is added to the embedding's after them.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from rondo.parallel.ranks.mesh import Mesh
 from rondo.parallel.tensor.own_part import local_of
 
 dist: Any = torch.distributed
-"""Its types are incomplete."""
+"""torch.distributed as Any: its types are incomplete."""
 
 
 def part_ends(pieces: Sequence[Stage]) -> None:
-    """Where one rank has both ends, gives the last piece a matrix of its own: pieces are sharded one by one."""
+    """If one rank has both ends, copies the tied matrix for the last piece: pieces are sharded one by one."""
     first, last = pieces[0], pieces[-1]
     if first is not last and first.first and last.last and last.decoder.config.tied:
         head = shallow(last.decoder.head)
@@ -39,10 +39,10 @@ def part_ends(pieces: Sequence[Stage]) -> None:
 
 
 class TiedEmbeddingSync:
-    """Of a rank that has an end, or both."""
+    """Synchronization of a tied embedding on a rank that has one end or both."""
 
     def __init__(self, model: Decoder, mesh: Mesh, pieces: Sequence[Stage], ends: tuple[int, int]) -> None:
-        """`ends` are the stages that have them."""
+        """`ends` are the first and the last stage."""
         first, last = ends
         self._embed = model.embed
         self._group = mesh.pp
@@ -57,17 +57,17 @@ class TiedEmbeddingSync:
         if not model.config.tied or mesh.pp_rank not in ends:
             return None
         if ends[0] == ends[1]:
-            model.tie()  # Sharding has made another parameter of the embedding.
+            model.tie()  # Sharding has replaced the embedding's parameter.
         return cls(model, mesh, pieces, ends) if _weight(model.embed).requires_grad else None
 
     @property
     def counted_elsewhere(self) -> list[Tensor]:
-        """Of this rank's weights, those that the other end has in the gradient's norm."""
+        """Weights of this rank that the other end counts in the gradient norm."""
         return [_weight(self._embed)] if self._second else []
 
     @contextmanager
     def passes(self) -> Iterator[None]:
-        """Around forward and backward passes, which begin without gradients."""
+        """Context of forward and backward passes, which start without gradients."""
         if self._copy is not None:
             with torch.no_grad():
                 local_of(_weight(self._copy)).copy_(local_of(_weight(self._embed)))
@@ -88,7 +88,7 @@ class TiedEmbeddingSync:
 
 
 def _weight(module: nn.Module) -> nn.Parameter:
-    """As it is stored, also where the module reads its own part of it."""
+    """The weight as stored, even if the module reads a local part of it."""
     weight = module._parameters["weight"]
     assert weight is not None
     return weight

@@ -1,5 +1,6 @@
-"""Where the ranks of a job leave notes for each other, beside their collectives: a store of its own connection, so that
-a rank that waits in a collective, or has died in one, hides nothing."""
+"""Message board for the ranks of a job, separate from their collectives: a store over a connection of its own, so that
+it stays readable while a rank hangs or dies in a collective.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +16,21 @@ from rondo.parallel.ranks.mesh import dist, store_of
 from rondo.parallel.ranks.world import World
 
 PATIENCE = timedelta(seconds=10)
-"""For the store itself, which answers at once or is gone."""
+"""Timeout of requests to the store, which responds immediately or is lost."""
 
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """What a rank is at: `steps` counts what it has begun, and is larger on a rank that is further."""
+    """Progress of a rank: `steps` counts the activities that it has started and is larger on a rank that is further
+    ahead.
+    """
 
     rank: int
     host: str
     steps: int
     what: str
     count: int
-    """Of the beats themselves: another one each time."""
+    """Sequence number of the heartbeat; it changes with each one."""
 
     def __str__(self) -> str:
         return f"rank {self.rank} on {self.host} (at: {self.what})"
@@ -35,18 +38,18 @@ class Heartbeat:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why all ranks end: what the first of them that knew has said."""
+    """Reason for which all ranks end: the first failure that a rank has reported."""
 
     rank: int
     host: str
     message: str
     exit_code: int
     hang: bool = False
-    """Then no rank comes to its end by itself."""
+    """True if no rank ends by itself."""
 
 
 class StoreLost(Exception):
-    """The store is, and with it the process that kept it."""
+    """The store is lost, and with it the process that serves it."""
 
 
 class RankStore:
@@ -60,13 +63,13 @@ class RankStore:
             self._store.set(f"beat/{beat.rank}", json.dumps(asdict(beat)))
 
     def beats(self) -> list[Heartbeat]:
-        """Of all ranks, which have each made one."""
+        """Latest heartbeats of all ranks; each rank must have sent one."""
         with _kept():
             said = self._store.multi_get([f"beat/{rank}" for rank in range(self.world.size)])
         return [Heartbeat(**json.loads(text)) for text in said]
 
     def fail(self, failure: Failure) -> Failure:
-        """The first one said, which may be another's."""
+        """Reports a failure and returns the first one reported, which may be another rank's."""
         with _kept():
             said = self._store.compare_set("failure", "", json.dumps(asdict(failure)))
         return Failure(**json.loads(said))
@@ -78,12 +81,14 @@ class RankStore:
             return Failure(**json.loads(self._store.get("failure")))
 
     def hear(self) -> None:
-        """Says that the first rank knows of the failure, and tells its user."""
+        """Confirms that the first rank has received the failure and reports it to the user."""
         with _kept():
             self._store.set("heard", "1")
 
     def wait_heard(self, seconds: float) -> bool:
-        """Whether the first rank tells its user."""
+        """Waits until the first rank has confirmed that it reports the failure to the user; returns False after a
+        timeout.
+        """
         deadline = time.monotonic() + seconds
         with contextlib.suppress(StoreLost):
             while time.monotonic() < deadline:
@@ -106,6 +111,6 @@ def _kept() -> Iterator[None]:
 
 
 def late(beats: Sequence[Heartbeat]) -> list[Heartbeat]:
-    """Those that all others wait for: who has begun the least."""
+    """Stragglers that all other ranks wait for: the ranks with the fewest steps started."""
     least = min(beat.steps for beat in beats)
     return [beat for beat in beats if beat.steps == least]

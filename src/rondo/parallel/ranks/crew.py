@@ -1,7 +1,8 @@
-"""The ranks of a job, from when they meet until they part: what ends one of them ends all, and the first says why.
+"""Supervision of the ranks of a job from rendezvous to exit: a failure of one rank ends all of them, and the first rank
+reports the reason.
 
-A rank that fails says so on the board, and waits until the first one knows. Then it ends, which breaks the collectives
-in which others may wait for it; they find its reason on the board.
+A rank that fails reports it on the board and waits until the first rank has confirmed it. Then it exits, which breaks
+the collectives in which other ranks may wait for it; they read the reason from the board.
 """
 
 from __future__ import annotations
@@ -36,17 +37,17 @@ T = TypeVar("T")
 
 BEAT_SECONDS = 0.5
 SILENT_SECONDS = 3.0
-"""A rank that has not beaten for so long is dead, or its machine is."""
+"""Seconds without a heartbeat after which a rank, or its machine, counts as dead."""
 PARTING_SECONDS = 10.0
-"""How long a rank that has learned of a failure may take to end by itself."""
+"""Seconds in which a rank must end by itself after it has learned of a failure."""
 PATIENCE = 5
-"""How many times longer than ever before the same work may take before it is a hang."""
+"""Multiple of the second longest earlier duration of the same kind of work after which a rank counts as hung."""
 DUMP_SECONDS = 2.0
 INTERRUPTED = 130
 
 
 class RankFailed(RondoError):
-    """Another rank did, or all did over it."""
+    """Another rank failed, or all ranks ended because of it."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(f"rank {failure.rank} on {failure.host}: {failure.message}")
@@ -54,7 +55,7 @@ class RankFailed(RondoError):
 
 
 class RankSupervisor:
-    """One process needs none of it, and `RankSupervisor()` does nothing."""
+    """Supervisor of this rank; a job of one process needs none, and `RankSupervisor()` does nothing."""
 
     def __init__(
         self, world: World | None = None, board: RankStore | None = None, config: LayoutConfig | None = None
@@ -65,7 +66,7 @@ class RankSupervisor:
 
     @property
     def first(self) -> bool:
-        """Whether this is the rank that writes, and speaks for all."""
+        """Whether this is the rank that writes files and reports to the user."""
         return self.world.first
 
     @property
@@ -73,12 +74,14 @@ class RankSupervisor:
         return socket.gethostname()
 
     def doing(self, what: str) -> None:
-        """Said before anything that others may have to wait for."""
+        """Reports the current activity; called before any work that other ranks may have to wait for."""
         if self._watch:
             self._watch.doing(what)
 
     def on_hang(self, folder: Path, tell: Callable[[str], None]) -> None:
-        """Where each rank then leaves what it was at, and what the first one does before all end."""
+        """Sets the folder for the stacks of each rank after a hang and the callback that the first rank calls before
+        all ranks end.
+        """
         if self._watch:
             self._watch.folder, self._watch.tell = folder, tell
 
@@ -86,7 +89,7 @@ class RankSupervisor:
         return [own] if self._watch is None else said(own, None)
 
     def first_says(self, own: T) -> T:
-        """What the first rank has found."""
+        """The first rank's value, broadcast to all ranks."""
         if self._watch is None:
             return own
         found = [own]
@@ -95,8 +98,9 @@ class RankSupervisor:
 
     @contextlib.contextmanager
     def heeding(self) -> Iterator[None]:
-        """Within it a SIGTERM ends nothing: it sets `asked_to_stop`. torchrun sends one after the end of another rank;
-        the next collective says so."""
+        """Context in which a SIGTERM does not end the process but sets `asked_to_stop`. torchrun sends a SIGTERM after
+        another rank has ended; then the next collective fails.
+        """
 
         def stop(number: int, frame: object) -> None:
             self.asked_to_stop = True
@@ -105,7 +109,9 @@ class RankSupervisor:
             yield
 
     def any_asked_to_stop(self) -> bool:
-        """The same answer on all ranks, which all ask at the same step."""
+        """Whether any rank has a stop request. The result is equal on all ranks, which must all call this at the same
+        step.
+        """
         if self._watch is None:
             return self.asked_to_stop
         found = torch.tensor(int(self.asked_to_stop))
@@ -113,13 +119,17 @@ class RankSupervisor:
         return bool(found)
 
     def explained(self, error: BaseException) -> BaseException:
-        """The reason for which all ranks end, once one of them has met with `error`; the others learn of it."""
+        """The reason for which all ranks end after one of them has raised `error`; it is reported to the other
+        ranks.
+        """
         if self._watch is None or self._watch.failed or isinstance(error, SystemExit | Paused):
             return error
         return self._watch.explained(error)
 
     def said(self, why: BaseException) -> BaseException:
-        """What to raise at last: the first rank tells its user, and the others end without a word if it does."""
+        """The exception to raise at the end: the first rank reports it to the user, in which case the other ranks exit
+        silently.
+        """
         return self._watch.said(why) if self._watch and self._watch.failed else why
 
     def close(self) -> None:
@@ -129,7 +139,7 @@ class RankSupervisor:
 
 @contextlib.contextmanager
 def together(world: World, config: LayoutConfig, device: torch.device) -> Iterator[RankSupervisor]:
-    """Meets the other ranks, and parts from them."""
+    """Joins the other ranks, yields their supervisor, and leaves the process group at the end."""
     if world.size == 1:
         yield RankSupervisor()
         return
@@ -151,7 +161,9 @@ def together(world: World, config: LayoutConfig, device: torch.device) -> Iterat
 
 @contextlib.contextmanager
 def _handling(handler: Callable[[int, FrameType | None], None], among: bool) -> Iterator[None]:
-    """A handler of SIGTERM. After an error among ranks none is needed: the process is about to end, and to say why."""
+    """Sets a handler of SIGTERM. After an error, SIGTERM is ignored if there are other ranks: the process is about to
+    end and to report the reason.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -167,7 +179,7 @@ def _handling(handler: Callable[[int, FrameType | None], None], among: bool) -> 
 
 
 class Paused(Exception):
-    """All ranks have stopped after the same step, because one was asked to, and what they had is saved."""
+    """All ranks have stopped after the same step because one of them had a stop request, and their state is saved."""
 
     def __init__(self, step: int, steps: int) -> None:
         super().__init__(f"step {step} of {steps} is saved: resume me with the same command")
@@ -185,7 +197,7 @@ def _terminate(number: int, frame: object) -> None:
 
 
 LEFT = "left"
-"""What a rank is at that has done its part, and beats no more."""
+"""Activity of a rank that has finished and sends no more heartbeats."""
 
 
 @dataclass
@@ -196,26 +208,26 @@ class _Seen:
 
 
 def _kind(what: str) -> str:
-    """Of work, whatever the step."""
+    """Kind of work of an activity, without its step."""
     return what.rpartition(": ")[2]
 
 
 class _Watch:
-    """A thread beside the work, which says that this rank lives and looks whether all go on."""
+    """Watchdog thread, which sends this rank's heartbeats and checks that all ranks make progress."""
 
     def __init__(self, board: RankStore, config: LayoutConfig) -> None:
         self.folder: Path | None = None
         self.tell: Callable[[str], None] = lambda reason: None
         self._steps, self._what, self._since = 0, "start", time.monotonic()
         self._longest: dict[str, list[float]] = {}
-        """Of each kind of work the two longest times: the first time of any is not as the others."""
+        """The two longest durations of each kind of work; the first execution of a kind is not representative."""
         self._board, self._world, self._config = board, board.world, config
         self._seen: dict[int, _Seen] = {}
         self._count = 0
         self.failed: Failure | None = None
         self._closed = threading.Event()
         self._beat()
-        dist.barrier()  # from here on everybody has beaten
+        dist.barrier()  # from here on every rank has sent a heartbeat
         self._thread = threading.Thread(target=self._run, name="rondo-watch", daemon=True)
         self._thread.start()
 
@@ -230,7 +242,7 @@ class _Watch:
         try:
             failure = self._board.fail(self._failure_of(error))
             if self._world.first:
-                self._board.hear()  # who has failed too need not say so: what the first rank raises is shown
+                self._board.hear()  # another failed rank need not report: the error that the first rank raises is shown
         except StoreLost:
             return _first_is_gone(error)
         self.failed = failure
@@ -251,7 +263,9 @@ class _Watch:
             self._beat()
 
     def _failure_of(self, error: BaseException) -> Failure:
-        """An error of a collective is another's end: that one's own words count, or it is the one that is silent."""
+        """The failure to report for `error`. An error of a collective means that another rank has ended: its own
+        failure takes precedence, or else the rank whose heartbeat has stopped is the failed one.
+        """
         if lost_another(error) or isinstance(error, Terminated):
             deadline = time.monotonic() + SILENT_SECONDS
             before = self._board.beats()
@@ -274,7 +288,9 @@ class _Watch:
         return Failure(self._world.rank, self._board.host, message, code)
 
     def _late(self) -> Failure:
-        """Whom the others have waited for, by what each is at; where all are at the same, nobody is to blame."""
+        """The straggler that other ranks have waited for, by the last activity of each; if all ranks are at the same
+        activity, none is to blame.
+        """
         beats = self._board.beats()
         who = late(beats)
         what = f"others have waited {self._config.timeout:.0f} s for it ({who[0].what})"
@@ -296,8 +312,10 @@ class _Watch:
                 self._exit("error: the first rank is gone, and with it what the ranks know of each other.", 1)
 
     def _end(self, failure: Failure) -> None:
-        """The work learns of it by the end of the rank that failed, which waits for the first one to know of it. A
-        collective that never returns must not keep this process."""
+        """Ends this process unless it ends in time by itself. The training code learns of the failure when the failed
+        rank exits, which waits for confirmation by the first rank. A collective that never returns must not keep this
+        process alive.
+        """
         if failure.hang:
             self._dump()
         if self._world.first:
@@ -309,9 +327,11 @@ class _Watch:
             self._exit(f"error: {words}" if self._world.first else "", failure.exit_code)
 
     def _look(self) -> Failure | None:
-        """Whether anybody gets on. What takes long without being a hang has mostly been done before."""
+        """Detects hung and silent ranks. The time limit follows the longest durations of earlier work of the same
+        kind.
+        """
         now, beats = time.monotonic(), [beat for beat in self._board.beats() if beat.what != LEFT]
-        if len(beats) == 1:  # what the job leaves is written by the first rank alone
+        if len(beats) == 1:  # the first rank alone writes the final output of the job
             return None
         self._seen = {beat.rank: self._seen[beat.rank] for beat in beats if beat.rank in self._seen}
         for beat in beats:
@@ -345,7 +365,7 @@ class _Watch:
         return self._board.fail(Failure(who.rank, who.host, message + where, 1, hang=True))
 
     def _dump(self) -> None:
-        """The stack of each thread, and the collectives that torch's flight recorder knows of."""
+        """Writes the stack of each thread and the collectives in torch's flight recorder."""
         if self.folder is None:
             return
         try:
@@ -355,7 +375,7 @@ class _Watch:
             c10d: Any = torch._C._distributed_c10d
             record = c10d._dump_fr_trace_json()
             (self.folder / f"rank_{self._world.rank}.json").write_bytes(record)
-        except Exception as error:  # the end must come even so
+        except Exception as error:  # the process must end even so
             log.warning("what rank %d was at could not be written: %r", self._world.rank, error)
 
     def _exit(self, words: str, code: int) -> None:
@@ -373,12 +393,12 @@ def _may_take(setting: str) -> str:
 
 
 def timed_out(error: BaseException) -> bool:
-    """Whether it is what a collective, or the store, says when others have not come."""
+    """Whether a collective, or the store, raised `error` because other ranks did not arrive in time."""
     return isinstance(error, RuntimeError) and re.search("timed? ?out", str(error), re.IGNORECASE) is not None
 
 
 def lost_another(error: BaseException) -> bool:
-    """Whether it is what a collective says when somebody else has ended."""
+    """Whether a collective raised `error` because another rank has ended."""
     words = ("gloo", "Gloo", "NCCL", "Connection closed", "Connection reset", "Broken pipe")
     return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
 

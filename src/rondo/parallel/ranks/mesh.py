@@ -1,4 +1,4 @@
-"""The ranks of a training job and the groups they form."""
+"""The ranks of a training job and their process groups."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ from rondo.parallel.layout.degrees import Degrees, degrees
 from rondo.parallel.ranks.world import World
 
 dist: Any = torch.distributed
-"""Its types are incomplete."""
+"""torch.distributed as Any: its types are incomplete."""
 T = TypeVar("T")
 
 
 class Mesh:
-    """Ranks in the order pp, dp, cp, tp, the last beside each other: those that talk most are on one machine.
+    """Ranks in the order pp, dp, cp, tp; the last ones are adjacent, so that ranks with the most communication share a
+    machine.
 
-    Parameters live on `states` ("pp", "replicate", "shard", "tp"), experts on `experts` (the same, with "expert_shard"
-    and "ep" for the last two); `tp`, `cp`, `pp`, `dp` (those that have other rows) and `stage` (all that have the same
-    layers) are process groups.
+    Parameters are distributed over `states` ("pp", "replicate", "shard", "tp"), experts over `experts` (the same, with
+    "expert_shard" and "ep" for the last two). `tp`, `cp`, `pp`, `dp` (ranks with different rows) and `stage` (all ranks
+    with the same layers) are process groups.
     """
 
     def __init__(self, degrees: Degrees, world: World, device: torch.device) -> None:
@@ -52,7 +53,7 @@ class Mesh:
 
     @property
     def sharding(self) -> DeviceMesh:
-        """What FSDP works over: ("replicate", "shard")."""
+        """Mesh for FSDP: ("replicate", "shard")."""
         return self.states["replicate", "shard"]
 
     @property
@@ -61,7 +62,7 @@ class Mesh:
         return self.experts["replicate", "expert_shard"]
 
     def total(self, own: Tensor) -> Tensor:
-        """The sum over all ranks that have the same layers."""
+        """Sum over all ranks that have the same layers."""
         if dist.get_world_size(self.stage) == 1:
             return own
         found = own.clone()
@@ -69,26 +70,30 @@ class Mesh:
         return found
 
     def said(self, own: T) -> list[T]:
-        """What each of the ranks says that share the batch: those that share a row say the same, and count once."""
+        """Values of the ranks that share the batch. Ranks that share a row have the same value, which counts once."""
         return said(own, self.dp)
 
     def host_group(self) -> Any:
-        """All ranks once more, for objects and tensors in host memory, beside whatever else they do meanwhile."""
+        """An additional group of all ranks, for objects and tensors in host memory, independent of other
+        communication.
+        """
         return dist.new_group(backend="gloo", timeout=timedelta(seconds=self.degrees.config.timeout))
 
     def said_by_stages(self, own: T) -> list[T]:
-        """What each stage of the pipeline says."""
+        """Values of each stage of the pipeline."""
         return said(own, self.pp)
 
     def told(self, own: T, stage: int) -> T:
-        """What that stage of the pipeline has: each knows it."""
+        """The value of the given pipeline stage, broadcast to all stages."""
         found = [own]
         dist.broadcast_object_list(found, dist.get_global_rank(self.pp, stage), group=self.pp)
         return found[0]
 
 
 def join(config: LayoutConfig, world: World, model: ModelConfig, device: torch.device) -> Mesh:
-    """The mesh of ranks that have met or do so here; each must come with the same config."""
+    """The mesh of the ranks; they rendezvous here unless they have done so before. All ranks must pass the same
+    config.
+    """
     found = degrees(config, world.size, model)
     if not dist.is_initialized():
         meet(world, config.timeout, device)
@@ -98,7 +103,7 @@ def join(config: LayoutConfig, world: World, model: ModelConfig, device: torch.d
 def meet(world: World, timeout: float, device: torch.device) -> None:
     if _loopback(world.address):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")  # what ranks did last, for when one of them hangs
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")  # flight recorder entries, for hangs
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     patience = timedelta(seconds=timeout)
     try:
@@ -115,8 +120,9 @@ def meet(world: World, timeout: float, device: torch.device) -> None:
 
 
 def store_of(world: World, patience: timedelta, serve: bool = False) -> Any:
-    """A connection to where the ranks meet. torchrun keeps one store for all attempts at a job, in which the addresses
-    of those that have ended would be found."""
+    """A connection to the rendezvous store. torchrun uses one store for all attempts of a job; the prefix hides the
+    addresses of ranks of earlier attempts.
+    """
     kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     first = serve and world.first and not kept
@@ -138,13 +144,13 @@ def _mesh_of(
 
     mesh = init_device_mesh(device.type, sizes, mesh_dim_names=names)
     if dist.get_backend() != "fake":
-        for group in mesh.get_all_groups():  # torch gives its own the default of half an hour
+        for group in mesh.get_all_groups():  # torch sets the default timeout of half an hour
             dist.distributed_c10d._set_pg_timeout(patience, group)
     return mesh
 
 
 def _group_of(rows: torch.Tensor, patience: timedelta) -> Any:
-    """The group of this rank, one a row; every rank makes all of them, in the same order."""
+    """Process group of this rank, one per row; every rank creates all groups in the same order."""
     own = None
     for row in rows.tolist():
         group = dist.new_group(row, timeout=patience)
@@ -154,7 +160,7 @@ def _group_of(rows: torch.Tensor, patience: timedelta) -> Any:
 
 
 def said(own: T, group: Any) -> list[T]:
-    """What each rank of the group says."""
+    """Values of each rank of the group."""
     size = dist.get_world_size(group)
     if size == 1:
         return [own]

@@ -1,4 +1,4 @@
-"""Which rank this process is: as torchrun, mpirun or Slurm's srun says in its environment."""
+"""Rank of this process, from the environment that torchrun, mpirun or Slurm's srun sets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from rondo.base.errors import ConfigError
 
 PORT = 29500
-"""Where ranks meet, unless MASTER_PORT says otherwise."""
+"""Default rendezvous port, if MASTER_PORT is not set."""
 
 
 @dataclass(frozen=True)
@@ -18,19 +18,19 @@ class World:
     rank: int = 0
     size: int = 1
     local_rank: int = 0
-    """Among the ranks of this machine: which of its devices is ours."""
+    """Rank among the ranks of this machine, which selects the device."""
     address: str = "127.0.0.1"
     port: int = PORT
 
     @property
     def first(self) -> bool:
-        """Whether this is the rank that writes and speaks for all."""
+        """Whether this is the rank that writes files and reports to the user."""
         return self.rank == 0
 
 
 @dataclass(frozen=True)
 class _Launcher:
-    """The names under which one launcher tells the same three numbers."""
+    """Names of a launcher's environment variables for rank, world size and local rank."""
 
     rank: str
     size: str
@@ -41,13 +41,14 @@ LAUNCHERS = (
     _Launcher("RANK", "WORLD_SIZE", ("LOCAL_RANK",)),  # torchrun
     _Launcher("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", ("OMPI_COMM_WORLD_LOCAL_RANK",)),  # Open MPI
     _Launcher("PMI_RANK", "PMI_SIZE", ("MPI_LOCALRANKID", "PMI_LOCAL_RANK")),  # MPICH, Intel MPI
-    # The number of tasks of the step: a batch script itself has that of the job, and is one process.
+    # Number of tasks of the step; the batch script itself is one process, although its environment has the number of
+    # tasks of the job.
     _Launcher("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", ("SLURM_LOCALID",)),
 )
 
 
 def read_world(environment: Mapping[str, str] | None = None) -> World:
-    """One process where no launcher has said anything."""
+    """The rank and world size from the launcher's environment; a single process without a launcher."""
     environment = os.environ if environment is None else environment
     for launcher in LAUNCHERS:
         if launcher.rank in environment and launcher.size in environment:
@@ -70,13 +71,17 @@ def _world(launcher: _Launcher, environment: Mapping[str, str]) -> World:
 
 
 def _port(environment: Mapping[str, str], slurm: bool) -> int:
-    """Jobs of Slurm that share a machine do not meet each other."""
+    """Rendezvous port. It depends on the ID of the Slurm job, so that jobs on the same machine do not meet each
+    other.
+    """
     job = environment.get("SLURM_JOB_ID", "") if slurm else ""
     return 20000 + int(job) % 20000 if job.isdigit() else PORT
 
 
 def _first_host(environment: Mapping[str, str]) -> str:
-    """Of `gpu[03-06,9],login` the first: gpu03. One machine needs no name to find itself."""
+    """First host of a Slurm node list: gpu03 for `gpu[03-06,9],login`. A job step on a single machine uses
+    127.0.0.1.
+    """
     if environment.get("SLURM_STEP_NUM_NODES") == "1":
         return "127.0.0.1"
     hosts = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST") or ""

@@ -1,4 +1,4 @@
-"""The ranks that hold one model together, and what they do with each other: add, gather and agree."""
+"""The ranks that together hold one model, and their collectives: sum, gather and agreement."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import torch.distributed
 from torch import Tensor
 
 dist: Any = torch.distributed
-"""Its types are incomplete."""
+"""torch.distributed as Any: its types are incomplete."""
 MOST_SAID = 1024
-"""Bytes of a text that goes to all ranks."""
+"""Largest number of bytes of a text in `say`."""
 
 
 class RankGroup:
-    """A process group of its own: it is not torch's default one, which belongs to whoever trains in this process."""
+    """A separate process group: torch's default one belongs to the training code of this process."""
 
     def __init__(self, backend: Any, rank: int, size: int, device: torch.device) -> None:
         self.rank = rank
@@ -26,13 +26,13 @@ class RankGroup:
         self._backend = backend
 
     def add(self, x: Tensor) -> Tensor:
-        """The sum over the ranks, in place of x; the same bits on each."""
+        """The sum over the ranks, in place of x; bitwise equal on all ranks."""
         if x.numel():
             self._backend.allreduce([x]).wait()
         return x
 
     def gather(self, x: Tensor, part: int, whole: int) -> Tensor:
-        """Columns [T, <=part] of each rank -> [T, whole]. Every rank but the last has `part` of them."""
+        """All-gather of columns [T, <=part] of each rank to [T, whole]. Every rank but the last has `part` columns."""
         rows, own = x.shape
         if own < part:
             x = torch.nn.functional.pad(x, (0, part - own))
@@ -50,7 +50,7 @@ class RankGroup:
         return int(least)
 
     def say(self, text: str) -> list[str]:
-        """What each rank says, as far as it fits."""
+        """Texts of all ranks, truncated to MOST_SAID bytes."""
         own = torch.zeros(MOST_SAID, dtype=torch.uint8)
         data = torch.tensor(list(text.encode()[:MOST_SAID]), dtype=torch.uint8)
         own[: len(data)] = data
@@ -60,14 +60,15 @@ class RankGroup:
         return [bytes(part.tolist()).rstrip(b"\0").decode(errors="ignore") for part in parts]
 
     def abort(self) -> None:
-        """Ends what waits for a rank that will not come. On a CPU its closed connection does."""
+        """Aborts collectives that wait for a rank that is gone. On a CPU, the closed connection ends them."""
         if self.device.type == "cuda":
             self._backend.abort()
 
 
 def connect(meeting: Path, rank: int, size: int, device: torch.device, seconds: float) -> RankGroup:
-    """Joins the group that meets in a file; the ranks are processes of one machine. No rank waits longer than `seconds`
-    for another, here or later."""
+    """Joins the group through a rendezvous file; the ranks are processes on one machine. `seconds` limits every wait
+    for another rank, here or later.
+    """
     store = dist.FileStore(str(meeting), size)
     store.set_timeout(timedelta(seconds=seconds))
     make = _nccl if device.type == "cuda" else _gloo
@@ -76,7 +77,7 @@ def connect(meeting: Path, rank: int, size: int, device: torch.device, seconds: 
 
 def _gloo(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     options = dist.ProcessGroupGloo._Options()
-    # By default it listens on whatever address the host's name has.
+    # The default is the address of the host's name.
     options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
     options._timeout = timeout
     return dist.ProcessGroupGloo(store, rank, size, options)

@@ -1,5 +1,6 @@
-"""A rank's slice of a checkpoint. Rows of a stored tensor are views of the mapped file, columns are copied, and nothing
-else is read."""
+"""Loading of a rank's slice of a checkpoint. Rows of a stored tensor are views of the mapped file, columns are copied,
+and no other data is read.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Parameters that are stored as DTensors, and read as this rank's plain part of them.
+"""Parameters stored as DTensors and read as this rank's plain local part.
 
-FSDP, optimizers and checkpoints see the DTensors. A module's own code sees plain tensors, so it runs the kernels that
-one process runs, without DTensor's dispatch of every operation.
+FSDP, optimizers and checkpoints use the DTensors. A module's own code uses plain tensors, so it runs the same kernels
+as a single process, without DTensor's dispatch of every operation.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 Read = Callable[[Tensor], Tensor]
-"""What the module sees of what the rank has."""
+"""Function from the rank's local part to the tensor that the module's code reads."""
 
 
 def stored(parameter: nn.Parameter, over: DeviceMesh, dim: int | None) -> nn.Parameter:
-    """A whole parameter, which every rank has, as a DTensor that is divided along `dim`, or not at all."""
+    """Converts a whole parameter, equal on every rank, to a DTensor that is sharded along `dim` or replicated."""
     whole, rank, size = parameter.detach(), over.get_local_rank(), over.size()
     local, placement = whole, Replicate() if dim is None else Shard(dim)
     if dim is not None:
         part = -(-whole.shape[dim] // size)
         start = min(rank * part, whole.shape[dim])
-        # A copy, so that the whole can go.
+        # A copy, so that the whole parameter can be freed.
         local = whole.narrow(dim, start, min(part, whole.shape[dim] - start)).clone(
             memory_format=torch.contiguous_format
         )
@@ -37,11 +37,10 @@ def stored(parameter: nn.Parameter, over: DeviceMesh, dim: int | None) -> nn.Par
 
 
 def read_locally(module: nn.Module, over: DeviceMesh, reads: Mapping[str, Read] | None = None) -> None:
-    """From here on the module's own parameters that lie on `over` read as plain tensors: `reads[name]` of this rank's
-    part, or all of it. Gradients of those that are not divided are taken for summands: ranks see other tokens, or
-    go on with other heads.
+    """Makes the module's own parameters on the mesh `over` read as plain tensors: `reads[name]` of this rank's part, or
+    all of it. Gradients of replicated parameters are treated as summands: tokens or later heads differ between ranks.
 
-    Between passes FSDP keeps the parameters divided further, on a larger mesh: then they read as they are.
+    Between passes FSDP shards the parameters further, on a larger mesh: then they read as stored.
     """
     become(module, _ReadsLocally)
     module.__dict__["_read_over"] = over
@@ -49,12 +48,14 @@ def read_locally(module: nn.Module, over: DeviceMesh, reads: Mapping[str, Read] 
 
 
 def rows_of(start: int, count: int, dim: int = 0) -> Read:
-    """The rank uses a part of what several have alike."""
+    """The rank reads a range of a replicated parameter."""
     return partial(torch.narrow, dim=dim, start=start, length=count)
 
 
 def nothing(x: Tensor) -> Tensor:
-    """Another rank adds it. It still takes part, since all ranks reduce the same gradients."""
+    """Zeros, for a parameter that another rank adds. It still takes part in the graph, since all ranks reduce the same
+    gradients.
+    """
     return x * 0.0
 
 
@@ -77,7 +78,7 @@ def _plain(parameter: DTensor) -> Tensor:
 
 
 def become(module: nn.Module, first: type[nn.Module]) -> None:
-    """Puts a class before the module's own, as FSDP does."""
+    """Prepends a base class to the module's class, as FSDP does."""
     module.__class__ = _combined(first, type(module))  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""A rank's own part of a tensor that may be divided among ranks."""
+"""A rank's own part of a tensor that may be sharded."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from torch import Tensor
 
 
 def local_of(x: Tensor) -> Tensor:
-    """This rank's part; of a tensor that is not divided, all of it."""
+    """This rank's part, or the whole of a tensor that is not sharded."""
     return x.to_local() if hasattr(x, "to_local") else x
 
 
 def with_local(x: Tensor, local: Tensor) -> Tensor:
-    """`x` with another memory for its part."""
+    """`x` with `local` as the storage of this rank's part."""
     if not hasattr(x, "to_local"):
         return local
     from torch.distributed.tensor import DTensor

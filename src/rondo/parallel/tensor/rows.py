@@ -1,4 +1,4 @@
-"""Half layers whose rows lie on all ranks: gathered before, and scattered as sums after."""
+"""Half layers on rows of all ranks: all-gather before, reduce-scatter after."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from rondo.parallel.tensor.local import become
 
 
 def divide_rows(half: nn.Module, group: ProcessGroup, *, again: bool) -> None:
-    """In place: it takes and gives this rank's rows, and works on all of them. With `again` these are not kept for its
-    backward pass, but gathered for it once more."""
+    """Makes the half layer take and return this rank's rows but compute on all rows, in place. With `again` the
+    gathered rows are not saved for the backward pass but gathered once more.
+    """
     become(half, _DividesRows)
     half.__dict__["rows_group"], half.__dict__["rows_again"] = group, again
 
@@ -35,7 +36,9 @@ class _DividesRows(nn.Module):
 
 
 class _Again:
-    """In what a pass keeps, a place for the rows of all ranks. Each that asks for them has them from one gathering."""
+    """Hooks that replace the gathered rows among saved tensors by a placeholder. All uses in a backward pass share one
+    gathering.
+    """
 
     def __init__(self, own: Tensor, whole: Tensor, group: ProcessGroup) -> None:
         self._own, self._group = own, group

@@ -1,4 +1,4 @@
-"""One rank's slice of a decoder: a smaller decoder whose half layers add up over the ranks."""
+"""One rank's slice of a decoder: a smaller decoder whose half layers are summed over the ranks."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from rondo.parallel.tensor.group import RankGroup
 
 
 class ShardedDecoder(Decoder):
-    """Every rank gives the whole logits for the same tokens. It serves: gradients do not cross the ranks.
+    """Decoder for inference: every rank returns the whole logits for the same tokens. Gradients do not cross ranks.
 
-    `config` is that of the whole model. Hooks take the sums, one for each half layer, so the parts stay as they are.
+    `config` describes the whole model. Forward hooks compute the sum of each half layer, so the modules themselves are
+    unchanged.
     """
 
     def __init__(self, config: ModelConfig, group: RankGroup) -> None:
@@ -46,7 +47,7 @@ class ShardedDecoder(Decoder):
         self.tie()
 
     def slots(self) -> list[Slot]:
-        """The regions of a whole checkpoint that this rank has."""
+        """Regions of a whole checkpoint for this rank."""
         whole = build(self.config)
         return narrowed(whole.slots(), dict(whole.named_parameters(remove_duplicate=False)), self.split)
 
@@ -59,11 +60,11 @@ class ShardedDecoder(Decoder):
 
 
 Add = Callable[[Tensor], Tensor]
-"""What becomes of the ranks' summands."""
+"""Reduction of the ranks' summands."""
 
 
 class SplitEmbed(Embed):
-    """Each token's row is on one rank; the others add nothing to it."""
+    """Embedding split by vocabulary. Each token's row is on one rank; the other ranks add zeros."""
 
     def __init__(self, split: Split, add: Add) -> None:
         super().__init__(split.config)
@@ -79,7 +80,7 @@ class SplitEmbed(Embed):
 
 
 class SplitHead(Linear):
-    """Each rank's part of the vocabulary, gathered to the whole on all of them."""
+    """Head split by vocabulary; the logits are gathered on all ranks."""
 
     def __init__(self, config: ModelConfig, split: Split, group: RankGroup) -> None:
         super().__init__(config.hidden_size, len(split.vocabulary), bias=False)
@@ -92,7 +93,7 @@ class SplitHead(Linear):
 
 
 class SplitNorm(Norm):
-    """RMSNorm over an axis that is divided among the ranks. `sharers` ranks have the same part, which counts once."""
+    """RMSNorm over an axis that is split among the ranks. `sharers` ranks have the same part, which counts once."""
 
     def __init__(self, norm: Norm, whole: int, sharers: int, add: Add) -> None:
         super().__init__(norm.weight.shape[0], norm.eps, norm.offset)
@@ -109,7 +110,7 @@ class SplitNorm(Norm):
 
 
 def split_norms(attention: GqaAttention, whole: Gqa, rank: int, size: int, add: Add) -> None:
-    """Norms over all heads at once, in place of those over the rank's own."""
+    """Replaces norms over the rank's own heads by norms over all heads."""
     heads = heads_of(whole.num_heads, whole.num_kv_heads, rank, size)
     attention.q_norm = SplitNorm(attention.q_norm, whole.num_heads * whole.head_dim, 1, add)
     attention.k_norm = SplitNorm(attention.k_norm, whole.num_kv_heads * whole.head_dim, heads.sharers, add)
@@ -123,7 +124,7 @@ def _adds(group: RankGroup) -> Any:
 
 
 def _drop(model: nn.Module, name: str) -> None:
-    """Takes a parameter out, where the model has it."""
+    """Removes a parameter, if the model has it."""
     path, _, leaf = name.rpartition(".")
     try:
         owner = model.get_submodule(path)

@@ -1,9 +1,9 @@
-"""Tensor parallelism: each rank has some heads, some neurons and some of the vocabulary, and between half layers some
-of the tokens.
+"""Tensor and sequence parallelism: each rank has a part of the heads, the neurons and the vocabulary, and of the tokens
+between half layers.
 
-`split` says who has what, for serving as well. Around each half layer the rows of all ranks are gathered, and their
-summands scattered to them as sums; norms and what is added up work on a rank's own tokens alone. The head is given all
-rows that are predicted from, and makes this rank's part of the logits.
+`split` assigns the parts, for serving as well. Around each half layer the rows of all ranks are gathered, and the
+summands are reduce-scattered; norms and residual sums use a rank's own tokens only. The head receives all rows that
+predict, and computes this rank's part of the logits.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ from rondo.parallel.tensor.shard import SplitEmbed, split_norms
 
 
 def divide(model: Decoder, mesh: Mesh, *, again: bool = False) -> None:
-    """Leaves each rank its part, in place. Experts that ep divides stay as they are. With `again` the gathered rows are
-    not kept from a forward pass to its backward pass, but gathered once more."""
+    """Reduces each rank to its part, in place. Experts under expert parallelism are unchanged. With `again` the
+    gathered rows are not saved for the backward pass but gathered once more.
+    """
     if mesh.degrees.tp == 1:
         return
     if model.config.quantization is not None:
@@ -62,7 +63,7 @@ def _divide_ends(model: Decoder, own: Split, group: ProcessGroup) -> None:
 
 
 class _ScoresOnce(ScoreHead):
-    """All ranks make the scores; those of the first one count."""
+    """All ranks compute the scores; the first rank's count."""
 
     group: ProcessGroup
 
@@ -93,7 +94,7 @@ def _divide_layer(layer: DecoderLayer, model: Decoder, own: Split, mesh: Mesh, *
 
 
 class SplitLayer(DecoderLayer):
-    """Of a row's tokens the rank has its part, but what is read of the last layer is whole."""
+    """Layer on this rank's part of a row's tokens; rows read from the last layer are gathered from all ranks."""
 
     group: ProcessGroup
 
@@ -103,7 +104,7 @@ class SplitLayer(DecoderLayer):
 
 
 def _halves(layer: DecoderLayer, *, whole_experts: bool) -> Iterator[nn.Module]:
-    """What gives summands of all tokens. Experts that are whole are sent a rank's own tokens."""
+    """Modules that return summands for all tokens. Whole experts receive a rank's own tokens only."""
     yield layer.attention
     if whole_experts and isinstance(layer.mlp, MoeMlp):
         if layer.mlp.shared is not None:
@@ -113,12 +114,12 @@ def _halves(layer: DecoderLayer, *, whole_experts: bool) -> Iterator[nn.Module]:
 
 
 def _sum_for_all(x: Tensor, *, group: ProcessGroup) -> Tensor:
-    """The sum of the ranks' summands, with which each goes on differently."""
+    """The sum over all ranks, whose later computations differ."""
     return copy_to(sum_over(x, group), group)
 
 
 def _store(model: Decoder, own: Split, over: DeviceMesh, *, whole_experts: bool) -> None:
-    """Parameters become DTensors; a tied one is one still."""
+    """Converts parameters to DTensors; a tied parameter stays tied."""
     made: dict[nn.Parameter, nn.Parameter] = {}
     for path, module in model.named_modules():
         if whole_experts and isinstance(module, Experts):
@@ -147,13 +148,13 @@ def _cut_of(name: str, own: Split) -> TensorSlice | None:
     base, _, child = path.rpartition(".")
     if child != CHILD:
         return own.cuts.get(name)
-    # Of a low-rank pair a [r, in] and b [r, out]: where the output is divided b is, where the input is, a.
+    # For a low-rank pair a [r, in] and b [r, out]: if the output is split, b is; if the input is, a is.
     cut = own.cuts.get(f"{base}.weight")
     return cut if cut is not None and (leaf, cut.dim) in (("a", 1), ("b", 0)) else None
 
 
 def _is_divided(parameter: Tensor, cut: TensorSlice, size: int) -> bool:
-    """Or several ranks have the same part: key heads that are fewer than they."""
+    """Whether the parameter is sharded. False if several ranks have the same part: fewer key heads than ranks."""
     return len(cut) <= -(-parameter.shape[cut.dim] // size)
 
 

@@ -1,6 +1,6 @@
-"""Checkpoints of a job: `step_<n>/`, whole or absent, verified before use; on the local disk or in an object store.
+"""Checkpoints of a job: `step_<n>/`, complete or absent, verified before use; on the local disk or in an object store.
 
-One exists when its manifest does, which is written last and removed first.
+A checkpoint exists if its manifest does, which is written last and removed first.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ READ_BYTES = 8 << 20
 @dataclass(frozen=True)
 class Checkpoint:
     folder: str
-    """A path, or a URL."""
+    """Path or URL of the checkpoint."""
     step: int
     sums: Mapping[str, str]
     value: float | None = None
-    """By which the best are kept: less is better."""
+    """Metric that ranks the best checkpoints: lower is better."""
 
     def state(self) -> dict[str, Any]:
-        """What the job wrote beside the tensors: the data's position and the like."""
+        """State of the job besides the tensors, such as the position in the data."""
         state: dict[str, Any] = json.loads(folder_of(self.folder).read(STATE) or b"{}")
         return state
 
     def verify(self, files: Sequence[str] | None = None) -> None:
-        """Raises, naming the file, if any of them, or of all, differs from the manifest."""
+        """Raises an error with the file's name if any of `files`, or of all files, differs from the manifest."""
         for name in self.sums if files is None else files:
             found = _sha256(f"{self.folder}/{name}")
             if found is None:
@@ -47,14 +47,14 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Keep:
-    """Which checkpoints stay: the last ones, and beside them the best."""
+    """Retention of checkpoints: the last ones and, in addition, the best ones."""
 
     last: int = 2
     best: int = 0
 
 
 def try_place(place: str, rank: int) -> None:
-    """Raises where this rank cannot write, before there is anything to lose."""
+    """Raises if this rank cannot write to `place`, before any work could be lost."""
     name = f".try_{rank}"
     try:
         folder = folder_of(place)
@@ -69,7 +69,7 @@ NAME = re.compile(r"step_(\d+)")
 
 
 def existing(place: str) -> list[Checkpoint]:
-    """Newest first."""
+    """All checkpoints in `place`, newest first."""
     folder = folder_of(place)
     found = []
     for name, step in _steps(folder):
@@ -81,8 +81,10 @@ def existing(place: str) -> list[Checkpoint]:
 
 
 def prune(folder: OutputFolder, keep: Keep, step: int) -> None:
-    """Removes those up to `step` that are neither new nor good, and what is torn. A later one is of a run that went
-    back behind it: it takes nobody's place, and goes when its step comes."""
+    """Removes incomplete checkpoints, and checkpoints up to `step` unless they are among the last or the best. A later
+    checkpoint is from a run that has rolled back since: it counts for no limit, and is handled once training reaches
+    its step.
+    """
     whole = existing(folder.name)
     found = [checkpoint for checkpoint in whole if checkpoint.step <= step]
     rated = sorted((c for c in found if c.value is not None), key=lambda c: (c.value, -c.step))
@@ -94,18 +96,20 @@ def prune(folder: OutputFolder, keep: Keep, step: int) -> None:
 
 
 def _steps(folder: OutputFolder) -> list[tuple[str, int]]:
-    """Whatever else lies beside them is somebody's own."""
+    """Names and steps of checkpoint folders; other files belong to the user."""
     return [(name, int(found[1])) for name in folder.names() if (found := NAME.fullmatch(name))]
 
 
 def remove(folder: OutputFolder, name: str) -> None:
-    """The manifest first: what is cut short is no checkpoint."""
+    """Removes the manifest first: a partly removed checkpoint does not count as one."""
     folder.remove(f"{name}/{MANIFEST}")
     folder.remove(name)
 
 
 def _parsed(manifest: bytes) -> dict[str, Any]:
-    """One that cannot be read is of a checkpoint that cannot be."""
+    """Content of a manifest. An unreadable one yields a hash that never matches, so its checkpoint fails
+    verification.
+    """
     try:
         said = json.loads(manifest)
         return said if isinstance(said["sha256"], dict) else {"sha256": {MANIFEST: ""}}
@@ -114,7 +118,7 @@ def _parsed(manifest: bytes) -> dict[str, Any]:
 
 
 def _sha256(file: str) -> str | None:
-    """None where there is no such file."""
+    """Hex digest of a file, or None if it does not exist."""
     found = hashlib.sha256()
     try:
         with open_file(file) as stream:

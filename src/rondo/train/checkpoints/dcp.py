@@ -1,5 +1,6 @@
-"""Tensors of all ranks into one folder and back, by torch's distributed checkpoints: whoever reads may be laid out
-otherwise than whoever wrote. Files are hashed while they are written."""
+"""Writing and reading of all ranks' tensors in one folder with torch's distributed checkpoints: reader and writer may
+have different layouts. Files are hashed while they are written.
+"""
 
 from __future__ import annotations
 
@@ -36,17 +37,17 @@ from rondo.data.storage.remote import is_remote, store_of, translated
 from rondo.parallel.tensor.own_part import local_of
 from rondo.train.checkpoints.states import TensorMeta
 
-# Said of every checkpoint of one process, which is meant to be one.
+# torch warns about every checkpoint of a single process, which is intended here.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
 
 
 @dataclass(frozen=True)
 class LocalTensor:
-    """What this rank has of a tensor, in host memory."""
+    """This rank's part of a tensor, in host memory."""
 
     tensor: Tensor
     shape: torch.Size
-    """Of all of it."""
+    """Shape of the whole tensor."""
     offsets: torch.Size
 
 
@@ -54,7 +55,9 @@ Pieces = Mapping[str, LocalTensor]
 
 
 def copies_of(tensors: Mapping[str, Tensor], before: Pieces | None = None) -> dict[str, LocalTensor]:
-    """This rank's part of each, in host memory, so that the tensors may change; in the place of those made before."""
+    """Copies of this rank's part of each tensor in host memory, so that the tensors may change. The memory of the
+    copies in `before` is reused.
+    """
     copies = {name: _copy(tensor, (before or {}).get(name)) for name, tensor in tensors.items()}
     if any(tensor.is_cuda for tensor in tensors.values()):
         torch.cuda.synchronize()
@@ -72,7 +75,9 @@ def _copy(tensor: Tensor, before: LocalTensor | None) -> LocalTensor:
 
 
 def write(pieces: Pieces, folder: str, group: Any = None) -> dict[str, str]:
-    """Writes what this rank has, together with those of `group`; the SHA-256 of the files that it wrote."""
+    """Writes this rank's pieces, together with the ranks of `group`. Returns the SHA-256 of each file that this rank
+    wrote.
+    """
     files = _Files()
     writer = FileSystemWriter(folder, single_file_per_rank=True, sync_files=not is_remote(folder))
     writer.fs, writer.path = files, files.init_path(folder)  # type: ignore[assignment]
@@ -82,7 +87,7 @@ def write(pieces: Pieces, folder: str, group: Any = None) -> dict[str, str]:
 
 
 class Reader:
-    """Of one checkpoint."""
+    """Reader of one checkpoint."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -98,14 +103,14 @@ class Reader:
         }
 
     def read(self, tensors: dict[str, Tensor], group: Any = None) -> None:
-        """Fills the tensors in place, each rank its own part of them; all ranks of a `group` do so together."""
+        """Fills this rank's part of the tensors in place; all ranks of a `group` must call it together."""
         wanted = cast(dict[str, Any], tensors)
         with _explained(self._folder):
             load(wanted, storage_reader=self._reader, process_group=group, no_dist=group is None)
 
 
 class _Storage(FileSystemReader):
-    """Reads its metadata once."""
+    """Storage reader that caches its metadata."""
 
     def __init__(self, folder: str) -> None:
         super().__init__(folder)
@@ -119,7 +124,7 @@ class _Storage(FileSystemReader):
         return self._metadata
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """It stays with its checkpoint."""
+        """Has no effect: a reader stays with its checkpoint."""
 
 
 def _offsets(tensor: Tensor) -> torch.Size:
@@ -132,7 +137,7 @@ def _offsets(tensor: Tensor) -> torch.Size:
 
 
 class _Planner(DefaultSavePlanner):
-    """Writes pieces in the place of a state dict, under the names that they have."""
+    """Writes pieces instead of a state dict, under their names."""
 
     def __init__(self, pieces: Pieces) -> None:
         super().__init__(flatten_state_dict=False)
@@ -160,7 +165,7 @@ def _item(name: str, piece: LocalTensor) -> WriteItem:
 
 
 class _Files(FileSystemBase):
-    """A folder on the local disk or in an object store, as torch's readers and writers take it."""
+    """A folder on the local disk or in an object store, with the interface of torch's readers and writers."""
 
     def __init__(self) -> None:
         self.sums: dict[str, str] = {}
@@ -238,7 +243,7 @@ class _Hashed:
 
 @contextlib.contextmanager
 def _explained(folder: str) -> Iterator[None]:
-    """What went wrong on any of the ranks, in a line that says what to do about it."""
+    """Converts an error on any of the ranks to one with a line on its remedy."""
     try:
         yield
     except CheckpointException as error:

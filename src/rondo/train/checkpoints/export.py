@@ -1,5 +1,6 @@
-"""A checkpoint as a model in Hugging Face's layout: tensor by tensor, so that any machine with room for one can do it,
-whatever layout has written the checkpoint."""
+"""Export of a checkpoint as a model in Hugging Face's layout. It runs tensor by tensor, so that it needs memory for
+only a few tensors, and accepts a checkpoint of any layout.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +21,13 @@ from rondo.train.checkpoints import dcp
 from rondo.train.checkpoints.states import MODEL
 
 HELD = 4
-"""Parameters that are kept for the next tensors: of a layer's experts each holds parts of all."""
+"""Number of cached parameters: the next tensors use parts of the same parameters, such as a layer's experts."""
 
 
 def export_checkpoint(config: ModelConfig, checkpoint: str, folder: Path, of: str = MODEL) -> None:
-    """Into a folder that exists; the caller makes the whole atomic. `of` are the weights themselves, or their averages,
-    in the weights' type."""
+    """Exports into an existing folder; the caller makes the export atomic. `of` selects the weights or their averages,
+    which are converted to the weights' type.
+    """
     model = models.build(config)
     model.check_whole()
     reader = dcp.Reader(checkpoint)
@@ -58,7 +60,7 @@ def _later(slot: Slot, shapes: Mapping[str, Tensor], read: Callable[[str], Tenso
 
 
 def _first_names(model: models.Decoder) -> dict[str, str]:
-    """Each name of a parameter, and the one under which it is stored: of tied ones the first."""
+    """For each name of a parameter, the name under which it is stored: the first one, if it is tied."""
     first: dict[int, str] = {}
     return {
         name: first.setdefault(id(parameter), name)

@@ -1,6 +1,6 @@
-"""Writing checkpoints while training goes on, and finding the one to go on from.
+"""Writing checkpoints while training continues, and selecting the one to resume from.
 
-Every rank writes what it has, and says what its files hash to; the first one writes the manifest. A thread does so,
+Every rank writes its part and reports the hashes of its files; the first one writes the manifest. A thread does so,
 from copies in host memory.
 """
 
@@ -34,22 +34,27 @@ PARTING_SECONDS = 5.0
 
 
 class Checkpoints:
-    """Those of one job. Every rank has one of these, and calls the same of its verbs."""
+    """Checkpoints of one job. All ranks have such an object and call the same methods."""
 
     def __init__(self, place: str, keep: Keep, mesh: Mesh | None = None, *, reuse: bool = True) -> None:
-        """The copies' memory is kept for those of the next save, or, without `reuse`, let go once they are written."""
+        """With `reuse`, the memory of the copies is reused for the next save; otherwise it is freed once they are
+        written.
+        """
         self.place, self.keep, self._reuse = place.rstrip("/"), keep, reuse
         self._ranks = _Ranks(mesh)
         self._copies: dict[str, dcp.LocalTensor] = {}
         self._work: _Work | None = None
         self.spent: dict[str, float] = {}
-        """Seconds that the last save took of the loop, and in all; whoever reports them empties it."""
+        """Duration in seconds of the last save, in total and as a stall of the training loop; the caller clears it
+        after reporting.
+        """
 
     def save(
         self, tensors: Mapping[str, Tensor], step: int, state: Mapping[str, Any], value: float | None = None
     ) -> None:
-        """Returns once the tensors may change; what goes wrong later is raised by the next call of any verb. The save
-        before is waited for."""
+        """Returns once the tensors may change; the next call of any method raises an error of this save. It waits for
+        the previous save.
+        """
         begin = time.perf_counter()
         self.wait()
         self._copies = dcp.copies_of(tensors, self._copies)
@@ -57,7 +62,7 @@ class Checkpoints:
         self._work = _Work(lambda: self._write(step, state, value))
 
     def check(self) -> None:
-        """Raises what went wrong, if anything did so far."""
+        """Raises the error of a failed save, if there is one so far."""
         if self._work and self._work.done:
             self.wait()
 
@@ -70,14 +75,18 @@ class Checkpoints:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        """What has begun is finished; after an error only if the others are there for it."""
+        """Waits for the running save; after an error only for a limited time if there are other ranks, since they may
+        be gone.
+        """
         if error is None:
             self.wait()
         elif self._work:
             self._work.give_up(None if self._ranks.count == 1 else PARTING_SECONDS)
 
     def newest(self) -> Checkpoint | None:
-        """The newest one that is whole; broken ones are named and passed over. Each rank checks its share of files."""
+        """The newest complete checkpoint; damaged ones are logged and skipped. Each rank verifies its share of the
+        files.
+        """
         found = self._ranks.first_does(lambda: existing(self.place))
         for checkpoint in found:
             own = sorted(checkpoint.sums)[self._ranks.own :: self._ranks.count]
@@ -95,7 +104,7 @@ class Checkpoints:
         folder = folder_of(self.place)
 
         def clear() -> None:
-            """What is torn, or of a run that went another way, is gone before its name is used."""
+            """Removes an incomplete checkpoint, or one of an abandoned run, with the same name."""
             remove(folder, name)
 
         def finish() -> None:
@@ -115,7 +124,7 @@ class Checkpoints:
             self._ranks.first_does(finish)
         except RondoError:
             if self._ranks.first:
-                remove(folder, name)  # nothing of it is of use, and on a full disk room is
+                remove(folder, name)  # useless, and a full disk needs the space
             raise
         finally:
             if not self._reuse:
@@ -128,7 +137,7 @@ class Checkpoints:
 
 
 class _Work:
-    """What a thread does; its error is raised where it is waited for."""
+    """Work of a thread; `wait` raises its error."""
 
     def __init__(self, work: Callable[[], None]) -> None:
         self._error: BaseException | None = None
@@ -141,7 +150,7 @@ class _Work:
         return not self._thread.is_alive()
 
     def wait(self) -> float:
-        """How long it took."""
+        """Waits for the end, and returns the duration in seconds."""
         self._thread.join()
         if self._error is not None:
             raise self._error
@@ -161,7 +170,7 @@ class _Work:
 
 @dataclass
 class _Ranks:
-    """Those that save together, in a group of their own: the loop's collectives go on meanwhile."""
+    """Process group for saving, separate from the training loop's, whose collectives continue in parallel."""
 
     mesh: Mesh | None
     group: Any = field(init=False)
@@ -187,7 +196,7 @@ class _Ranks:
         return [own] if self.group is None else said(own, self.group)
 
     def each_does(self, work: Callable[[], T]) -> list[T]:
-        """What each has found; the error of one is everybody's."""
+        """Results of all ranks; an error of one is raised on all."""
         result: tuple[T | None, RondoError | None]
         try:
             result = work(), None

@@ -1,6 +1,7 @@
-"""What a checkpoint holds of a learner, by names that are the same in every layout: `model/NAME`, `average/NAME`, and
-`optimizer/KEY/NAME` for each tensor that the optimizer keeps of a parameter; the loss's scale, and of each rank's
-generators `random/RANK/DEVICE`."""
+"""Tensors of a learner in a checkpoint, with the same names in every layout: `model/NAME`, `average/NAME`,
+`optimizer/KEY/NAME` for each tensor in the optimizer's state of a parameter, the loss scale, and `random/RANK/DEVICE`
+for each rank's generators.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class TensorMeta:
-    """What a checkpoint says of a tensor before it is read."""
+    """Shape and type of a stored tensor, available before it is read."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -32,7 +33,7 @@ class States:
     optimizer: torch.optim.Optimizer
     averages: Mapping[str, Tensor]
     scale: Mapping[str, Tensor]
-    """Of the loss, in half precision."""
+    """State of the loss scale, in half precision."""
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors themselves, not copies."""
@@ -46,12 +47,12 @@ class States:
         return found
 
     def shapes(self) -> Shapes:
-        """Of what must be stored, whole."""
+        """Whole shapes of the tensors that a checkpoint must have."""
         found = {MODEL + name: tuple(parameter.shape) for name, parameter in self._kept().items()}
         return found | {AVERAGE + name: tuple(average.shape) for name, average in self.averages.items()}
 
     def make_room(self, stored: Mapping[str, TensorMeta]) -> None:
-        """For an optimizer's state like the stored one, in the place of its own."""
+        """Replaces the optimizer's state by empty tensors like the stored ones."""
         kept = self._kept()
         self.optimizer.state.clear()
         for label, what in stored.items():
@@ -60,21 +61,22 @@ class States:
                 self.optimizer.state[kept[name]][key] = _like(kept[name], what)
 
     def _kept(self) -> dict[str, nn.Parameter]:
-        """Each parameter once: `named_parameters` leaves out the second name of a tied one. With an adapter on, its own
-        alone: the base stays as it is."""
+        """Each stored parameter once: `named_parameters` omits the second name of a tied one. With an adapter, only the
+        adapter's parameters are stored: the base does not change.
+        """
         whole = adapter_of(self.model) is None
         return {name: p for name, p in self.model.named_parameters() if whole or p.requires_grad}
 
 
 def differences(shapes: Shapes, stored: Mapping[str, TensorMeta]) -> list[str]:
-    """Weights that only the model has, or only the checkpoint, or that have another shape in it."""
+    """Names of weights that only the model or only the checkpoint has, or whose shapes differ."""
     theirs = {name: what.shape for name, what in stored.items() if name.startswith((MODEL, AVERAGE))}
     wrong = sorted(name for name in shapes.keys() | theirs.keys() if shapes.get(name) != theirs.get(name))
     return [name.removeprefix(MODEL) for name in wrong]
 
 
 def _like(parameter: Tensor, what: TensorMeta) -> Tensor:
-    """Divided as the parameter is, where it has its shape."""
+    """Zeros, sharded as the parameter is if the shapes are equal."""
     if what.shape == tuple(parameter.shape):
         return torch.zeros_like(parameter, dtype=what.dtype, requires_grad=False)
     return torch.zeros(what.shape, dtype=what.dtype, device=parameter.device)

@@ -1,4 +1,4 @@
-"""What a model is worth: its loss on held-out records, the answers it would choose, the answers it writes."""
+"""Evaluation of a model: loss on held-out records, accuracy on multiple-choice tasks, and generated answers."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from rondo.train.losses.objective import Objective
 
 PREFIX = "evaluate/"
 SIZES = ("tokens", "examples")
-"""What does not change from one evaluation to the next."""
+"""Metrics with the same value in all evaluations, which are omitted."""
 AT_ONCE = 64
-"""Requests of the engine."""
+"""Limit of concurrent requests to the engine."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Records that are not learned from, and the loss that would be learned from them."""
+    """Held-out records, and the loss to measure on them."""
 
     rows: Sequence[PackedRow]
     objective: Objective
@@ -65,7 +65,9 @@ class Evaluation:
         *,
         divided: bool = False,
     ) -> Evaluation | None:
-        """None where there is nothing to find out. `divided`: no process has the whole model."""
+        """Evaluation according to the config; None if it has no data or tasks. `divided`: no process has the whole
+        model.
+        """
         if held_out is None and not config.tasks:
             return None
         tasks = read_tasks(config.tasks, tokenizer) if config.tasks else []
@@ -87,8 +89,9 @@ class Evaluation:
         return {PREFIX + name: value for name, value in found.items()}
 
     def _ask(self, evaluator: Evaluator) -> Metrics:
-        """The engine reads the weights where they are. It lives for as long as it is asked, so that no memory of its
-        own is held beside training's."""
+        """Generates and grades answers. The engine shares the evaluator's weights. It exists only during the
+        evaluation, so that it takes no memory from training otherwise.
+        """
         longest = max(len(question.prompt) for question in self.questions) + self.max_tokens
         room = min(longest, evaluator.model.config.max_positions)
         settings = EngineConfig(
@@ -109,7 +112,7 @@ class Evaluation:
 
 
 async def grade(questions: Sequence[Question], answers: Sequence[str]) -> Metrics:
-    """`accuracy` of each task."""
+    """Mean score of each task, as `accuracy`."""
     right: dict[str, list[float]] = defaultdict(list)
     for question, answer in zip(questions, answers, strict=True):
         score = await question.matcher.score(Sample(question.text, answer, question.right))
@@ -118,8 +121,9 @@ async def grade(questions: Sequence[Question], answers: Sequence[str]) -> Metric
 
 
 def choose(evaluator: Evaluator, choices: Sequence[MultipleChoice], budget: int) -> Metrics:
-    """`accuracy` of each task: how often the right answer is the likeliest; `accuracy_by_length`: the likeliest a
-    character, which long answers do not lose by being long."""
+    """`accuracy` of each task: how often the correct answer has the highest likelihood; `accuracy_by_length`: the same
+    for the likelihood per character, which does not penalize long answers.
+    """
     own = own_share(evaluator, choices)
     found = log_likelihoods(evaluator, own, budget)
     tally: dict[str, list[float]] = {choice.task: [0.0, 0.0, 0.0] for choice in choices}
@@ -138,8 +142,10 @@ def choose(evaluator: Evaluator, choices: Sequence[MultipleChoice], budget: int)
 def log_likelihoods(
     evaluator: Evaluator, choices: Sequence[MultipleChoice], budget: int
 ) -> list[NDArray[np.float64]]:
-    """Of each answer after its prompt, which is computed once for all of them where the model lets it be."""
-    cut = evaluator.mesh is not None and evaluator.mesh.degrees.cp > 1  # a ring knows nothing of prefixes
+    """Log-likelihood of each answer after its prompt. The prompt is computed once for all answers, if the model
+    supports it.
+    """
+    cut = evaluator.mesh is not None and evaluator.mesh.degrees.cp > 1  # a ring has no shared prefixes
     share = shares_prefixes(evaluator.model.attention_specs()) and not cut
     items: list[Document | Tree] = []
     count = 0
@@ -160,6 +166,6 @@ def log_likelihoods(
 
 
 def own_share(evaluator: Evaluator, items: Sequence[T]) -> Sequence[T]:
-    """What of it is this rank's."""
+    """This rank's share of the items."""
     mesh = evaluator.mesh
     return items if mesh is None else items[mesh.dp_rank :: mesh.degrees.dp]

@@ -1,4 +1,4 @@
-"""Evaluating a model that nobody trains."""
+"""Evaluation of a model outside of training."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rondo.train.recipes.registry import RecipeInputs, examples
 
 
 def evaluate_model(config: TrainConfig, adapter: str | None = None) -> Metrics:
-    """`config.model` on what `config.evaluate` names, in its weights' own type."""
+    """Evaluates `config.model` on the data and tasks of `config.evaluate`, in the type of its weights."""
     if not config.model:
         raise ConfigError("which model? rondo evaluate MODEL.", param="train.model")
     folder = resolve(config.model)

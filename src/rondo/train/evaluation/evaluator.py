@@ -1,4 +1,4 @@
-"""A model that is asked and not changed: log-probabilities of rows, and what a loss makes of them."""
+"""A read-only view of a model: log-probabilities of rows, and losses computed from them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Number = TypeVar("Number", int, float)
 
 @dataclass
 class LossSums:
-    """What the losses of several rows say."""
+    """Sums and maxima over the loss outputs of several rows."""
 
     sums: dict[str, Tensor] = field(default_factory=dict)
     maxima: dict[str, Tensor] = field(default_factory=dict)
@@ -42,7 +42,9 @@ class LossSums:
 
 class Evaluator:
     def __init__(self, model: Decoder, mesh: Mesh | None = None, memory: MemoryConfig | None = None) -> None:
-        """With a mesh every rank makes one, of the same model, and calls the same verbs in the same order."""
+        """With a mesh, every rank creates an evaluator of the same model, and calls the same methods in the same
+        order.
+        """
         self.model = model
         self.mesh = mesh
         memory = memory or MemoryConfig()
@@ -60,11 +62,11 @@ class Evaluator:
 
     @property
     def computing(self) -> Decoder:
-        """The model whose layers compute: the one that is trained, or its copy in a narrower type."""
+        """The model whose layers compute: the trained one, or its copy in a narrower type."""
         return self.model if self.working is None else self.working.model
 
     def measure(self, batch: Sequence[PackedRow], loss: Loss) -> Metrics:
-        """What `forward_backward` would say of the batch, and no gradient."""
+        """Metrics of the batch as `forward_backward` would return them, without gradients."""
         own = self.count(batch, loss)
         (valid,) = self.totals(own)
         tally = LossSums()
@@ -72,15 +74,15 @@ class Evaluator:
         return self.metrics(own, valid, tally)
 
     def count(self, batch: Sequence[PackedRow], loss: Loss) -> int:
-        """How much of the batch the loss counts on this rank."""
+        """Count of this rank's batch in the loss's units."""
         return sum(counted(loss, row) for row in batch)
 
     def logprobs(self, batch: Sequence[PackedRow], temperature: float = 1.0) -> list[NDArray[np.float32]]:
-        """For each row the log-probability of each of its predictions."""
+        """Log-probabilities of the predictions of each row."""
         return [found.cpu().numpy() for found in self.passes.logprobs(batch, temperature)]
 
     def document_logprobs(self, batch: Sequence[PackedRow]) -> list[NDArray[np.float32]]:
-        """For each row the log-probability of each of its documents: of all that has a weight in it."""
+        """Log-probability of each document of each row: the sum over its predictions, by weight."""
         return [
             by_document(torch.from_numpy(found * row.weights), row.documents).numpy()
             for found, row in zip(self.logprobs(batch), batch, strict=True)
@@ -92,7 +94,7 @@ class Evaluator:
         return [sum(each) for each in zip(*said, strict=True)]
 
     def metrics(self, own: int, valid: int, tally: LossSums) -> Metrics:
-        """Averages over what the loss counts in the batch; the loss is over those of the step."""
+        """Averages over the loss's count in the batch; the loss itself is divided by the count of the step."""
         parts = [
             (
                 own,

@@ -1,4 +1,4 @@
-"""Tasks out of JSON lines: several answers to choose from, or one to be written."""
+"""Tasks from JSON Lines files: multiple choice and generated answers."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ SUFFIXES = (".jsonl", ".ndjson")
 
 @dataclass(frozen=True)
 class MultipleChoice:
-    """Which of several answers is the likeliest?"""
+    """A multiple-choice task: the most likely answer counts as the model's choice."""
 
     task: str
     prompt: list[int]
     answers: list[list[int]]
     lengths: list[int]
-    """Of the answers, in characters."""
+    """Lengths of the answers in characters."""
     right: int
 
 
 @dataclass(frozen=True)
 class Question:
-    """What does the model answer?"""
+    """A task whose answer the model generates."""
 
     task: str
     prompt: list[int]
@@ -46,7 +46,7 @@ Task = MultipleChoice | Question
 
 
 def read_tasks(sources: str | Sequence[str], tokenizer: Tokenizer) -> list[Task]:
-    """A task is called what its records say in `task`, or else like its file."""
+    """Reads tasks from files. A task's name is the field `task` of its record, or else the file's name."""
     found: list[Task] = []
     for source in [sources] if isinstance(sources, str) else sources:
         for file in find_files(source, SUFFIXES):
@@ -126,7 +126,7 @@ def _question(record: dict[str, Any], tokenizer: Tokenizer, name: str) -> Questi
         record.get("extract", "all"), record.get("compare", "normalised"), record.get("tolerance", 0.0)
     )
     for text in right:
-        matcher.equal(text, text)  # says what is wrong with a reference that is no number
+        matcher.equal(text, text)  # raises an error if a reference is not a number
     if "prompt" in record:
         return Question(name, tokenizer.encode(record["prompt"]), record["prompt"], right, stop, matcher)
     messages = record["messages"]

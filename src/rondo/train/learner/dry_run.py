@@ -1,8 +1,8 @@
-"""A plan built at its true size, on ranks that do not exist: every kind of rank's part of the model, its shapes passed
-through forward and backward, and its memory, without memory.
+"""Dry run of a plan at its true size, on fake ranks: the part of the model of each kind of rank is built and passed
+through forward and backward as shapes, and its memory is computed, without allocating it.
 
-Ranks whose layers are alike and whose parts of them are equally large are one kind: it is built once. Which expert a
-token chooses is not known without numbers, so of experts only the shapes of their weights are looked at.
+Ranks with equal layers and equally large parts of them are one kind: it is built once. The routing of tokens to experts
+is unknown without data, so only the shapes of the experts' weights are checked.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def dry_run(plan: Estimate, model: ModelConfig) -> list[Kind]:
     wanted = degrees(layout, plan.layout.ranks, model)
     found = []
     for (stage, tp_rank), alike in _kinds(layout, model).items():
-        # In the order pp, dp, cp, tp.
+        # Ranks are in the order pp, dp, cp, tp.
         rank = stage * (wanted.ranks // wanted.pp) + tp_rank
         with _fake_rank(rank, wanted.ranks):
             mesh = Mesh(wanted, World(rank, wanted.ranks), torch.device("cpu"))
@@ -56,12 +56,12 @@ def dry_run(plan: Estimate, model: ModelConfig) -> list[Kind]:
 
 
 def layout_of(plan: Estimate) -> LayoutConfig:
-    """The plan in the words of a job's config."""
+    """Layout of the plan as a job's config."""
     return LayoutConfig(**job.layout(plan))
 
 
 def _kinds(layout: LayoutConfig, model: ModelConfig) -> dict[tuple[int, int], int]:
-    """(stage, tp rank) of one of each kind, and how many such pairs are like it."""
+    """A (stage, tp rank) of each kind, and the number of such pairs of that kind."""
     runs = cut(costs(model), pieces_of(layout))
     stages = [_stage(layout, model, runs, stage) for stage in range(layout.pp)]
     parts = [split(model, rank, layout.tp) for rank in range(layout.tp)]
@@ -76,7 +76,7 @@ def _kinds(layout: LayoutConfig, model: ModelConfig) -> dict[tuple[int, int], in
 
 
 def _stage(layout: LayoutConfig, model: ModelConfig, runs: list[range], stage: int) -> tuple[object, ...]:
-    """What its pieces are made of."""
+    """Description of the stage's pieces, equal for equal stages."""
     own = [i for i in range(len(runs)) if stage_of(layout, i) == stage]
     return tuple((i == 0, i == len(runs) - 1, tuple(model.layers[j] for j in runs[i])) for i in own)
 
@@ -111,7 +111,7 @@ def _built(plan: Estimate, model: ModelConfig, mesh: Mesh, stage: int, tp_rank: 
 
 
 def _pass(piece: Stage, row: PackedRow, mesh: Mesh) -> None:
-    """Forward and backward; raises where shapes do not meet."""
+    """Forward and backward pass; raises if shapes do not match."""
     context = Context(mesh.cp, mesh.degrees.config.cp_method)
     hidden = piece.decoder.config.hidden_size
     with use_reference(), _experts_alone(piece):
@@ -132,7 +132,7 @@ def _row(tokens: int, length: int) -> PackedRow:
 
 
 def _parameters(pieces: list[Stage]) -> tuple[int, int]:
-    """This rank's own numbers: of all but experts, and of experts."""
+    """Number of this rank's parameters: without experts, and of experts."""
     own = {
         id(p)
         for piece in pieces
@@ -152,7 +152,7 @@ def _size(parameter: Tensor) -> int:
 
 @contextmanager
 def _experts_alone(piece: Stage) -> Iterator[None]:
-    """Tokens without numbers choose nobody: every expert's weights meet one row."""
+    """Replaces routing, which needs data: every expert's weights are applied to one row."""
     modules = [each for each in piece.modules() if isinstance(each, Experts)]
     for module in modules:
         module.forward = _meets(module)  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""Which learner a job trains with."""
+"""Choice of the learner of a job."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rondo.train.learner.learner import Learner
 
 
 def check(kind: Kind, config: TrainConfig, model: ModelConfig, degrees: Degrees) -> None:
-    """What the learner can make of a job, before there is any."""
+    """Raises if the learner does not support the job, before a learner is built."""
     if config.learner == "native":
         return
     from rondo.train.megatron.check import check as check_model

@@ -1,4 +1,4 @@
-"""The learner: gradients of any loss over packed rows, and the optimizer step. It knows no algorithm."""
+"""The learner: gradients of any loss over packed rows, and the optimizer step, independent of the algorithm."""
 
 from __future__ import annotations
 
@@ -50,8 +50,9 @@ class Learner(Evaluator):
         self.config = config
         self.step = 0
         self.prefix = ""
-        """Of its names in a checkpoint, where it is a job's second learner. The states of random generators are the
-        first one's."""
+        """Prefix of the learner's tensor names in a checkpoint, for a job's second learner. The states of random
+        generators are stored by the first one.
+        """
         if model.device.type == "cpu" and config.offload == "none":
             keep_freed_memory()
         self.scale = LossScale() if config.precision == "float16" else None
@@ -66,14 +67,15 @@ class Learner(Evaluator):
 
     @property
     def trained(self) -> nn.Module:
-        """Whose parameters learn."""
+        """Module whose parameters are trained."""
         return self.model
 
     def forward_backward(
         self, batch: Sequence[PackedRow], loss: Loss, *, temperature: float = 1.0, valid: int | None = None
     ) -> Metrics:
-        """Adds the gradient of the batch's mean loss. `batch` are the rows of this rank; `valid` is the divisor, in
-        what the loss counts: needed where the batch is part of a larger one."""
+        """Adds the gradient of the batch's mean loss. `batch` are the rows of this rank; `valid` is the divisor, in the
+        loss's units: needed if the batch is part of a larger one.
+        """
         self._must_be_here()
         own = self.count(batch, loss)
         if valid is None:
@@ -86,8 +88,9 @@ class Learner(Evaluator):
     def optim_step(
         self, lr: float | None = None, accept: Callable[[float], bool] = lambda norm: True
     ) -> Metrics:
-        """One step with the gradients gathered since the last, which it clears. `accept` is told their norm: where it
-        says no, nothing is learned."""
+        """One step with the gradients accumulated since the last one, which it clears. `accept` is called with their
+        norm: if it returns False, there is no update.
+        """
         self._must_be_here()
         lr = self.config.lr if lr is None else lr
         if self.scale is not None:
@@ -97,7 +100,7 @@ class Learner(Evaluator):
         if self.scale is not None:
             self.scale.learn(math.isfinite(norm))
             metrics |= self.scale.metrics
-        # Of the scale's own making, as long as there is a smaller one to try.
+        # Overflow due to the loss scale, as long as there is a smaller scale to try.
         scaled_away = self.scale is not None and not math.isfinite(norm) and self.scale.now > 1.0
         learned = not scaled_away and accept(norm) and (self.scale is None or math.isfinite(norm))
         if learned:
@@ -127,8 +130,9 @@ class Learner(Evaluator):
             self.working.refresh()
 
     def offload(self, to: str, *, weights: bool = True) -> None:
-        """Gives the device back until `onload`: to "host", a GPU's, or to a folder. The weights stay where somebody
-        else, such as an engine, goes on with them: `weights=False`."""
+        """Frees the device until `onload`: moves the state to "host", for a GPU's learner, or to a folder. If another
+        component, such as an engine, uses the weights, they must stay: `weights=False`.
+        """
         self._must_be_here()
         self._away = OffloadedState(self, to, weights)
 
@@ -142,12 +146,12 @@ class Learner(Evaluator):
             raise Conflict("the learner is offloaded: call onload first")
 
     def shards(self) -> Iterator[tuple[str, Tensor]]:
-        """(Hugging Face name, tensor): views of the weights that compute, whole."""
+        """Pairs of Hugging Face name and tensor: views of the whole weights in the compute type."""
         return self.computing.to_hf()
 
     @contextmanager
     def as_left(self) -> Iterator[None]:
-        """Within it the model has the weights that the job leaves."""
+        """Context in which the model has the weights that the job exports."""
         if self.ema is None or self.config.export == "last":
             yield
             return
@@ -157,14 +161,14 @@ class Learner(Evaluator):
         self._refresh()
 
     def whole(self) -> Decoder:
-        """The model with all its weights, to be written."""
+        """The model with all its weights, for export."""
         return self.model
 
     def export_hf(self, folder: Path) -> None:
         models.save(self.whole(), folder)
 
     def states(self) -> dict[str, Tensor]:
-        """All that a checkpoint holds, by names that are the same in every layout: this rank's part."""
+        """All tensors of a checkpoint, with the same names in every layout: this rank's part."""
         own = {self.prefix + name: x for name, x in self._own.tensors().items()}
         return own if self.prefix else own | random_states(self._rank, self.model.device)
 
@@ -172,7 +176,7 @@ class Learner(Evaluator):
         dcp.write(dcp.copies_of(self.states()), str(folder), self._group)
 
     def load(self, folder: str | Path, step: int) -> None:
-        """What any number of ranks have saved, in place: tensors that others share stay shared."""
+        """Loads a checkpoint of any number of ranks in place: shared tensors stay shared."""
         reader = dcp.Reader(str(folder))
         stored = {
             name.removeprefix(self.prefix): what

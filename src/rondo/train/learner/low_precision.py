@@ -1,5 +1,6 @@
-"""A model's working copy: its layers compute in 16 bits, while the weights, the sums of their gradients and what the
-optimizer keeps are in 32."""
+"""Low-precision working copy of a model: its layers compute in 16 bits, while the weights, the sums of their gradients
+and the optimizer's state have 32.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ from rondo.models.files.checkpoint import KEPT_AS_STORED
 
 class LowPrecisionCopy:
     def __init__(self, model: Decoder, dtype: torch.dtype) -> None:
-        """Each parameter is copied once, into `dtype`; what is quantized or balanced is the model's own."""
+        """Copies each parameter once, into `dtype`; quantized parameters and the routers' corrections are shared with
+        the model.
+        """
         made = {name: _working(name, p, dtype) for name, p in model.named_parameters()}
         known = {id(p): made[name] for name, p in model.named_parameters()}
         self.model: Decoder = copy.deepcopy(model, known)
@@ -27,7 +30,7 @@ class LowPrecisionCopy:
 
     @torch.no_grad()
     def refresh(self, changed: Sequence[Tensor] | None = None) -> None:
-        """After the model's weights have changed: these, or any."""
+        """Updates the copy after the model's weights have changed: the given ones, or any."""
         only = None if changed is None else set(map(id, changed))
         for master, own in self._pairs:
             if own.requires_grad and (only is None or id(master) in only):
@@ -41,7 +44,7 @@ def _working(name: str, parameter: nn.Parameter, dtype: torch.dtype) -> nn.Param
 
 
 def _hand_over(master: nn.Parameter, own: Tensor) -> None:
-    """One row's gradient goes to the sum of all."""
+    """Adds one row's gradient to the sum of the master weight."""
     assert own.grad is not None
     if master.grad is None:
         master.grad = own.grad.to(master.dtype)

@@ -1,4 +1,4 @@
-"""How the process gets its memory."""
+"""Settings of the process's memory allocation."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _LARGEST = 2**31 - 1
 
 @functools.cache
 def keep_freed_memory() -> bool:
-    """Lets the C library reuse what large tensors gave back, instead of returning it and faulting it in again.
+    """Makes the C library reuse the freed memory of large tensors, instead of returning it and faulting it in again.
 
-    A training step frees and asks for similar sizes over and over; on a CPU this is up to a third of a small model's
-    step. In return the peak is up to 1.4 times what is held at once, since what is free between two tensors may fit
-    neither of the next two. Says whether the C library can do it (glibc can).
+    A training step repeatedly frees and allocates similar sizes; on a CPU the page faults take up to a third of a small
+    model's step. In return, the peak is up to 1.4 times the memory in use, since free memory between two tensors may be
+    too small for the next ones. Returns whether the C library supports it (glibc does).
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:

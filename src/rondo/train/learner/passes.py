@@ -1,7 +1,7 @@
-"""Forward and backward passes over rows, wherever the model's parts are.
+"""Forward and backward passes over rows, for any placement of the model's parts.
 
-A rank has the rows of its share of the batch. Losses are given the log-probabilities of a whole row's predictions, and
-are divided by the number that counts in the batch of all ranks, so that no cut of the batch changes them.
+A rank has the rows of its share of the batch. Losses receive the log-probabilities of a whole row's predictions, and
+are divided by the count of the batch of all ranks, so that the partition of the batch does not affect them.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 
 class RowPasses(Protocol):
-    """What a learner needs of a model's layers."""
+    """Interface of a model's passes to the learner."""
 
     @property
     def counted_elsewhere(self) -> list[Tensor]:
-        """Weights of this rank that another one has too, and counts in the gradient's norm."""
+        """Weights of this rank that another rank has too, and counts in the gradient norm."""
 
     def forward_backward(
         self,
@@ -46,13 +46,13 @@ class RowPasses(Protocol):
         temperature: float,
         done: Callable[[LossOutput], None],
     ) -> None:
-        """Adds the gradient of the losses' sum over `valid`; each row's output is told to `done`."""
+        """Adds the gradient of the sum of losses, divided by `valid`; `done` is called with each row's output."""
 
     def logprobs(self, rows: Sequence[PackedRow], temperature: float) -> list[Tensor]:
-        """Of each row's predictions."""
+        """Log-probabilities of each row's predictions."""
 
     def measure(self, rows: Sequence[PackedRow], loss: Loss, done: Callable[[LossOutput], None]) -> None:
-        """The outputs of the losses, and no gradient."""
+        """Calls `done` with the loss's output of each row, without gradients."""
 
 
 def passes_over(model: Decoder, mesh: Mesh | None, memory: MemoryConfig) -> Passes:
@@ -64,7 +64,7 @@ def passes_over(model: Decoder, mesh: Mesh | None, memory: MemoryConfig) -> Pass
 
 
 class Passes:
-    """On one rank, or on ranks that each have a part of every layer."""
+    """Passes on one rank, or on ranks that each have a part of every layer."""
 
     def __init__(self, model: Decoder, mesh: Mesh | None = None, memory: MemoryConfig | None = None) -> None:
         memory = memory or MemoryConfig()
@@ -86,7 +86,7 @@ class Passes:
 
     @property
     def counted_elsewhere(self) -> list[Tensor]:
-        """Weights of this rank that another one has too, and counts in the gradient's norm."""
+        """Weights of this rank that another rank has too, and counts in the gradient norm."""
         return []
 
     def forward_backward(
@@ -97,7 +97,7 @@ class Passes:
         temperature: float,
         done: Callable[[LossOutput], None],
     ) -> None:
-        """Adds the gradient of the losses' sum over `valid`; each row's output is told to `done`."""
+        """Adds the gradient of the sum of losses, divided by `valid`; `done` is called with each row's output."""
         count, entropy, values = self._most(len(rows)), needs_entropy(loss), needs_values(loss)
         for i in range(count):
             self._begin(last=i == count - 1)
@@ -112,7 +112,7 @@ class Passes:
                 nothing.backward()  # type: ignore[no-untyped-call]
 
     def _use(self, row: PackedRow, loss: Loss, valid: float) -> tuple[ExpertUse | None, int]:
-        """Where the row's router decisions add up, and how much of it the loss counts."""
+        """Accumulator of the row's router decisions, and the row's count in the loss."""
         count = counted(loss, row)
         return (None if self.auxiliary is None else self.auxiliary.use(count / valid)), count
 
@@ -127,12 +127,12 @@ class Passes:
 
     @torch.no_grad()
     def values(self, rows: Sequence[PackedRow]) -> list[Tensor]:
-        """Of each row's predictions what the model's value head says: of a model on one rank."""
+        """Output of the model's value head for each row's predictions, for a model on one rank."""
         return [self._scored(row, 1.0, entropy=False, values=True)[:, 1] for row in rows]
 
     @torch.no_grad()
     def measure(self, rows: Sequence[PackedRow], loss: Loss, done: Callable[[LossOutput], None]) -> None:
-        """The outputs of the losses, and no gradient."""
+        """Calls `done` with the loss's output of each row, without gradients."""
         found = self._asked(rows, 1.0, needs_entropy(loss))
         for row, scored in zip(rows, found, strict=True):
             done(loss(predictions(row, scored.to(self._device), self._device)))
@@ -165,7 +165,9 @@ class Passes:
         return inputs_of(row, temperature, self._vocabulary, self._device, self._context, entropy, own)
 
     def _most(self, rows: int) -> int:
-        """Each rank passes over as many: gathering layers takes all of them at once."""
+        """Largest number of rows of any rank. All ranks must run as many passes, because all-gathers of layers involve
+        all of them.
+        """
         return rows if self.mesh is None else max(self.mesh.said(rows))
 
     def _begin(self, last: bool) -> None:
@@ -193,14 +195,13 @@ NOTHING = PackedRow(
     columns={},
     documents=[0, 1],
 )
-"""What a rank passes over that has fewer rows than others. Nobody learns from it."""
+"""Row of a rank that has fewer rows than others. It does not contribute to the gradient."""
 
 
 def predictions(
     row: PackedRow, scored: Tensor, device: torch.device, with_values: bool = False
 ) -> Predictions:
-    """`scored` are log-probabilities [N], or [N, 2] with entropies beside them; values are one column more, the last
-    one."""
+    """`scored` are log-probabilities [N], or [N, 2] with entropies; values are an additional last column."""
     values = None
     if with_values:
         scored, values = scored[:, :-1].squeeze(1), scored[:, -1]
@@ -220,8 +221,9 @@ def inputs_of(
     entropy: bool = False,
     own: int | None = None,
 ) -> tuple[Tensor, StageInputs]:
-    """Answers that begin alike make some predictions more than once: those go through the head once. The first `own`
-    tokens are the row's, by default all; the others fill it up."""
+    """Answers with a common beginning repeat some predictions: these pass through the head once. The first `own` tokens
+    are the row's, by default all; the others are padding.
+    """
     pairs, back = np.unique(row.where * vocabulary + row.targets, return_inverse=True)
     cut = context.cut(len(row.tokens))
     deal = cut.deal(pairs // vocabulary)

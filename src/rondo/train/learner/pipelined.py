@@ -1,6 +1,6 @@
-"""Passes where stages share the layers: a step's rows are the microbatches of a pipeline's schedule.
+"""Passes over pipeline stages: a step's rows are the microbatches of a pipeline's schedule.
 
-What goes from stage to stage has one length, so rows are filled up to that of the step's longest.
+The hidden states between stages have one length, so rows are padded to the longest one of the step.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Pipelined(Passes):
             done(output if not value else replace(output, sums=output.sums | {"router_aux_loss": value}))
 
     def _auxiliary_of_rows(self, uses: Sequence[tuple[ExpertUse | None, int]]) -> Sequence[Tensor | None]:
-        """Of each row, summed over the stages' shares."""
+        """Auxiliary loss of each row, summed over the stages' shares."""
         if self.auxiliary is None:
             return [None] * len(uses)
         own = [float(self.auxiliary.value(use)) * count for use, count in uses if use is not None]

@@ -1,8 +1,8 @@
-"""Attention over a row in which many answers continue one prompt, and one another, without computing it twice.
+"""Attention over a row in which many answers continue one prompt, and one another, without repeated computation.
 
-A group of S samples over a prompt of P tokens costs P + S*R instead of S*(P + R), and less where answers begin alike.
-Only the attention sees the difference: each segment attends to the keys of what it continues and to its own,
-causally; gradients of shared keys add up.
+A group of S samples over a prompt of P tokens costs P + S*R instead of S*(P + R), and less if answers begin alike. Only
+the attention differs: each segment attends causally to the keys of its prefix and to its own; gradients of shared keys
+are summed.
 """
 
 from __future__ import annotations
@@ -25,23 +25,26 @@ from rondo.ops.native.attention.packed import attend_rows
 Ints = NDArray[np.int64]
 
 SMALL = 64
-"""Neighbours in the tree attend together up to this many tokens: the scores of tokens that do not see each other cost
-less than so many small products."""
+"""Number of tokens up to which adjacent segments in the tree attend together: masked scores cost less than many small
+products.
+"""
 
 FEW = 31
-"""Lengths below this one count as equal."""
+"""Lengths up to this one count as equal."""
 
 NEVER = 1 << 40
-"""Where padding stands: after everything."""
+"""Position of padding, after all tokens."""
 
 
 def shares_prefixes(specs: Sequence[AttentionSpec]) -> bool:
-    """Whether `SharedPrefix` can stand in for packed attention in a model with these layers."""
+    """Whether `SharedPrefix` can replace packed attention in a model with these layers."""
     return all(spec.softcap is None and not spec.sinks for spec in specs)
 
 
 class SharedPrefix:
-    """Segment i sees the first `positions[i]` tokens of what segment `parents[i]` sees and is; -1 sees itself alone."""
+    """Segment i attends to itself and to the first `positions[i]` tokens of the sequence that ends with segment
+    `parents[i]`, or only to itself if the parent is -1.
+    """
 
     def __init__(
         self,
@@ -62,7 +65,7 @@ class SharedPrefix:
 
     @property
     def lengths(self) -> Tensor:
-        """A token counts as part of the longest answer that continues it."""
+        """Lengths of sequences. A token belongs to the longest answer that continues it."""
         tree = self._tree
         longest = [start + size for start, size in zip(tree.positions, tree.sizes, strict=True)]
         for i, parent in reversed(list(enumerate(tree.parents))):
@@ -86,8 +89,9 @@ class SharedPrefix:
 
 @dataclass(frozen=True)
 class _Group:
-    """Segments that attend together: the rows of what they all continue, and their own. `sees[i, j]` says whether own
-    token i sees token j of both, and `at` where each of those stands in its sequence."""
+    """Segments that attend together: the rows of their common context, and their own rows. `sees[i, j]` is whether own
+    token i attends to token j of both, and `at` are the positions of both in their sequences.
+    """
 
     context: Ints
     own: Ints
@@ -97,27 +101,29 @@ class _Group:
 
     @property
     def shape(self) -> tuple[bool, int, int]:
-        """Groups of one shape may be padded to one length: none grows to twice its own, but for small ones."""
+        """Groups of one shape may be padded to one length: except for small groups, padding less than doubles the
+        length.
+        """
         own, context = len(self.own) - 1, len(self.context)
         return self.causal, max(own, FEW).bit_length(), max(context, FEW).bit_length()
 
 
 class _Tree:
-    """Segments and what they continue. A parent comes before its children."""
+    """Segments and their prefixes. A parent precedes its children."""
 
     def __init__(self, starts: Ints, parents: Sequence[int], positions: Sequence[int]) -> None:
         self.starts, self.parents, self.positions = starts, parents, positions
         self.sizes: list[int] = np.diff(starts).tolist()
 
     def groups(self) -> list[_Group]:
-        """Whole subtrees while they are small, brothers together; a segment with more below it is alone."""
+        """Groups small subtrees, and small siblings together; a larger segment with descendants is alone."""
         totals = list(self.sizes)
         for i, parent in reversed(list(enumerate(self.parents))):
             if parent >= 0:
                 totals[parent] += totals[i]
         group_of: list[int] = []
         members: list[list[int]] = []
-        open_below: dict[int, tuple[int, int]] = {}  # parent -> (its children's last group, tokens in that)
+        open_below: dict[int, tuple[int, int]] = {}  # parent -> (its children's last group, tokens in it)
         for i, parent in enumerate(self.parents):
             if parent >= 0 and totals[parent] <= SMALL:
                 group = group_of[parent]
@@ -133,7 +139,7 @@ class _Tree:
         return [self._group(segments, paths) for segments in members]
 
     def pasts(self) -> Pasts:
-        """Each segment's sequence is a table of rows, and they lie one after another."""
+        """KV tables for the CPU kernel: each segment's sequence is a table of rows, and the tables are concatenated."""
         paths: dict[int, Ints] = {-1: np.empty(0, np.int64)}
         own = [self._path(i, paths) for i in range(len(self.sizes))]
         starts = np.cumsum([0, *(len(path) for path in own[:-1])])
@@ -145,7 +151,7 @@ class _Tree:
         return Pasts(table, torch.from_numpy(owners), torch.from_numpy(seen), int(seen.sum()))
 
     def _path(self, segment: int, paths: dict[int, Ints]) -> Ints:
-        """The rows of a segment's sequence: what it continues, and itself."""
+        """Rows of a segment's sequence: its prefix and itself."""
         if segment not in paths:
             before = self._path(self.parents[segment], paths)[: self.positions[segment]]
             paths[segment] = np.concatenate([before, self._rows(segment)])
@@ -179,7 +185,9 @@ class _Tree:
 
 
 class _Padded:
-    """Groups padded to one length. Padding sees the first key, lest it be NaN; nobody sees padding."""
+    """Groups padded to one length. Padding queries attend to the first key, to avoid NaN; no token attends to padding
+    keys.
+    """
 
     def __init__(self, groups: Sequence[_Group], device: torch.device | str) -> None:
         queries = max(len(group.own) for group in groups)
@@ -205,7 +213,7 @@ class _Padded:
         )
 
     def mask(self, window: int | None) -> Tensor | None:
-        """[B, 1, Q, K] or None, where plain causal attention does."""
+        """Mask [B, 1, Q, K], or None if plain causal attention suffices."""
         if window is None or self.longest <= window:
             return None if self.causal else self.visible[:, None]
         back = self.row_at[:, :, None] - self.column_at[:, None]
@@ -213,7 +221,7 @@ class _Padded:
         return (seen & (back < window))[:, None]
 
     def attend(self, spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """-> [sum of the groups' own tokens, H, Dv], in the order of `self.order`."""
+        """Attention of the groups: [sum of the groups' own tokens, H, Dv], in the order of `self.order`."""
         queries = self._take(q, self.rows)
         keys, values = self._take(k, self.columns), self._take(v, self.columns)
         mask = self.mask(spec.window)
@@ -229,6 +237,8 @@ class _Padded:
         return F.embedding(self.real, out.transpose(1, 2).flatten(0, 1).flatten(1)).view(-1, *out.shape[1::2])
 
     def _take(self, x: Tensor, rows: Tensor) -> Tensor:
-        """x [T, H, D] -> [B, H, L, D], as an embedding: its backward adds repeated rows fast and in order."""
+        """x [T, H, D] -> [B, H, L, D], as an embedding lookup: its backward pass adds repeated rows fast and in a fixed
+        order.
+        """
         taken = F.embedding(rows, x.flatten(1))
         return taken.view(self.batch, -1, *x.shape[1:]).transpose(1, 2)

@@ -2,11 +2,11 @@
 
 For N router decisions of a row over E experts it is E * sum_e (C_e / N) * (S_e / N): C_e counts the choices of expert
 e, S_e sums its probabilities, over all layers and the row's own tokens. A row is a microbatch, so the loss depends
-neither on the number of ranks nor on gradient accumulation; ranks that share a row's tokens add up their parts. Stages
-of a pipeline each balance their own layers, weighted by how many those are.
+neither on the number of ranks nor on gradient accumulation; ranks that share a row's tokens add up their parts. Each
+stage of a pipeline balances its own layers, weighted by their number.
 
-C_e has no gradient, so the gradient of the logits is known once a row's forward pass is complete: it is added in the
-backward pass, and the values of the forward pass keep their bits.
+C_e has no gradient, so the gradient of the logits is determined once a row's forward pass is complete: it is added in
+the backward pass, and the values of the forward pass are bitwise unchanged.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from rondo.parallel.ranks.mesh import Mesh
 
 FAMILIES = ("mixtral", "qwen3_moe")
-"""Model types that were trained with it: their config holds the coefficient."""
+"""Model types trained with this loss: their config holds the coefficient."""
 COEFFICIENT = 0.001
-"""Of a config that names none, as in transformers."""
+"""Default coefficient if a config has none, as in transformers."""
 
 
 def coefficient_of(model: ModelConfig, given: float | None) -> float:
@@ -50,7 +50,7 @@ def coefficient_of(model: ModelConfig, given: float | None) -> float:
 class ExpertUse:
     """Sums over a row's router decisions on this rank: [2, E] choices and probabilities, and their number.
 
-    Not a dataclass: FSDP casts the tensors of dataclasses among a module's inputs, and would hand on a copy.
+    Not a dataclass: FSDP casts the tensors of dataclasses among a module's inputs, and would pass on a copy.
     """
 
     def __init__(self, weight: float, experts: int, device: torch.device) -> None:
@@ -79,20 +79,20 @@ class Auxiliary:
         sparse = [layer.mlp for layer in model.config.layers if isinstance(layer.mlp, Moe)]
         self._experts = sparse[0].router.num_experts
         self._share = len(routers) / len(sparse)
-        """Of the model's layers with routers: those of this stage."""
+        """This stage's share of the model's layers with routers."""
 
     def use(self, weight: float) -> ExpertUse:
-        """For a row whose loss is `weight` of the step's."""
+        """Accumulator for a row whose loss is the share `weight` of the step's loss."""
         return ExpertUse(weight, self._experts, self._device)
 
     def value(self, use: ExpertUse) -> Tensor:
-        """The loss of a row, without the coefficient: of this stage, its share of the model's."""
+        """Auxiliary loss of a row without the coefficient; for a pipeline stage, its share of the model's loss."""
         self._complete(use)
         decisions = use.decisions.clamp(min=1)
         return self._share * self._experts * (use.sums[0] * use.sums[1]).sum() / decisions**2
 
     def slope(self, use: ExpertUse) -> Tensor:
-        """[E] by what the step's loss grows with a decision's probability of each expert."""
+        """[E]: derivative of the step's loss with respect to a decision's probability of each expert."""
         self._complete(use)
         decisions = use.decisions.clamp(min=1)
         scale = self._coefficient * use.weight * self._share * self._experts / self._copies
@@ -100,7 +100,9 @@ class Auxiliary:
 
     @property
     def _copies(self) -> int:
-        """How many ranks make each decision, whose gradients are added up: all of tp, where it divides experts."""
+        """Number of ranks that repeat each decision and whose gradients are summed: tp, unless experts are
+        distributed.
+        """
         return 1 if self._mesh is None or self._mesh.experts is not None else self._mesh.degrees.tp
 
     def _complete(self, use: ExpertUse) -> None:
@@ -120,7 +122,7 @@ class Auxiliary:
             return logits
         row = row_in_passing()
         use = None if row is None else row.experts
-        if use is None:  # a layer that computes again has been counted
+        if use is None:  # a recomputed layer has been counted
             return _attached(logits, self, None, None)
         with torch.no_grad():
             mask = self._balance.own_tokens(router, logits).float()
@@ -130,7 +132,7 @@ class Auxiliary:
 
 
 class _Attached(torch.autograd.Function):
-    """The logits; their gradient is that of the loss too."""
+    """Identity of the logits, whose backward pass adds the auxiliary loss's gradient."""
 
     @staticmethod
     def forward(

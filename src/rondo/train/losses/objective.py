@@ -1,4 +1,4 @@
-"""What a recipe asks of a batch's rows: a loss, and what it has to know beside the policy's log-probabilities."""
+"""Objectives of recipes: a batch's rows, its loss, and metrics besides the loss's own."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class LossRequest:
     rows: Sequence[PackedRow]
     loss: Loss
     facts: Metrics = field(default_factory=dict)
-    """Metrics beside those of the loss."""
+    """Metrics in addition to the loss's own."""
 
     def told(self, found: Metrics) -> Metrics:
-        """What the loss came to, with what follows from it and what is known beside it."""
+        """Metrics of the loss, derived metrics such as perplexity, and `facts`."""
         follows = {"perplexity": perplexity(found["loss"])} if self.loss is cross_entropy else {}
         return found | follows | self.facts
 
@@ -32,7 +32,7 @@ def next_tokens(evaluator: Evaluator, rows: Sequence[PackedRow]) -> LossRequest:
 
 
 def sizes(evaluator: Evaluator, rows: Sequence[PackedRow], loss: Loss) -> Metrics:
-    """How much a loss that is no mean over tokens learned from."""
+    """Batch size for losses without a mean over tokens."""
     tokens, examples = evaluator.totals(
         sum(row.valid for row in rows), sum(counted(loss, row) for row in rows)
     )

@@ -1,6 +1,7 @@
-"""The policy's loss: one surrogate, told in a few words which algorithm's it is.
+"""The policy loss: one surrogate, whose settings select the algorithm.
 
-What algorithms do with rewards, group by group or token by token, is in the advantages and weights of the rows.
+Differences between algorithms in the treatment of rewards, per group or per token, are in the rows' advantages and
+weights.
 """
 
 from __future__ import annotations
@@ -19,17 +20,21 @@ Estimator = Literal["k1", "k2", "k3"]
 
 @dataclass(frozen=True)
 class Correction:
-    """Weights for what lies between sampler and learner before anything is learned: another engine's roundings, or
-    older weights. A weight is how much likelier the learner finds what was sampled, a token or a whole answer."""
+    """Importance sampling for the mismatch between sampler and learner before any update: different rounding in another
+    engine, or older weights. A weight is the ratio of the learner's to the sampler's probability, for a token or for a
+    whole answer.
+    """
 
     kind: Literal["truncate", "mask"] = "truncate"
-    """What happens to a weight outside of `floor` and `cap`: it becomes the bound, or 0."""
+    """Treatment of a weight outside of `floor` and `cap`: it is replaced by the bound, or by 0."""
     level: Literal["token", "sequence"] = "token"
     cap: float = 3.0
     floor: float = 0.0
 
     def weights(self, batch: Predictions, difference: Tensor) -> tuple[Tensor, Tensor]:
-        """[N] learner's less sampler's log-probabilities -> [N] weights, and which of them were out of bounds."""
+        """[N] differences of the learner's and the sampler's log-probabilities -> [N] weights, and a mask of weights
+        out of bounds.
+        """
         whole = difference if self.level == "token" else batch.spread(batch.by_document(difference))
         ratio = whole.exp()
         within = ratio.clamp(self.floor, self.cap)
@@ -39,31 +44,33 @@ class Correction:
 
 @dataclass(frozen=True)
 class PolicyLoss:
-    """Of the ratio between the policy's probability of a token and the one it was sampled with.
+    """Loss over the ratio of the policy's probability of a token to the probability at sampling.
 
     Columns: `advantages`, `sampler_logprobs`; for `kl` `reference_logprobs`. `old_logprobs` are the learner's own
-    before the step's first mini-batch: where they are there, they are what the ratio is over, and the sampler's are
-    only what a correction compares them with. Without them the sampler's stand in; with a correction, the present ones:
-    right where a step has one mini-batch.
+    before the step's first mini-batch: if present, they are the denominator of the ratio, and the sampler's are used
+    only for a correction. Without them the denominator is the sampler's log-probabilities or, with a correction, the
+    present ones, which is correct if a step has one mini-batch.
 
-    Equal log-probabilities make a ratio of exactly 1, and divergences of exactly 0.
+    Equal log-probabilities yield a ratio of exactly 1, and divergences of exactly 0.
     """
 
     clip_low: float = 0.2
     clip_high: float = 0.2
     kl: float = 0.0
     surrogate: Literal["clip", "cispo", "reinforce"] = "clip"
-    """clip: PPO's. cispo: REINFORCE, each token times its clipped ratio. reinforce: as if the policy had sampled."""
+    """clip: as in PPO. cispo: REINFORCE with each token weighted by its clipped ratio. reinforce: no ratio, as for
+    on-policy samples.
+    """
     ratio: Literal["token", "sequence", "product"] = "token"
-    """sequence: GSPO's, the geometric mean over an answer's tokens. product: of the whole answer."""
+    """sequence: as in GSPO, the geometric mean over an answer's tokens. product: the ratio of the whole answer."""
     dual_clip: float = 0.0
-    """The largest ratio that counts against a token with a negative advantage; 0: there is none."""
+    """Largest ratio that counts against a token with a negative advantage; 0: no limit."""
     kl_estimator: Estimator = "k3"
     kl_unbiased: bool = False
-    """Times the ratio: the gradient of what is then estimated is that of the divergence."""
+    """Multiplies the KL estimate by the ratio, so that its gradient is the gradient of the divergence."""
     correction: Correction | None = None
     entropy: float = 0.0
-    """What a nat of the mean entropy is worth."""
+    """Coefficient of the entropy bonus, per nat of the mean entropy."""
     measure_entropy: bool = False
 
     @property
@@ -123,7 +130,7 @@ class PolicyLoss:
         return divergence * ratio if self.kl_unbiased else divergence
 
     def _drift(self, advantages: Tensor, ratio: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """How far the ratios are from 1, and how many of them are clipped where it matters."""
+        """Deviation of the ratios from 1, and the number of ratios whose clipping has an effect."""
         sums, maxima = {"ratio": ratio.sum()}, {"ratio_max": _largest(ratio)}
         if self.surrogate != "reinforce":
             low = ((ratio < 1 - self.clip_low) & (advantages < 0)).float().sum()
@@ -135,17 +142,17 @@ class PolicyLoss:
 
 
 def k1(logprobs: Tensor, reference: Tensor) -> Tensor:
-    """The plain estimate of KL(policy | reference), a token: unbiased, of either sign."""
+    """Plain estimate of KL(policy | reference) per token: unbiased, of either sign."""
     return logprobs - reference
 
 
 def k2(logprobs: Tensor, reference: Tensor) -> Tensor:
-    """Half the square: of low variance, a little biased; its gradient is that of the divergence."""
+    """Half the squared log ratio: low variance, slight bias; its gradient is the gradient of the divergence."""
     return (logprobs - reference) ** 2 / 2
 
 
 def k3(logprobs: Tensor, reference: Tensor) -> Tensor:
-    """Schulman's low-variance, never negative estimate of KL(policy | reference), a token."""
+    """Schulman's low-variance, never negative estimate of KL(policy | reference) per token."""
     return _excess(reference - logprobs)
 
 
@@ -157,5 +164,5 @@ def _excess(log_ratio: Tensor) -> Tensor:
 
 
 def _largest(values: Tensor) -> Tensor:
-    """0 of none: a row may predict nothing."""
+    """Maximum, or 0 for an empty tensor: a row may have no predictions."""
     return values.amax() if len(values) else values.new_zeros(())

@@ -1,7 +1,7 @@
 """Losses of whole answers: DPO, IPO, SimPO and Bradley-Terry over pairs, KTO over answers with a label.
 
-Facts of a row's documents: `record` says which belong together, `chosen` is 1 for the better of two and for an answer
-that was good, `reference` is its log-probability under the reference model.
+Facts of a row's documents: `record` groups the answers of a pair, `chosen` is 1 for the better answer of a pair and for
+a desirable answer, `reference` is its log-probability under the reference model.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ class PairLoss(ABC):
 
     @abstractmethod
     def scores(self, batch: Predictions) -> Tensor:
-        """[D] what each answer is worth to the model."""
+        """[D] score of each answer."""
 
     def losses(self, chosen: Tensor, rejected: Tensor) -> Tensor:
-        """[pairs]"""
+        """[pairs] losses of the score pairs."""
         return -F.logsigmoid(chosen - rejected)
 
 
 def by_pair(scores: Tensor, batch: Predictions) -> tuple[Tensor, Tensor]:
-    """[D] -> those of the better answers and, in the same order, those of the others."""
+    """[D] -> scores of the better answers and, in the same order, of the others."""
     order = batch.facts["record"].argsort(stable=True)
     better = batch.facts["chosen"][order] > 0
     return scores[order[better]], scores[order[~better]]
 
 
 def log_ratios(batch: Predictions) -> Tensor:
-    """[D] how much likelier each answer is to the policy than to the reference, as a logarithm."""
+    """[D] log ratios of each answer's probability under the policy to its probability under the reference."""
     return batch.by_document(batch.logprobs * batch.weights) - batch.facts["reference"]
 
 
@@ -62,7 +62,7 @@ def lengths(batch: Predictions) -> Tensor:
 
 @dataclass(frozen=True)
 class Dpo(PairLoss):
-    """Direct preference optimisation (Rafailov et al., 2023)."""
+    """Direct preference optimization (Rafailov et al., 2023)."""
 
     beta: float = 0.1
 
@@ -72,7 +72,7 @@ class Dpo(PairLoss):
 
 @dataclass(frozen=True)
 class Ipo(PairLoss):
-    """Identity preference optimisation (Azar et al., 2023), on log-ratios a token, as its authors ran it."""
+    """Identity preference optimization (Azar et al., 2023), on log ratios per token, as in its authors' experiments."""
 
     beta: float = 0.1
 
@@ -85,7 +85,9 @@ class Ipo(PairLoss):
 
 @dataclass(frozen=True)
 class Simpo(PairLoss):
-    """Simple preference optimisation (Meng et al., 2024): no reference, log-probabilities a token, a target margin."""
+    """Simple preference optimization (Meng et al., 2024): no reference, log-probabilities per token, a target
+    margin.
+    """
 
     beta: float = 2.0
     gamma: float = 1.0
@@ -99,7 +101,7 @@ class Simpo(PairLoss):
 
 @dataclass(frozen=True)
 class BradleyTerry(PairLoss):
-    """Of a reward model, whose scores stand in the place of log-probabilities. `center` keeps their mean near 0."""
+    """Loss of a reward model, whose scores replace log-probabilities. `center` pulls their mean towards 0."""
 
     center: float = 0.0
 
@@ -112,8 +114,9 @@ class BradleyTerry(PairLoss):
 
 @dataclass(frozen=True)
 class Kto:
-    """Kahneman-Tversky optimisation (Ethayarajh et al., 2024). `kl` is the batch's estimate of how far the policy is
-    from the reference, at least 0: of answers beside prompts that are not theirs."""
+    """Kahneman-Tversky optimization (Ethayarajh et al., 2024). `kl` is the batch's estimate, at least 0, of the
+    divergence of the policy from the reference: on answers paired with prompts of other records.
+    """
 
     beta: float = 0.1
     kl: float = 0.0

@@ -1,4 +1,4 @@
-"""Losses: sums over a row's predictions, documents or pairs. The learner divides by how many there are in the batch."""
+"""Losses as sums over a row's predictions, documents or pairs. The learner divides by their number in the batch."""
 
 from __future__ import annotations
 
@@ -14,31 +14,33 @@ from rondo.models.parts import take
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a loss sees of one row, [N] each: the policy's log-probabilities and what the batch says about them."""
+    """Inputs of a loss for one row, [N] each: the policy's log-probabilities and the batch's data on the
+    predictions.
+    """
 
     logprobs: Tensor
     weights: Tensor
     columns: Mapping[str, Tensor]
     documents: Sequence[int] = (0,)
-    """Where the predictions of each of the row's D documents begin, and where the last one's end."""
+    """Start of each of the row's D documents among the predictions, and the end of the last one."""
     facts: Mapping[str, Tensor] = field(default_factory=dict)
-    """[D] each."""
+    """Facts of documents, [D] each."""
     entropy: Tensor | None = None
-    """Of the distribution that each token was chosen from, in nats, for losses with `needs_entropy`."""
+    """Entropy of each token's distribution in nats, for losses with `needs_entropy`."""
     values: Tensor | None = None
-    """What the model's value head says before each token, for losses with `needs_values`."""
+    """Output of the model's value head before each token, for losses with `needs_values`."""
 
     @property
     def sizes(self) -> Tensor:
-        """[D] how many predictions each document has."""
+        """[D] number of predictions of each document."""
         return torch.tensor(self.documents, device=self.logprobs.device).diff()
 
     def by_document(self, values: Tensor) -> Tensor:
-        """[N] -> [D], the sum of each document. Always in the same order, on a GPU too."""
+        """[N] -> [D], the sum of each document, always in the same order, on a GPU too."""
         return by_document(values, self.documents)
 
     def spread(self, values: Tensor) -> Tensor:
-        """[D] -> [N], to each prediction its document's."""
+        """[D] -> [N], the value of each prediction's document."""
         documents = torch.arange(len(values), device=values.device)
         return take(values, documents.repeat_interleave(self.sizes))
 
@@ -48,9 +50,9 @@ class LossOutput:
     total: Tensor
     """The weighted sum to differentiate."""
     sums: dict[str, Tensor] = field(default_factory=dict)
-    """Metrics that are averaged over all that the loss counts."""
+    """Metrics to average over the loss's count."""
     maxima: dict[str, Tensor] = field(default_factory=dict)
-    """Metrics of which the batch's largest is kept."""
+    """Metrics to reduce by maximum over the batch."""
 
 
 def by_document(values: Tensor, documents: Sequence[int]) -> Tensor:
@@ -59,7 +61,9 @@ def by_document(values: Tensor, documents: Sequence[int]) -> Tensor:
 
 
 Loss = Callable[[Predictions], LossOutput]
-"""One that averages over something else than predictions has a method `count(row)` that says over how many."""
+"""Function from predictions to a loss. A loss that averages over other units than predictions has a method `count(row)`
+that returns their number.
+"""
 
 
 def counted(loss: Loss, row: PackedRow) -> int:
@@ -68,12 +72,12 @@ def counted(loss: Loss, row: PackedRow) -> int:
 
 
 def needs_entropy(loss: Loss) -> bool:
-    """Whether the loss says, in an attribute of that name, that it wants `Predictions.entropy`."""
+    """Whether the loss requires `Predictions.entropy`, according to its attribute of that name."""
     return bool(getattr(loss, "needs_entropy", False))
 
 
 def needs_values(loss: Loss) -> bool:
-    """Whether the loss says, in an attribute of that name, that it wants `Predictions.values`."""
+    """Whether the loss requires `Predictions.values`, according to its attribute of that name."""
     return bool(getattr(loss, "needs_values", False))
 
 

@@ -1,4 +1,4 @@
-"""The critic's loss: what is still to be earned at each token."""
+"""The critic's loss: error of the predicted return at each token."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from rondo.train.losses.sums import Loss, LossOutput, Predictions, counted, need
 
 @dataclass(frozen=True)
 class ValueLoss:
-    """Half the squared error (PPO's, Schulman et al., 2017). Every prediction counts alike: weights are the policy's.
+    """Half the squared error (PPO's, Schulman et al., 2017). Every prediction has equal weight: the batch's weights are
+    for the policy.
 
-    Columns: `returns`, which the values should be, and `values`, which they were before the step. With `clip` there is
-    nothing to be won by going further than that from an old value: the larger of both errors counts.
+    Columns: `returns` are the targets, and `values` the predictions before the step. With `clip`, a value gains nothing
+    by moving further than that from its old value: the larger of both errors counts.
     """
 
     clip: float = 0.2
 
     def __call__(self, batch: Predictions) -> LossOutput:
-        """Of a model that scores, whose scores stand in the place of log-probabilities."""
+        """Loss of a scoring model, whose scores replace log-probabilities."""
         return self.of(batch.logprobs, batch)
 
     def of(self, values: Tensor, batch: Predictions) -> LossOutput:
@@ -40,7 +41,7 @@ class ValueLoss:
 
 @dataclass(frozen=True)
 class WithValues:
-    """The policy's loss and its critic's, in one pass over the layers that they share."""
+    """Losses of the policy and of its critic, in one pass over their shared layers."""
 
     policy: Loss
     value: ValueLoss

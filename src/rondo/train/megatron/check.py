@@ -1,4 +1,4 @@
-"""What the Megatron-Core learner takes. Anything else is refused by the name of the setting or of the part."""
+"""Checks for the Megatron-Core learner. Unsupported settings and parts of a model raise an error with their name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FIELD = "train.learner"
 
 
 def check(model: ModelConfig, config: OptimConfig, degrees: Degrees | None = None) -> None:
-    """Pure: nothing of Megatron-Core is needed for it."""
+    """Raises if the job is not supported. Pure: it does not need Megatron-Core."""
     odd = next(_unlike_llama(model), None)
     if odd is not None:
         raise ConfigError(

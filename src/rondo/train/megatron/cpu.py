@@ -1,4 +1,4 @@
-"""Megatron-Core where there is no CUDA device: it asks CUDA for the device that its tensors go to."""
+"""Megatron-Core without a CUDA device: it requests the device of its tensors from CUDA."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 
 def without_cuda() -> None:
-    """Answers "cpu" in CUDA's place, for this process."""
+    """Makes CUDA's current device "cpu", for this process."""
     if not torch.cuda.is_available():
         torch.cuda.current_device = _cpu  # type: ignore[assignment]
 

@@ -1,4 +1,4 @@
-"""What ranks owe each other of a step's gradients, and their norm."""
+"""Reduction of a step's gradients over ranks, and their norm."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from rondo.parallel.ranks.mesh import Mesh
 
 dist: Any = torch.distributed
-"""Its types are incomplete."""
+"""torch.distributed as Any: its types are incomplete."""
 OF_OWN_HEADS = ("q_layernorm.weight", "k_layernorm.weight")
-"""All tp ranks have these weights, but see the gradients of their own heads alone."""
+"""Weights replicated over tp, with gradients of a rank's own heads only."""
 
 
 @torch.no_grad()
 def add_up(part: MegatronShard, mesh: Mesh | None) -> None:
-    """Over the ranks that had other heads, or other rows."""
+    """Sums gradients over ranks with other heads or other rows."""
     if mesh is None:
         return
     for name, parameter in part.parameters.items():
@@ -34,7 +34,7 @@ def add_up(part: MegatronShard, mesh: Mesh | None) -> None:
 
 
 def clip(part: MegatronShard, limit: float) -> float:
-    """Scales the gradients down to a norm of at most `limit` (0: only measures); returns the norm before."""
+    """Scales the gradients down to a norm of at most `limit` (0: no scaling); returns the norm before."""
     elsewhere = {id(parameter) for parameter in part.counted_elsewhere}
     found = {id(p): p.grad for p in part.parameters.values() if p.grad is not None}
     counted = [gradient for parameter, gradient in found.items() if parameter not in elsewhere]

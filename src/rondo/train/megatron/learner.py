@@ -1,5 +1,6 @@
-"""The learner's verbs over Megatron-Core's layers. What they read and write is in our names and forms, so that files
-and receivers of weights do not know which learner it was."""
+"""The learner's interface over Megatron-Core's layers. Its inputs and outputs have the native names and shapes, so that
+files and receivers of weights do not depend on the learner.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
 class MegatronLearner(Learner):
     def __init__(self, model: Decoder, config: OptimConfig, mesh: Mesh | None = None) -> None:
-        """Copies this rank's part of the model, and keeps no more of it than its shape."""
+        """Copies this rank's part of the model, and retains only the model's shape."""
         if adapter_of(model) is not None:
             raise ConfigError(
                 f"{FIELD}: megatron trains whole weights, and the model has an adapter. Use native.",
@@ -70,7 +71,9 @@ class MegatronLearner(Learner):
         return clip(self._part, self.config.clip)
 
     def shards(self) -> Iterator[tuple[str, Tensor]]:
-        """As the native learner's, on every rank. What Megatron-Core fuses across groups of heads is copied."""
+        """As in the native learner, on every rank. Tensors that Megatron-Core fuses across groups of heads are
+        copied.
+        """
         parts = self._part.apart(self._part.parameters)
         for slot in self.model.slots():
             names = [piece.param for piece in slot.pieces]
@@ -78,7 +81,7 @@ class MegatronLearner(Learner):
             yield tensor.name, tensor.make()
 
     def whole(self) -> Decoder:
-        """All ranks take part, and the first has it, in host memory."""
+        """The model in the first rank's host memory; all ranks must take part."""
         model = models.build(self.model.config).to(self.model.dtype)
         weights = self._gathered(self._part.parameters)
         if weights:
@@ -95,7 +98,7 @@ class MegatronLearner(Learner):
         raise ConfigError(f"{FIELD}: the megatron learner does not support offload. Use native.", param=FIELD)
 
     def states(self) -> dict[str, Tensor]:
-        """As the native learner's."""
+        """As in the native learner."""
         found = {
             prefix + name: self._part.placed(name, own)
             for prefix, tensors in self._kept().items()
@@ -104,7 +107,7 @@ class MegatronLearner(Learner):
         return found | random_states(self._rank, self.device)
 
     def load(self, folder: str | Path, step: int) -> None:
-        """What either learner has saved, on any number of ranks; in place."""
+        """Loads a checkpoint of either learner, from any number of ranks, in place."""
         reader = dcp.Reader(str(folder))
         stored = reader.stored()
         self._check(folder, stored)
@@ -118,7 +121,7 @@ class MegatronLearner(Learner):
         self.step = step
 
     def _kept(self) -> dict[str, dict[str, Tensor]]:
-        """What a checkpoint has of parameters: by the beginning of its names, then by Megatron-Core's names."""
+        """Tensors of parameters in a checkpoint: by prefix of the name, then by Megatron-Core's names."""
         found = defaultdict[str, dict[str, Tensor]](dict)
         for name, parameter in self._part.parameters.items():
             found[MODEL][name] = parameter.detach()
@@ -129,7 +132,7 @@ class MegatronLearner(Learner):
         return found
 
     def _make_room(self, stored: Mapping[str, TensorMeta]) -> None:
-        """For what is stored of the optimizer."""
+        """Replaces the optimizer's state by empty tensors like the stored ones."""
         self.optimizer.state.clear()
         for fused in self._part.table:
             parameter = self._part.parameters[fused.name]
@@ -141,7 +144,7 @@ class MegatronLearner(Learner):
                     self.optimizer.state[parameter][key] = made
 
     def _gathered(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """By our names, whole, in the host memory of the first rank."""
+        """Whole tensors by native names, in the first rank's host memory."""
         parts = self._part.apart(tensors)
         gathered = self._part.gathered(parts, parts)
         return {name: tensor.cpu().contiguous() for name, tensor in gathered if self._first}

@@ -1,4 +1,4 @@
-"""A rank's part of a decoder as a GPTModel of Megatron-Core, and the way back."""
+"""A rank's part of a decoder as a GPTModel of Megatron-Core, and the conversion back."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from rondo.parallel.ranks.mesh import Mesh
 
 dist: Any = torch.distributed
-"""Its types are incomplete."""
+"""torch.distributed as Any: its types are incomplete."""
 
 
 class MegatronShard:
-    """Its parameters have Megatron-Core's names and forms; `apart` and `fill` read and write them by ours."""
+    """Parameters with Megatron-Core's names and shapes; `apart` and `fill` convert from and to the native ones."""
 
     def __init__(self, model: Decoder, mesh: Mesh | None = None) -> None:
         self.device = model.device if mesh is None else mesh.device
@@ -47,20 +47,20 @@ class MegatronShard:
 
     @property
     def vocabulary(self) -> slice:
-        """Which tokens this rank has logits of."""
+        """Range of tokens for which this rank has logits."""
         cut = self._split.vocabulary
         return slice(cut.start, cut.stop)
 
     @property
     def counted_elsewhere(self) -> list[Tensor]:
-        """What every tp rank has all of, but on the first."""
+        """Parameters replicated over tp, on all ranks but the first."""
         if self.rank == 0:
             return []
         whole = (fused for fused in self.table if self._split.cuts.keys().isdisjoint(fused.ours))
         return [self.parameters[fused.name] for fused in whole]
 
     def apart(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What is kept of each parameter, by Megatron-Core's names -> this rank's part, by our names."""
+        """Splits tensors by Megatron-Core's names into this rank's parts by native names."""
         found: dict[str, Tensor] = {}
         for fused in self.table:
             if fused.name in tensors:
@@ -69,12 +69,12 @@ class MegatronShard:
 
     @torch.no_grad()
     def fill(self, tensors: Mapping[str, Tensor], parts: Mapping[str, Tensor]) -> None:
-        """The inverse, in place."""
+        """Inverse of `apart`, in place."""
         for fused in self.table:
             fused.fill(tensors[fused.name], parts)
 
     def placed(self, name: str, own: Tensor) -> Tensor:
-        """This rank's part of a tensor, which knows where in the whole it lies."""
+        """This rank's part of a tensor as a DTensor, with its offset in the whole."""
         cut = self._split.cuts.get(name)
         if cut is None or self._over is None or not own.ndim:
             return own
@@ -88,7 +88,7 @@ class MegatronShard:
         )
 
     def gathered(self, parts: Mapping[str, Tensor], names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
-        """The ranks' parts put together, one at a time; all ranks ask for the same ones."""
+        """Gathers the ranks' parts, one tensor at a time; all ranks must pass the same names."""
         for name in names:
             yield name, self._gather(name, parts[name])
 
@@ -105,7 +105,9 @@ class MegatronShard:
 
 
 def _start(tp: int, device: torch.device) -> None:
-    """Megatron-Core's groups, once a process. Nothing is random: there is no dropout, and weights are given."""
+    """Creates Megatron-Core's process groups once per process. Nothing is random: there is no dropout, and weights are
+    copied.
+    """
     from megatron.core import parallel_state
     from megatron.core.tensor_parallel.random import initialize_rng_tracker
 
@@ -153,7 +155,7 @@ def _gpt(model: ModelConfig, tp: int, vocabulary: int, dtype: torch.dtype) -> nn
         pipeline_dtype=dtype,
         bf16=dtype == torch.bfloat16,
         perform_initialization=False,
-        # These need compiled extensions of NVIDIA's.
+        # These require NVIDIA's compiled extensions.
         bias_dropout_fusion=False,
         masked_softmax_fusion=False,
         gradient_accumulation_fusion=False,

@@ -24,7 +24,7 @@ from rondo.train.megatron.samples import samples_of
 
 
 class MegatronPasses:
-    """Ranks of dp do not meet in a pass, and may have different numbers of rows."""
+    """Passes in which dp ranks do not communicate, and may have different numbers of rows."""
 
     def __init__(self, part: MegatronShard, model: ModelConfig) -> None:
         rope = model.layers[0].attention.rope
@@ -44,7 +44,7 @@ class MegatronPasses:
         temperature: float,
         done: Callable[[LossOutput], None],
     ) -> None:
-        """Adds the gradient of the losses' sum over `valid`; each row's output is told to `done`."""
+        """Adds the gradient of the sum of losses, divided by `valid`; `done` is called with each row's output."""
         for row in rows:
             scored = self._scored(row, temperature, needs_entropy(loss))
             output = loss(predictions(row, scored, self._part.device))
@@ -57,12 +57,12 @@ class MegatronPasses:
 
     @torch.no_grad()
     def measure(self, rows: Sequence[PackedRow], loss: Loss, done: Callable[[LossOutput], None]) -> None:
-        """The outputs of the losses, and no gradient."""
+        """Calls `done` with the loss's output of each row, without gradients."""
         for row in rows:
             done(loss(predictions(row, self._scored(row, 1.0, needs_entropy(loss)), self._part.device)))
 
     def _scored(self, row: PackedRow, temperature: float, entropy: bool) -> Tensor:
-        """Only what is predicted from goes through the head."""
+        """Log-probabilities of the predictions; only tokens that predict pass through the head."""
         samples = samples_of(row)
         rows, where = np.unique(samples.places[row.where], return_inverse=True)
         hidden = take(self._hidden(samples.tokens, samples.positions, samples.seen), self._placed(rows))
@@ -72,7 +72,7 @@ class MegatronPasses:
         return self._score(logits, self._placed(row.targets), temperature, entropy)
 
     def _hidden(self, tokens: Any, positions: Any, seen: Any) -> Tensor:
-        """[B, S] -> [B * S, H]. Megatron-Core has the sequence first."""
+        """[B, S] -> [B * S, H]. Megatron-Core has the sequence as the first axis."""
         angles = rope_angles(self._rope, self._placed(positions.T.reshape(-1)))
         angles = angles.view(*positions.T.shape, 1, -1)
         hidden = self._gpt.embedding(input_ids=self._placed(tokens), position_ids=None)
@@ -85,7 +85,7 @@ class MegatronPasses:
         return flat
 
     def _score(self, logits: Tensor, targets: Tensor, temperature: float, entropy: bool) -> Tensor:
-        """Padding of the vocabulary takes no part."""
+        """Log-probabilities without the padding of the vocabulary."""
         group, own = self._part.group, self._part.vocabulary
         logits = logits[:, : own.stop - own.start]
         if group is None:

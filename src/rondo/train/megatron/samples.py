@@ -1,7 +1,7 @@
-"""A packed row as samples of one length, which is the form that Megatron-Core's own attention takes. Pure arithmetic.
+"""A packed row as samples of equal length, which is the input format of Megatron-Core's own attention. Pure arithmetic.
 
-Documents stay next to each other: a sample has room for the longest tree of the row, and holds as many as fit. Each
-token keeps its position, and a mask says what it sees, so nothing is approximated.
+Documents are packed: a sample is as long as the longest tree of the row, and holds as many trees as fit. Tokens retain
+their positions, and a mask restricts attention, so nothing is approximated.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from rondo.data.batching.packing import Ints, PackedRow, plan_rows
 
 @dataclass(frozen=True)
 class Samples:
-    """`tokens` and `positions` are [B, S]; `seen` [B, S, S] says which keys a query sees; the row's token i is at
-    `places[i]` of the flattened [B, S]. Tokens that fill a sample up see themselves alone, and nobody sees them."""
+    """`tokens` and `positions` are [B, S]; `seen` [B, S, S] is the mask of visible keys of each query; the row's token
+    i is at `places[i]` of the flattened [B, S]. Padding tokens attend to themselves only, and no other token attends to
+    them.
+    """
 
     tokens: Ints
     positions: Ints
@@ -36,7 +38,9 @@ def samples_of(row: PackedRow) -> Samples:
 
 
 def _places(row: PackedRow) -> tuple[Ints, tuple[int, int]]:
-    """A segment is put behind those of its tree that come before it, and trees into samples as documents into rows."""
+    """Places each segment behind the earlier ones of its tree, and packs trees into samples like documents into
+    rows.
+    """
     lengths = np.diff(row.cu_seqlens).tolist()
     tree_of, sizes, behind = list[int](), list[int](), list[int]()
     for parent, length in zip(row.parents, lengths):
@@ -67,7 +71,9 @@ def _spread(values: Ints, places: Ints, shape: tuple[int, int]) -> Ints:
 
 
 def _seen(row: PackedRow, places: Ints, shape: tuple[int, int]) -> NDArray[np.bool_]:
-    """A segment sees of its parent, and of whatever that continues, what comes before its own first position."""
+    """Attention mask. A segment attends to those keys of its parent and further ancestors that precede its own first
+    position.
+    """
     samples, size = shape
     seen = np.broadcast_to(np.eye(size, dtype=bool), (samples, size, size)).copy()
     starts, lengths = row.cu_seqlens[:-1], np.diff(row.cu_seqlens).tolist()

@@ -1,6 +1,8 @@
-"""Where the parameters of a rank's part of a model lie in those of Megatron-Core's, which fuses some. Both ways.
+"""Mapping between the parameters of a rank's part of a model and Megatron-Core's, some of which are fused; in both
+directions.
 
-Which rows and columns a rank has, `parallel/split` says: Megatron-Core cuts heads, neurons and vocabulary as it does.
+The rank's rows and columns are determined by `parallel/split`: Megatron-Core splits heads, neurons and vocabulary in
+the same way.
 """
 
 from __future__ import annotations
@@ -15,8 +17,9 @@ from rondo.models.architecture import Dense, Gqa, ModelConfig
 
 @dataclass(frozen=True)
 class Fused:
-    """One parameter of Megatron-Core's: in each of `groups` there are `rows[i]` rows of `ours[i]`, one below another,
-    and then `padding` that is nobody's."""
+    """A parameter of Megatron-Core: each of `groups` has `rows[i]` rows of the native `ours[i]`, one below another,
+    followed by unused `padding`.
+    """
 
     name: str
     ours: tuple[str, ...]
@@ -25,13 +28,13 @@ class Fused:
     padding: int = 0
 
     def apart(self, fused: Tensor) -> dict[str, Tensor]:
-        """Ours, as views where they lie in one group, else as copies. A number is that of each of them."""
+        """Native parameters, as views if they are in one group, else as copies. A scalar is copied to each of them."""
         if not fused.ndim:
             return {name: fused.clone() for name in self.ours}
         return {name: part.flatten(0, 1) for name, part in self._parts(fused)}
 
     def fill(self, fused: Tensor, ours: Mapping[str, Tensor]) -> None:
-        """In place; padding becomes 0."""
+        """Fills the fused parameter in place; padding is set to 0."""
         if not fused.ndim:
             fused.copy_(ours[self.ours[0]])
             return
@@ -51,7 +54,9 @@ def _grouped(tensor: Tensor, groups: int) -> Tensor:
 
 
 def table(config: ModelConfig, vocabulary: int) -> list[Fused]:
-    """Of a rank whose own model is `config` and who has `vocabulary` rows of the embedding, padding included."""
+    """Fused parameters of a rank whose own model is `config`, with `vocabulary` rows of the embedding, including
+    padding.
+    """
     hidden, words, padding = config.hidden_size, config.vocab_size, vocabulary - config.vocab_size
     found = [Fused("embedding.word_embeddings.weight", ("embed.weight",), (words,), padding=padding)]
     for i in range(len(config.layers)):

@@ -1,4 +1,4 @@
-"""Where a step's time goes."""
+"""Durations of the phases of a step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 class PhaseTimer:
-    """Seconds by phase, added up until they are taken. On a GPU a phase ends when its work is done there."""
+    """Seconds by phase, accumulated until `take`. On a GPU a phase ends once its work on the device is complete."""
 
     def __init__(self, device: torch.device | None = None) -> None:
         self._device = device if device is not None and device.type == "cuda" else None
@@ -25,7 +25,7 @@ class PhaseTimer:
         self._phases[phase] = self._phases.get(phase, 0.0) + time.perf_counter() - begin
 
     def take(self) -> dict[str, float]:
-        """What has been added up, in the order in which phases began; the next step begins at zero."""
+        """Returns the accumulated seconds, in the order of the phases' first start, and resets them."""
         phases, self._phases = self._phases, {}
         return phases
 

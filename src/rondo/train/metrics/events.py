@@ -1,4 +1,4 @@
-"""TensorBoard's event files, written without TensorBoard: scalars alone, which take two message types of protobuf.
+"""TensorBoard event files, written without TensorBoard: scalars only, which need two message types of protobuf.
 
 A file is a list of records: the length, its checksum, the event, its checksum. An event is a message with a time, a
 step and a summary, which is a list of tags with a value each.
@@ -18,8 +18,9 @@ VERSION = b"brain.Event:2"
 
 
 class EventFile:
-    """One for each process that works on a job. What other files of the folder hold from its first step on does not
-    count any more: those steps are done again."""
+    """One file for each process of a job. It invalidates entries of earlier files from its own first step on: those
+    steps are repeated.
+    """
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -84,7 +85,7 @@ def crc32c(data: bytes) -> int:
 
 
 def _checksum(data: bytes) -> bytes:
-    """Rotated and shifted: a checksum of data that has checksums in it would be a weak one."""
+    """Masked CRC, rotated and shifted, because a plain CRC is weak for data that contains checksums."""
     crc = crc32c(data)
     return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
 

@@ -1,4 +1,4 @@
-"""Losses and gradients that are not finite, and spikes of the gradient's norm: what is one, and what comes of it."""
+"""Non-finite losses and gradients, and spikes of the gradient norm: detection and reaction."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from rondo.train.config import TrainConfig
 
 WINDOW = 64
 FEWEST = 16
-"""Norms that must be known before one can be a spike."""
+"""Number of norms required before one can count as a spike."""
 
 
 class Diverged(RondoError):
-    """Training cannot go on as it is."""
+    """Training cannot continue."""
 
 
 @dataclass
 class Faults:
-    """All ranks see the same losses and norms, and so come to the same end. Its state goes into checkpoints."""
+    """Fault detection. All ranks have equal losses and norms, so they decide alike. Checkpoints contain its state."""
 
     config: TrainConfig
     norms: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
     skipped: int = 0
-    """In a row."""
+    """Number of consecutive skipped batches."""
     gone_back: int = 0
 
     def judge(self, loss: float, norm: float) -> str | None:
-        """What is wrong with a step whose gradients are there and not yet used."""
+        """Reason to reject a step, before its gradients are used; None if the step is accepted."""
         if not math.isfinite(loss):
             return f"the loss is {loss}"
         if not math.isfinite(norm):
@@ -45,7 +45,7 @@ class Faults:
         return None
 
     def goes_back(self, step: int, reason: str) -> bool:
-        """Whether to go back to the last checkpoint; otherwise the batch is left out. Raises where enough is enough."""
+        """Whether to roll back to the last checkpoint; otherwise the batch is skipped. Raises after too many faults."""
         do, most = self.config.on_nan, self.config.most_faults
         if do == "skip":
             self.skipped += 1
@@ -67,7 +67,7 @@ class Faults:
         return {"norms": list(self.norms), "skipped": self.skipped, "gone_back": self.gone_back}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Going back counts on, even after a checkpoint of before."""
+        """Restores the state. The count of roll-backs does not decrease, even if the checkpoint is older."""
         self.norms = deque(state["norms"], WINDOW)
         self.skipped = state["skipped"]
         self.gone_back = max(self.gone_back, state["gone_back"])

@@ -1,8 +1,8 @@
-"""How many operations a training step takes by the model's shape and its rows' documents: a closed form.
+"""Number of operations of a training step from the model's shape and the rows' documents, in closed form.
 
-What multiplies is counted, twice a multiplication, on the way forward and for both gradients of the way back; what is
-computed a second time to save memory is not. Attention is counted in two ways that are both in use: in full, every
-token with all of its document (of a layer's window at most), and as the causal mask leaves it.
+Matrix products are counted, with two operations per multiplication, in the forward pass and for both gradients of the
+backward pass; recomputation is not counted. Attention is counted by both conventions in use: in full, with every token
+attending to all of its document (up to the layer's window), and under the causal mask.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from rondo.models.decoder import Decoder
 
 @dataclass(frozen=True)
 class RowFlops:
-    """Of some rows: tokens that go in, and the operations that all of them take, attention counted in full or not."""
+    """Input tokens of some rows, and the operations for all of them, with attention in full or under the causal
+    mask.
+    """
 
     tokens: float
     full: float
@@ -29,7 +31,7 @@ class RowFlops:
 
 
 class Flops:
-    """Of training a model; with an adapter on, of training the adapter, whose base has no gradients of its own."""
+    """Operations of training a model, or of training an adapter, whose base has no gradients of weights."""
 
     def __init__(self, model: Decoder) -> None:
         config = model.config
@@ -48,7 +50,9 @@ class Flops:
         )
 
     def _of_row(self, row: PackedRow) -> RowFlops:
-        """In the last layer only the rows that something is predicted from go on after attention, and to the head."""
+        """Operations of a row. In the last layer only the rows that predict are computed after attention, and in the
+        head.
+        """
         tokens, read = len(row.tokens), len(np.unique(row.where))
         *before, last = self._layers
         met = tokens * (sum(each.into + each.after for each in before) + last.into)
@@ -66,8 +70,9 @@ class Flops:
 
 @dataclass(frozen=True)
 class _Cost:
-    """Of one layer: the weights that a token meets until attention and after it, and what a pair of a query and a key
-    multiplies, all heads: for its score, and to sum up the value."""
+    """Costs of a layer: weights per token before and after attention, and multiplications per pair of query and key in
+    all heads, for the score and for the weighted value.
+    """
 
     into: int
     after: int
@@ -99,15 +104,16 @@ def _mlp(part: Dense | Moe, hidden: int) -> int:
 
 
 def _pairs(begins: NDArray[np.int64], ends: NDArray[np.int64], window: int | None) -> tuple[float, float]:
-    """Of segments that begin and end at these positions, whatever came before: queries and keys in full, and those that
-    the mask leaves."""
+    """Numbers of query-key pairs of segments between these positions, whose prefixes are visible: in full, and under
+    the causal mask.
+    """
     wide = int(ends.max()) if window is None else window
     full = float(((ends - begins) * np.minimum(ends, wide)).sum())
     return full, float((_seen(ends, wide) - _seen(begins, wide)).sum())
 
 
 def _seen(count: NDArray[np.int64], window: int) -> NDArray[np.int64]:
-    """By the first `count` tokens of a document, all together."""
+    """Number of pairs for the first `count` tokens of a document together."""
     growing = np.minimum(count, window)
     seen: NDArray[np.int64] = growing * (growing + 1) // 2 + (count - growing) * window
     return seen

@@ -1,4 +1,4 @@
-"""How much memory a rank has, and had at most."""
+"""Present and peak memory of a rank."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ STATUS = Path("/proc/self/status")
 
 
 def memory_of(device: torch.device) -> dict[str, float]:
-    """Bytes. On a GPU those of tensors and those that were asked of the driver; else what is resident of the process.
-    Empty where the system does not say."""
+    """Memory in bytes: on a GPU, allocated by tensors and reserved from the driver; otherwise, resident memory of the
+    process. Empty if the system does not report it.
+    """
     if device.type == "cuda":
         stats = torch.cuda.memory_stats(device)
         return {

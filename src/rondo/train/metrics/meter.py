@@ -1,4 +1,4 @@
-"""A step's figures: rates, shares of the peak, where its time went, memory."""
+"""Metrics of a step: throughput, MFU, durations of phases, memory."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 STEP = ("load", "forward_backward", "optimizer")
-"""The phases that a step is made of; others, such as a checkpoint, come between two steps."""
+"""Phases of a step; other phases, such as a checkpoint, are between two steps."""
 
 
 class Meter:
-    """Tokens and operations are those of all ranks, times and memory this one's."""
+    """Tokens and operations are sums over all ranks; times and memory are this rank's."""
 
     def __init__(self, learner: Learner, peak: float = 0.0) -> None:
-        """`peak` in Tflop/s of one device, where it is to be told."""
+        """`peak` is the peak of one device in Tflop/s, if configured."""
         model = learner.model
         self.clock = PhaseTimer(learner.device)
         self._learner = learner
@@ -41,7 +41,9 @@ class Meter:
             )
 
     def step(self, rows: Sequence[PackedRow]) -> Metrics:
-        """What the clock and `rows`, this rank's of the step, come to. A checkpoint's time is the next step's."""
+        """Metrics from the clock and from this rank's `rows` of the step. A checkpoint's time is part of the next
+        step.
+        """
         phases = self.clock.take()
         seconds = sum(phases.get(phase, 0.0) for phase in STEP)
         found = {"seconds": seconds, **self._rates(rows, seconds)}

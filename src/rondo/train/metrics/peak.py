@@ -1,4 +1,4 @@
-"""What a device could multiply, which `mfu` is a share of."""
+"""Peak operations per second of a device, the basis of MFU."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from rondo.ops.measure.limits import measure_flops
 from rondo.plan.cost.cluster import gpu_called
 
 BUDGET = 0.3
-"""Seconds of measuring a CPU."""
+"""Duration of the measurement on a CPU, in seconds."""
 PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 @dataclass(frozen=True)
 class Peak:
-    """Operations a second of one rank's device, and the type of the numbers that it multiplies."""
+    """Operations per second of one rank's device, and the type of the multiplied numbers."""
 
     flops: float
     precision: str
 
 
 def peak_of(device: torch.device, dtype: torch.dtype, told: float = 0.0) -> Peak | None:
-    """`told` in Tflop/s; else a card's as its maker states it, by its name, and a CPU's as measured. None where it is
-    not known."""
+    """Peak of a device: `told` in Tflop/s, or else the data sheet value for a GPU's name, or the measured value for a
+    CPU. None if unknown.
+    """
     precision = PRECISIONS.get(dtype, "fp32")
     if told:
         return Peak(told * 1e12, precision)
@@ -41,6 +42,6 @@ def peak_of(device: torch.device, dtype: torch.dtype, told: float = 0.0) -> Peak
 
 @functools.cache
 def _of_cpu(precision: str, threads: int) -> Peak:
-    """Of products in registers, with the threads at hand: of such numbers, or of floats made of them."""
+    """Peak for products in registers with the available threads, in this type or in fp32."""
     kinds = {"fp32", precision} & {"fp32", "bf16"}
     return Peak(max(measure_flops(kind, BUDGET / len(kinds)) for kind in kinds), precision)

@@ -1,6 +1,6 @@
-"""A look into some steps of a job: what ran when, what took how long, and what memory went to.
+"""Profile of some steps of a job: timeline, durations and memory.
 
-Which steps is said before (`train.profile`) or by a signal to a process of the job while it runs.
+The steps are set in advance (`train.profile`) or requested by a signal to a running process of the job.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ log = get_logger(__name__)
 
 SIGNAL = signal.SIGUSR1
 STEPS = 3
-"""How many steps a signal asks for."""
+"""Number of steps to profile after a signal."""
 ROWS = 60
 _dump_snapshot: Any = torch.cuda.memory._dump_snapshot
 HISTORY = 100_000
-"""The most allocations and releases of a GPU's memory that are kept."""
+"""Limit of recorded allocations and releases of GPU memory."""
 
 
 class Profiler:
-    """Told of each step when it has ended, and so when the next one begins."""
+    """Profiler whose `log` is called at the end of each step, and so at the start of the next one."""
 
     def __init__(self, folder: Path, device: torch.device, steps: str = "", rank: int = 0) -> None:
         """`steps` such as 12 or 10-12; without them it waits for the signal."""
@@ -68,7 +68,7 @@ class Profiler:
         self._asked = True
 
     def _start(self) -> None:
-        # What its library says of itself goes past Python, into the middle of a live terminal.
+        # The log of torch's profiler library bypasses Python, and would disturb a live terminal.
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         activities = [ProfilerActivity.CPU]
         if self._device.type == "cuda":
@@ -86,7 +86,7 @@ class Profiler:
         return ended
 
     def _finish(self, step: int) -> None:
-        """A job that went on from a later step has not seen the ones that were asked for."""
+        """Writes the profile. A job that resumed after the requested steps has not recorded them."""
         if step > self._last:
             self._stop()
             return
@@ -113,7 +113,7 @@ def _name(first: int, last: int) -> str:
 
 
 def _tensors(step: int) -> str:
-    """What is held between two steps: weights, optimizer's states, what else somebody kept."""
+    """Table of the tensors held between two steps: weights, optimizer states and others."""
     alike = Counter[tuple[str, str, str, int]]()
     for found in gc.get_objects():
         if issubclass(type(found), torch.Tensor):
@@ -133,7 +133,7 @@ def _tensors(step: int) -> str:
 
 
 def _table(ended: profile, order: str, device: torch.device) -> str:
-    """Operations by shape, those first that took the most by themselves."""
+    """Table of operations by shape, sorted by their own cost in descending order."""
     where = "cuda" if device.type == "cuda" else "cpu"
     key = {
         ("time", "cpu"): "self_cpu_time_total",

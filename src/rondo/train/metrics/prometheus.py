@@ -1,4 +1,4 @@
-"""A job's metrics for Prometheus: at a port of its process while it runs, and in a file of its folder when it ends."""
+"""A job's metrics for Prometheus: at a port of its process while it runs, and in a file of its folder at the end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOTALS = {
     "input_tokens": "Tokens that went in, of all ranks.",
     "flops": "Operations by the model's shape, attention counted in full.",
 }
-"""Those that are added up; the others are as the last step had them."""
+"""Metrics exported as counters; the others are gauges with the value of the last step."""
 
 
 class Prometheus:
@@ -79,7 +79,9 @@ class _Server(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Prometheus's own text, whatever was asked for: in OpenMetrics the library writes colons as underscores."""
+    """Handler that always returns Prometheus's text format: in OpenMetrics the library replaces colons by
+    underscores.
+    """
 
     server: _Server
     timeout = 30
@@ -96,7 +98,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(text)
 
     def log_message(self, format: str, *values: object) -> None:
-        """Who scrapes is nobody's news."""
+        """Scrapes are not logged."""
 
 
 def _full(section: str, name: str) -> str:

@@ -1,4 +1,4 @@
-"""Where a job's metrics go beside its own `metrics.jsonl`, and what else follows its steps."""
+"""Metric loggers of a job besides its own `metrics.jsonl`, and the profiler."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ def telling(
     profile: str = "",
     section: str = "train",
 ) -> Iterator[OnStep]:
-    """What is to be told of each step, on every rank of a job; the first one tells others. Nothing is imported for what
-    is not asked for. `section` is the config's, and in the names that Prometheus knows."""
+    """Yields the callback for each step, on every rank of a job; only the first rank forwards metrics. Libraries of
+    unused loggers are not imported. `section` is the config's section, and part of Prometheus's names.
+    """
     opened = list[Sink]()
 
     def tell(step: int, metrics: dict[str, float]) -> None:

@@ -1,5 +1,6 @@
-"""Which rank is slower than the others. Ranks wait for each other in every step, so a step's time does not tell: each
-does the same small work by itself, and says how long it took, and how long it waited for its data."""
+"""Detection of straggling ranks. Ranks wait for each other in every step, so step times are equal: instead, each rank
+times the same small computation by itself, and reports it together with its wait for data.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ import torch
 from rondo.parallel.ranks.crew import RankSupervisor
 
 SLOW = 1.5
-"""Times the median."""
+"""Multiple of the median from which a rank counts as slow."""
 REPEATS = 3
 
 
@@ -22,13 +23,13 @@ class Pace:
     rank: int
     host: str
     work: float
-    """Seconds of the fastest of a few."""
+    """Seconds of the fastest measurement."""
     load: float
-    """Seconds a step."""
+    """Seconds per step."""
 
 
 def slow(paces: Sequence[Pace], step_seconds: float) -> list[str]:
-    """What to say of those that hold up the others."""
+    """Warnings about the stragglers."""
     work, load = (
         statistics.median(values) for values in zip(*((p.work, p.load) for p in paces), strict=True)
     )
@@ -57,7 +58,7 @@ def measure(device: torch.device) -> float:
 
 
 def look(crew: RankSupervisor, device: torch.device, load: float, step_seconds: float) -> list[str]:
-    """All ranks do this at the same step."""
-    crew.said_by_all(None)  # so that all measure at once
+    """Warnings about stragglers; all ranks must call this at the same step."""
+    crew.said_by_all(None)  # barrier, so that all ranks measure at the same time
     own = Pace(crew.world.rank, crew.host, measure(device), load)
     return slow(crew.said_by_all(own), step_seconds)

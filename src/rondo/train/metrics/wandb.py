@@ -1,4 +1,4 @@
-"""Weights & Biases: a job is a run of the same name, which goes on where the job does."""
+"""Weights & Biases: a job is a run of the same name, which continues if the job resumes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Wandb:
                 "WANDB_MODE=offline to log to local files only.",
                 param=f"{section}.metrics.wandb",
             ) from error
-        # Steps that are done again after a crash are below the run's own count, which only goes up.
+        # Steps repeated after a crash are below the run's own counter, which only increases.
         self._run.define_metric("*", step_metric="step")
 
     def log(self, step: int, values: Mapping[str, float]) -> None:

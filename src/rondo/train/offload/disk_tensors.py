@@ -1,4 +1,4 @@
-"""Memory that is a file's: tensors which wait on a disk and are brought in and written back when somebody says so."""
+"""Tensors in memory-mapped files: they stay on disk, and are read and written back on request."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from torch import Tensor
 
 from rondo.base.storage.files import storage_error
 
-_POPULATE_READ, _DONTNEED, _WILLNEED = 22, 4, 3  # of Linux's madvise
-_SYNC = 4  # of msync
+_POPULATE_READ, _DONTNEED, _WILLNEED = 22, 4, 3  # constants of Linux's madvise
+_SYNC = 4  # constant of msync
 _libc = ctypes.CDLL(None, use_errno=True)
 PAGE = mmap.PAGESIZE
 
 
 class DiskTensorPool:
-    """One file, which has no name: whatever ends the process, nothing is left behind, and nothing is read by the next.
-    Room is taken on the disk before a tensor is placed, so that a full disk is an error there and nowhere else."""
+    """Pool of tensors in one unnamed file: no data remains after the process ends, however it ends, and none is reused.
+    Disk space is allocated before a tensor is placed, so that a full disk is an error there only.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -35,7 +36,7 @@ class DiskTensorPool:
         self._maps: dict[int, mmap.mmap] = {}
 
     def place(self, x: Tensor) -> Tensor:
-        """The same numbers in the file's memory. A rank's part of a small tensor may be empty."""
+        """Copies a tensor into the file's memory. A rank's part of a small tensor may be empty."""
         if not x.numel():
             return x
         size = -(-max(x.nbytes, 1) // PAGE) * PAGE
@@ -58,13 +59,13 @@ class DiskTensorPool:
         return self._end
 
     def bring(self, tensors: Iterable[Tensor]) -> None:
-        """Reads them from the disk, as far as memory has them not."""
+        """Reads tensors from disk, unless they are in memory."""
         for x in self._own(tensors):
             if _libc.madvise(*_span(x), _POPULATE_READ):  # Linux before 5.14
                 _libc.madvise(*_span(x), _WILLNEED)
 
     def let_go(self, tensors: Iterable[Tensor]) -> None:
-        """Writes what has changed; from then on their memory may be taken for something else."""
+        """Writes changes to disk; afterwards the kernel may reclaim the memory."""
         for x in self._own(tensors):
             _libc.msync(*_span(x), _SYNC)
             _libc.madvise(*_span(x), _DONTNEED)

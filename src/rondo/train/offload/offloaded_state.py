@@ -1,4 +1,4 @@
-"""A learner that gives its device back for a while, and gets it again with the same bits."""
+"""A learner that frees its device for a while, and later continues with bitwise equal state."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ HOST = "host"
 
 
 class OffloadedState:
-    """Made when the learner goes; `back` when it comes again."""
+    """State of an offloaded learner. The constructor offloads it, and `back` restores it."""
 
     def __init__(self, learner: Learner, to: str, weights: bool) -> None:
-        """`to` is "host", a GPU's, or a folder. Without `weights` only what the optimizer keeps goes."""
+        """`to` is "host", for a GPU's learner, or a folder. Without `weights` only the optimizer's state and averages
+        are offloaded.
+        """
         _check(learner, to, weights)
         self._device = learner.model.device
         self._shelf = None if to == HOST else DiskTensorPool(path_of(to, "to"))
@@ -52,7 +54,7 @@ class OffloadedState:
 
 @dataclass(frozen=True)
 class _Entry:
-    """A tensor in a table."""
+    """A tensor in a dict."""
 
     table: MutableMapping[str, Any]
     key: str
@@ -87,7 +89,7 @@ def _states(learner: Learner) -> Iterator[_Entry]:
 
 
 def _weights(learner: Learner) -> Iterator[_Weight]:
-    """Each once: a working copy may share some with its model."""
+    """Each parameter once: a working copy may share some with its model."""
     models = {id(model): model for model in (learner.model, learner.computing)}
     found = {id(p): p for model in models.values() for p in model.parameters()}
     return map(_Weight, found.values())

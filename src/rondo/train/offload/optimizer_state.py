@@ -1,8 +1,8 @@
-"""The optimizer's state away from where the model is: on a disk, or in the host's memory beside a GPU.
+"""Offloading of the optimizer's state: to a disk, or to host memory beside a GPU.
 
-A step goes through the parameters in blocks. While one is updated the next one's state is on its way in and the last
-one's on its way out. What an optimizer does to a parameter does not depend on the others, so the numbers are those of
-a state that stayed.
+A step processes the parameters in blocks. While one block is updated, the state of the next one is read, and the state
+of the previous one is written back. The update of a parameter does not depend on others, so results are equal to a run
+without offloading.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ if TYPE_CHECKING:
     from rondo.train.learner.learner import Learner
 
 BLOCK = 8 << 20
-"""Bytes of parameters that are updated at a time: with the block that comes and the one that goes, three of them and
-their states are in memory."""
+"""Bytes of parameters per block. Up to three blocks and their states are in memory: the one in use, the next and the
+previous one.
+"""
 Block = list[Tensor]
 
 
 def offloaded(learner: Learner) -> Offloaded | None:
-    """As its config says; None where nothing goes away."""
+    """Offloading according to the learner's config; None if nothing is offloaded."""
     config, on_cpu = learner.config, _device(learner).type == "cpu"
     if config.offload == "none":
         return None
@@ -69,7 +70,7 @@ def _check(learner: Learner) -> None:
 
 
 def _device(learner: Learner) -> torch.device:
-    """Where layers compute; what is divided among ranks may lie in their hosts."""
+    """Device of the layers' computation; parameters sharded among ranks may lie in host memory."""
     return learner.model.device if learner.mesh is None else learner.mesh.device
 
 
@@ -81,8 +82,9 @@ class Offloaded:
         masters: Sequence[nn.Parameter] = (),
         updated: Callable[[Block], None] = lambda block: None,
     ) -> None:
-        """On a shelf, or, with None, in host memory. `masters` wait on the shelf as well. `updated` is told of each
-        block while it is in memory."""
+        """State is stored on the shelf or, with None, in host memory. `masters` are stored on the shelf as well.
+        `updated` is called for each block while it is in memory.
+        """
         self._optimizer, self._shelf, self._updated = optimizer, shelf, updated
         self._threads = ThreadPoolExecutor(2, "offload")
         if shelf is not None:
@@ -110,7 +112,7 @@ class Offloaded:
             each.result()
 
     def reoffload(self) -> None:
-        """States that somebody else has made, for a checkpoint to be read into, go where they wait."""
+        """Offloads states created in memory by another component, as targets for reading a checkpoint."""
         for parameter in self._optimizer.state:
             self._shelve([parameter])
             self._let_go([parameter])
@@ -132,7 +134,7 @@ class Offloaded:
 
     @contextmanager
     def _only(self, block: Block) -> Iterator[None]:
-        """The optimizer knows of no other parameters."""
+        """Restricts the optimizer to the block's parameters."""
         wanted, groups = set(map(id, block)), self._optimizer.param_groups
         whole = [group["params"] for group in groups]
         for group, parameters in zip(groups, whole, strict=True):
@@ -145,7 +147,7 @@ class Offloaded:
 
     @contextmanager
     def _beside(self, block: Block) -> Iterator[None]:
-        """On a GPU the block's state is copied there, and back."""
+        """On a GPU, copies the block's state to the device, and back afterwards."""
         if all(p.device.type == "cpu" for p in block):
             yield
             return
@@ -158,7 +160,7 @@ class Offloaded:
             state[key] = x
 
     def _shelve(self, block: Block) -> None:
-        """What the optimizer, or a checkpoint, has made in memory goes where states wait."""
+        """Offloads state that the optimizer or a checkpoint has created in memory."""
         for parameter in block:
             for state, key, x in list(self._states(parameter)):
                 local = local_of(x)
@@ -169,7 +171,7 @@ class Offloaded:
                     state[key] = with_local(x, host.copy_(local))
 
     def _states(self, parameter: Tensor) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
-        """Those that are as large as the parameter; a count of steps stays where it is."""
+        """States of a parameter with one or more dimensions; a step count is not offloaded."""
         state = self._optimizer.state.get(parameter, {})
         for key, x in list(state.items()):
             if isinstance(x, Tensor) and x.ndim:

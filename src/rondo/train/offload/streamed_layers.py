@@ -1,4 +1,4 @@
-"""Layers whose weights lie on a disk: each is read while the one before it computes, and let go once it has."""
+"""Layers with weights on disk: each is read while the previous one computes, and freed after use."""
 
 from __future__ import annotations
 

@@ -1,3 +1,3 @@
-"""Optimizers and what surrounds them: AdamW, Muon, learning-rate schedules, weight averaging, loss scaling, expert
+"""Optimizers and related parts: AdamW, Muon, learning-rate schedules, weight averaging, loss scaling, expert
 balance.
 """

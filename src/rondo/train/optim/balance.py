@@ -1,7 +1,7 @@
-"""Balancing experts without a loss: those that were chosen too often become a little less likely to be.
+"""Expert load balancing without a loss: overloaded experts become less likely.
 
-A router's `correction` takes part in the choice and not in the weights, so gradients say nothing of it. Its entry goes
-up by `rate` where an expert had fewer tokens than the mean, and down where it had more (DeepSeek-V3, 2.1.2).
+A router's `correction` affects the choice of experts but not their weights, so it has no gradient. Its entry increases
+by `rate` if an expert had fewer tokens than the mean, and decreases if it had more (DeepSeek-V3, 2.1.2).
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 
 
 class Balance:
-    """Counts the choices of every router from one optimizer step to the next: of a row's own tokens, and in the last
-    layer of those that are predicted from, since one process asks for no others. What fills rows up counts nowhere, so
-    that corrections do not depend on the layout."""
+    """Counts every router's choices between optimizer steps: for a row's own tokens, and in the last layer only for
+    tokens that predict, since a single process computes no others there. Padding does not count, so that corrections do
+    not depend on the layout.
+    """
 
     def __init__(self, model: Decoder, rate: float, mesh: Mesh | None = None) -> None:
         self._rate, self._mesh = rate, mesh
@@ -37,7 +38,9 @@ class Balance:
 
     @torch.no_grad()
     def step(self, *, correct: bool) -> dict[str, float]:
-        """Corrects, or forgets the step; says how many times the mean the busiest expert of a layer here had."""
+        """Updates the corrections if `correct`, and resets the counts. Returns the highest load of an expert in any
+        layer, relative to the mean.
+        """
         if not self._counts:
             return {}
         counts = torch.stack(list(self._counts.values()))
@@ -58,7 +61,7 @@ class Balance:
             self._counts[router].index_add_(0, chosen.flatten(), count[:, None].expand_as(chosen).flatten())
 
     def own_tokens(self, router: ExpertRouter, chosen: Tensor) -> Tensor:
-        """Of the tokens that the router was given, whether they are a row's own."""
+        """Mask of the row's own tokens among the router's inputs."""
         row = row_in_passing()
         if row is None:
             return chosen.new_ones(len(chosen))
@@ -69,17 +72,17 @@ class Balance:
         if router is self._last:
             real = real & torch.zeros_like(real).index_fill(0, row.rows, True)
         if self._mesh is not None and divided and self._mesh.experts is not None:
-            real = real.chunk(self._mesh.degrees.tp)[self._mesh.tp_rank]  # a rank sends its own tokens
+            real = real.chunk(self._mesh.degrees.tp)[self._mesh.tp_rank]  # a rank dispatches its own tokens
         return real
 
 
 def _is_backward() -> bool:
-    """Whether autograd is on its way back: a layer that computes again has been counted."""
+    """Whether a backward pass is running: the choices of a recomputed layer are counted already."""
     return bool(torch._C._current_graph_task_id() != -1)
 
 
 def _placed(whole: Tensor, like: Tensor) -> Tensor:
-    """As `like` lies: its part, where it is divided."""
+    """`whole`, sharded as `like` is."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     if not isinstance(like, DTensor):

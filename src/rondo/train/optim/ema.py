@@ -1,4 +1,4 @@
-"""An average of the weights over the steps, beside them."""
+"""Average of the weights over the steps."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 
 class Ema:
-    """Exponential: each step keeps `decay` of the average. In fp32, whatever the weights are, for a step changes it by
-    little. It begins at the weights."""
+    """Exponential moving average: each step retains the share `decay` of the average. It is in fp32 for weights of any
+    type, because a step changes it only slightly. It starts at the weights.
+    """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self._weights = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -25,13 +26,13 @@ class Ema:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """By the names of the weights they are averages of."""
+        """Averages by names of the weights."""
         return self._average
 
     @contextmanager
     @torch.no_grad()
     def in_place(self) -> Iterator[None]:
-        """Within the block the model has the average for weights, in its own tensors."""
+        """Context in which the model's own tensors hold the averages."""
         kept = {name: p.detach().clone() for name, p in self._weights.items()}
         self._put(self._average)
         try:

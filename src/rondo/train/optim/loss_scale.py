@@ -1,7 +1,7 @@
-"""Dynamic loss scaling: gradients of half precision are made larger, so that small ones are not rounded to nothing.
+"""Dynamic loss scaling: gradients in half precision are scaled up, so that small ones do not underflow.
 
-A step whose gradients are not finite is skipped, and the scale halved; after enough steps without one it is doubled.
-Scales are powers of two: taking them out again rounds nothing.
+A step with non-finite gradients is skipped, and the scale halved; after enough finite steps it is doubled. Scales are
+powers of two: unscaling is exact.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 START = 2.0**16
 LARGEST = 2.0**24
 PATIENCE = 1000
-"""Steps in a row that went well before a larger scale is tried."""
+"""Consecutive finite steps after which the scale is doubled."""
 
 
 class LossScale:
@@ -29,7 +29,7 @@ class LossScale:
 
     @property
     def tensors(self) -> Mapping[str, Tensor]:
-        """What is saved and loaded in place."""
+        """State for checkpoints, which is loaded in place."""
         return {"scale": self._scale, "well": self._well, "skipped": self._skipped}
 
     @property
@@ -40,7 +40,7 @@ class LossScale:
         torch._foreach_mul_(list(gradients), 1 / self.now)
 
     def learn(self, finite: bool) -> None:
-        """From how a step's gradients were."""
+        """Adjusts the scale after a step with finite or non-finite gradients."""
         if not finite:
             self._scale.mul_(0.5).clamp_(min=1.0)
             self._skipped.add_(1)

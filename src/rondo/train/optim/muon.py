@@ -1,4 +1,4 @@
-"""Muon for the matrices between embedding and head, AdamW for all else, as one optimizer."""
+"""Muon for the matrices between embedding and head, AdamW for all other parameters, as one optimizer."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from rondo.base.errors import ConfigError
 from rondo.train.config import OptimConfig
 
 APART = ("embed.", "head.", "router.")
-"""Matrices whose rows are chosen rather than multiplied together: embeddings, the head, and routers of experts."""
+"""Name parts of matrices whose rows represent separate tokens or experts: embeddings, the head, and routers."""
 
 
 class MuonAndAdamW(torch.optim.Optimizer):
-    """PyTorch's own two. Muon's steps are scaled to the size of AdamW's (Liu et al., 2025), so that one learning rate
-    and one weight decay do for both."""
+    """PyTorch's Muon and AdamW. Muon's steps are scaled to the size of AdamW's (Liu et al., 2025), so that one learning
+    rate and one weight decay suit both.
+    """
 
     def __init__(
         self, model: nn.Module, config: OptimConfig, adamw: Callable[..., torch.optim.AdamW]
@@ -38,7 +39,7 @@ class MuonAndAdamW(torch.optim.Optimizer):
         super().__init__([group for part in self._parts for group in part.param_groups], {})
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Each part steps its own groups, on the one state that all of them share."""
+        """Steps each part's own groups, on the state that all parts share."""
         groups: Iterator[dict[str, Any]] = iter(self.param_groups)
         for part in self._parts:
             part.param_groups = [next(groups) for _ in part.param_groups]
@@ -47,5 +48,7 @@ class MuonAndAdamW(torch.optim.Optimizer):
 
 
 def is_hidden_matrix(name: str, parameter: nn.Parameter) -> bool:
-    """Experts that are stacked are no matrix to PyTorch's Muon, and are AdamW's, as are their biases."""
+    """Whether Muon trains the parameter. Stacked experts are no matrices for PyTorch's Muon: AdamW trains them and
+    their biases.
+    """
     return parameter.ndim == 2 and not name.endswith("bias") and not any(part in name for part in APART)

@@ -1,4 +1,4 @@
-"""The optimizer of a decoder's parameters, and clipping."""
+"""Optimizer of a decoder's parameters, and gradient clipping."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimiz
 
 
 def adamw(trained: Mapping[str, nn.Parameter], config: OptimConfig) -> torch.optim.AdamW:
-    """Norms and biases, also of experts that are stacked, are not decayed. Parameters keep the model's order in each
-    group."""
+    """AdamW without weight decay of norms and biases, including stacked experts' biases. Parameters have the model's
+    order in each group.
+    """
     decayed = {name: p.ndim >= 2 and not name.endswith("bias") for name, p in trained.items()}
     groups = [
         {"params": [p for name, p in trained.items() if decayed[name]], "weight_decay": config.weight_decay},
@@ -47,8 +48,9 @@ def clip_gradients(
     mesh: Mesh | None = None,
     counted_elsewhere: Iterable[Tensor] = (),
 ) -> float:
-    """Scales the gradients down to a norm of at most `limit` (0: only measures); returns the norm before. Another rank
-    has some of the weights too, and counts them."""
+    """Scales the gradients down to a norm of at most `limit` (0: no scaling); returns the norm before. Weights in
+    `counted_elsewhere` are scaled too, but another rank counts them in the norm.
+    """
     elsewhere = {id(p) for p in counted_elsewhere}
     found = [(p.grad, id(p) not in elsewhere) for p in parameters if p.grad is not None]
     gradients = [gradient for gradient, _ in found]
@@ -64,7 +66,9 @@ def _norm(gradients: list[Tensor]) -> float:
 
 
 def _norm_over_ranks(gradients: list[Tensor], mesh: Mesh) -> float:
-    """Each rank's parts, those that several have counted once; in one sum over the stage's ranks, and over stages."""
+    """Norm over all ranks' parts; replicated parts count once. Squares are summed over the stage's ranks, then over
+    stages.
+    """
     from torch.distributed.tensor import DTensor
 
     squares = torch.zeros((), dtype=torch.float64, device=mesh.device)
@@ -78,6 +82,6 @@ def _norm_over_ranks(gradients: list[Tensor], mesh: Mesh) -> float:
 
 
 def _copies(of: DTensor) -> int:
-    """How many ranks have the same part."""
+    """Number of ranks with the same part."""
     sizes = of.device_mesh.shape
     return math.prod(size for size, place in zip(sizes, of.placements, strict=True) if place.is_replicate())

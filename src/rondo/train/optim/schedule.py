@@ -8,13 +8,13 @@ from typing import Literal
 Decay = Literal["cosine", "linear", "constant", "wsd"]
 
 WSD_DECAY_SHARE = 0.2
-"""The last part of training in which warm-up-stable-decay goes down."""
+"""Share of training steps, at the end, in which warmup-stable-decay reduces the learning rate."""
 
 
 def learning_rate(
     step: int, *, lr: float, warmup: int, steps: int, decay: Decay, lr_end: float = 0.0
 ) -> float:
-    """For step 0, 1, ... of `steps`: linear warm-up to `lr`, then down to `lr_end` times `lr`."""
+    """Learning rate of step 0, 1, ... of `steps`: linear warm-up to `lr`, then decay to `lr_end` times `lr`."""
     if step < warmup:
         return lr * (step + 1) / warmup
     begin = max(warmup, steps - round(steps * WSD_DECAY_SHARE)) if decay == "wsd" else warmup

@@ -1,4 +1,4 @@
-"""Training an adapter over a base that stays as it is: putting it on, and what the job leaves."""
+"""Training of an adapter over a frozen base: attachment and export."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rondo.train.config import AdapterConfig, Kind
 
 
 def check(kind: Kind, config: AdapterConfig, model: ModelConfig) -> None:
-    """What a recipe can make of a model with this adapter, before there is any."""
+    """Raises if a recipe does not support the model with this adapter, before a model is loaded."""
     if kind != "reward":
         check_writes(model)
     elif config.kind == "tokenformer" or (config.kind == "lora" and model.quantization is not None):
@@ -32,8 +32,9 @@ def check(kind: Kind, config: AdapterConfig, model: ModelConfig) -> None:
 
 
 def put_on(model: Decoder, config: AdapterConfig, *, seed: int, base: str) -> None:
-    """A fresh adapter, with which the model computes what it did; `base` is the folder that the adapter's
-    file names as its base, where PEFT loads it from."""
+    """Attaches a new adapter, which does not change the model's output yet; `base` is the base folder that the
+    adapter's file names, from which PEFT loads it.
+    """
     if config.kind == "lora":
         targets = config.targets if isinstance(config.targets, str) else tuple(config.targets)
         attach_lora(model, LoraSpec(config.r, config.alpha, targets, base=base), seed=seed)
@@ -44,10 +45,11 @@ def put_on(model: Decoder, config: AdapterConfig, *, seed: int, base: str) -> No
 
 
 def leave(model: Decoder, config: AdapterConfig, folder: Path) -> bool:
-    """Writes the adapter alone into `folder`, and merges it into the model if that can be done: says whether it was.
-    A reward model's is of no use without its head, and is only merged."""
+    """Writes the adapter alone into `folder`, merges it into the model if possible, and returns whether it was merged.
+    A reward model's adapter is unusable without its head, and is only merged.
+    """
     if not model.config.scores:
-        shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed before it was done
+        shutil.rmtree(folder, ignore_errors=True)  # remains of a killed process
         save_adapter(model, folder)
     if config.kind != "lora" or model.config.quantization is not None:
         return False

@@ -1,4 +1,4 @@
-"""Answers that somebody has judged, as tokens: two to one prompt, or one with a label."""
+"""Tokens of answers with human judgement: two answers to one prompt, or one with a label."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def pairs(tokenizer: Tokenizer, records: Sequence[Record]) -> list[PreferencePai
 
 
 def judged(tokenizer: Tokenizer, records: Sequence[Record]) -> list[Judged]:
-    """A pair is two answers, a good one and a bad one."""
+    """Labelled answers. A pair counts as two answers, a good one and a bad one."""
     return [one for number, record in enumerate(records, 1) for one in _judged(tokenizer, record, number)]
 
 
@@ -58,7 +58,7 @@ def _judged(tokenizer: Tokenizer, record: Record, number: int) -> Iterator[Judge
 
 
 def tokens_of(tokenizer: Tokenizer, record: Record, answer: Any) -> tuple[list[int], list[int]]:
-    """Of the prompt, and of an answer to it up to the end of the model's turn."""
+    """Tokens of the prompt, and of an answer to it up to the end of the model's turn."""
     if "messages" in record:
         message = answer[0] if isinstance(answer, list) else {"role": "assistant", "content": answer}
         before, said = turn(tokenizer, record["messages"], message, record.get("tools"))

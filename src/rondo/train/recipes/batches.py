@@ -1,4 +1,4 @@
-"""The batches of a training job: whatever a recipe's data sets hold, in the order that the seed decides."""
+"""The batches of a training job, from a recipe's data sets in the order determined by the seed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def loader(
     make_row: MakeRow | None = None,
     rank: DataRank | None = None,
 ) -> Loader:
-    """Documents stay whole, but for those with more than `longest` tokens to predict."""
+    """Documents are not split, except for documents with more than `longest` tokens to predict."""
     return Loader(
         datasets,
         weights=weights,

@@ -1,4 +1,4 @@
-"""What a job learns from: files of records, prepared shards, or a mixture of both."""
+"""Training data: files of records, prepared shards, or a mixture of both."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from rondo.train.recipes import pretrain, sft
 class TrainingSource:
     told: Weighted
     index: Index | None = None
-    """Of prepared shards."""
+    """Index of prepared shards."""
     records: list[Record] = field(default_factory=list)
-    """Of files."""
+    """Records of files."""
 
     @property
     def digest(self) -> str:
@@ -35,13 +35,13 @@ class TrainingSource:
 
 
 def open_sources(kind: Kind, config: TrainConfig, held_out: bool = False) -> list[TrainingSource]:
-    """Those to learn from, or those to be measured on."""
+    """Sources for training, or for evaluation if `held_out`."""
     told = config.evaluate.data if held_out else config.data
     return [_open(kind, each, config) for each in weighted(told)] if told else []
 
 
 def digest(sources: Sequence[TrainingSource]) -> str:
-    """The hash of what is learned, whatever it was called and wherever it lay."""
+    """Hash of the training data, independent of its name and location."""
     if len(sources) == 1:
         return sources[0].digest
     total = sum(source.told.weight for source in sources)
@@ -51,7 +51,7 @@ def digest(sources: Sequence[TrainingSource]) -> str:
 def datasets(
     kind: Kind, sources: Sequence[TrainingSource], tokenizer: Tokenizer, config: TrainConfig
 ) -> list[Dataset]:
-    """Prepared shards from afar are kept on this machine if all of them fit into the cache."""
+    """Datasets of the sources. Remote prepared shards are cached on this machine if all of them fit into the cache."""
     afar = [source for source in sources if source.index and is_remote(source.told.source)]
     fits = sum(source.index.size for source in afar if source.index) <= config.loader.cache_bytes
     cache = Cache(config.loader.cache_bytes) if fits else None
@@ -75,7 +75,7 @@ def _open(kind: Kind, told: Weighted, config: TrainConfig) -> TrainingSource:
 
 
 def _refuse_judged(records: Sequence[Record]) -> None:
-    """A bad answer must not be learned as if it were a good one."""
+    """Rejects records with bad answers: these must not be learned like good ones."""
     for number, record in enumerate(records, 1):
         if "rejected" in record or record.get("label") is False:
             raise InvalidRequest(

@@ -1,4 +1,4 @@
-"""Preference training: answers that people liked become likelier than those they did not."""
+"""Preference training: preferred answers become more likely than rejected ones."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def loss_of(config: PreferenceConfig) -> PairLoss | Kto:
 
 
 def pair_trees(pairs: Sequence[PreferencePair], first: int = 0) -> list[Tree]:
-    """Documents and records are numbered through, from `first` on."""
+    """Trees of pairs. Documents and records are numbered consecutively, from `first` on."""
     return [
         Tree(
             pair.prompt,
@@ -51,8 +51,9 @@ def judged_trees(judged: Sequence[Judged], first: int = 0) -> list[Tree]:
 
 
 def mismatched(judged: Sequence[Judged], longest: int) -> list[Document]:
-    """Each prompt with the next answer that was given to another one: how much likelier such answers became is KTO's
-    measure of how far the policy has moved. Which they are is fixed, so that it does not matter how a batch is cut."""
+    """Each prompt with the next answer to a different prompt: KTO estimates the divergence of the policy from the
+    change of their likelihood. The assignment is fixed, so that the partition of a batch does not affect it.
+    """
     found = []
     for number, (one, other) in enumerate(zip(judged, _next_others(judged), strict=True)):
         answer = other.answer[: max(longest - len(one.prompt), 1)]
@@ -62,7 +63,7 @@ def mismatched(judged: Sequence[Judged], longest: int) -> list[Document]:
 
 
 def _next_others(judged: Sequence[Judged]) -> Iterator[Judged]:
-    """For each the first after it whose prompt is another one; the last go on at the beginning."""
+    """For each answer the first later one with a different prompt, cyclically."""
     nexts: list[Judged] = []
     after = next((each for each in judged if each.prompt != judged[-1].prompt), judged[0])
     for i in reversed(range(len(judged))):
@@ -97,13 +98,13 @@ def check_sizes(trees: Sequence[Tree], config: TrainConfig) -> None:
 
 @dataclass(frozen=True)
 class Preference:
-    """What a step of preference training does with a batch."""
+    """Objective of preference training."""
 
     loss: PairLoss | Kto
     reference: Reference | None
     mismatched: Sequence[Document] = ()
     budget: int = 0
-    """Of tokens in a row of those."""
+    """Tokens in a row of mismatched documents."""
 
     def __call__(self, evaluator: Evaluator, rows: Sequence[PackedRow]) -> LossRequest:
         loss, found = self.loss, dict[str, float]()

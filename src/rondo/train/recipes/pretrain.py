@@ -1,4 +1,6 @@
-"""Pretraining: every token of every document once an epoch. A document longer than `max_length` comes in pieces."""
+"""Pretraining: every token of every document once per epoch. A document longer than `max_length` is split into
+pieces.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from rondo.train.recipes.batches import loader
 
 
 def documents(tokenizer: Tokenizer, records: Sequence[Record]) -> list[list[int]]:
-    """One list of token ids a record, closed by the end-of-text token where the tokenizer has one."""
+    """One list of token ids per record, closed by the end-of-text token if the tokenizer has one."""
     texts = [text_of(tokenizer, record) for record in records]
     return [closed(tokenizer, ids) for ids in tokenizer.encode_batch(texts)]
 

@@ -1,4 +1,4 @@
-"""The reference of preference training: the model as it was, and how likely every answer is to it."""
+"""The reference of preference training: log-probabilities of answers under the initial model."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from rondo.train.evaluation.evaluator import Evaluator
 
 class Reference(Protocol):
     def given(self, evaluator: Evaluator, rows: Sequence[PackedRow]) -> list[PackedRow]:
-        """The rows with the log-probability of each document, a fact called `reference`."""
+        """The rows with the log-probability of each document as the fact `reference`."""
 
 
 @dataclass(frozen=True)
 class Computed:
-    """Anew for each batch: by a model of its own, or by the learner's own base with the adapter switched off."""
+    """Reference computed for each batch: by a separate model, or by the learner's base with the adapter disabled."""
 
     own: Evaluator | None = None
 
@@ -38,7 +38,7 @@ class Computed:
 
 @dataclass(frozen=True)
 class Known:
-    """From a table of all documents, by their numbers."""
+    """Reference from a table of all documents, by their numbers."""
 
     table: Floats
 
@@ -49,7 +49,7 @@ class Known:
 def known(
     computed: Computed, evaluator: Evaluator, items: Sequence[Document | Tree], budget: int, file: Path
 ) -> Known:
-    """All of it before the first step, kept in `file` for a process that goes on."""
+    """Computes all references before the first step, and stores them in `file` for a resumed process."""
     if not file.exists():
         rows = computed.given(evaluator, pack(items, budget))
         numbers = np.concatenate([row.facts["document"] for row in rows]).astype(np.int64)

@@ -1,4 +1,4 @@
-"""What each kind of training makes of its data, and does with a batch."""
+"""Data sets and objective of each kind of training."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class RecipeInputs:
-    """What a recipe is made for."""
+    """Inputs of a recipe."""
 
     config: TrainConfig
     model: Path
@@ -49,11 +49,11 @@ class RecipeInputs:
 
     @cached_property
     def reference(self) -> Computed:
-        """The model that the job began with, whatever it has become since."""
+        """Reference by the initial model of the job, independent of training."""
         if adapter_of(self.evaluator.model) is not None:
             return Computed()
         config = self.config
-        # It never learns, so that no masters are kept.
+        # It is not trained, so it needs no master weights.
         dtype = computing_type(getattr(torch, config.dtype), config.precision)
         told = config.model_copy(update={"dtype": str(dtype).removeprefix("torch.")})
         mesh = self.evaluator.mesh
@@ -67,7 +67,7 @@ class RecipeInputs:
 
 @dataclass(frozen=True)
 class Examples:
-    """What sources hold for a recipe."""
+    """Training examples of a recipe's sources."""
 
     datasets: Sequence[Dataset]
     objective: Objective
@@ -75,7 +75,7 @@ class Examples:
     make_row: MakeRow | None = None
 
     def rows(self, budget: int) -> list[PackedRow]:
-        """All of it."""
+        """All examples as rows."""
         return [
             row
             for dataset in self.datasets
@@ -100,7 +100,7 @@ def recipe(
     )
     asked = None
     if held_out:
-        # Other records may be held out when a job goes on.
+        # The held-out records may change when a job resumes.
         own = examples(kind, work, held_out, f"held_out_reference_{data.digest(held_out)[:12]}")
         asked = HeldOut(own.rows(config.tokens_per_microbatch), own.objective)
     return Recipe(batches, taught.objective, asked)
@@ -109,7 +109,7 @@ def recipe(
 def examples(
     kind: Kind, work: RecipeInputs, sources: Sequence[TrainingSource], file: str = "reference"
 ) -> Examples:
-    """`file`: where what the reference says of them is kept."""
+    """Examples of the sources. `file` is the name of the file with their reference log-probabilities."""
     if kind == "preference":
         return _preference(work, sources, file)
     if kind == "reward":
@@ -148,8 +148,9 @@ def _reward(work: RecipeInputs, sources: Sequence[TrainingSource]) -> Examples:
 def _groups(
     work: RecipeInputs, trees: Sequence[Sequence[Tree]], objective: Objective, share: bool
 ) -> Examples:
-    """A pair lies in one row: its loss has one gradient, which is then found row by row as any other, and its prompt is
-    computed once."""
+    """Examples whose pairs are in one row each: so the gradient of a pair's loss is computed by row like any other, and
+    its prompt is computed once.
+    """
     for own in trees:
         preference.check_sizes(own, work.config)
     datasets = [Groups(own, share=work.shares(share)) for own in trees]
@@ -157,7 +158,7 @@ def _groups(
 
 
 def _firsts(parts: Sequence[Sequence[object]]) -> list[int]:
-    """How many are in the parts before each."""
+    """Number of items in the parts before each part."""
     counts = [0]
     for part in parts:
         counts.append(counts[-1] + len(part))

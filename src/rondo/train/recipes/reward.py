@@ -1,4 +1,4 @@
-"""Training a reward model: of two answers to a prompt, the one that people preferred is to score higher."""
+"""Training of a reward model: the preferred one of two answers to a prompt shall have the higher score."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from rondo.train.losses.preference import BradleyTerry
 from rondo.train.recipes.answers import PreferencePair
 
 AFTER = 0
-"""A score is read where the token after the last one would be predicted; which token that is does not matter."""
+"""Token after the end of an answer: the score is read at the position that predicts it, and its value has no effect."""
 
 
 def scored(answer: Sequence[int], **facts: float) -> Document:
-    """The answer, whose last token is where its score is read."""
+    """The answer; its score is read at its last token."""
     return Document([*answer, AFTER], [0.0] * len(answer) + [1.0], facts=facts)
 
 
 def pair_trees(pairs: Sequence[PreferencePair], first: int = 0) -> list[Tree]:
-    """Records are numbered through, from `first` on."""
+    """Trees of pairs. Records are numbered consecutively, from `first` on."""
     return [
         Tree(
             pair.prompt,
@@ -36,7 +36,7 @@ def pair_trees(pairs: Sequence[PreferencePair], first: int = 0) -> list[Tree]:
 
 @dataclass(frozen=True)
 class RewardObjective:
-    """What a step does with a batch."""
+    """Objective of reward-model training."""
 
     loss: BradleyTerry
 

@@ -1,4 +1,4 @@
-"""A reward model at work: texts in, scores out."""
+"""Inference with a reward model: texts to scores."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ Conversation = Sequence[Mapping[str, Any]]
 
 
 class RewardModel:
-    """`RewardModel.load("judge").score_chats([conversation, ...])`. Sequences are packed, `tokens_per_row` at once."""
+    """Reward model: `RewardModel.load("judge").score_chats([conversation, ...])`. Sequences are packed into rows of up
+    to `tokens_per_row` tokens.
+    """
 
     def __init__(self, model: Decoder, tokenizer: Tokenizer, tokens_per_row: int = 16384) -> None:
         if not model.config.scores:
@@ -45,18 +47,18 @@ class RewardModel:
         device: str | torch.device = "cpu",
         tokens_per_row: int = 16384,
     ) -> RewardModel:
-        """From a folder, a name or the hash of a job."""
+        """Loads a model by folder, name or hash of a job."""
         folder = resolve(model)
         return cls(models.load(folder, dtype, device), Tokenizer.load(folder), tokens_per_row)
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[float]:
-        """What each sequence of tokens is worth at its end."""
+        """Scores at the end of each sequence of tokens."""
         return self._scores([scored(tokens, number=i) for i, tokens in enumerate(sequences)])
 
     def score_groups(
         self, groups: Sequence[tuple[Sequence[int], Sequence[Sequence[int]]]]
     ) -> list[list[float]]:
-        """Of each prompt and the answers to it; a prompt is computed once for all of them."""
+        """Scores of the answers to each prompt; a prompt is computed once for all of its answers."""
         numbers = count()
         trees = [
             Tree(prompt, [scored(answer, number=next(numbers)) for answer in answers])
@@ -70,7 +72,7 @@ class RewardModel:
         return self.score(self.tokenizer.encode_batch(list(texts)))
 
     def score_chats(self, conversations: Sequence[Conversation]) -> list[float]:
-        """Each as the chat template writes it, up to the end of its last turn: as in training."""
+        """Scores of conversations, rendered by the chat template up to the end of the last turn, as in training."""
         return self.score([self._tokens(conversation) for conversation in conversations])
 
     def _tokens(self, conversation: Conversation) -> list[int]:

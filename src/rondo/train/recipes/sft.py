@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: the model learns what the assistant says, after what it will see when it serves."""
+"""Supervised fine-tuning: the model is trained on the assistant's tokens, in the same context as in serving."""
 
 from __future__ import annotations
 
@@ -51,8 +51,9 @@ def conversation(
 ) -> list[Document]:
     """Documents whose weights are 1 on the assistant's tokens, up to its end-of-turn token.
 
-    One document, as long as the template renders a longer conversation as a continuation of a shorter one. Templates
-    that change earlier turns (dropping their reasoning, say) give one document for each such turn.
+    The result is one document if the template renders a longer conversation as a continuation of a shorter one. With
+    templates that change earlier turns (for example, by dropping their reasoning), each such turn has a separate
+    document.
     """
     done: list[Document] = []
     text, tokens, weights = "", list[int](), list[float]()
@@ -77,11 +78,11 @@ def turn(
     answer: dict[str, Any],
     tools: Sequence[dict[str, Any]] | None = None,
 ) -> tuple[str, str]:
-    """What the model reads before its answer, and the answer, as the chat template writes them."""
+    """Rendered context before the model's answer, and the rendered answer, according to the chat template."""
     template = (tokenizer.tool_template if tools else tokenizer.chat_template) or ""
     told = adapt_messages(
         [*messages, answer], template
-    )  # as a server does: what is learned is what will be read
+    )  # as in serving: training and inference have equal inputs
     before = tokenizer.render(told[:-1], tools, add_generation_prompt=True)
     after = tokenizer.render(told, tools, add_generation_prompt=False)
     if not after.startswith(before):
@@ -94,6 +95,6 @@ def turn(
 
 
 def through_end(answer: Sequence[int], eos_ids: Sequence[int]) -> int:
-    """How many of the answer's tokens the model itself has to say: a template may add a newline after its end."""
+    """Number of the answer's tokens that the model must generate: a template may add a newline after its end."""
     ends = [index for index, token in enumerate(answer) if token in set(eos_ids)]
     return ends[-1] + 1 if ends else len(answer)
