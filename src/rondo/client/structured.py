@@ -1,4 +1,4 @@
-"""What form an answer must have. Plain frozen data: equal ones are one grammar to the engine, compiled once."""
+"""Structured output. Plain frozen data: equal parameters are one grammar to the engine, compiled once."""
 
 from __future__ import annotations
 
@@ -74,7 +74,8 @@ class StructuredOutputsParams:
         return InvalidRequest(f"{self.param} {why}.", param=self.param, code="invalid_value")
 
     def _as_json(self, value: Any) -> tuple[str, Mapping[str, Any]]:
-        """Its text, the order of keys kept (it is that of an object's properties), and what it says."""
+        """The JSON text, with the order of keys preserved (it is the order of an object's properties), and its parsed
+        value."""
         try:
             text, said = (value, json.loads(value)) if isinstance(value, str) else (json.dumps(value), value)
         except (TypeError, ValueError, RecursionError) as error:
@@ -93,7 +94,7 @@ class StructuredOutputsParams:
 
 
 def _is_tag(tag: Mapping[str, Any]) -> bool:
-    """Whether there is something to find, and something to do where it is found."""
+    """Whether the tag has both triggers and structures."""
     structures, triggers = tag.get("structures"), tag.get("triggers")
     if not (isinstance(structures, list | tuple) and isinstance(triggers, list | tuple) and structures):
         return False

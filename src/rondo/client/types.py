@@ -1,4 +1,4 @@
-"""What goes into an engine and what comes out. Plain frozen data, no torch, cheap to make by the thousand."""
+"""Input and output of an engine. Plain frozen data, free of torch, cheap to create in large numbers."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ LogprobsMode = Literal["scaled", "raw"]
 Pooling = Literal["last", "mean"]
 
 COLDEST = 1e-5
-"""A temperature below this is 0: logits divided by less are not finite any more."""
+"""Temperatures below this count as 0: dividing logits by less yields infinite values."""
 
 
 def as_tuple(stop: str | Sequence[str] | None) -> tuple[str, ...]:
-    """People write one stop string, a list of them or nothing."""
+    """Accepts one stop string, a list of them or None."""
     return (stop,) if isinstance(stop, str) else () if stop is None else tuple(stop)
 
 
 def _ids(given: Any) -> tuple[int, ...]:
-    """Plain integers, also where they come as an array."""
+    """Converts a sequence or an array to plain integers."""
     if given is None:
         return ()
     return tuple(given.tolist() if hasattr(given, "tolist") else given)
@@ -39,8 +39,8 @@ LISTS: dict[str, Callable[[Any], tuple[Any, ...] | None]] = {
     "bad_word_ids": lambda words: tuple(map(_ids, () if words is None else words)),
     "allowed_token_ids": lambda ids: None if ids is None else _ids(ids),
 }
-"""Fields that may be given as any sequence, and are kept as tuples. None is an empty one, but where all tokens are
-allowed."""
+"""Fields that accept any sequence and are stored as tuples. None means an empty tuple, except for allowed tokens, where
+it means all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,14 +81,14 @@ class SamplingParams:
     structured_outputs: StructuredOutputsParams | None = None
     bad_words: tuple[str, ...] = ()
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
-    """As tokens; an engine with a tokenizer fills it in."""
+    """Token ids of `bad_words`; an engine with a tokenizer sets them."""
     allowed_token_ids: tuple[int, ...] | None = None
     best_of: int | None = None
     truncate_prompt_tokens: int | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
     keep_special_tokens: tuple[int, ...] = ()
-    """Those that the text has all the same: the markers that whoever parses it looks for."""
+    """Special tokens that remain in the text: the markers of a reasoning or tool-call parser."""
 
     def __post_init__(self) -> None:
         for name, into in LISTS.items():

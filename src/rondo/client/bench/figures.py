@@ -24,12 +24,12 @@ METRICS = {
     "e2el": ("E2EL", "End-to-end Latency"),
 }
 LIMITED = ("ttft", "tpot", "e2el")
-"""Metrics of a whole request, which a goodput can ask for."""
+"""Metrics of a whole request that a goodput limit can use."""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Of one metric, in milliseconds."""
+    """Distribution of one metric, in milliseconds."""
 
     mean: float
     median: float

@@ -144,7 +144,7 @@ class ResponsesRequest(Hints):
         return LOGPROBS in (self.include or ())
 
     def to_chat(self) -> ChatRequest:
-        """The chat request that asks for the same."""
+        """The equivalent chat request."""
         self._check()
         choice = self.tool_choice
         format = self.text.format if self.text is not None else None
@@ -172,7 +172,7 @@ class ResponsesRequest(Hints):
 
 
 class InputTokensRequest(WireModel):
-    """The fields of a response's request that are a part of the prompt, or change it."""
+    """The fields of a Responses request that are part of the prompt, or change it."""
 
     shapes = ResponsesRequest.shapes
 
@@ -212,5 +212,5 @@ _NAMES: dict[str | None, str] = {
 
 
 def under_its_names() -> AbstractContextManager[None]:
-    """What is wrong with a chat request is told by the names that the field has in this API."""
+    """Renames the fields in errors of a chat request to the names of this API."""
     return renaming(_NAMES)
