@@ -36,7 +36,7 @@ ACCEPTED = 8
 NO_DESCRIPTOR = "socket.accept() out of system resource"
 """asyncio's message; it accepts again a second later."""
 LAST_BYTES_SECONDS = 5
-"""How long answers that are complete may still be on their way to slow clients."""
+"""Seconds that complete answers have to reach slow clients."""
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -104,7 +104,7 @@ class _Server(uvicorn.Server):
                 loop.remove_signal_handler(number)
 
     async def on_tick(self, counter: int) -> bool:
-        """An engine that failed stays so: the process ends, and whoever started it can start it again."""
+        """A failed engine stays failed: the process ends, and its supervisor can restart it."""
         if self.engine is not None and fault_of(self.engine) and self._draining is None:
             self.should_exit = True
         if counter % SWEEP_TICKS == 0:

@@ -26,7 +26,7 @@ HEADER = b"x-request-id"
 IGNORED = b"x-rondo-ignored"
 GOOD_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 QUIET = frozenset(["/health", "/ping", "/ready", "/load", "/metrics", "/version"])
-"""What machines ask every few seconds is logged at debug."""
+"""Paths that monitoring polls every few seconds are logged at debug."""
 LONGEST_PATH = 200
 
 
@@ -116,7 +116,7 @@ def _line(scope: Scope, account: RequestStats, answer: _Answer, ended: float) ->
 
 
 def _of_samples(samples: list[SampleStats]) -> dict[str, Any]:
-    """Of several the slowest time each."""
+    """For several samples, the slowest time of each kind."""
     prompt, output = usage(samples)
     return {
         "id": samples[0].id,

@@ -30,8 +30,8 @@ STALLED_SECONDS = 60.0
 
 
 class Connections:
-    """Those of a server. `most` is their number, by default as many as the limit of open files allows; `per_address`
-    bounds those of one client address; `head_seconds` is the time for a request's head."""
+    """Connections of a server. `most` is their maximum, by default from the limit of open files; `per_address` bounds
+    the connections of one client address; `head_seconds` is the time for a request's head."""
 
     def __init__(self, most: int | None, per_address: int | None, head_seconds: float) -> None:
         self.most = min(most or MOST, _descriptors())
@@ -189,7 +189,7 @@ class _Lingering:
 
     @property
     def drops(self) -> bool:
-        """Whether what the client sends is dropped."""
+        """Whether received data are dropped."""
         return self._timer is not None
 
     def close(self) -> None:

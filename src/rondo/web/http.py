@@ -1,4 +1,4 @@
-"""What the routes need of HTTP: bounded bodies, event streams, and noticing that a client has left."""
+"""HTTP parts of the routes: bounded bodies, event streams, and detection of client disconnects."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ async def read_body(
     idle_seconds: float = BODY_SECONDS,
     hold: Callable[[int], None] = lambda size: None,
 ) -> bytes:
-    """A body whose declared size exceeds `limit` is refused before it is read, another as soon as it does. `hold` is
-    called with the bytes read so far, and refuses by an exception what is too much for the server's memory."""
+    """Refuses a body over `limit`, before it is read if its size is declared. `hold` is called with the number of bytes
+    read so far, and raises if the server's memory is exhausted."""
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit:
         raise _too_large(limit)
@@ -114,7 +114,7 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     try:
         return await work
     except asyncio.CancelledError:
-        # Whoever else cancelled it is still to be heard.
+        # Other cancellations still apply.
         if left and asker.cancelling() == 1:
             raise ClientDisconnect from None
         raise
@@ -186,7 +186,7 @@ class EventStream:
 
 
 async def with_signs(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    """A comment now and then where nothing comes: who waits sees that somebody is there."""
+    """Adds a comment at intervals without events, as a keep-alive for the client."""
     next_one: asyncio.Future[bytes] | None = None
     async with aclosing(events):
         try:

@@ -162,7 +162,7 @@ class UsageCount:
 
 
 def join(chunks: Iterable[TokenChunk]) -> list[TokenChunk]:
-    """One chunk a sample, in the order of the samples."""
+    """One chunk per sample, in the order of the samples."""
     whole: dict[int, TokenChunk] = {}
     for chunk in chunks:
         if chunk.index in whole:

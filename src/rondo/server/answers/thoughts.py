@@ -1,4 +1,4 @@
-"""How many of an answer's tokens are reasoning, counted as they come."""
+"""Counter of an answer's reasoning tokens during generation."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from rondo.text.tokenizer import Tokenizer
 
 
 class ReadTexts(dict[int, str | None]):
-    """What a parser of reasoning reads of each token, looked up once for all answers. None: nothing, as of special
-    tokens that are no markers of it."""
+    """Text of each token for a parser of reasoning, looked up once for all answers. None: no text, as for special
+    tokens that are not markers."""
 
     def __init__(self, tokenizer: Tokenizer, markers: Iterable[int]) -> None:
         super().__init__()

@@ -51,7 +51,7 @@ class TokenizeRequest(WireModel):
 
 
 def tokenizer_info_route(tokenizer: Tokenizer) -> Route:
-    """`/tokenizer_info`, as vLLM has it: what tokenizer_config.json says."""
+    """`/tokenizer_info` of vLLM: the content of tokenizer_config.json."""
 
     async def tokenizer_info(request: Request) -> Response:
         return JSONResponse(tokenizer.info)
