@@ -12,7 +12,7 @@ Answer = TypeVar("Answer")
 
 
 class AdminVerbs(ABC, Generic[Answer]):
-    """Operations that need the admin key, including those of vLLM's own weight-transfer trainers."""
+    """Operations that need the admin key, including the client side of vLLM's weight-transfer trainers."""
 
     @abstractmethod
     def _admin(

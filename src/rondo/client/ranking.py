@@ -27,8 +27,8 @@ def spread(params: SamplingParams) -> SamplingParams:
 
 
 def best(samples: Sequence[Sample], params: SamplingParams) -> list[Sample]:
-    """The `n` samples with the highest mean log-probability, best first; log-probabilities that were not requested are
-    removed."""
+    """The `n` samples with the highest mean log-probability, best first; removes log-probabilities beyond the
+    request."""
     if params.best_of in (None, params.n):
         return list(samples)
     chosen = sorted(samples, key=_score, reverse=True)[: params.n]

@@ -32,7 +32,7 @@ SWEEP_TICKS = 10
 WAITING = 2048
 """Connections that wait in the system to be accepted."""
 ACCEPTED = 8
-"""Connections that are accepted before they are counted: fewer than the descriptors reserved for them."""
+"""Number of connections accepted before they are counted: less than the descriptors reserved for them."""
 NO_DESCRIPTOR = "socket.accept() out of system resource"
 """asyncio's message; it accepts again a second later."""
 LAST_BYTES_SECONDS = 5

@@ -1,7 +1,7 @@
-"""The outermost layer: each request's id, its one line in the log, and its spans; and no exception leaves it.
+"""Outermost middleware: request ids, access log, spans, and the last handler of exceptions.
 
-The id is the client's `X-Request-Id` or one of ours; it is in the answer's headers and on every line logged meanwhile.
-The line has no query, no headers and no text: nothing that a client might want kept from who reads logs.
+The id is the client's `X-Request-Id` or a generated one; it is in the response's headers and on every line logged
+during the request. The access log has no query, no headers and no text, so that it holds no private data of a client.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ MOST = 8192
 RESERVED = 64
 """File descriptors beside connections: models, logs, child processes, and connections on their way to be refused."""
 READ = 32 << 10
-"""Bytes that are parsed in one turn of the event loop."""
+"""Bytes parsed in one turn of the event loop."""
 LINGER_SECONDS = 2.0
 """A refused body is read and dropped for so long: closed at once, the client would see a reset and not the answer."""
 STALLED_SECONDS = 60.0

@@ -22,7 +22,7 @@ T = TypeVar("T")
 BODY_SECONDS = 60.0
 """The longest wait for the next part of a body, unless the settings say otherwise."""
 SLOWEST_BODY = 4096
-"""Bytes a second: a body that comes more slowly on the whole is given up, however often a part of it comes."""
+"""Bytes a second: a body with a lower mean rate is aborted, regardless of the gaps between its parts."""
 
 
 async def read_body(
@@ -97,7 +97,7 @@ def check_json(request: Request) -> None:
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`; if the client hangs up first, `work` is cancelled.
 
-    It is done in the task that asks, since each task more is two turns of the event loop in the way of the answer.
+    It runs in the caller's task, since each further task adds two turns of the event loop to the latency.
     """
     asker = asyncio.current_task()
     assert asker is not None

@@ -15,7 +15,7 @@ MOST_HELD = 64 * 1024
 
 
 class Protocol(HalfClosed):
-    """The parser keeps a head until it has ended, however long it grows: here it is refused before."""
+    """Bounds a request's head early: the parser itself buffers a head of any length until its end."""
 
     _fresh = True
     _size = 0

@@ -22,7 +22,7 @@ Prompt = str | list[int]
 
 @dataclass(frozen=True)
 class Ask:
-    """One request: token ids or a text, or messages, and how many tokens it asks for."""
+    """One request: token ids, a text or messages, and the number of output tokens."""
 
     prompt: Prompt | list[dict[str, Any]]
     max_tokens: int

@@ -1,8 +1,7 @@
-"""Minimal HTTP/1.1 client of the load generator: one response at a time per persistent connection, with streamed
-bodies.
+"""Minimal HTTP/1.1 client of the load generator: one response at a time per persistent connection.
 
-Parsed in the event loop's own callbacks, so that with hundreds of streams the client is not the bottleneck: a general
-client takes several times as long per chunk.
+Parsed in the event loop's own callbacks: with hundreds of streams the client must not become the bottleneck, and a
+general client takes several times as long per chunk. Chunks of a body are passed on at arrival.
 """
 
 from __future__ import annotations

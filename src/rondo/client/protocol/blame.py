@@ -13,8 +13,8 @@ from rondo.base.errors import InvalidRequest, RondoError
 def renaming(
     names: Mapping[str | None, str], kinds: tuple[type[RondoError], ...] = (InvalidRequest,)
 ) -> Iterator[None]:
-    """For fields that what is inside calls by other names than the request did. A message that begins with its field's
-    name then begins with the right one; other words of it are not touched."""
+    """Renames fields in errors of code that has other names for them than the request. Replaces the field's name at the
+    start of a message; the rest of the message is unchanged."""
     try:
         yield
     except kinds as error:

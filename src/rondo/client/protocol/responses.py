@@ -172,7 +172,7 @@ class ResponsesRequest(Hints):
 
 
 class InputTokensRequest(WireModel):
-    """The fields of a Responses request that are part of the prompt, or change it."""
+    """The fields of a Responses request that form the prompt, or change it."""
 
     shapes = ResponsesRequest.shapes
 

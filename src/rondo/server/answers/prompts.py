@@ -52,8 +52,8 @@ class Prompts:
 
     def check(self, prompts: Sequence[Sequence[int]], field: str, answer: int = 1, common: int = 0) -> None:
         """Validates prompts before any of them starts: raises the engine's errors with the field and the number of the
-        prompt. `answer` is the number of tokens to reserve for the answer; `common` is the number of tokens that all
-        prompts share and that are already validated."""
+        prompt. `answer` is the number of tokens to reserve for the answer; `common` is the number of shared, already
+        validated tokens of all prompts."""
         for at, ids in enumerate(prompts):
             name = f"{field} {at}" if len(prompts) > 1 else "the prompt"
             check_prompt(ids, self.max_model_len, self.vocab, answer, name, field, common)

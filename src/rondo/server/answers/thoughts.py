@@ -11,7 +11,7 @@ from rondo.text.tokenizer import Tokenizer
 
 class ReadTexts(dict[int, str | None]):
     """Text of each token for a parser of reasoning, looked up once for all answers. None: no text, as for special
-    tokens that are not markers."""
+    tokens other than markers."""
 
     def __init__(self, tokenizer: Tokenizer, markers: Iterable[int]) -> None:
         super().__init__()

@@ -218,7 +218,7 @@ class Embedder:
 
 
 def _shown(rows: Floats, encoding: str | None) -> Iterator[str | list[float]]:
-    """Lists of numbers, or base64 of little-endian memory."""
+    """Lists of numbers, or base64 of their little-endian bytes."""
     for row in rows:
         yield row.tolist() if encoding != "base64" else base64.b64encode(row.astype("<f4").tobytes()).decode()
 

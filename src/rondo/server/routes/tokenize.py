@@ -20,7 +20,7 @@ from rondo.text.tokenizer import Tokenizer
 
 MOST_TOKENS = 1 << 16
 LISTED = 1 << 14
-"""Elements that are written as JSON at a time: the encoder holds the interpreter's lock for each call."""
+"""Elements per JSON write: the encoder holds the interpreter's lock for each call."""
 
 
 class TokenizeRequest(WireModel):
