@@ -1,4 +1,4 @@
-"""Two folders swap names in one step, so that a reader never finds neither."""
+"""Atomic exchange of two folders, so that a reader always finds one of them."""
 
 import ctypes
 import errno
