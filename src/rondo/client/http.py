@@ -25,7 +25,7 @@ Prompt = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
 
 
 class _Base:
-    """What both clients share: where the server is, and how a request to it is written."""
+    """Common parts of both clients."""
 
     def __init__(self, base_url: str | None, api_key: str | None, admin_key: str | None) -> None:
         url = base_url or os.environ.get("RONDO_BASE_URL") or DEFAULT_URL

@@ -19,12 +19,12 @@ MAX_GRAMMAR = 256 * 1024
 
 @dataclass(frozen=True, slots=True)
 class StructuredOutputsParams:
-    """Exactly one of the six is given; names are vLLM's.
+    """Exactly one of the six is set; names are vLLM's.
 
-    `json` is a JSON schema, as an object or as its text. `json_object` asks for any JSON object. `grammar` is in Lark's
-    syntax or in GBNF. `structural_tag` is vLLM's: free text, in which what follows a trigger obeys a schema. Where a
-    schema is not `strict`, keywords that cannot be enforced are left out; else they are refused. `param` is the
-    request's field that errors name.
+    `json` is a JSON schema, as an object or as its text. `json_object` requests any JSON object. `grammar` is in Lark's
+    syntax or in GBNF. `structural_tag` is vLLM's: free text, in which the text after a trigger obeys a schema. Where a
+    schema is not `strict`, keywords that cannot be enforced are omitted; else they are refused. `param` is the
+    request's field for error messages.
     """
 
     json: Any = None

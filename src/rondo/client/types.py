@@ -45,18 +45,18 @@ it means all."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How to continue a prompt; names and defaults are vLLM's where the thing is the same. What it lets through
-    cannot make a step fail, whatever else is in the batch.
+    """Sampling parameters of a request; names and defaults are vLLM's for equal features. Valid parameters cannot make
+    a step fail, in any batch.
 
-    `max_tokens=None` generates until the context is full. `temperature=0` is greedy. `top_k=0` and `-1` both
-    mean "all". `logprobs=k` asks for the sampled token's log-probability and the k likeliest alternatives,
-    `prompt_logprobs=k` for those of the prompt's tokens.
-    `logprobs_mode` says of which distribution: "scaled" is that of the logits divided by the temperature,
-    before any top-k, top-p or min-p (what a learner recomputes), "raw" is at temperature 1 (what the HTTP API
-    reports).
+    `max_tokens=None` generates until the context is full. `temperature=0` is greedy. `top_k=0` and `-1` both mean
+    "all". `logprobs=k` requests the log-probabilities of the sampled token and the k likeliest alternatives,
+    `prompt_logprobs=k` the same for the prompt's tokens. `logprobs_mode` selects the distribution: "scaled" divides the
+    logits by the temperature, before any top-k, top-p or min-p (as a learner recomputes it), "raw" is at temperature 1
+    (as in the HTTP API).
 
-    `bad_words` do not come up in the answer, `allowed_token_ids` are all that do. `best_of` samples are made, and the
-    `n` whose tokens are likeliest on average are given. Of the prompt only the last `truncate_prompt_tokens` count.
+    `bad_words` are excluded from the answer; `allowed_token_ids` exclude all other tokens. `best_of` samples are
+    generated, and the `n` with the highest mean log-probability are returned. Only the last `truncate_prompt_tokens` of
+    the prompt are used.
     """
 
     max_tokens: int | None = 16
@@ -129,8 +129,8 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """One prompt, already token ids. A lower `priority` goes first. `adapter` is a name; None is the base alone. With
-    `pooling` it wants no answer but a vector of the prompt."""
+    """One prompt as token ids. Lower `priority` numbers are served first. `adapter` is a name; None is the base model.
+    With `pooling` the result is a vector of the prompt instead of an answer."""
 
     id: str
     prompt_ids: Sequence[int]

@@ -1,7 +1,7 @@
 """The typed config tree: defaults, then a TOML file, then `RONDO_*` variables, then `--a.b=c` flags.
 
-A tree is a pydantic model made of `Section`s. `load` says for each value where it came from; a wrong key or
-value is a `ConfigError` that names it, its source and what is right.
+A tree is a pydantic model made of `Section`s. `load` records the source of each value; a wrong key or value is a
+`ConfigError` with the key, its source and the valid alternative.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""Atomic exchange of two folders, so that a reader always finds one of them."""
+"""Atomic exchange of two folders, so that a reader always has one of them."""
 
 import ctypes
 import errno

@@ -25,7 +25,7 @@ class Structure(WireModel):
 
 
 class ResponseFormat(WireModel):
-    """OpenAI's types, vLLM's `structural_tag`, and those of Hugging Face's servers, which carry a `value`."""
+    """OpenAI's types, vLLM's `structural_tag`, and the types of Hugging Face's servers, which have a `value`."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag", "json", "regex"]
     json_schema: JsonSchema | None = None

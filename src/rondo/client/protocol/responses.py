@@ -1,8 +1,8 @@
-"""OpenAI's Responses API on the wire, and the chat request that each of its requests is.
+"""Bodies of OpenAI's Responses API, and the conversion of its requests to chat requests.
 
-The server keeps nothing: what refers to a stored response is refused, and `store` may not be true. Fields that
-clients send by default and that change nothing here (`user`, `prompt_cache_key`, `include` of encrypted reasoning:
-the reasoning itself is in the answer) are accepted.
+The server is stateless: references to a stored response are refused, and `store` may not be true. Fields that clients
+send by default and that have no effect here (`user`, `prompt_cache_key`, `include` of encrypted reasoning: the
+reasoning itself is in the answer) are accepted.
 """
 
 from __future__ import annotations

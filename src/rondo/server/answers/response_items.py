@@ -122,7 +122,7 @@ class Output:
         yield from self._say(part.text, logprobs)
 
     def end(self, status: str) -> Iterator[Event]:
-        """`status` is that of the last item. An answer of nothing at all is an empty message."""
+        """`status` applies to the last item. An answer without any content is an empty message."""
         if self._open is None and not self.items:
             yield from self._begin(Content(""))
         yield from self._close(status)

@@ -31,9 +31,9 @@ class ReadTexts(dict[int, str | None]):
 
 
 class ThoughtCount:
-    """Follows one sample, token by token, with a parser of its own: the answer's is fed texts that join tokens. Only
-    what may end the reasoning is parsed. The markers around it do not count, but for the beginning of one that is
-    several tokens."""
+    """Counts the reasoning tokens of one sample with a separate parser: the answer's own parser receives texts of
+    several tokens. Only text that may end the reasoning is parsed. Markers do not count, except for the beginning of a
+    marker of several tokens."""
 
     def __init__(self, parser: OutputParser | None, texts: ReadTexts) -> None:
         self._parser = parser
