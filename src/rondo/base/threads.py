@@ -6,7 +6,7 @@ SPINS = "2000"
 
 
 def yield_soon() -> None:
-    """Let waiting OpenMP threads sleep after about 0.1 ms instead of 20, where nobody has said how long. Done when
+    """Let waiting OpenMP threads sleep after about 0.1 ms instead of 20, unless the environment sets the time. Done when
     `rondo` is imported: before torch, it counts.
 
     A small model's step is thousands of short parallel regions. With the default, as soon as another process wants one

@@ -25,7 +25,7 @@ Prompt = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
 
 
 class _Base:
-    """Common parts of both clients."""
+    """Common parts of both clients: the server's address and the format of requests."""
 
     def __init__(self, base_url: str | None, api_key: str | None, admin_key: str | None) -> None:
         url = base_url or os.environ.get("RONDO_BASE_URL") or DEFAULT_URL

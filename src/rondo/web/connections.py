@@ -1,6 +1,6 @@
 """Connections within limits: how many, how long a request's head may take, and how one is closed.
 
-A connection without a request under way is idle. Where all places are taken, those that have been idle longest are
+A connection without a request under way is idle. Where all places are taken, the ones idle for the longest time are
 closed for a new one, so that clients which hold connections open cannot keep others out.
 """
 

@@ -1,7 +1,7 @@
 """Inside vLLM: a weight-transfer engine that loads a folder of safetensors by its path.
 
 vLLM calls `register` in each of its processes, by the entry point group `vllm.general_plugins`. This file needs nothing
-but what vLLM itself brings, so that it also works in an environment without the rest of Rondo.
+but vLLM's own dependencies, so that it also works in an environment without the rest of Rondo.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Atomic exchange of two folders, so that a reader always has one of them."""
+"""Atomic exchange of two folders, so that one of them exists at any time."""
 
 import ctypes
 import errno

@@ -1,4 +1,4 @@
-"""What one request from outside came to: whoever answers it opens an account, and the engine writes into it.
+"""Statistics of one external request: the server opens an account, and the engine writes into it.
 
 account = Account("req-1")
 with account.open():

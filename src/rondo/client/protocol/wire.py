@@ -56,7 +56,7 @@ class WireModel(BaseModel):
     shapes: ClassVar[Mapping[str, str]] = {}
     """Where a field has other forms here than the usual ones, in words."""
     without_effect: ClassVar[frozenset[str]] = frozenset()
-    """Fields that are checked and change nothing: the response header `x-rondo-ignored` lists those of a request."""
+    """Validated fields without effect: the response header `x-rondo-ignored` lists them for each request."""
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
