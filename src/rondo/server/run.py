@@ -71,8 +71,8 @@ def url_of(listener: socket.socket) -> str:
 class _Server(uvicorn.Server):
     """Signals are ours: the first drains and ends with exit code 0, the second ends at once with 128 and its number.
 
-    First the engine drains, while the server still answers: requests end whole, new ones are refused with the reason. Only then
-    does the server close its connections.
+    First the engine drains, while the server still answers: requests end whole, new ones are refused with the reason.
+    Only then does the server close its connections.
     """
 
     def __init__(
