@@ -112,7 +112,7 @@ def _shown(found: dict[str, Any]) -> list[str]:
 
 
 def _tuned(tuned: dict[str, dict[str, Any]]) -> list[str]:
-    """Tuned tile sizes of each product on this machine, and their speed."""
+    """Tuned partition of each matrix product on this machine, and its speedup."""
     rows = [("tuned product", "rows a thread to share", "times", "columns at a time", "times")]
     for name, found in sorted(tuned.items()):
         few, many = (f"{found[f'times_with_{rows}_rows']:.2f}" for rows in ("few", "many"))
