@@ -1,4 +1,4 @@
-"""What a user names in Python: `module:attribute`, or `path/to/file.py:attribute`."""
+"""User-defined Python objects: `module:attribute`, or `path/to/file.py:attribute`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rondo.base.errors import ConfigError, NotFound
 
 
 def is_entry(text: str) -> bool:
-    """Whether it has the form; whether it is there is found by `load_entry`."""
+    """Whether the text has the form of an entry; `load_entry` checks its existence."""
     module, colon, name = text.rpartition(":")
     return bool(colon and module) and name.isidentifier()
 
@@ -50,7 +50,7 @@ def load_entry(text: str, param: str) -> object:
 
 
 def source_hash(text: str) -> str | None:
-    """The hash of the file that an entry is in, for the name of what depends on it; None for what has no source."""
+    """Hash of the file with the entry, for the names of dependent results; None for an object without source."""
     place = text.rpartition(":")[0]
     if place.endswith(".py"):
         origin: str | None = place
@@ -61,7 +61,7 @@ def source_hash(text: str) -> str | None:
 
 
 def _line(error: Exception) -> str:
-    """Of the file that went wrong, which an error of syntax has in its own text."""
+    """Line of the error in the user's file, which a syntax error already has in its text."""
     last = None
     for frame, number in traceback.walk_tb(error.__traceback__):
         if frame.f_code.co_name == "<module>":

@@ -1,14 +1,14 @@
-"""Every error a person can cause, each with what to do about it.
+"""Errors that a user can cause, each with its remedy.
 
-A `RondoError` is shown as one line: the command line prints it and exits with `exit_code`, the server
-sends it in OpenAI's shape with `status`. Anything else that escapes is a bug, with a traceback in the log.
+A `RondoError` is shown as one line: the command line prints it and exits with `exit_code`, the server sends it in
+OpenAI's shape with `status`. Any other exception is a bug, with a traceback in the log.
 """
 
 from __future__ import annotations
 
 
 class RondoError(Exception):
-    """What went wrong and what to do. `param` names the field at fault, `code` is for programs."""
+    """An error with its cause and remedy. `param` names the invalid field, `code` is for programs."""
 
     status = 500
     exit_code = 1
@@ -45,14 +45,14 @@ class ModelError(RondoError):
 
 
 class Unauthorized(RondoError):
-    """Nobody knows who asks."""
+    """The request has no valid credentials."""
 
     status = 401
     kind = "authentication_error"
 
 
 class Forbidden(RondoError):
-    """Who asks is known, and may not."""
+    """The credentials are valid, but lack the permission."""
 
     status = 403
     kind = "permission_error"
@@ -81,7 +81,7 @@ class Unavailable(RondoError):
 
 
 class StorageError(RondoError):
-    """The disk said no: full, read-only or out of permissions."""
+    """A failed disk operation: full, read-only or without permission."""
 
     status = 507
     exit_code = 6
@@ -89,7 +89,7 @@ class StorageError(RondoError):
 
 
 class MissingExtra(RondoError):
-    """An optional package is needed: names the extra that brings it."""
+    """An optional package is missing: names the extra that installs it."""
 
     status = 501
     exit_code = 7

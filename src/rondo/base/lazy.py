@@ -1,10 +1,10 @@
-"""Names that a package exports, but imports only when they are first asked for."""
+"""Names that a package exports, but imports only on first use."""
 
 from collections.abc import Callable, Mapping
 
 
 def lazy(package: str, exports: Mapping[str, str]) -> Callable[[str], object]:
-    """The package's `__getattr__`. `exports` says in which module each name is, seen from the package."""
+    """The package's `__getattr__`. `exports` maps each name to its module, relative to the package."""
 
     def get(name: str) -> object:
         if name not in exports:

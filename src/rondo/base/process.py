@@ -56,7 +56,7 @@ def start(
 
 
 def python_call(function: str, *arguments: str) -> list[str]:
-    """Command that calls `module:function` with text arguments, in a Python that finds the modules found here."""
+    """Command that calls `module:function` with text arguments, in a Python with the same module path."""
     module, _, name = function.partition(":")
     main = _PYTHON_MAIN.format(module=module, function=name)
     return [sys.executable, "-c", main, *arguments, json.dumps(list(map(str, sys.path)))]

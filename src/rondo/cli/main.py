@@ -1,6 +1,6 @@
-"""`rondo VERB ...`: finds the verb's module, imports it, and turns errors into one line and an exit code.
+"""`rondo VERB ...`: imports the verb's module, runs it, and turns errors into one line and an exit code.
 
-Nothing heavy is imported before a verb is known: `rondo --help` must answer at once.
+Nothing heavy is imported before the verb is parsed: `rondo --help` must respond at once.
 """
 
 import errno

@@ -6,7 +6,7 @@ the tests. It is free of torch and of server code, so that a client needs neithe
 Inputs are OpenAI-style JSON bodies or Python objects; outputs are validated frozen dataclasses (`SamplingParams`,
 `GenerateRequest`, `TokenChunk`, ...) and, in the other direction, JSON or a stream of events.
 
-    types.py       what an engine takes and returns: sampling parameters, requests, chunks
+    types.py       input and output of an engine: sampling parameters, requests, chunks
     engine.py      the `Engine` protocol, implemented by the native engine, vLLM and remote engines
     http.py        the HTTP client, synchronous and asynchronous
     protocol/      OpenAI's request and response bodies, field by field

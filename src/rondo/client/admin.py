@@ -1,4 +1,4 @@
-"""The operator's verbs under vLLM's names, each written once for both HTTP clients: it answers now, or when awaited."""
+"""Admin operations under vLLM's names, written once for both HTTP clients: synchronous or awaitable."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Answer = TypeVar("Answer")
 
 
 class AdminVerbs(ABC, Generic[Answer]):
-    """They need the admin key. What vLLM's own weight-transfer trainers ask of their client is here too."""
+    """Operations that need the admin key, including the client side of vLLM's weight-transfer trainers."""
 
     @abstractmethod
     def _admin(
@@ -81,8 +81,8 @@ class AdminVerbs(ABC, Generic[Answer]):
         limit: int = 20,
         after: str | None = None,
     ) -> Answer:
-        """A page of what the policy of an RL job said: `where` such as "reward>0.5" or "text~sorry"; `after` is the
-        last id of the page before."""
+        """A page of the rollouts of an RL job: `where` such as "reward>0.5" or "text~sorry"; `after` is the last id of
+        the previous page."""
         options = {
             "where": list(where),
             "step": step,
@@ -95,7 +95,7 @@ class AdminVerbs(ABC, Generic[Answer]):
         return self._admin("GET", f"/v1/rl/jobs/{job}/rollouts", params=params)
 
     def rollout(self, job: str, id: str) -> Answer:
-        """One of them, with its tokens."""
+        """One rollout with its tokens."""
         return self._admin("GET", f"/v1/rl/jobs/{job}/rollouts/{id}")
 
     def weight_info(self) -> Answer:

@@ -1,4 +1,4 @@
-"""What a server sends back, read: JSON, event streams, and refusals as the `RondoError` that they were."""
+"""Parsing of server responses: JSON, event streams, and errors as the original `RondoError`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STATUS_BY_CODE = {"model_not_found": 404}
 
 
 class SseParser:
-    """The JSON of server-sent events, from bytes as they come."""
+    """Incremental parser of server-sent events into JSON."""
 
     def __init__(self) -> None:
         self._lines = LineSplitter()
@@ -76,7 +76,7 @@ def checked(answer: httpx.Response) -> dict[str, Any]:
 
 
 def checked_verb(answer: httpx.Response) -> dict[str, Any]:
-    """As `checked`, of the operator's verbs, some of which answer with nothing or with a line of text."""
+    """As `checked`, for admin operations, some of which return an empty body or a line of text."""
     kind = answer.headers.get("content-type", "")
     if answer.is_success and not kind.startswith("application/json"):
         return {"message": answer.text} if answer.text else {}

@@ -1,4 +1,4 @@
-"""What any engine offers, near or far: the one interface the server, the RL loop and tests rely on."""
+"""Interface of an engine, local or remote, for the server, the RL loop and tests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Engine(Protocol):
     async def resume(self) -> None: ...
 
     async def sleep(self, level: int = 1, mode: PauseMode = "keep") -> None:
-        """Gives the KV cache back, and moves the weights to CPU memory (1) or drops them (2); `mode` as in `pause`."""
+        """Releases the KV cache, and moves the weights to CPU memory (1) or drops them (2); `mode` as in `pause`."""
 
     async def wake(self, tags: Sequence[str] | None = None) -> None:
         """`tags` are "weights" and "kv_cache", both by default."""
@@ -39,7 +39,7 @@ class Engine(Protocol):
         """Serves the adapter in the folder `path` as `name`; with `replace`, also where the name is taken."""
 
     async def unload_adapter(self, name: str) -> None:
-        """Requests that have begun with it finish; those that have not end with an error."""
+        """Running requests of the adapter finish; waiting ones end with an error."""
 
     async def start_weight_update(self) -> None:
         """Stops between two steps; nothing is computed until the update is finished."""
@@ -48,17 +48,17 @@ class Engine(Protocol):
         """Continues with `version`: tokens carry it, and cached prefixes of older versions never hit."""
 
     async def check_weights(self, path: Path, version: int | None) -> None:
-        """Refuses what `update_weights` would, as far as it can be seen without reading the weights."""
+        """Raises the errors of `update_weights` that can be detected without reading the weights."""
 
     async def update_weights(self, path: Path, version: int) -> None:
-        """A whole update from a model's folder, between two steps. If anything is wrong, all stays as it was."""
+        """Updates all weights from a model's folder, between two steps. On error the weights remain unchanged."""
 
     async def reset_prefix_cache(self) -> None: ...
 
 
 @dataclass(frozen=True)
 class WeightState:
-    """`whole`: none missing, none of another version."""
+    """`whole`: no tensor is missing or of another version."""
 
     updating: bool
     whole: bool
@@ -66,14 +66,14 @@ class WeightState:
 
 
 class ServedEngine(Engine, Protocol):
-    """What the server asks of an engine beside its work."""
+    """Operations of an engine for the server, in addition to generation."""
 
     max_model_len: int
     max_queued: int
 
     @property
     def failure(self) -> RondoError | None:
-        """Why the engine cannot serve any more; None while it can."""
+        """Reason why the engine cannot serve any more; None while it can."""
 
     @property
     def ready(self) -> bool: ...
@@ -90,7 +90,7 @@ class ServedEngine(Engine, Protocol):
     def weight_state(self) -> WeightState: ...
 
     def load(self) -> tuple[int, int]:
-        """How many samples run, and how many wait."""
+        """Numbers of running and waiting samples."""
 
     async def drain(self, seconds: float) -> None:
         """Takes no more requests and lets the running ones finish; after `seconds` they end as aborted."""

@@ -25,7 +25,7 @@ Prompt = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
 
 
 class _Base:
-    """What both clients share: where the server is, and how a request to it is written."""
+    """Common parts of both clients: the server's address and the format of requests."""
 
     def __init__(self, base_url: str | None, api_key: str | None, admin_key: str | None) -> None:
         url = base_url or os.environ.get("RONDO_BASE_URL") or DEFAULT_URL
@@ -40,7 +40,7 @@ class _Base:
         self._admin_key = admin_key or os.environ.get("RONDO_ADMIN_KEY")
 
     def _operator(self) -> dict[str, str]:
-        """The headers of who may ask for the operator's verbs."""
+        """Headers of admin requests."""
         if not self._admin_key:
             raise ConfigError(
                 "this needs the server's admin key: pass admin_key=..., or set RONDO_ADMIN_KEY.",
@@ -114,7 +114,7 @@ class Client(_Base, AdminVerbs[dict[str, Any]]):
             raise
 
     def _first(self) -> str:
-        """The server's own model, for those who do not say which."""
+        """The server's own model, the default."""
         if self._model is None:
             self._model = _only(self.models())
         return self._model

@@ -1,4 +1,4 @@
-"""What the fields of `SamplingParams` may be, one by one."""
+"""Value ranges of the fields of `SamplingParams`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ MAX_STOP = 16
 MAX_SAMPLES = 1024
 MAX_BAD_WORDS = 1024
 MAX_BAD_CHARACTERS = 64 * 1024
-"""Of all of them together: whoever takes the request tokenizes them at once."""
+"""Maximum total of all bad words: they are tokenized at once."""
 MOST_TOKENS = 2**63 - 1
 """Far more than fit; but a number of hundreds of digits could not be counted, which is done in floats."""
 
 
 class FieldRule(NamedTuple):
-    """What must hold of a field, unless it is at its default, as nearly all are of nearly every request."""
+    """Rule of a field, checked unless the field has its default value, which is the common case."""
 
     field: str
     default: object
@@ -25,7 +25,7 @@ class FieldRule(NamedTuple):
 
 
 def fits(holds: Callable[[Any], bool], value: Any) -> bool:
-    """Whether a rule holds; not of what is of another type than its field."""
+    """Whether a rule holds; False for a value of the wrong type."""
     try:
         return holds(value)
     except (TypeError, AttributeError):

@@ -10,7 +10,7 @@ class LineSplitter:
         self._parts: list[bytes] = []
 
     def push(self, data: bytes) -> list[bytes]:
-        """Those that have ended."""
+        """Returns the complete lines."""
         *ended, rest = data.split(b"\n")
         if ended:
             ended[0] = b"".join([*self._parts, ended[0]])

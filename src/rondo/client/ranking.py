@@ -1,4 +1,4 @@
-"""`best_of`: more samples than are asked for, of which the likeliest are given."""
+"""`best_of`: generates more samples than requested and returns the likeliest."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Sample = TypeVar("Sample", bound=Ranked)
 
 
 def spread(params: SamplingParams) -> SamplingParams:
-    """What the engine is asked for: all the samples, with log-probabilities to compare them by."""
+    """The parameters for the engine: all samples, with log-probabilities for the comparison."""
     if params.best_of is None:
         return params
     if params.best_of == params.n:
@@ -27,7 +27,8 @@ def spread(params: SamplingParams) -> SamplingParams:
 
 
 def best(samples: Sequence[Sample], params: SamplingParams) -> list[Sample]:
-    """The `n` whose tokens are likeliest on average, best first; log-probabilities go that were not asked for."""
+    """The `n` samples with the highest mean log-probability, best first; removes log-probabilities beyond the
+    request."""
     if params.best_of in (None, params.n):
         return list(samples)
     chosen = sorted(samples, key=_score, reverse=True)[: params.n]

@@ -1,4 +1,4 @@
-"""What form an answer must have. Plain frozen data: equal ones are one grammar to the engine, compiled once."""
+"""Structured output. Plain frozen data: equal parameters are one grammar to the engine, compiled once."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ MAX_GRAMMAR = 256 * 1024
 
 @dataclass(frozen=True, slots=True)
 class StructuredOutputsParams:
-    """Exactly one of the six is given; names are vLLM's.
+    """Exactly one of the six is set; names are vLLM's.
 
-    `json` is a JSON schema, as an object or as its text. `json_object` asks for any JSON object. `grammar` is in Lark's
-    syntax or in GBNF. `structural_tag` is vLLM's: free text, in which what follows a trigger obeys a schema. Where a
-    schema is not `strict`, keywords that cannot be enforced are left out; else they are refused. `param` is the
-    request's field that errors name.
+    `json` is a JSON schema, as an object or as its text. `json_object` requests any JSON object. `grammar` is in Lark's
+    syntax or in GBNF. `structural_tag` is vLLM's: free text, in which the text after a trigger obeys a schema. Where a
+    schema is not `strict`, keywords that cannot be enforced are omitted; else they are refused. `param` is the
+    request's field for error messages.
     """
 
     json: Any = None
@@ -74,7 +74,8 @@ class StructuredOutputsParams:
         return InvalidRequest(f"{self.param} {why}.", param=self.param, code="invalid_value")
 
     def _as_json(self, value: Any) -> tuple[str, Mapping[str, Any]]:
-        """Its text, the order of keys kept (it is that of an object's properties), and what it says."""
+        """The JSON text, with the order of keys preserved (it is the order of an object's properties), and its parsed
+        value."""
         try:
             text, said = (value, json.loads(value)) if isinstance(value, str) else (json.dumps(value), value)
         except (TypeError, ValueError, RecursionError) as error:
@@ -93,7 +94,7 @@ class StructuredOutputsParams:
 
 
 def _is_tag(tag: Mapping[str, Any]) -> bool:
-    """Whether there is something to find, and something to do where it is found."""
+    """Whether the tag has both triggers and structures."""
     structures, triggers = tag.get("structures"), tag.get("triggers")
     if not (isinstance(structures, list | tuple) and isinstance(triggers, list | tuple) and structures):
         return False

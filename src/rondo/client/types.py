@@ -1,4 +1,4 @@
-"""What goes into an engine and what comes out. Plain frozen data, no torch, cheap to make by the thousand."""
+"""Input and output of an engine. Plain frozen data, free of torch, cheap to create in large numbers."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ LogprobsMode = Literal["scaled", "raw"]
 Pooling = Literal["last", "mean"]
 
 COLDEST = 1e-5
-"""A temperature below this is 0: logits divided by less are not finite any more."""
+"""Temperatures below this count as 0: dividing logits by less yields infinite values."""
 
 
 def as_tuple(stop: str | Sequence[str] | None) -> tuple[str, ...]:
-    """People write one stop string, a list of them or nothing."""
+    """Accepts one stop string, a list of them or None."""
     return (stop,) if isinstance(stop, str) else () if stop is None else tuple(stop)
 
 
 def _ids(given: Any) -> tuple[int, ...]:
-    """Plain integers, also where they come as an array."""
+    """Converts a sequence or an array to plain integers."""
     if given is None:
         return ()
     return tuple(given.tolist() if hasattr(given, "tolist") else given)
@@ -39,24 +39,24 @@ LISTS: dict[str, Callable[[Any], tuple[Any, ...] | None]] = {
     "bad_word_ids": lambda words: tuple(map(_ids, () if words is None else words)),
     "allowed_token_ids": lambda ids: None if ids is None else _ids(ids),
 }
-"""Fields that may be given as any sequence, and are kept as tuples. None is an empty one, but where all tokens are
-allowed."""
+"""Fields that accept any sequence and are stored as tuples. None means an empty tuple, except for allowed tokens, where
+it means all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How to continue a prompt; names and defaults are vLLM's where the thing is the same. What it lets through
-    cannot make a step fail, whatever else is in the batch.
+    """Sampling parameters of a request; names and defaults are vLLM's for equal features. Valid parameters cannot make
+    a step fail, in any batch.
 
-    `max_tokens=None` generates until the context is full. `temperature=0` is greedy. `top_k=0` and `-1` both
-    mean "all". `logprobs=k` asks for the sampled token's log-probability and the k likeliest alternatives,
-    `prompt_logprobs=k` for those of the prompt's tokens.
-    `logprobs_mode` says of which distribution: "scaled" is that of the logits divided by the temperature,
-    before any top-k, top-p or min-p (what a learner recomputes), "raw" is at temperature 1 (what the HTTP API
-    reports).
+    `max_tokens=None` generates until the context is full. `temperature=0` is greedy. `top_k=0` and `-1` both mean
+    "all". `logprobs=k` requests the log-probabilities of the sampled token and the k likeliest alternatives,
+    `prompt_logprobs=k` the same for the prompt's tokens. `logprobs_mode` selects the distribution: "scaled" divides the
+    logits by the temperature, before any top-k, top-p or min-p (as a learner recomputes it), "raw" is at temperature 1
+    (as in the HTTP API).
 
-    `bad_words` do not come up in the answer, `allowed_token_ids` are all that do. `best_of` samples are made, and the
-    `n` whose tokens are likeliest on average are given. Of the prompt only the last `truncate_prompt_tokens` count.
+    `bad_words` are excluded from the answer; `allowed_token_ids` exclude all other tokens. `best_of` samples are
+    generated, and the `n` with the highest mean log-probability are returned. Only the last `truncate_prompt_tokens` of
+    the prompt are used.
     """
 
     max_tokens: int | None = 16
@@ -81,14 +81,14 @@ class SamplingParams:
     structured_outputs: StructuredOutputsParams | None = None
     bad_words: tuple[str, ...] = ()
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
-    """As tokens; an engine with a tokenizer fills it in."""
+    """Token ids of `bad_words`; an engine with a tokenizer sets them."""
     allowed_token_ids: tuple[int, ...] | None = None
     best_of: int | None = None
     truncate_prompt_tokens: int | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
     keep_special_tokens: tuple[int, ...] = ()
-    """Those that the text has all the same: the markers that whoever parses it looks for."""
+    """Special tokens that remain in the text: the markers of a reasoning or tool-call parser."""
 
     def __post_init__(self) -> None:
         for name, into in LISTS.items():
@@ -129,8 +129,8 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """One prompt, already token ids. A lower `priority` goes first. `adapter` is a name; None is the base alone. With
-    `pooling` it wants no answer but a vector of the prompt."""
+    """One prompt as token ids. Lower `priority` numbers are served first. `adapter` is a name; None is the base model.
+    With `pooling` the result is a vector of the prompt instead of an answer."""
 
     id: str
     prompt_ids: Sequence[int]

@@ -1,4 +1,4 @@
-"""How much a key may ask for: so many requests and tokens a minute, each a bucket that fills evenly."""
+"""Rate limits of a key: requests and tokens a minute, each a bucket with a constant refill rate."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class RateLimited(Overloaded):
 
 @dataclass
 class Bucket:
-    """Holds a minute's worth. What is only known afterwards may overdraw it; then nothing is left for a while."""
+    """Holds the quota of one minute. A later correction may overdraw it; then requests wait for the refill."""
 
     a_minute: int
     level: float
@@ -53,8 +53,8 @@ class Limits:
         self._of: dict[str, tuple[tuple[int | None, int | None], _Buckets]] = {}
 
     def take(self, key: Key, tokens: int) -> dict[str, str]:
-        """For one request that will need about so many tokens. The headers that say what is left; `RateLimited` where
-        it is not enough. A request larger than a minute's worth needs a full bucket."""
+        """Takes the estimated tokens of one request. Returns the rate-limit headers; raises `RateLimited` if the rest
+        is too small. A request larger than a minute's quota needs a full bucket."""
         buckets = self._buckets(key)
         if buckets.requests is not None and (wait := buckets.requests.seconds_until(1)) > 0:
             raise _over(key, "requests", buckets.requests, 1, wait)
@@ -68,7 +68,7 @@ class Limits:
         return self.headers(key)
 
     def settle(self, key: Key, tokens: int, used: int) -> None:
-        """A request that `tokens` were taken for needed `used`."""
+        """Corrects the estimate of `tokens` for a request to the `used` ones."""
         bucket = self._buckets(key).tokens
         if bucket is not None:
             bucket.level = min(float(bucket.a_minute), bucket.level + tokens - used)

@@ -1,8 +1,8 @@
-"""Which engine answers a request: the one that has the least to do until it could.
+"""Routing of a request to the engine with the least pending work.
 
-That is what it has been given and not yet answered, and what of this prompt it has not seen. So who has a prompt's
-beginning in its cache gets it, until that costs more than computing it elsewhere. What was sent where is all that is
-known of the caches: a prompt is cut into pieces, and each engine's most recent pieces are remembered.
+Pending work is the unanswered work of an engine plus the part of this prompt outside its cache. So an engine with a
+cached prefix is preferred, until its queue costs more than computing the prefix elsewhere. Caches are estimated from
+routed prompts: a prompt is cut into pieces, and the most recent pieces of each engine are remembered.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Instance:
 
 @dataclass(frozen=True)
 class Route:
-    """A request on its way: to be told how it went, by `Router.ended`."""
+    """A routed request, whose outcome is reported to `Router.ended`."""
 
     instance: Instance
     work: int

@@ -1,4 +1,4 @@
-"""Libraries that only some graders need."""
+"""Optional libraries of single graders."""
 
 from importlib.util import find_spec
 
@@ -6,6 +6,6 @@ from rondo.base.errors import MissingExtra
 
 
 def needs(module: str, package: str | None = None) -> None:
-    """Says so when the grader is made, and not once an answer, where `module` is not installed."""
+    """Raises when the grader is constructed, instead of once per answer, if `module` is not installed."""
     if find_spec(module) is None:
         raise MissingExtra(package or module, "graders")

@@ -1,4 +1,4 @@
-"""A grader's crash or time-out as an outcome of its own."""
+"""Crash or time-out of a grader as a separate outcome."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _scores = counter("grader_scores", "Scores asked of graders, by how they ended."
 
 @dataclass
 class _Clock:
-    """A grader's limit, which stands still while the grader waits for its turn."""
+    """Time limit of a grader. The clock stops while the grader waits in a queue."""
 
     limit: asyncio.Timeout
     outer: _Clock | None
@@ -52,9 +52,9 @@ _clock: ContextVar[_Clock | None] = ContextVar("grader_clock", default=None)
 
 @asynccontextmanager
 async def waiting() -> AsyncIterator[None]:
-    """Around a wait for a turn, such as a free worker's: it is not the grader's own time, and no limit counts it.
+    """Context for queueing, for example until a worker is free: the time is not charged to the grader's limit.
 
-    Without this a step of a thousand samples would be late by its length alone. What is waited for must be bounded.
+    Without it, a step of a thousand samples would time out because of its size alone. The wait itself must be bounded.
     """
     clock = _clock.get()
     if clock is None:
@@ -100,7 +100,7 @@ class Guarded:
     async def _asked(self, sample: Sample) -> Score:
         try:
             found = await self.grader.score(sample)
-        except (SystemExit, KeyboardInterrupt) as error:  # from a task they would end the event loop
+        except (SystemExit, KeyboardInterrupt) as error:  # raised from a task, they would end the event loop
             raise RuntimeError(f"it raised {error!r}") from error
         if not isinstance(found, Score):
             raise TypeError(f"it returned {str(found)[:100]!r}, which is no Score")
@@ -108,15 +108,15 @@ class Guarded:
 
 
 def _leave(asked: asyncio.Task[Score]) -> None:
-    """Nobody waits for it to heed this: there are graders that go on when they are cancelled."""
+    """Cancels the task without waiting for it: some graders ignore cancellation."""
     asked.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
     asked.cancel()
 
 
 def guarded(grader: Grader, timeout_s: float, name: str | None = None) -> Guarded:
-    """`grader`, never raising and never late.
+    """Wraps `grader` so that it never raises and never exceeds its time limit.
 
-    The limit holds where the grader awaits. One that computes for long belongs in the pool (`pool.py`).
+    The limit applies where the grader awaits. A grader with long computations belongs in the pool (`pool.py`).
     """
     if timeout_s <= 0:
         raise ConfigError(f"a grader's timeout_s must be above 0, not {timeout_s}.")

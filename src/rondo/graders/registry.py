@@ -1,4 +1,4 @@
-"""Graders by the name of their type, out of JSON or TOML: `grader_of({"type": "math"})`."""
+"""Registry of graders by type, from JSON or TOML: `grader_of({"type": "math"})`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rondo.graders.score import Grader
 
 Maker = Callable[[Mapping[str, Any], str], Grader]
 DEEPEST = 8
-"""Graders within graders."""
+"""Maximum nesting depth of graders."""
 
 
 def _made(cls: type[Any]) -> Maker:
@@ -33,7 +33,7 @@ def _made(cls: type[Any]) -> Maker:
 
 
 def _code(spec: Mapping[str, Any], where: str) -> Grader:
-    """Its sandbox is told by the packages that programs may import, and shared."""
+    """Its sandbox is shared and selected by the packages that programs may import."""
     rest = {name: value for name, value in spec.items() if name not in ("packages", "sandbox")}
     refuse_unknown(spec, (*rest, "packages"), where)
     packages = spec.get("packages", [])
@@ -98,7 +98,7 @@ GRADERS: dict[str, Maker] = {
 
 
 def grader_of(spec: Mapping[str, Any], where: str = "grader") -> Grader:
-    """`where` is what errors call it. With `timeout_s` the grader is guarded, under its name."""
+    """`where` is the name of the spec in errors. With `timeout_s` the grader is guarded, under its name."""
     if not isinstance(spec, Mapping):
         raise ConfigError(f"{where} is a table with a type, not {str(spec)[:100]!r}.", param=where)
     if where.count(".graders.") > DEEPEST:
@@ -126,7 +126,7 @@ def grader_of(spec: Mapping[str, Any], where: str = "grader") -> Grader:
 
 
 def _inner(spec: Mapping[str, Any], where: str) -> Mapping[str, Mapping[str, Any]]:
-    """The graders within one, by name. The types of OpenAI's library also allow one alone, under its own name."""
+    """The nested graders of a spec, by name. OpenAI's library also allows a single one, under its own name."""
     inner = spec.get("graders")
     if isinstance(inner, Mapping) and isinstance(inner.get("type"), str):
         inner = {str(inner.get("name", "grader")): inner}

@@ -1,4 +1,4 @@
-"""What a grader is given and what it answers."""
+"""Input and output of a grader: `Sample` and `Score`."""
 
 import math
 from collections.abc import Mapping
@@ -13,13 +13,13 @@ class Sample:
     prompt: str
     completion: str
     reference: str | tuple[str, ...] | None = None
-    """The right answer, or several that are right."""
+    """The right answer, or several right answers."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Score:
-    """`total` is a reward only where `outcome` is "ok": a grader that failed has not judged."""
+    """`total` is a reward only if `outcome` is "ok"; a failed grader has no score."""
 
     outcome: Outcome
     total: float
@@ -31,7 +31,7 @@ class Score:
             raise ValueError(f"a score's outcome is ok, timeout or error, not {self.outcome!r}")
         if not all(map(math.isfinite, (self.total, *self.parts.values()))):
             raise ValueError(f"a score must be finite, not {self.total} with parts {self.parts}")
-        # Numbers of numpy and tensors are welcome, and nobody after this has to know of them.
+        # Converts numbers of numpy and tensors to Python floats.
         object.__setattr__(self, "total", float(self.total))
         object.__setattr__(self, "parts", {name: float(value) for name, value in self.parts.items()})
 

@@ -1,4 +1,4 @@
-"""Work in a thread that waits for its turn first."""
+"""Execution in a thread pool with the queueing time excluded from the grader's limit."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ T = TypeVar("T")
 
 
 async def in_turn(threads: ThreadPoolExecutor, work: Callable[[Callable[[], None]], T]) -> T:
-    """`work(begin)` in one of the threads. What comes before it calls `begin` is no grader's time. Who is cancelled
-    while he waits leaves no work behind."""
+    """Runs `work(begin)` in one of the threads. Time before `begin` is called does not count for the grader. A caller
+    that is cancelled while it is queued leaves no work behind."""
     loop, begun = asyncio.get_running_loop(), asyncio.Event()
     tell = partial(loop.call_soon_threadsafe, begun.set)
 
@@ -25,7 +25,7 @@ async def in_turn(threads: ThreadPoolExecutor, work: Callable[[Callable[[], None
         try:
             return work(begin)
         finally:
-            begin()  # whatever went wrong, somebody waits for it
+            begin()  # the caller waits for `begin`, also after an exception
 
     job = threads.submit(do)
     try:
@@ -43,7 +43,7 @@ def _once(tell: Callable[[], object]) -> Callable[[], None]:
         nonlocal told
         if not told:
             told = True
-            with contextlib.suppress(RuntimeError):  # the event loop that asked is closed
+            with contextlib.suppress(RuntimeError):  # the caller's event loop is closed
                 tell()
 
     return once

@@ -1,4 +1,4 @@
-"""The engine server: one model behind the OpenAI API, with its health and metrics beside it."""
+"""Engine server: one model behind the OpenAI API, with health and metrics."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ OUTSIDE_V1 = (
     "/rerank",
     "/v2/rerank",
 )
-"""What asks the model too, under the names that vLLM gave it."""
+"""Model routes outside `/v1`, under vLLM's names."""
 
 
 def create_app(
@@ -70,7 +70,7 @@ def create_app(
     aliases: Iterable[str] = (),
     pooling: Pooling = "last",
 ) -> ASGIApp:
-    """Clients may ask for the model by `name`, which is what answers show, or by one of `aliases`."""
+    """Clients may request the model as `name`, which responses show, or as one of `aliases`."""
     largest = config.max_body_bytes or body_limit(engine.max_model_len)
     templates = Templates(config.template_seconds, config.template_characters or 2 * largest)
     served = ServedModel(
@@ -131,7 +131,7 @@ def _replies(tokenizer: Tokenizer, config: ServerConfig) -> Replies:
 
 
 class ModelApp:
-    """What is asked of the model, as an ASGI application: so it can be called past the router."""
+    """The model routes as an ASGI application, callable without the router."""
 
     def __init__(self, handler: Callable[[Request], Awaitable[ASGIApp]]) -> None:
         self._handler = handler
@@ -154,8 +154,8 @@ def _post(path: str, handler: Callable[[Request], Awaitable[ASGIApp]]) -> Route:
 
 
 def _straight(app: ASGIApp, posted: Mapping[str, ASGIApp]) -> ASGIApp:
-    """What asks the model is found by its path alone: all of the layers on the way there have nothing to do for it, and
-    each costs a part of what a short request takes."""
+    """Dispatches model routes by path alone: the router's layers have no effect on them, and each adds to the latency
+    of a short request."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         straight = posted.get(scope["path"]) if scope.get("method") == "POST" else None
@@ -217,14 +217,14 @@ def _needs_key(path: str) -> bool:
 
 
 def require_key(app: ASGIApp, keys: Sequence[str]) -> ASGIApp:
-    """What asks the model needs `Authorization: Bearer <key>`; health and metrics stay open. What only the operator may
-    ask for has a key of its own."""
+    """Model routes need `Authorization: Bearer <key>`; health and metrics stay open. Admin routes have a separate
+    key."""
     expected = [key.encode() for key in keys]
 
     async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and _needs_key(scope["path"]):
             given = bearer_of(scope["headers"])
-            # Each is compared, so that the time taken does not tell which one was nearly right.
+            # Every key is compared, so that the time does not reveal a nearly right one.
             right = [hmac.compare_digest(given, one) for one in expected]
             if not any(right):
                 message = "a valid API key is needed: send it as 'Authorization: Bearer <key>'."

@@ -1,5 +1,4 @@
-"""OpenAI's API once more for each episode of an agent: an address and a key of its own, with all that is asked there
-recorded."""
+"""A recorded OpenAI endpoint, with its own address and key, for each episode of an agent."""
 
 from __future__ import annotations
 
@@ -90,7 +89,7 @@ class EpisodePrompts(Prompts):
 @dataclass(frozen=True)
 class EpisodeServed(ServedModel):
     def is_base(self, name: str) -> bool:
-        """Agents ask for whatever model they were written for."""
+        """Any model name is accepted: agents have fixed ones."""
         return True
 
 
@@ -173,7 +172,7 @@ class EpisodeRoutes:
         return Json({"reward": body.reward})
 
     def _found(self, request: Request) -> tuple[Recorder, ServedModel]:
-        """A wrong key and an episode that is not there look alike from outside."""
+        """A wrong key and a missing episode produce the same response."""
         found = self._open.get(request.path_params["id"])
         key = "" if found is None else found[0].key
         right = hmac.compare_digest(bearer_of(request.scope["headers"]), key.encode())
@@ -233,7 +232,7 @@ async def _serve(server: uvicorn.Server, listener: socket.socket) -> None:
 
 
 async def _started(server: uvicorn.Server, serving: asyncio.Task[None]) -> None:
-    """Connections wait at the port from the first, but one that cannot be served is told to nobody."""
+    """Waits until the server runs: the port accepts connections earlier, and an error at start would be silent."""
     for _ in range(round(START_SECONDS / LOOK_SECONDS)):
         if server.started:
             return

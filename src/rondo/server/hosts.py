@@ -52,7 +52,7 @@ def _allowed(name: str | None, own: Collection[str]) -> bool:
 
 
 def _trusted(origin: str, host: str | None, own: Collection[str]) -> bool:
-    """Web pages have an http origin, or "null" in a sandbox. Other schemes are those of installed applications."""
+    """Web pages have an http origin, or "null" in a sandbox. Other schemes belong to installed applications."""
     if origin == "null":
         return False
     scheme, separator, rest = origin.partition("://")

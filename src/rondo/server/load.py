@@ -1,4 +1,4 @@
-"""From a model's name to an application that serves it."""
+"""Builds the application that serves a model, from its name."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _vllm(
 
 
 def _folders(adapters: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
-    """Those of the adapters, none of which may go by a name of the model itself: nobody could ask for it."""
+    """Folders of the named adapters. A name of the model itself is refused: the adapter would be unreachable."""
     for name in names:
         if name in adapters:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""`/openapi.json`: every route, with the very bodies that are checked when one is asked."""
+"""`/openapi.json`: every route, with the same body types that validate requests."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Error(BaseModel):
 
 @dataclass(frozen=True)
 class Described:
-    """What a route is for, what it takes, and what it gives: JSON, unless `media` says otherwise. `None` as `answer` is
-    nothing at all."""
+    """Description of a route: purpose, request and response. The response is JSON, unless `media` is set. `None` as
+    `answer` means an empty response."""
 
     summary: str
     body: type[WireModel] | None = None
@@ -57,7 +57,7 @@ class Described:
     bodyless: bool = False
     """The body may also be left out."""
     never: bool = False
-    """It is always refused."""
+    """The route always refuses."""
 
 
 _MODE = {"mode": {"enum": list(MODES)}}
@@ -136,7 +136,7 @@ KEYS: dict[str, Schema] = {
 
 
 def openapi_route(routes: Iterable[BaseRoute]) -> Route:
-    """Describes those of `routes` that are known here, and itself."""
+    """Describes the documented routes of `routes`, and itself."""
     names = {
         f"{method} {_shown(route)}"
         for route in routes
@@ -158,7 +158,7 @@ def _shown(route: Route) -> str:
 
 
 def document(names: Iterable[str]) -> Schema:
-    from pydantic.json_schema import models_json_schema  # not before somebody asks
+    from pydantic.json_schema import models_json_schema  # imported at the first request
 
     groups = [(OF_THE_MODEL, "key"), (OPEN, None), (OF_THE_OPERATOR, "admin")]
     known = {name: (described, key) for group, key in groups for name, described in group.items()}

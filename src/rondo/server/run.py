@@ -32,11 +32,11 @@ SWEEP_TICKS = 10
 WAITING = 2048
 """Connections that wait in the system to be accepted."""
 ACCEPTED = 8
-"""Connections that are accepted before they are counted: fewer than the descriptors reserved for them."""
+"""Number of connections accepted before they are counted: less than the descriptors reserved for them."""
 NO_DESCRIPTOR = "socket.accept() out of system resource"
 """asyncio's message; it accepts again a second later."""
 LAST_BYTES_SECONDS = 5
-"""How long answers that are complete may still be on their way to slow clients."""
+"""Seconds that complete answers have to reach slow clients."""
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -71,8 +71,8 @@ def url_of(listener: socket.socket) -> str:
 class _Server(uvicorn.Server):
     """Signals are ours: the first drains and ends with exit code 0, the second ends at once with 128 and its number.
 
-    First the engine drains, while the server still answers: requests end whole, new ones are told why not. Only then
-    does the server close its connections.
+    First the engine drains, while the server still answers: requests end whole, new ones are refused with the reason.
+    Only then does the server close its connections.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class _Server(uvicorn.Server):
                 loop.remove_signal_handler(number)
 
     async def on_tick(self, counter: int) -> bool:
-        """An engine that failed stays so: the process ends, and whoever started it can start it again."""
+        """A failed engine stays failed: the process ends, and its supervisor can restart it."""
         if self.engine is not None and fault_of(self.engine) and self._draining is None:
             self.should_exit = True
         if counter % SWEEP_TICKS == 0:

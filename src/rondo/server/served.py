@@ -1,4 +1,4 @@
-"""The model behind the routes, and what is checked of every request to it."""
+"""The served model, and the validation of every request to it."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class ServedModel:
     """The tokens that end an answer."""
     salts: Salts = field(default_factory=lambda: Salts(()))
     parts: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """The engine's requests behind each answer that is under way."""
+    """The engine's requests of each active answer."""
     asked_as: dict[str, str] = field(default_factory=dict)
-    """The X-Request-Id of each of them; one client may give the same to several."""
+    """X-Request-Id of each answer; a client may use the same id for several."""
 
     aborted: set[str] = field(default_factory=set)
-    """Those that the operator wants to end: the engine may know of none just then, between two of its requests."""
+    """Aborted answers: between two of its requests, an answer has no request in the engine."""
 
     @contextmanager
     def under_way(self, id: str, requests: Sequence[GenerateRequest]) -> Iterator[None]:
@@ -58,33 +58,33 @@ class ServedModel:
             self.aborted.discard(id)
 
     async def abort(self, id: str) -> None:
-        """An answer, or a request of the engine's."""
+        """Aborts an answer, or a request of the engine."""
         if id in self.parts:
             self.aborted.add(id)
         for part in self.parts.get(id, (id,)):
             await self.engine.abort(part)
 
     def going_by(self, name: str) -> list[str]:
-        """What can be aborted that goes by it just now: an answer, a request of the engine's, or all the answers to
-        one X-Request-Id."""
+        """Active answers and requests with this id: an answer, a request of the engine, or all answers with one
+        X-Request-Id."""
         if name in self.parts or any(name in ids for ids in self.parts.values()):
             return [name]
         return [id for id, asked in self.asked_as.items() if asked == name]
 
     @property
     def adapters(self) -> Sequence[str]:
-        """Their names, but for those that the model itself goes by."""
+        """Adapter names, except for names of the model itself."""
         return [name for name in self.engine.adapters() if not self.is_base(name)]
 
     def shown(self, name: str) -> str:
-        """What an answer calls the model that was asked for."""
+        """Name of the requested model in an answer."""
         return self.adapter(name) or self.name
 
     def is_base(self, name: str) -> bool:
         return name == self.name or name in self.aliases
 
     def adapter(self, name: str) -> str | None:
-        """The adapter that goes by that name; None if it is the model itself."""
+        """The adapter of this name; None for the model itself."""
         if self.is_base(name):
             return None
         if not self.engine.has_adapter(name):
@@ -96,7 +96,7 @@ class ServedModel:
         return name
 
     def check_room(self, body: SamplingBody, prompts: int) -> None:
-        """Samples that can never wait together are refused before the first of them is begun."""
+        """Rejects more samples than the queue can hold, before the first one starts."""
         n = body.best_of or body.n or 1
         if prompts * n > self.max_queued:
             raise InvalidRequest(
@@ -113,7 +113,7 @@ class ServedModel:
             )
 
     def check(self, body: ChatRequest | CompletionRequest, prompts: int) -> SamplingParams:
-        """All that can be refused before a prompt is looked at."""
+        """Validates everything that does not depend on the prompt."""
         self.adapter(body.model)
         self.check_priority(body.priority)
         sampling = body.to_sampling()

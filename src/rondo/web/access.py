@@ -1,7 +1,7 @@
-"""The outermost layer: each request's id, its one line in the log, and its spans; and no exception leaves it.
+"""Outermost middleware: request ids, access log, spans, and the last handler of exceptions.
 
-The id is the client's `X-Request-Id` or one of ours; it is in the answer's headers and on every line logged meanwhile.
-The line has no query, no headers and no text: nothing that a client might want kept from who reads logs.
+The id is the client's `X-Request-Id` or a generated one; it is in the response's headers and on every line logged
+during the request. The access log has no query, no headers and no text, so that it holds no private data of a client.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HEADER = b"x-request-id"
 IGNORED = b"x-rondo-ignored"
 GOOD_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 QUIET = frozenset(["/health", "/ping", "/ready", "/load", "/metrics", "/version"])
-"""What machines ask every few seconds is logged at debug."""
+"""Paths that monitoring polls every few seconds are logged at debug."""
 LONGEST_PATH = 200
 
 
@@ -116,7 +116,7 @@ def _line(scope: Scope, account: RequestStats, answer: _Answer, ended: float) ->
 
 
 def _of_samples(samples: list[SampleStats]) -> dict[str, Any]:
-    """Of several the slowest time each."""
+    """For several samples, the slowest time of each kind."""
     prompt, output = usage(samples)
     return {
         "id": samples[0].id,

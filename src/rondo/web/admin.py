@@ -1,4 +1,4 @@
-"""What only the operator may ask for: each of these routes needs the admin key, always."""
+"""Admin routes: each always needs the admin key."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 Reader = Callable[[str], object]
 
 LARGEST_BODY = 1024
-"""Of a verb that takes none."""
+"""Maximum bytes of a body on routes without one."""
 
 NOT_CONFIGURED = (
     "this needs the admin key, and this server has none. Start it with --server.admin_key=... (or the variable "
@@ -40,7 +40,7 @@ def admin_route(path: str, handler: Handler, key: str | None, method: str = "POS
 
 
 def refuse(request: Request, key: str | None) -> Response | None:
-    """The answer to who may not; None for who may."""
+    """The error response for a client without the key; None if access is allowed."""
     if key is None:
         return _refusal(403, NOT_CONFIGURED, "permission_error", "admin_key_not_configured")
     bearer = bearer_of(request.headers.raw)
@@ -55,7 +55,7 @@ def _refusal(status: int, message: str, kind: str, code: str) -> Response:
 
 
 async def query(request: Request, known: Mapping[str, Reader]) -> dict[str, list[object]]:
-    """The options after the `?`, each read by its function; what is not known is an error, a body too."""
+    """Query options, each parsed by its function; unknown options and a body are errors."""
     if (await read_body(request, LARGEST_BODY)).strip() not in (b"", b"{}"):
         names = ", ".join(known) or "no options"
         raise InvalidRequest(f"{request.url.path} takes no body: its options ({names}) go after the ?.")

@@ -1,6 +1,6 @@
 """Connections within limits: how many, how long a request's head may take, and how one is closed.
 
-A connection without a request under way is idle. Where all places are taken, those that have been idle longest are
+A connection without a request under way is idle. Where all places are taken, the ones idle for the longest time are
 closed for a new one, so that clients which hold connections open cannot keep others out.
 """
 
@@ -22,7 +22,7 @@ MOST = 8192
 RESERVED = 64
 """File descriptors beside connections: models, logs, child processes, and connections on their way to be refused."""
 READ = 32 << 10
-"""Bytes that are parsed in one turn of the event loop."""
+"""Bytes parsed in one turn of the event loop."""
 LINGER_SECONDS = 2.0
 """A refused body is read and dropped for so long: closed at once, the client would see a reset and not the answer."""
 STALLED_SECONDS = 60.0
@@ -30,8 +30,8 @@ STALLED_SECONDS = 60.0
 
 
 class Connections:
-    """Those of a server. `most` is their number, by default as many as the limit of open files allows; `per_address`
-    bounds those of one client address; `head_seconds` is the time for a request's head."""
+    """Connections of a server. `most` is their maximum, by default from the limit of open files; `per_address` bounds
+    the connections of one client address; `head_seconds` is the time for a request's head."""
 
     def __init__(self, most: int | None, per_address: int | None, head_seconds: float) -> None:
         self.most = min(most or MOST, _descriptors())
@@ -189,7 +189,7 @@ class _Lingering:
 
     @property
     def drops(self) -> bool:
-        """Whether what the client sends is dropped."""
+        """Whether received data are dropped."""
         return self._timer is not None
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What the routes need of HTTP: bounded bodies, event streams, and noticing that a client has left."""
+"""HTTP parts of the routes: bounded bodies, event streams, and detection of client disconnects."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 BODY_SECONDS = 60.0
 """The longest wait for the next part of a body, unless the settings say otherwise."""
 SLOWEST_BODY = 4096
-"""Bytes a second: a body that comes more slowly on the whole is given up, however often a part of it comes."""
+"""Bytes a second: a body with a lower mean rate is aborted, regardless of the gaps between its parts."""
 
 
 async def read_body(
@@ -31,8 +31,8 @@ async def read_body(
     idle_seconds: float = BODY_SECONDS,
     hold: Callable[[int], None] = lambda size: None,
 ) -> bytes:
-    """A body whose declared size exceeds `limit` is refused before it is read, another as soon as it does. `hold` is
-    called with the bytes read so far, and refuses by an exception what is too much for the server's memory."""
+    """Refuses a body over `limit`, before it is read if its size is declared. `hold` is called with the number of bytes
+    read so far, and raises if the server's memory is exhausted."""
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit:
         raise _too_large(limit)
@@ -97,7 +97,7 @@ def check_json(request: Request) -> None:
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`; if the client hangs up first, `work` is cancelled.
 
-    It is done in the task that asks, since each task more is two turns of the event loop in the way of the answer.
+    It runs in the caller's task, since each further task adds two turns of the event loop to the latency.
     """
     asker = asyncio.current_task()
     assert asker is not None
@@ -114,7 +114,7 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     try:
         return await work
     except asyncio.CancelledError:
-        # Whoever else cancelled it is still to be heard.
+        # Other cancellations still apply.
         if left and asker.cancelling() == 1:
             raise ClientDisconnect from None
         raise
@@ -186,7 +186,7 @@ class EventStream:
 
 
 async def with_signs(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    """A comment now and then where nothing comes: who waits sees that somebody is there."""
+    """Adds a comment at intervals without events, as a keep-alive for the client."""
     next_one: asyncio.Future[bytes] | None = None
     async with aclosing(events):
         try:

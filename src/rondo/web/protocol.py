@@ -1,4 +1,4 @@
-"""How HTTP/1.1 is spoken: uvicorn's protocol over httptools, with heads that are bounded and answers in one piece."""
+"""HTTP/1.1 protocol: uvicorn's over httptools, with bounded heads and answers in one packet."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from rondo.web.half_closed import HalfClosed
 MOST_HEAD = 64 * 1024
 """Bytes of a request beside its body, after the first packet."""
 LARGEST_FRAMING = 16
-"""Bytes that say how long a chunk of a body is; there may be a chunk for every byte."""
+"""Bytes of framing per chunk of a body; each byte may be a chunk."""
 MOST_HELD = 64 * 1024
 
 
 class Protocol(HalfClosed):
-    """The parser keeps a head until it has ended, however long it grows: here it is refused before."""
+    """Bounds a request's head early: the parser itself buffers a head of any length until its end."""
 
     _fresh = True
     _size = 0
@@ -34,7 +34,7 @@ class Protocol(HalfClosed):
             self.send_400_response("The head of the request is too long.")
 
     def on_message_begin(self) -> None:
-        """What else came in the same packet may be of the request before."""
+        """The rest of the packet may belong to the previous request."""
         self._fresh = True
         self._size = self._body = 0
         super().on_message_begin()
@@ -44,15 +44,15 @@ class Protocol(HalfClosed):
         super().on_body(body)
 
     def on_response_complete(self) -> None:
-        """What else is done for the request, its line in the log first, is done while the client reads."""
+        """Further work for the request, such as its log line, runs while the client reads."""
         assert isinstance(self.transport, _Gathering)
         self.transport.flush()
         super().on_response_complete()
 
 
 class _Gathering:
-    """A transport that sends what is written in one turn of the event loop as one packet: an answer's head and body,
-    which come one after the other, would wake the client twice."""
+    """Transport that sends all writes in one turn of the event loop as one packet: separate packets for head and body
+    would wake the client twice."""
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport

@@ -12,7 +12,7 @@ from rondo.base.storage.hashing import sha256_json
 
 
 def checksum(shards: Iterable[tuple[str, Tensor]]) -> str:
-    """The same for equal names, types, shapes and bits, whatever the order and the device."""
+    """Checksum of names, types, shapes and bits, independent of order and device."""
     facts = sorted([name, str(x.dtype), list(x.shape), _crc(x)] for name, x in shards)
     return sha256_json(facts)
 

@@ -48,7 +48,7 @@ class Directory:
     def publish(
         self, model: str, version: int, owner: str, shards: Sequence[WeightShard], checksum: str
     ) -> Published:
-        """Makes a whole version known. One version has one checksum, whoever holds it."""
+        """Publishes a complete version. All holders of a version have the same checksum."""
         entry = Published(model, version, owner, tuple(shards), checksum)
         with self._lock:
             for other in self._alive(model):

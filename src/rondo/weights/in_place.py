@@ -85,7 +85,7 @@ class InPlace:
 
     @contextmanager
     def update(self, version: int, receivers: Iterable[Receiver]) -> Iterator[None]:
-        """The block may write to the tensors; afterwards everybody has `version`."""
+        """The block may write to the tensors; afterwards all receivers have `version`."""
         self.register(version)
         self.plan(receivers)
         yield

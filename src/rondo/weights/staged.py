@@ -54,7 +54,7 @@ class Staged:
             self._spare[name].copy_(tensor)
 
     def _flip(self) -> None:
-        """What was served becomes the room of the next version."""
+        """Exchanges the copies: the old weights become the buffer of the next version."""
         for name, tensor in tensors_of(self.target).items():
             self._spare[name], tensor.data = tensor.data, self._spare[name]
 
@@ -70,6 +70,6 @@ class Staged:
 
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
-    """All that a step may change: parameters, those of an adapter included, and buffers."""
+    """All tensors that a step may change: parameters, including an adapter's, and buffers."""
     found: dict[str, Tensor] = dict(module.named_parameters())
     return found | dict(module.named_buffers())

@@ -1,7 +1,7 @@
 """Inside vLLM: a weight-transfer engine that loads a folder of safetensors by its path.
 
 vLLM calls `register` in each of its processes, by the entry point group `vllm.general_plugins`. This file needs nothing
-but what vLLM itself brings, so that it also works in an environment without the rest of Rondo.
+but vLLM's own dependencies, so that it also works in an environment without the rest of Rondo.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ class FolderEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
 
 
 def repack_tied_heads(model: nn.Module) -> None:
-    """On a CPU a linear layer multiplies by a packed copy of its weights. A head that shares the embedding's is loaded
-    through the embedding, so that nobody else packs it anew."""
+    """On a CPU a linear layer multiplies by a packed copy of its weights. A tied head is loaded through the embedding,
+    so its copy must be packed again here."""
     for module in model.modules():
         if isinstance(module, ParallelLMHead) and hasattr(module, "cpu_linear"):
             module.quant_method.process_weights_after_loading(module)

@@ -1,7 +1,7 @@
 """The typed config tree: defaults, then a TOML file, then `RONDO_*` variables, then `--a.b=c` flags.
 
-A tree is a pydantic model made of `Section`s. `load` says for each value where it came from; a wrong key or
-value is a `ConfigError` that names it, its source and what is right.
+A tree is a pydantic model made of `Section`s. `load` records the source of each value; a wrong key or value is a
+`ConfigError` with the key, its source and the valid alternative.
 """
 
 import logging
@@ -57,7 +57,7 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, protected_namespaces=())
 
     def default_of(self, name: str) -> str:
-        """Where the value comes from that stands in `name` if nobody gives one; nothing: from the field itself."""
+        """Source of the field's value if it is not set; empty: the field's own default."""
         return ""
 
 
@@ -255,7 +255,7 @@ def _text_settings(
 
 
 def _put(settings: dict[str, _Setting], path: str, setting: _Setting) -> None:
-    """A later source wins: what it replaces, above or below, is forgotten."""
+    """A later source wins: settings that it replaces, above or below, are removed."""
     for other in list(settings):
         if other == path or other.startswith(path + ".") or path.startswith(other + "."):
             del settings[other]

@@ -1,4 +1,4 @@
-"""What is said of keys that do not exist or are no values."""
+"""Error messages for unknown keys and invalid values."""
 
 from collections.abc import Mapping
 from typing import get_origin

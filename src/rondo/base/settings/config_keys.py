@@ -54,7 +54,7 @@ def holds_bool(value: object) -> bool:
 
 
 def is_secret(path: str) -> bool:
-    """Whether the value is for nobody's screen."""
+    """Whether the value is secret and must not be shown."""
     return path.endswith(SECRETS)
 
 

@@ -1,4 +1,4 @@
-"""Config values written as text, in variables and flags, and where a TOML file says what."""
+"""Config values written as text, in variables and flags, and the line numbers of a TOML file."""
 
 import json
 import re
@@ -49,7 +49,7 @@ def from_text(annotation: Any, text: str, path: str, where: str) -> object:
 
 
 def toml_lines(text: str) -> dict[str, int]:
-    """Dotted key -> the line where it is set. `tomllib` keeps no positions."""
+    """Dotted key -> the line where it is set; `tomllib` records no positions."""
     lines: dict[str, int] = {}
     prefix: list[str] = []
     closing: str | None = None  # inside a multi-line string: what ends it

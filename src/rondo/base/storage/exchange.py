@@ -1,4 +1,4 @@
-"""Two folders swap names in one step, so that a reader never finds neither."""
+"""Atomic exchange of two folders, so that one of them exists at any time."""
 
 import ctypes
 import errno

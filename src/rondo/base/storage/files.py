@@ -100,7 +100,7 @@ def refuse_existing(path: Path, replace: bool) -> None:
 
 
 def storage_error(path: str | Path, error: Exception, needed: int | None = None) -> StorageError:
-    """The one line for a disk that said no: what, where, how much is needed and how much is free."""
+    """The one-line error of a failed disk operation: operation, path, needed and free bytes."""
     if not _is_full(error):
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         return StorageError(
@@ -127,8 +127,8 @@ def read_json(path: str | Path) -> Any:
 
 
 def parse_json(data: bytes | str, where: str | Path) -> Any:
-    """A file of somebody else's: whatever is wrong with it, from bytes that are no text to a million brackets,
-    is a `ModelError` that names it."""
+    """Parses a file of unknown origin: any error, from invalid UTF-8 to excessive nesting, is a `ModelError` with the
+    file's name."""
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
@@ -159,7 +159,7 @@ def _temp_name(path: Path) -> Path:
 
 
 def _sweep(path: Path) -> None:
-    """Removes what writers of `path` that were killed left behind."""
+    """Removes temporary folders of killed writers of `path`."""
     for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
         with contextlib.suppress(OSError):  # another sweeper was faster, or the file system has no locks
             if left.is_dir() and time.time() - left.stat().st_mtime >= _STALE_SECONDS:

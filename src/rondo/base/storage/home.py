@@ -1,4 +1,4 @@
-"""Where Rondo keeps things: `RONDO_HOME`, or `~/.rondo`. Nothing here creates a folder."""
+"""Location of Rondo's files: `RONDO_HOME`, or `~/.rondo`. Nothing here creates a folder."""
 
 import os
 from pathlib import Path

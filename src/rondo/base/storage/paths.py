@@ -1,4 +1,4 @@
-"""From what a person wrote to a path that can be asked for."""
+"""Validation of paths from user input."""
 
 import errno
 import os
@@ -7,13 +7,13 @@ from pathlib import Path
 from rondo.base.errors import InvalidRequest
 
 ROOM = "x" * 100
-"""A folder whose own path fits, but not that of a file in it, is of no use."""
+"""Reserved length: a folder is useless if the paths of its files are too long."""
 SHOWN = 80
 
 
 def path_of(text: str | Path, field: str) -> Path:
-    """`text` with `~` in full, whether there is such a file or not; what no file can be called is an error that
-    names the field."""
+    """`text` with `~` expanded, whether the file exists or not; an impossible path is an error with the field's
+    name."""
     try:
         path = Path(text).expanduser()
         os.lstat(path.absolute() / ROOM)

@@ -1,4 +1,4 @@
-"""What one request from outside came to: whoever answers it opens an account, and the engine writes into it.
+"""Statistics of one external request: the server opens an account, and the engine writes into it.
 
 account = Account("req-1")
 with account.open():
@@ -19,7 +19,7 @@ _current: ContextVar[RequestStats | None] = ContextVar("rondo_account", default=
 
 @dataclass(frozen=True, slots=True)
 class SampleStats:
-    """One answer to one prompt. Times are those of `time.monotonic`; 0 is what did not come to be."""
+    """One answer to one prompt. Times are from `time.monotonic`; 0 means that the event did not happen."""
 
     id: str
     model: str

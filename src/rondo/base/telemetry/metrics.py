@@ -1,6 +1,6 @@
 """Prometheus metrics under the name `rondo:`; one registry a process.
 
-Asking twice for a metric gives the same one, so a module may declare its metrics where it uses them.
+A repeated declaration returns the same metric, so a module may declare its metrics where it uses them.
 """
 
 import threading

@@ -19,7 +19,7 @@ NANO = 10**9
 
 
 def check_traces(endpoint: str) -> None:
-    """For who has long work before the first trace."""
+    """Early check for callers with long work before the first trace."""
     if not endpoint.startswith(("http://", "https://")):
         raise ConfigError(
             f"{endpoint} is not a URL for OTLP over HTTP, such as http://127.0.0.1:4318/v1/traces.",
@@ -86,7 +86,7 @@ def _phases(sample: SampleStats) -> list[tuple[str, float, float]]:
 
 
 def _of_request(account: RequestStats, ended: float) -> dict[str, Any]:
-    """OpenTelemetry's names for generative AI; the latencies under those that vLLM gave them."""
+    """Attributes under OpenTelemetry's names for generative AI; latencies under vLLM's names."""
     found: dict[str, Any] = {
         "gen_ai.provider.name": "rondo",
         "gen_ai.request.id": account.request_id,

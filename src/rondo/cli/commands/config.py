@@ -1,4 +1,4 @@
-"""`rondo config`: every setting that is in force, and where its value comes from."""
+"""`rondo config`: all effective settings and the source of each value."""
 
 import difflib
 import json

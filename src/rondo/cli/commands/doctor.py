@@ -1,4 +1,4 @@
-"""`rondo doctor`: what computes on this machine, and how near it comes to what the machine gives."""
+"""`rondo doctor`: performance of the kernels on this machine, compared with its limits."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _kernels() -> dict[str, Any]:
 
 
 def _row(case: Case, limits: HardwareLimits) -> dict[str, Any]:
-    """Rates are of what the operation has most of, beside the limit: bytes read, or operations."""
+    """Rates are of the limiting resource: bytes read, or operations."""
     version, why = case.version()
     seconds, limit = case.seconds(SECONDS), case.limit(limits)
     reads = limit == case.read / limits.read
@@ -112,7 +112,7 @@ def _shown(found: dict[str, Any]) -> list[str]:
 
 
 def _tuned(tuned: dict[str, dict[str, Any]]) -> list[str]:
-    """What every product that was tuned on this machine is cut by, and what that gave."""
+    """Tuned partition of each matrix product on this machine, and its speedup."""
     rows = [("tuned product", "rows a thread to share", "times", "columns at a time", "times")]
     for name, found in sorted(tuned.items()):
         few, many = (f"{found[f'times_with_{rows}_rows']:.2f}" for rows in ("few", "many"))

@@ -1,4 +1,4 @@
-"""`rondo evaluate MODEL`: what a model is worth on held-out records and on tasks."""
+"""`rondo evaluate MODEL`: scores of a model on held-out records and on tasks."""
 
 from __future__ import annotations
 

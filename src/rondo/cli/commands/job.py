@@ -70,7 +70,7 @@ def _show(argv: list[str]) -> int:
 
 
 def _row(job: Job) -> dict[str, Any]:
-    """A job whose files cannot be read is a row that says so, and does not hide the others."""
+    """A job with unreadable files is a row with the error, and does not hide the others."""
     try:
         status = job.status()
         return {
@@ -87,7 +87,7 @@ def _row(job: Job) -> dict[str, Any]:
 
 
 def _state(job: Job, written: str | None) -> str:
-    """A job that was killed says to this day that it is running: it waits for the same command again."""
+    """State of a job. A killed job still has the state "running" in its files: the same command resumes it."""
     if written is None:
         return "queued"
     return "paused" if written in ("starting", "running") and not job.held() else written

@@ -61,12 +61,12 @@ def run(argv: list[str]) -> int:
 
 
 def _stray(word: str) -> ConfigError:
-    """What stands alone and is no file of settings."""
+    """Error for a word that is neither a flag nor a config file."""
     near = difflib.get_close_matches(word, VERBS, n=1)
     meant = f"`rondo rl {near[0]} JOB`" if near else f"--task {word}"
     return ConfigError(f"{word!r} is no file of settings, which ends in .toml. Did you mean {meant}?")
 
 
 def _with_config(argv: list[str]) -> list[str]:
-    """A file that comes first is what `--config` would name."""
+    """A file as the first argument means `--config`."""
     return ["--config", *argv] if argv and argv[0].endswith(".toml") else argv

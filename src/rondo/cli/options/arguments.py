@@ -9,10 +9,10 @@ from rondo.base.errors import ConfigError
 
 
 class VerbParser(argparse.ArgumentParser):
-    """No abbreviated flags, and a mistake is a `ConfigError` that says where the help is."""
+    """Parser without abbreviated flags; a mistake is a `ConfigError` that names the help command."""
 
     def __init__(self, prog: str, description: str, section: str = "", settings: Iterable[str] = ()) -> None:
-        """`settings` are those of a section of the config, which are flags with its name before theirs."""
+        """`settings` are fields of the config section; as flags they have its name as prefix."""
         super().__init__(prog=prog, description=description, allow_abbrev=False)
         self._settings = {name: f"--{section}.{name}" for name in settings}
 

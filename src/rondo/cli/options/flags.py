@@ -1,7 +1,7 @@
-"""`rondo serve`'s flags under the names that `vllm serve` gave them: what each stands for in the config tree.
+"""vLLM's flag names for `rondo serve`, mapped to the config tree.
 
-A flag here sets something, or says what the engine does anyhow (`AS_IT_IS`), or is refused with what to do instead
-(`REFUSED`). None is ignored.
+A flag either sets a value, or requests the engine's fixed behaviour (`AS_IT_IS`), or is refused with an alternative
+(`REFUSED`). No flag is ignored.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ KV_DTYPES = {"fp8_e4m3": "fp8"}
 
 @dataclass(frozen=True)
 class Flag:
-    """`read` makes settings of what was written after the flag, in all its occurrences where it may have several. One
-    that stands `alone` takes no value: that is its own."""
+    """`read` converts the text after the flag to settings, for all occurrences if the flag may be repeated. A flag with
+    `alone` takes no text: that is its value."""
 
     text: str
     group: str
@@ -85,7 +85,7 @@ def adapters(values: Sequence[str]) -> Settings:
 
 
 def speculation(values: Sequence[str]) -> Settings:
-    """vLLM's JSON for the two methods that are here."""
+    """vLLM's JSON for the two supported methods."""
     names = {
         "num_speculative_tokens": "engine.speculation_tokens",
         "prompt_lookup_min": "engine.ngram_min",
@@ -225,13 +225,13 @@ AS_IT_IS: dict[str, frozenset[str]] = {
     "--stream-interval": frozenset({"1"}),
     "--cpu-offload-gb": frozenset({"0"}),
 }
-"""Written with one of these values, or with none where there are none, a flag asks for what the engine does anyhow."""
+"""Values with which a flag requests the engine's fixed behaviour; an empty set: the flag without a value."""
 
 OF_VLLM = {
     "--enforce-eager": "--engine.vllm.args='[\"--enforce-eager\"]'",
     "--enable-lora": "--engine.vllm.adapters=true",
 }
-"""What our own engine does anyhow, but vLLM where it is told to, and how it is told here."""
+"""Fixed behaviour of the native engine that is optional in vLLM, and the setting for vLLM."""
 
 REFUSED: dict[str, str] = {
     "--gpu-memory-utilization": "the KV cache takes what --max-num-seqs and --max-model-len need; "
@@ -305,7 +305,7 @@ REFUSED: dict[str, str] = {
 
 
 def refuse(flag: str, values: Sequence[str]) -> None:
-    """Raises where a flag asks for what is not here; passes over what asks for what is the case anyhow."""
+    """Raises if a flag requests an unsupported feature; accepts a request for the fixed behaviour."""
     allowed = AS_IT_IS.get(flag)
     if allowed is not None and set(values) <= (allowed or {"true"}):
         return

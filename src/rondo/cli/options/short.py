@@ -14,7 +14,7 @@ from rondo.cli.options.tree import CommandLine, read_command_line
 
 
 def read_short(parser: argparse.ArgumentParser, flags: Sequence[str], argv: list[str]) -> CommandLine | None:
-    """`read_command_line` for a verb that also takes `flags`. None when help was asked for, and given."""
+    """`read_command_line` for a verb that also takes `flags`. None after printing help."""
     add_flags(parser, flags)
     if any(flag in argv for flag in ("-h", "--help")):
         parser.print_help()
@@ -63,7 +63,7 @@ class Spelled:
 
     @property
     def has_argument(self) -> bool:
-        """Whether the verb's own argument came first, so that no other can follow."""
+        """Whether the verb's own argument is already present, so that no other can follow."""
         return bool(self.long) and not self.long[0].startswith("-")
 
 
@@ -107,7 +107,7 @@ def _unknown(name: str) -> ConfigError:
 
 
 def _values(name: str, flag: Flag, left: list[str], last: bool) -> list[str]:
-    """What follows the flag. One that takes several takes all of them where nothing else can follow."""
+    """Values of the flag. A flag with several values takes all of them if nothing else can follow."""
     if flag.alone is not None:
         return [flag.alone]
     if not left or left[0].startswith("--"):

@@ -30,7 +30,7 @@ class RondoConfig(Section):
 class CommandLine:
     config: Loaded[RondoConfig]
     rest: list[str]
-    """What is left for the verb: its own flags and positional arguments, in their order."""
+    """Remaining arguments for the verb: its own flags and positional arguments, in order."""
 
 
 def read_command_line(argv: Sequence[str]) -> CommandLine:

@@ -1,4 +1,4 @@
-"""Verbs of a command, such as `list` of `rondo job`: finding the one that was asked for."""
+"""Verbs of a command, such as `list` of `rondo job`, and their selection."""
 
 from collections.abc import Callable, Iterable, Mapping
 

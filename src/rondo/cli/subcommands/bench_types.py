@@ -1,4 +1,4 @@
-"""What the flags of `rondo bench` take, each with an error in words."""
+"""Types of the flags of `rondo bench`, each with an error in words."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def _texts(path: Path) -> list[str]:
 
 
 def _text(record: dict[str, object]) -> str:
-    """All that a record says, as plain text."""
+    """All text of a record."""
     match record:
         case {"messages": list(messages)}:
             said = (message.get("content") for message in messages)

@@ -1,4 +1,4 @@
-"""`rondo rl alarms`: what an RL job has given the alarm for."""
+"""`rondo rl alarms`: alarms of an RL job."""
 
 from __future__ import annotations
 

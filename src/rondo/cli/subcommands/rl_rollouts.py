@@ -1,4 +1,4 @@
-"""`rondo rl rollouts`: what the policy of a job was asked, what it said and what it earned."""
+"""`rondo rl rollouts`: prompts, answers and rewards of a job's policy."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def _sheet(whole: Whole, tokens: bool) -> str:
 
 
 def _tokens(piece: StoredSegment) -> list[list[str]]:
-    """Those of a tool or of an environment have neither log-probability nor advantage."""
+    """Tokens of a tool or an environment have neither log-probability nor advantage."""
     rows = [["token", "version", "logprob", "advantage"]]
     for i, token in enumerate(piece.token_ids):
         chosen = piece.sampled[i]
@@ -146,7 +146,7 @@ def _tokens(piece: StoredSegment) -> list[list[str]]:
 
 
 def _one_line(text: str, room: int) -> str:
-    """What would move the cursor, or a table's columns, is shown as what it is."""
+    """Escapes characters that would move the cursor or the columns of a table."""
     shown = "".join(islice((c if c.isprintable() else repr(c)[1:-1] for c in text), room + 1))
     return shown if len(shown) <= room else shown[: room - 3] + "..."
 

@@ -1,4 +1,4 @@
-"""What a terminal shows of a job while it runs: one block that is drawn over and over."""
+"""Live view of a running job: one block of the terminal, redrawn repeatedly."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rondo.cli.view.steps import ASKED
 
 CURVES = ("reward", "loss")
 ALARM = "alarm/"
-"""What metrics begin with that stand for an alarm."""
+"""Prefix of alarm metrics."""
 REFRESH = 4
 """Times a second."""
 RECENT = 20
@@ -98,7 +98,7 @@ class LiveView:
 
 @contextmanager
 def live(label: str, steps: int) -> Iterator[LiveView]:
-    """What is written to the terminal meanwhile appears above the block; its last state stays."""
+    """Other output to the terminal appears above the block; its last state remains."""
     block = LiveView(label, steps)
     with Live(block, console=Console(stderr=True, highlight=False), refresh_per_second=REFRESH):
         yield block

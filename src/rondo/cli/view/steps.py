@@ -19,7 +19,7 @@ OnResume = Callable[[int], None]
 
 PLAIN_SECONDS = 5.0
 ASKED = "evaluate/"
-"""What metrics begin with that are of some steps only."""
+"""Prefix of metrics that only some steps have."""
 SHOWN = ("loss", "reward", "reward/correct", "lr", "tokens_per_second", "mfu")
 
 

@@ -1,5 +1,5 @@
-"""Load for any OpenAI server, and what it took: `rondo bench serve`.
+"""Load generator for any OpenAI server: `rondo bench serve`.
 
-`prompts` makes the questions, `arrivals` says when each is asked, `wire` asks one over a socket, `load` asks all of
-them, `figures` turns what came back into vLLM's figures, `report` shows them.
+`prompts` makes the prompts, `arrivals` schedules the requests, `wire` sends one over a socket, `load` sends all of
+them, `figures` computes vLLM's metrics, `report` prints them.
 """

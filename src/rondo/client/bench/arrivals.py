@@ -1,4 +1,4 @@
-"""When each request is sent: all at once, or at a rate with gaps of a gamma distribution."""
+"""Schedule of requests: all at once, or at a rate with gaps of a gamma distribution."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from itertools import accumulate
 
 @dataclass(frozen=True)
 class Ramp:
-    """A rate that goes from `start` to `end` over the requests, in equal steps or by equal factors."""
+    """A rate that changes from `start` to `end` over the requests, in equal steps or by equal factors."""
 
     exponential: bool
     start: float
@@ -23,7 +23,7 @@ class Ramp:
 
 
 def ramped_times(count: int, ramp: Ramp, burstiness: float, seed: int) -> list[float]:
-    """As `arrival_times`, but the gaps stay as they are drawn: there is no one rate to scale them to."""
+    """As `arrival_times`, but with unscaled gaps: there is no single rate to scale them to."""
     rng = random.Random(seed)
     rates = [ramp.rate(i / max(count - 1, 1)) for i in range(count)]
     return list(accumulate(_gap(rate, burstiness, rng) for rate in rates))

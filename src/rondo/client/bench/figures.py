@@ -1,11 +1,11 @@
-"""From what each request took to the figures that `vllm bench serve` prints, by its definitions.
+"""Metrics of `vllm bench serve`, by its definitions, from the measurements of each request.
 
-- TTFT: from sending a request to its first token. TPOT: from the first token to the last, over the tokens less one,
-  for answers of at least two. ITL: each gap between two events of a stream. E2EL: from sending to the last token.
+- TTFT: from sending a request to its first token. TPOT: from the first token to the last, over the tokens less one, for
+  answers of at least two. ITL: each gap between two events of a stream. E2EL: from sending to the last token.
 - Throughputs are of requests that succeeded, over the time from the first request's sending to the last one's end.
 - Peak output tokens a second: events within one second, seconds counted from the first request on. Peak concurrent
-  requests: those that were under way at any time within one such second.
-- Goodput: requests a second that kept every limit; TPOT counts as 0 for an answer of one token.
+  requests: requests active at any time within one such second.
+- Goodput: requests a second within every limit; TPOT counts as 0 for an answer of one token.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ METRICS = {
     "e2el": ("E2EL", "End-to-end Latency"),
 }
 LIMITED = ("ttft", "tpot", "e2el")
-"""Metrics of a whole request, which a goodput can ask for."""
+"""Metrics of a whole request that a goodput limit can use."""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Of one metric, in milliseconds."""
+    """Distribution of one metric, in milliseconds."""
 
     mean: float
     median: float

@@ -1,4 +1,4 @@
-"""Asks a server everything at its time, and keeps when each token came."""
+"""Sends every request of a benchmark on schedule and records the time of each token."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 SHOWN = 300
 """Characters of a server's error."""
 PAUSE = 0.5
-"""Seconds between two looks at a server that is not ready."""
+"""Seconds between two readiness checks of a server."""
 
 
 @dataclass(slots=True)
 class RequestOutcome:
-    """One request as its client saw it; times in seconds, `started` on the clock of `time.perf_counter`."""
+    """One request as measured by its client; times in seconds, `started` on the clock of `time.perf_counter`."""
 
     started: float
     first: float = 0.0
-    """After the start; 0 until there is a token."""
+    """Seconds from the start to the first token; 0 until then."""
     gaps: list[float] = field(default_factory=list)
     latency: float = 0.0
-    """To the last token."""
+    """Seconds from the start to the last token."""
     prompt_tokens: int = 0
     output_tokens: int = 0
     error: str = ""
@@ -84,7 +84,7 @@ async def opened(server: TargetServer) -> AsyncIterator[ConnectionPool]:
 
 
 async def first_model(server: TargetServer) -> str:
-    """The model that a server names first, for who did not say which."""
+    """The first model in the server's list, the default."""
     answer = bytearray()
     async with opened(server) as pool:
         try:
@@ -101,7 +101,7 @@ async def first_model(server: TargetServer) -> str:
 
 
 async def wait_until_ready(server: TargetServer, ask: Ask, seconds: float) -> TargetServer:
-    """Until it has answered once, which also says that its model is there; with the model's name, where it had none."""
+    """Waits for a first successful response. Returns the server with the model's name, if it had none."""
     until = time.monotonic() + seconds
     while True:
         try:
@@ -124,7 +124,7 @@ async def run_load(
     max_concurrency: int | None = None,
     on_done: Callable[[int], None] = lambda done: None,
 ) -> tuple[list[RequestOutcome], float]:
-    """What came of each, and how long all took."""
+    """Outcome of each request, and the total duration."""
     limit = asyncio.Semaphore(max_concurrency or len(asked))
     done = 0
     async with opened(server) as pool:

@@ -1,5 +1,5 @@
-"""What to ask: random tokens, conversations or lines of a file, or prompts that share their beginnings.
-No tokenizer is needed: how many tokens a prompt had is what the server says."""
+"""Prompts of a benchmark: random tokens, conversations or lines of a file, or prompts with shared prefixes.
+No tokenizer is needed: the server reports the number of prompt tokens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Prompt = str | list[int]
 
 @dataclass(frozen=True)
 class Ask:
-    """One request: token ids or a text, or messages, and how many tokens it asks for."""
+    """One request: token ids, a text or messages, and the number of output tokens."""
 
     prompt: Prompt | list[dict[str, Any]]
     max_tokens: int
@@ -71,7 +71,7 @@ class PromptDataset:
     repeated: Repeated = field(default_factory=Repeated)
     lines: LinePrompts = field(default_factory=LinePrompts)
     output: int | None = None
-    """How many tokens a file's prompts ask for; None: what the file says."""
+    """Number of output tokens for prompts of a file; None: as in the file."""
 
 
 def make_prompts(dataset: PromptDataset, count: int, chat: bool, seed: int) -> list[Ask]:
@@ -178,7 +178,7 @@ def _custom(path: Path, output: int | None, count: int, chat: bool) -> list[Ask]
 
 
 def _sonnet(path: Path, lengths: LinePrompts, count: int, rng: random.Random) -> list[Ask]:
-    """Lines of any text, drawn anew for each prompt after those that all begin with."""
+    """Lines of any text, drawn for each prompt after the shared first lines."""
     known = [line for line in _read(path).splitlines() if line.strip()]
     if not known:
         raise ConfigError(f"{path} has no lines.", param="dataset_path")

@@ -1,4 +1,4 @@
-"""How a benchmark's figures are shown and kept: vLLM's lines, and the keys of its JSON."""
+"""Report of a benchmark: vLLM's lines, and the keys of its JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHOWN_ERRORS = 10
 
 @dataclass(frozen=True)
 class LoadRun:
-    """One load and what it took."""
+    """One load and its results."""
 
     rate: float
     max_concurrency: int | None
@@ -72,7 +72,7 @@ def _number(label: str, value: float) -> str:
 
 
 def failures(run: LoadRun) -> list[str]:
-    """What went wrong, each once, most often first."""
+    """Error messages, each once, most frequent first."""
     counts: dict[str, int] = {}
     for outcome in run.outcomes:
         if outcome.error:

@@ -1,7 +1,7 @@
-"""HTTP/1.1 as a load generator needs it: one answer at a time over a kept connection, its body handed over as it comes.
+"""Minimal HTTP/1.1 client of the load generator: one response at a time per persistent connection.
 
-Parsed by hand on the event loop's own callbacks, because with hundreds of streams the client must not be what is
-measured: a general client spends several times as much on each chunk.
+Parsed in the event loop's own callbacks: with hundreds of streams the client must not become the bottleneck, and a
+general client takes several times as long per chunk. Chunks of a body are passed on at arrival.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ class Connection(asyncio.Protocol):
         return self._transport is not None and not self._transport.is_closing()
 
     async def send(self, request: bytes, on_data: OnData) -> int:
-        """The answer's status. Of a 200 each piece of the body goes to `on_data` as it comes, else all of it."""
+        """Returns the response's status. Each chunk of a 200 body is passed to `on_data` on arrival, any other body as
+        a whole."""
         if self._transport is None:
             raise ConnectionResetError("the connection was closed")
         self._answer = answer = _Answer(on_data)

@@ -1,4 +1,4 @@
-"""What is wrong with a request is told by the field that its sender wrote."""
+"""Errors of a request name the field that the client sent."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from rondo.base.errors import InvalidRequest, RondoError
 def renaming(
     names: Mapping[str | None, str], kinds: tuple[type[RondoError], ...] = (InvalidRequest,)
 ) -> Iterator[None]:
-    """For fields that what is inside calls by other names than the request did. A message that begins with its field's
-    name then begins with the right one; other words of it are not touched."""
+    """Renames fields in errors of code that has other names for them than the request. Replaces the field's name at the
+    start of a message; the rest of the message is unchanged."""
     try:
         yield
     except kinds as error:
@@ -25,8 +25,8 @@ def renaming(
 
 
 def renamed(error: RondoError, param: str | None, name: str) -> RondoError:
-    """The error of the field `param`, told of `name`. A copy: others may wait for the same thing, and be told the same
-    exception."""
+    """The error of the field `param`, renamed to `name`. A copy: other requests may wait for the same result and
+    receive the same exception."""
     message = error.message
     if param is not None:
         message = re.sub(rf"^{re.escape(param)}\b", lambda _: name, message)
@@ -38,5 +38,5 @@ def renamed(error: RondoError, param: str | None, name: str) -> RondoError:
 
 
 def blaming(field: str) -> AbstractContextManager[None]:
-    """What is wrong with a prompt is wrong with this field of the request."""
+    """Attributes errors of a prompt to this field of the request."""
     return renaming({None: field, "prompt": field})

@@ -1,4 +1,4 @@
-"""How HTTP asks for answers of a given form: OpenAI's `response_format`, and vLLM's fields old and new."""
+"""Structured output over HTTP: OpenAI's `response_format`, and vLLM's current and deprecated fields."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Structure(WireModel):
 
 
 class ResponseFormat(WireModel):
-    """OpenAI's types, vLLM's `structural_tag`, and those of Hugging Face's servers, which carry a `value`."""
+    """OpenAI's types, vLLM's `structural_tag`, and the types of Hugging Face's servers, which have a `value`."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag", "json", "regex"]
     json_schema: JsonSchema | None = None
@@ -112,7 +112,7 @@ class StructuredBody(WireModel):
 
 
 class FormBody(WireModel):
-    """The fields of a request that say what form its answers have; at most one of them may be given."""
+    """The fields of a request for structured output; at most one of them may be set."""
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredBody | None = None

@@ -1,7 +1,7 @@
-"""The OpenAI API on the wire: what may be asked, field by field, and the shapes of the answers.
+"""Bodies of the OpenAI API: fields of requests and shapes of responses.
 
-A field that is not here, or whose value requests something that is not supported, is a 400 that names it. Hints that
-clients send by default and that change nothing (`user`, `metadata`, `verbosity`, ...) are accepted: see `Hints`.
+An unknown field, or a value that requests an unsupported feature, is a 400 with the field's name. Hints that clients
+send by default and that have no effect (`user`, `metadata`, `verbosity`, ...) are accepted: see `Hints`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class StreamOptions(WireModel):
     include_obfuscation: Literal[False] = False
     continuous_usage_stats: bool = False
     whole_samples: bool = False
-    """Ours: nothing is said of a sample before its end, for who has no use for it and asks for thousands."""
+    """Extension: a sample is sent only at its end, for clients with thousands of samples and no use for partial
+    ones."""
 
 
 PASSED_ON = (
@@ -52,11 +53,11 @@ PASSED_ON = (
     "best_of",
     "prompt_logprobs",
 )
-"""Fields that are the engine's too, under the same names; `None` is its own default."""
+"""Fields passed to the engine under the same names; `None` is the engine's default."""
 
 
 class SamplingBody(FormBody):
-    """What chat and plain completions have in common. `top_k`, `min_p`, ... are vLLM's extensions."""
+    """Common fields of chat and plain completions. `top_k`, `min_p`, ... are vLLM's extensions."""
 
     without_effect = frozenset(["user"])
 
@@ -154,8 +155,8 @@ class PromptCacheOptions(WireModel):
 
 
 class Hints(WireModel):
-    """OpenAI's fields that describe the caller or its wishes and change no answer here. Values that would change it,
-    such as `store: true`, are refused."""
+    """OpenAI's fields that describe the caller or its preferences and have no effect here. Values with an effect, such
+    as `store: true`, are refused."""
 
     without_effect: ClassVar[frozenset[str]] = frozenset(
         [
@@ -203,11 +204,11 @@ class ChatRequest(Hints, SamplingBody):
         return self.sampling(logprobs, self.max_completion_tokens or self.max_tokens)
 
     def callable_tools(self) -> list[ToolDefinition]:
-        """Those that the model may call."""
+        """Tools that the model may call."""
         return chosen(self.tools or [], self.tool_choice)
 
     def required_tools(self) -> list[ToolDefinition]:
-        """Those of which one must be called, if any must."""
+        """Tools of which the model must call one, if any."""
         return demanded(self.tools or [], self.tool_choice)
 
 
@@ -216,7 +217,7 @@ class CompletionRequest(SamplingBody):
     logprobs: int | None = Field(None, ge=0, le=20)
     echo: bool | None = None
     max_tokens: int | None = Field(None, ge=0)
-    """0, with `echo`, asks for the prompt alone."""
+    """0 is valid with `echo` and requests the prompt alone."""
     suffix: None = None
     add_special_tokens: bool = True
 

@@ -1,4 +1,4 @@
-"""From a body to the checked request, or to words that name what is wrong with it."""
+"""Validation of a body into a request, or into an error with the invalid field."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ KNOWN_UNSUPPORTED = frozenset(
         "length_penalty",
     ]
 )
-"""Fields of OpenAI's or vLLM's API that exist, but that this engine does not do: said plainly, not as a
-typo."""
+"""Known fields of OpenAI's or vLLM's API without support here: reported as unsupported, not as a typo."""
 
 
 SHAPES = {
@@ -47,10 +46,10 @@ SHAPES = {
     "service_tier": "must be auto or default",
     "prompt_cache_retention": "must be in_memory or 24h (it has no effect here)",
 }
-"""Said in place of pydantic's message, where a field has several forms."""
+"""Replacements for pydantic's message if a field has several forms."""
 
 MOST_ERRORS = 1000
-"""Who looks at the first error has all of them made: not of a body of nothing but mistakes."""
+"""Limit of errors per body: reading the first pydantic error builds all of them."""
 
 
 def parse(kind: type[Body], raw: bytes) -> Body:
@@ -62,7 +61,7 @@ def parse(kind: type[Body], raw: bytes) -> Body:
 
 
 def checked(kind: type[Body], given: Mapping[str, Any]) -> Body:
-    """`parse`, of what is no JSON any more."""
+    """`parse` for a body that is already decoded."""
     try:
         return kind.model_validate(given, strict=True)
     except ValidationError as error:
@@ -99,8 +98,8 @@ def _unknown(kind: type[WireModel], location: list[str]) -> InvalidRequest:
 
 
 def _fields_beside(kind: type[BaseModel], location: list[str]) -> list[str]:
-    """Those that might have been meant in the place of the last one. Indices, and the names that pydantic has for the
-    forms of a field, lead to no field."""
+    """Candidates for a misspelled last field. Indices, and pydantic's names for the forms of a field, lead to no
+    field."""
     models = [kind]
     for step in location[:-1]:
         field = next((found for model in models if (found := _fields(model).get(step)) is not None), None)

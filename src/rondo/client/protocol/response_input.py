@@ -1,4 +1,4 @@
-"""From the items of the Responses API to the messages of a chat."""
+"""Conversion of the items of the Responses API to chat messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class _Item(WireModel):
 
 
 class ResponseTextPart(WireModel):
-    """What the user says or the assistant said; annotations and log-probabilities come back with the latter."""
+    """Text of the user or the assistant; the assistant's may include annotations and log-probabilities."""
 
     type: Literal["input_text", "output_text", "text"]
     text: str

@@ -1,8 +1,8 @@
-"""OpenAI's Responses API on the wire, and the chat request that each of its requests is.
+"""Bodies of OpenAI's Responses API, and the conversion of its requests to chat requests.
 
-The server keeps nothing: what refers to a stored response is refused, and `store` may not be true. Fields that
-clients send by default and that change nothing here (`user`, `prompt_cache_key`, `include` of encrypted reasoning:
-the reasoning itself is in the answer) are accepted.
+The server is stateless: references to a stored response are refused, and `store` may not be true. Fields that clients
+send by default and that have no effect here (`user`, `prompt_cache_key`, `include` of encrypted reasoning: the
+reasoning itself is in the answer) are accepted.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class ResponsesRequest(Hints):
         return LOGPROBS in (self.include or ())
 
     def to_chat(self) -> ChatRequest:
-        """The chat request that asks for the same."""
+        """The equivalent chat request."""
         self._check()
         choice = self.tool_choice
         format = self.text.format if self.text is not None else None
@@ -172,7 +172,7 @@ class ResponsesRequest(Hints):
 
 
 class InputTokensRequest(WireModel):
-    """The fields of a response's request that are a part of the prompt, or change it."""
+    """The fields of a Responses request that form the prompt, or change it."""
 
     shapes = ResponsesRequest.shapes
 
@@ -212,5 +212,5 @@ _NAMES: dict[str | None, str] = {
 
 
 def under_its_names() -> AbstractContextManager[None]:
-    """What is wrong with a chat request is told by the names that the field has in this API."""
+    """Renames the fields in errors of a chat request to the names of this API."""
     return renaming(_NAMES)

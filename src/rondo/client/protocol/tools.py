@@ -1,4 +1,4 @@
-"""Tools on the wire: functions that a model may ask its caller to call."""
+"""Tools in requests: functions whose calls a model may request from its caller."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class AllowedTools(WireModel):
 
 
 class AllowedChoice(WireModel):
-    """Of the tools that are given only some may be called this time."""
+    """Restriction of the given tools for this request."""
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools
@@ -50,7 +50,7 @@ ToolChoice = Literal["none", "auto", "required"] | NamedTool | AllowedChoice
 
 
 def chosen(tools: list[ToolDefinition], choice: ToolChoice | None) -> list[ToolDefinition]:
-    """Those that may be called."""
+    """Tools that the model may call."""
     if choice == "none":
         return []
     if not tools and choice not in (None, "auto"):
@@ -67,7 +67,7 @@ def chosen(tools: list[ToolDefinition], choice: ToolChoice | None) -> list[ToolD
 
 
 def demanded(tools: list[ToolDefinition], choice: ToolChoice | None) -> list[ToolDefinition]:
-    """Those of which one must be called, if any must."""
+    """Tools of which the model must call one, if any."""
     if isinstance(choice, AllowedChoice):
         return chosen(tools, choice) if choice.allowed_tools.mode == "required" else []
     if isinstance(choice, NamedTool):

@@ -12,11 +12,11 @@ from pydantic_core import CoreSchema, core_schema
 Element = TypeVar("Element")
 
 Many = Annotated[list[Element], Field(fail_fast=True)]
-"""A list on the wire. What is wrong with it is told of its first wrong element: there may be millions, and an error for
-each of them, and for each form that the list may have, would keep the server busy for minutes."""
+"""List in a request. Validation stops at the first invalid element: there may be millions, and an error for each of
+them, and for each form of the list, would block the server for minutes."""
 
 CacheSalt = Annotated[str, Field(min_length=1, max_length=4096)]
-"""vLLM's `cache_salt`: prefixes are shared only among requests with the same one."""
+"""vLLM's `cache_salt`: only requests with the same salt share prefixes."""
 
 _beginning = reprlib.Repr()
 _beginning.maxlevel, _beginning.maxlist, _beginning.maxdict = 4, 20, 20
@@ -56,7 +56,7 @@ class WireModel(BaseModel):
     shapes: ClassVar[Mapping[str, str]] = {}
     """Where a field has other forms here than the usual ones, in words."""
     without_effect: ClassVar[frozenset[str]] = frozenset()
-    """Fields that are checked and change nothing: the response header `x-rondo-ignored` lists those of a request."""
+    """Validated fields without effect: the response header `x-rondo-ignored` lists them for each request."""
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:

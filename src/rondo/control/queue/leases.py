@@ -25,7 +25,7 @@ from rondo.control.store.store import Store
 from rondo.control.tables import QUEUED, bodies, groups, requests
 
 LEASED_AT_MOST = 1000
-"""Prompts of one call, whatever a worker asks for."""
+"""Maximum number of prompts per call."""
 FIRST_POLL, LONGEST_POLL = 0.05, 1.0
 """Seconds between looks for prompts that another process submitted; a submission in this process wakes at once."""
 
@@ -79,8 +79,8 @@ class Leases:
         self.store, self.config, self.clock = store, config or QueueConfig(), clock or store.clock
 
     def renew(self) -> Pending[None]:
-        """Gives each lease its full time again, for the start of a gateway: workers could not renew while it was
-        down. No rest is longer than the longest."""
+        """Renews each lease for its full time, at the start of a gateway: workers could not renew while it was down.
+        Rest periods are cut to the maximum."""
 
         def work(db: sa.Connection) -> None:
             now = self.clock.now(db)

@@ -26,7 +26,7 @@ class New:
 
 @dataclass(frozen=True)
 class Group:
-    """Prompts that were submitted together. It has ended when it is sealed and has no unfinished prompt. Times are
+    """Prompts of one submission. It has ended when it is sealed and has no unfinished prompt. Times are
     microseconds since the epoch."""
 
     name: str

@@ -70,7 +70,7 @@ def restore(backup: Path, path: Path) -> Path | None:
 
 
 def integrity(path: Path) -> list[str]:
-    """Problems that SQLite finds in the file; none if it is sound."""
+    """Problems of the file as reported by SQLite; none if it is sound."""
     _require(path)
     try:
         with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:

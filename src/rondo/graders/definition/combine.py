@@ -1,4 +1,4 @@
-"""One score out of several graders' ones."""
+"""Combination of several graders' scores into one score."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rondo.graders.score import Grader, Outcome, Sample, Score
 
 @dataclass(frozen=True)
 class Combined:
-    """The weighted sum of the graders' totals. Their parts stay visible, as `grader.part`."""
+    """Weighted sum of the graders' totals. Their parts remain in the score as `grader.part`."""
 
     graders: Mapping[str, Grader]
     weights: Mapping[str, float]
@@ -39,7 +39,7 @@ class Multi:
         formula(self.calculate_output, self.graders)
 
     async def score(self, sample: Sample) -> Score:
-        """A formula without a value, such as a division by 0, is an error, and no 0."""
+        """A formula without a value, such as a division by 0, results in an error, not in a score of 0."""
         scores = await _scores(self.graders, sample)
         try:
             return _merge(scores, formula(self.calculate_output, self.graders).value)
@@ -80,6 +80,6 @@ def _parts(scores: Mapping[str, Score]) -> dict[str, float]:
 
 
 def _worst(scores: Mapping[str, Score]) -> Outcome:
-    """A sum that lacks a summand is no judgement, so one failure fails all."""
+    """A sum with a missing summand is undefined, so the failure of one grader fails the combination."""
     outcomes = {score.outcome for score in scores.values()}
     return "error" if "error" in outcomes else "timeout" if "timeout" in outcomes else "ok"

@@ -1,4 +1,4 @@
-"""The formula of OpenAI's `multi`: `0.7 * answer + 0.3 * min(form, 1)`, read once and never run as Python."""
+"""The formula of OpenAI's `multi`: `0.7 * answer + 0.3 * min(form, 1)`, parsed once and never executed as Python."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rondo.base.errors import ConfigError
 
 LONGEST = 10_000
 DEEPEST = 100
-"""Operations within each other."""
+"""Maximum nesting depth of operations."""
 
 _BINARY: dict[type[ast.operator], Callable[[float, float], Any]] = {
     ast.Add: operator.add,
@@ -26,7 +26,7 @@ _BINARY: dict[type[ast.operator], Callable[[float, float], Any]] = {
 _UNARY: dict[type[ast.unaryop], Callable[[float], float]] = {ast.USub: operator.neg, ast.UAdd: operator.pos}
 _FUNCTIONS: dict[
     str, tuple[Callable[..., float], int | None]
-] = {  # and how many arguments; None: one or more
+] = {  # with the number of arguments; None: one or more
     "min": (lambda *values: min(values), None),
     "max": (lambda *values: max(values), None),
     "abs": (abs, 1),
@@ -42,11 +42,11 @@ _FUNCTIONS: dict[
 class Formula:
     text: str
     names: frozenset[str]
-    """The variables that occur in it."""
+    """The variables of the formula."""
     _tree: ast.expr
 
     def value(self, variables: Mapping[str, float]) -> float:
-        """Raises ArithmeticError where it has no finite value."""
+        """Raises ArithmeticError if the formula has no finite value."""
         try:
             found = _value(self._tree, variables)
         except ValueError as error:  # the logarithm of 0, the root of -1
@@ -57,11 +57,11 @@ class Formula:
 
 
 def formula(text: str, known: Collection[str], param: str = "calculate_output") -> Formula:
-    """`known` are the variables that it may use."""
+    """`known` contains the variables that the formula may use."""
     if len(text) > LONGEST:
         raise ConfigError(f"{param} has more than {LONGEST} characters.", param=param)
     try:
-        # OpenAI writes powers with ^, which binds in Python as nobody means it
+        # OpenAI writes powers as ^, which has another meaning and precedence in Python.
         tree = ast.parse(text.replace("^", "**").strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ConfigError(f"{param} {text!r} is no formula: {error}.", param=param) from None
@@ -104,7 +104,7 @@ def _check(node: ast.expr, known: Collection[str], names: set[str], param: str, 
 
 
 def _value(node: ast.expr, variables: Mapping[str, float]) -> Any:
-    """Whole numbers are floats here: their powers overflow, and do not grow until memory ends."""
+    """Whole numbers are evaluated as floats: their powers overflow instead of using up the memory."""
     match node:
         case ast.Constant(value=value):
             return float(value)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Reading a grader's fields out of JSON or TOML, with errors that name the field and the nearest right one."""
+"""Parsing of a grader's fields from JSON or TOML; errors contain the field and the nearest valid name."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from rondo.base.errors import ConfigError
 Made = TypeVar("Made")
 
 GENERAL = ("type", "name", "timeout_s")
-"""What any grader's spec may have, whatever its type."""
+"""Fields of every grader's spec, independent of its type."""
 
 
 def build(cls: type[Made], spec: Mapping[str, Any], where: str, general: Collection[str] = GENERAL) -> Made:
-    """The dataclass `cls` from the fields in `spec`, but for the `general` ones, which somebody else reads. A field
-    that is a dataclass itself is a table of its own."""
+    """Builds the dataclass `cls` from the fields in `spec`, except for the `general` fields, which the registry reads.
+    A field that is itself a dataclass is a nested table."""
     known = {each.name: each for each in fields(cls) if not each.name.startswith("_")}  # type: ignore[arg-type]
     given = {name: value for name, value in spec.items() if name not in general}
     refuse_unknown(given, known, where)
@@ -47,7 +47,7 @@ def refuse_unknown(given: Collection[str], known: Collection[str], where: str) -
 
 
 def located(error: ConfigError, where: str) -> ConfigError:
-    """The same error, with the whole path of its field."""
+    """The same error with the full path of its field."""
     param = f"{where}.{error.param}" if error.param else where
     return ConfigError(f"{param}: {error.message}", param=param, code=error.code)
 
@@ -62,7 +62,7 @@ def _value(hint: Any, value: Any, where: str) -> Any:
             raise ConfigError(f"{where} is a table, not {value!r}.", param=where)
         return build(hint, value, where, general=())
     try:
-        if isinstance(value, bool) and not _takes_bool(hint):  # which pydantic would take for 1
+        if isinstance(value, bool) and not _takes_bool(hint):  # pydantic would accept it as 1
             raise ConfigError(
                 f"{where} = {value} is wrong: true and false have no meaning here.", param=where
             )

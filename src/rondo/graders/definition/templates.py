@@ -1,6 +1,6 @@
 """The template language of OpenAI's graders: `{{ item.answer }}`, `{{ sample.output_json.steps[0].text }}`.
 
-A template is filled in once: what a policy writes into its answer is text, also where it looks like a template.
+A template is expanded once: template syntax inside a policy's answer remains plain text.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _SLOT = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
 _STEP = re.compile(r"""\.([A-Za-z_0-9][\w-]*)|\[(\d{1,9})\]|\[(?:"([^"]*)"|'([^']*)')\]""")
 _ROOT = re.compile(r"(sample|item)(?=[.\[])")
 OUTPUTS = ("output_text", "output_json", "output_tools", "choices")
-"""What `sample` holds. OpenAI's `output_audio` is missing, since models here give none."""
+"""Fields of `sample`. OpenAI's `output_audio` is missing, because models here produce no audio."""
 
 Step = str | int
 
 
 class NotInOutput(Exception):
-    """The answer lacks what a template asks of it: the policy's failure, which earns nothing."""
+    """The answer lacks a field that a template uses: the policy's failure, with a score of 0."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Template:
     pieces: tuple[str | _Path, ...]
 
     def fill(self, sample: Sample) -> str:
-        """Raises `NotInOutput` for what the answer lacks, and `InvalidRequest` for what the item lacks."""
+        """Raises `NotInOutput` if the answer lacks a field, and `InvalidRequest` if the item lacks a field."""
         return "".join(
             piece if isinstance(piece, str) else _text(_found(piece, sample)) for piece in self.pieces
         )
@@ -49,7 +49,7 @@ class Template:
 
 @lru_cache(1024)
 def template(text: str, param: str = "input") -> Template:
-    """`param` is the field that holds it, which errors name."""
+    """`param` is the field with the template, for error messages."""
     pieces: list[str | _Path] = []
     end = 0
     for slot in _SLOT.finditer(text):
@@ -59,7 +59,7 @@ def template(text: str, param: str = "input") -> Template:
 
 
 def item_of(sample: Sample) -> Mapping[str, Any]:
-    """The record that the sample answers: `metadata["item"]`, or all metadata, with the reference beside it."""
+    """The record of the sample: `metadata["item"]`, or all metadata, together with the reference."""
     item = sample.metadata.get("item")
     fields = dict(item if isinstance(item, Mapping) else sample.metadata)
     if sample.reference is not None:
@@ -68,7 +68,7 @@ def item_of(sample: Sample) -> Mapping[str, Any]:
 
 
 def sample_of(sample: Sample) -> dict[str, Any]:
-    """OpenAI's `sample` as graders in Python get it; `output_json` is None where the answer is not JSON."""
+    """OpenAI's `sample` as passed to Python graders; `output_json` is None if the answer is not JSON."""
     tools = sample.metadata.get("tool_calls") or []
     message = {"role": "assistant", "content": sample.completion, "tool_calls": tools}
     try:
@@ -122,7 +122,7 @@ def _found(path: _Path, sample: Sample) -> Any:
     steps = path.steps
     if path.root == "item":
         value: Any = item_of(sample)
-    elif steps[0] == "output_json":  # told apart from JSON that is null
+    elif steps[0] == "output_json":  # distinguishes invalid JSON from null
         value, steps = output_json(sample.completion), steps[1:]
     else:
         value = sample_of(sample) if steps[0] == "choices" else _outputs(sample)
@@ -139,7 +139,7 @@ def _outputs(sample: Sample) -> dict[str, Any]:
 
 
 def _step(value: Any, step: Step) -> Step:
-    """A text has no parts, and `.0` is a position in a list."""
+    """A string has no fields, and `.0` is an index into a list."""
     if isinstance(value, str) or not isinstance(value, Mapping | list | tuple):
         raise TypeError
     if isinstance(value, list | tuple) and isinstance(step, str) and step.isdecimal():

@@ -1,4 +1,4 @@
-"""Whether a program does what it should: run in a sandbox, on inputs or under tests."""
+"""Grader of generated programs: runs a program in a sandbox, on test inputs or under unit tests."""
 
 import math
 import threading
@@ -23,8 +23,8 @@ _KINDS = ("cases", "calls", "tests")
 
 
 def extract(completion: str) -> str | None:
-    """The last block that is labelled as Python, else the last one without a label, else the last one; the whole
-    completion where nothing is fenced. None if there is only space, or no fence is closed."""
+    """The last block that is labelled as Python, else the last block without a label, else the last block; the whole
+    completion if it has no fence. None if the text is blank or no fence is closed."""
     last: dict[tuple[bool, bool], Block] = {}
     found = False
     for block in blocks(completion):
@@ -37,21 +37,21 @@ def extract(completion: str) -> str | None:
 
 @dataclass(frozen=True)
 class CodeGrader:
-    """Parts: `found` (there was a program), `ran` (it ended well, or could be loaded) and `passed`, the share of what
-    it was asked that it did. What it is asked is in a sample's metadata, as one of:
+    """Parts: `found` (the completion contains a program), `ran` (the program exited with code 0, or could be loaded)
+    and `passed`, the share of passed checks. The sample's metadata has the checks as one of:
 
-    - `cases`: `{"stdin", "stdout"}` each; the program is run once for each of them;
+    - `cases`: `{"stdin", "stdout"}` each; the program runs once per case;
     - `calls`: `{"function", "args", "kwargs", "expected"}` each;
-    - `tests`: Python that asserts, as one text or several; with `entry_point`, the name of the function that
-      HumanEval's `check` is given.
+    - `tests`: Python source with assertions, as one text or several; with `entry_point`, the name of the function that
+      is passed to HumanEval's `check`.
     """
 
     sandbox: Sandbox = field(default_factory=Sandbox)
     limits: SandboxLimits = field(default_factory=SandboxLimits)
     total: Total = "all"
-    """`all`: 1 where everything passed, else 0; `share`: what share did."""
+    """`all`: 1 if every check passed, else 0; `share`: the share of passed checks."""
     tolerance: float = 0.0
-    """Of numbers in outputs and values, relative or absolute."""
+    """Relative or absolute tolerance for numbers in outputs and values."""
     _threads: list[ThreadPoolExecutor] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -106,7 +106,7 @@ class CodeGrader:
             wrong = _wrong(run, case["stdout"], self.tolerance)
             passed += not wrong
             detail = detail or (wrong and f"case {number}: {wrong}")
-            # It would take as long on the others, which count as failed; and nobody may be waiting any more.
+            # The remaining cases would time out too and count as failed; the caller may also have been cancelled.
             if run.why in ("cpu", "wall", "busy") or given_up.is_set():
                 break
         return self._score(1.0, float(ran), passed / len(cases), detail)
@@ -126,7 +126,7 @@ class CodeGrader:
 
 
 def _printable(detail: str) -> str:
-    """A detail may quote the program, whose texts may hold what no log can be written with."""
+    """Escapes characters that a log cannot encode; a detail may quote arbitrary text of the program."""
     return detail[:_LONGEST].encode(errors="backslashreplace").decode()
 
 
@@ -160,13 +160,13 @@ def _exam(asked: Mapping[str, Any], tolerance: float, metadata: Mapping[str, Any
 
 
 def _share(verdict: Verdict, exam: Exam) -> float:
-    """Of all that was asked, where that is known beforehand."""
+    """Share of passed checks among all checks, if their number is known in advance."""
     asked = max(len(verdict.results), len(exam.calls), len(exam.tests), 1)
     return sum(passed for passed, _ in verdict.results) / asked
 
 
 def _wrong(run: SandboxRun, expected: str, tolerance: float) -> str:
-    """Why a run does not count; empty if it does."""
+    """Reason why a run does not count as correct; empty if it does."""
     if run.why != "exit":
         return {
             "cpu": "too much CPU time",
@@ -184,7 +184,7 @@ def _wrong(run: SandboxRun, expected: str, tolerance: float) -> str:
 
 
 def same_output(output: str, expected: str, tolerance: float = 0.0) -> bool:
-    """Line by line, but for spaces at the ends of lines and empty lines at the end."""
+    """Compares line by line, ignoring spaces at the ends of lines and empty lines at the end."""
     ours, theirs = (text.rstrip().splitlines() for text in (output, expected))
     if len(ours) != len(theirs):
         return False

@@ -1,4 +1,5 @@
-"""A user's own function as a grader, in the pool: it may compute, hang or crash, and holds up nobody."""
+"""A user's own function as a grader. It runs in the process pool, so a computation, hang or crash blocks no other
+grader."""
 
 from __future__ import annotations
 
@@ -17,12 +18,12 @@ from rondo.graders.score import Sample, Score, judged
 
 @dataclass(frozen=True)
 class FunctionGrader:
-    """`module:name` or `file.py:name`: called with the record and the answer, it returns a number, or parts by name."""
+    """Calls `module:name` or `file.py:name` with the record and the answer; it returns a number, or named parts."""
 
     function: str
     seconds: float = pool.SECONDS
     pass_env: tuple[str, ...] = ()
-    """Names of variables that the function needs of this process's environment, such as an API key's."""
+    """Names of environment variables that the function needs, such as an API key."""
 
     def __post_init__(self) -> None:
         if self.seconds <= 0:
@@ -45,14 +46,14 @@ class FunctionGrader:
 
 
 def score_of(found: Any, who: str) -> Score:
-    """What a user's function returned, as a score; the total of parts is their mean."""
+    """Score from the return value of a user's function; the total of several parts is their mean."""
     if isinstance(found, Mapping) and found:
         return judged({str(name): _number(value, f"{who}: {name}") for name, value in found.items()})
     return Score("ok", _number(found, who))
 
 
 def _number(value: Any, who: str) -> float:
-    """True and false are 1 and 0. NaN is refused by the score itself."""
+    """True and false count as 1 and 0. NaN is rejected by `Score`."""
     if not isinstance(value, Real):
         raise ConfigError(f"{who} must be a number, or parts by name, not {str(value)[:100]!r}.")
     return float(value)

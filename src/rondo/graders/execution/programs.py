@@ -1,7 +1,7 @@
-"""Programs that a grader runs: each in a sandbox of its own, in which there is no expected value.
+"""Execution of programs for a grader: each runs in its own sandbox, which contains no expected value.
 
-A grader that calls `exec` on an answer gives it access to the grader's process: the reference in its callers' frames,
-and the pipe for the verdict. `run_program` runs it in another process and returns plain values.
+A grader that calls `exec` on an answer exposes the grader's process to it: the reference in the callers' frames and the
+pipe for the verdict. `run_program` executes the answer in another process and returns plain values.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ RunScript = Callable[[str, bytes, SandboxLimits, bytes | None], SandboxRun]
 def run_program(
     code: str, stdin: str = "", call: tuple[Any, ...] | None = None, seconds: float = 10.0
 ) -> ProgramResult:
-    """Runs `code`, a program or an answer with one in a fence, with `stdin` as its standard input. `call`, a function's
-    name with its arguments in a list (and keyword arguments in a dict), calls a function of the program.
+    """Runs `code`, a program or an answer with a fenced program, with `stdin` as its standard input. `call`, a
+    function's name with a list of arguments (and a dict of keyword arguments), calls a function of the program.
 
-    Where other work of the machine kept the program from running, that is an error and no result.
+    Raises an error, without a result, if load on the machine prevented the program from running.
     """
     require()
     message = json.dumps(request(code, stdin, call, seconds)).encode()
@@ -38,7 +38,7 @@ def run_program(
 
 
 def serve(message: bytes, run: RunScript) -> dict[str, Any]:
-    """Answers a request as `request` makes it, from a process in which nothing is trusted."""
+    """Serves a request in the format of `request`, from an untrusted process."""
     try:
         asked = json.loads(message)
         code, given, call = str(asked["code"]), str(asked["stdin"]).encode(errors="replace"), asked["call"]

@@ -19,7 +19,7 @@ from rondo.graders.score import Sample, Score
 from rondo.graders.turns import in_turn
 
 LONGEST = 256 * 1024
-"""Characters of source, as OpenAI has it."""
+"""Maximum length of the source in characters, as in OpenAI's API."""
 SECONDS = 30.0
 _RUN_TEXT = ("exec", "eval", "compile", "__import__", "__builtins__")
 _RUN_MODULES = ("runpy", "importlib", "code", "codeop", "doctest", "timeit", "cProfile", "profile")
@@ -38,16 +38,16 @@ os.write(_verdict, (_asked["mark"] + json.dumps(_value)).encode())
 
 @dataclass(frozen=True)
 class PythonGrader:
-    """The number that `grade` returns. Whatever else it does is an outcome of its own."""
+    """The number that `grade` returns. Any other behaviour is a separate outcome."""
 
     source: str
     seconds: float = SECONDS
-    """For one answer, in all and of the processor's."""
+    """Limit of wall time and of CPU time per answer, in seconds."""
     packages: tuple[str, ...] = ()
-    """Folders with packages that the source may import beside the standard library."""
+    """Folders of packages that the source may import in addition to the standard library."""
     image_tag: str | None = None
     allow_exec: bool = False
-    """Whether the source may call `exec`, `eval` and the like, which give an answer access to the verdict."""
+    """Whether the source may call `exec`, `eval` and similar functions, which expose the verdict to an answer."""
 
     def __post_init__(self) -> None:
         if self.image_tag:
@@ -117,14 +117,14 @@ def _check(source: str, allow_exec: bool) -> None:
 
 
 def _bound(node: ast.AST) -> list[str]:
-    """Names that the source takes for something of its own, as in `from re import compile`."""
+    """Names that the source binds itself, as in `from re import compile`."""
     if isinstance(node, ast.ImportFrom) and node.module != "builtins":
         return [each.asname or each.name for each in node.names]
     return [node.name] if isinstance(node, ast.FunctionDef) else []
 
 
 def _runs_text(node: ast.AST) -> str:
-    """The name by which Python runs a text; empty where the node does not."""
+    """Name of the Python function that executes text; empty if the node does not."""
     match node:
         case ast.Name(id=name, ctx=ast.Load()) if name in _RUN_TEXT:
             return name

@@ -1,4 +1,4 @@
-"""A model behind any OpenAI endpoint, asked with retries, limits and an account of what it cost."""
+"""Client of a judge model behind any OpenAI endpoint, with retries, limits and cost accounting."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ _asked = counter("judge_requests", "Requests to judges, by how they ended.", ("m
 _money = counter("judge_cost", "What judges have cost, in the unit of the prices given.", ("model",))
 
 WORTH_ANOTHER_TRY = (408, 409, 429)
-"""Beside 500 and above."""
+"""Retried HTTP statuses, in addition to 500 and above."""
 
 
 @dataclass(frozen=True)
 class Endpoint:
     base_url: str = ""
-    """Of `/v1`, or without it; RONDO_BASE_URL, or this machine's port 8000, unless given."""
+    """URL with or without `/v1`; default: RONDO_BASE_URL, else port 8000 of this machine."""
     key_env: str = "RONDO_API_KEY"
-    """The environment variable that holds the key: keys do not belong in a grader's JSON."""
+    """Environment variable with the key: keys do not belong in a grader's JSON."""
     timeout_s: float = 60.0
-    """For one request."""
+    """Limit per request in seconds."""
     retries: int = 3
     backoff_s: float = 0.5
-    """Before the first retry; each further one waits twice as long."""
+    """Delay in seconds before the first retry; it doubles with each further retry."""
     concurrency: int = 16
-    """Requests under way at once."""
+    """Maximum number of concurrent requests."""
     prices: tuple[float, float] = (0.0, 0.0)
-    """Of a million tokens read and written."""
+    """Price per million prompt tokens and per million completion tokens."""
     _here: _Here = field(default_factory=lambda: _Here(), repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -68,7 +68,7 @@ class Endpoint:
         return read
 
     async def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """A refusal that lasts is raised as the `RondoError` it is; the last try's time-out as a `TimeoutError`."""
+        """Raises a permanent refusal as its `RondoError`, and a time-out of the last attempt as `TimeoutError`."""
         async with AsyncExitStack() as held:
             http, slots = self._here.of(self)
             async with waiting():
@@ -109,7 +109,7 @@ class Endpoint:
 
 
 def used(answer: Mapping[str, Any]) -> tuple[int, int]:
-    """Tokens read and written, as far as the endpoint says."""
+    """Prompt and completion tokens, if the response contains usage."""
     usage = answer.get("usage")
     counts = usage if isinstance(usage, Mapping) else {}
     read, written = counts.get("prompt_tokens"), counts.get("completion_tokens")
@@ -117,7 +117,7 @@ def used(answer: Mapping[str, Any]) -> tuple[int, int]:
 
 
 class _Here:
-    """Connections and slots belong to one event loop, and whoever scores may use a loop for each step."""
+    """Connections and slots of one event loop. A caller may use a new loop for each step."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -126,7 +126,8 @@ class _Here:
     def of(self, endpoint: Endpoint) -> tuple[httpx.AsyncClient, asyncio.Semaphore]:
         loop = asyncio.get_running_loop()
         if self._now is None or self._loop is not loop:
-            # Connections that are not kept need no end of their own when the loop ends; the limits of time are ours.
+            # Without keep-alive, connections need no cleanup at the end of the loop. Time limits are applied by this
+            # client.
             limits = httpx.Limits(max_keepalive_connections=0)
             self._loop = loop
             self._now = (
@@ -137,7 +138,7 @@ class _Here:
 
 
 def _passing(error: Exception) -> bool:
-    """Whether it may be gone the next time."""
+    """Whether a retry may succeed."""
     return not isinstance(error, RondoError) or error.status >= 500 or error.status in WORTH_ANOTHER_TRY
 
 

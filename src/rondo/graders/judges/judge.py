@@ -1,7 +1,7 @@
-"""A model that judges: OpenAI's `score_model` and `label_model`, through any OpenAI endpoint.
+"""Judge models: OpenAI's `score_model` and `label_model`, through any OpenAI endpoint.
 
-What a judge answers is checked. An answer that is no verdict is an outcome of its own, `error`, and never a 0, for it
-says nothing of the sample.
+The judge's answer is validated. An invalid verdict has the outcome `error` and never a score of 0, because it is no
+measurement of the sample.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _SAMPLING = {  # OpenAI's names in a grader -> in a request
 
 
 class NoVerdict(Exception):
-    """What a judge said that is none."""
+    """The judge's answer is not a valid verdict."""
 
 
 @dataclass(frozen=True)
 class ScoreModel:
-    """The judge's number, within `range`."""
+    """The number in the judge's answer, within `range`."""
 
     input: Sequence[Mapping[str, Any]]
     model: str
@@ -46,9 +46,9 @@ class ScoreModel:
     sampling_params: Mapping[str, Any] = field(default_factory=dict)
     endpoint: Endpoint = field(default_factory=Endpoint)
     structured: bool = True
-    """Whether the endpoint knows `response_format`; one that does not is told the form in words."""
+    """Whether the endpoint supports `response_format`; otherwise the prompt describes the JSON."""
     garbage_retries: int = 1
-    """How often a judge whose answer is no verdict is asked again."""
+    """Number of retries after an invalid verdict."""
 
     def __post_init__(self) -> None:
         low, high = self.range
@@ -67,7 +67,7 @@ class ScoreModel:
 
 @dataclass(frozen=True)
 class LabelModel:
-    """1 where the label that the judge chooses is one of `passing_labels`."""
+    """1 if the judge chooses a label of `passing_labels`, else 0."""
 
     input: Sequence[Mapping[str, Any]]
     model: str
@@ -153,7 +153,7 @@ def _check(messages: Sequence[Mapping[str, Any]], model: str, sampling: Mapping[
 
 
 def _written(content: Any, where: str) -> str:
-    """A message's text: one, or parts of text."""
+    """Text of a message, from a string or from text parts."""
     if isinstance(content, str):
         return content
     if isinstance(content, Mapping):
@@ -181,7 +181,7 @@ def _options(sampling: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _schema(name: str, verdict: dict[str, Any]) -> dict[str, Any]:
-    """Steps first: a judge that thinks before it says the verdict judges better."""
+    """Schema with the reasoning steps before the verdict: reasoning first makes verdicts more accurate."""
     step = {
         "type": "object",
         "properties": {"description": {"type": "string"}, "conclusion": {"type": "string"}},
@@ -211,7 +211,7 @@ def _content(answer: Mapping[str, Any]) -> str:
 
 
 def _field(said: str, name: str, alone: Any) -> Any:
-    """The field of the JSON that was asked for; `alone` where what was said is no JSON object."""
+    """Field of the requested JSON; `alone` if the answer is not a JSON object."""
     try:
         found = json.loads(_unfenced(said))
     except (ValueError, RecursionError):
@@ -220,7 +220,7 @@ def _field(said: str, name: str, alone: Any) -> Any:
 
 
 def _unfenced(said: str) -> str:
-    """The JSON of an answer that is one fenced block."""
+    """Content of an answer that is one fenced block."""
     text = said.strip()
     fenced = text.startswith("```") and text.endswith("```")
     return text[3:-3].removeprefix("json") if fenced else said
@@ -232,6 +232,6 @@ def _number(said: str, low: float, high: float) -> float:
         value = math.nan if isinstance(found, bool | None) else float(found)
     except (TypeError, ValueError, OverflowError):
         raise NoVerdict(f"{str(found)[:100]!r} is no number") from None
-    if not low <= value <= high:  # NaN is nowhere
+    if not low <= value <= high:  # also false for NaN
         raise NoVerdict(f"{str(found)[:100]!r} is no number from {low:g} to {high:g}")
     return value

@@ -1,9 +1,10 @@
-"""CPU processes for graders that compute: what hangs there is killed, and holds up nobody.
+"""Process pool for graders that compute: a hung call is killed and blocks no other grader.
 
-A limit of time holds for a coroutine only where it awaits. A function that computes, or calls a library that does,
-is asked of a process by its name: `await pool.call("package.module:function", text, seconds=5)`. Its arguments and its
-value are JSON. A process that is late or dies is replaced; its question is a `TimeoutError` or `Unavailable`. One that
-somebody has killed, as the kernel does where memory is short, is no fault of the question: it is asked once more.
+A time limit on a coroutine applies only where it awaits. A function that computes, or calls a library that does,
+therefore runs in another process: `await pool.call("package.module:function", text, seconds=5)`. Its arguments and
+return value are JSON. A process that times out or dies is replaced; the call raises `TimeoutError` or `Unavailable`. A
+process that was killed from outside, for example by the kernel's OOM killer, is not the call's fault: the call is
+retried once.
 """
 
 from __future__ import annotations
@@ -29,30 +30,30 @@ from rondo.base.telemetry.metrics import counter
 from rondo.graders.turns import in_turn
 
 SECONDS = 10.0
-"""How long a function may take unless its caller says otherwise; from its first line, however long it waited."""
+"""Default time limit of a function. The time starts when the function does; queueing does not count."""
 START_SECONDS = 60.0
-"""For a process to start and import the function, on a busy machine."""
+"""Limit for the start of a process and the import of the function, on a busy machine."""
 MEMORY_BYTES = 2 << 30
 CALLS = 2000
-"""After so many a process is replaced, since libraries keep what they have seen."""
+"""Calls after which a process is replaced, because libraries accumulate caches."""
 ENDING_SECONDS = 1.0
-"""For a process that has closed its output to end by itself."""
+"""Grace period for a process that has closed its output."""
 LONGEST = 64 << 20
-"""More bytes than this are no answer."""
+"""Maximum size of an answer in bytes."""
 
 _lost = counter("grader_workers_lost", "Processes of graders that were killed or died, by why.", ("reason",))
 
 
 class GraderFailed(RondoError):
-    """What a function in the pool raised, told by its name and message."""
+    """Exception of a function in the pool, with its name and message."""
 
 
 class Killed(Unavailable):
-    """The process got a SIGKILL that was not ours."""
+    """The process received a SIGKILL that the pool did not send."""
 
 
 class GraderPool:
-    """At most `workers` processes, started when they are needed. Safe from any thread and event loop."""
+    """At most `workers` processes, started on demand. Safe from any thread and event loop."""
 
     def __init__(self, workers: int | None = None, memory_bytes: int = MEMORY_BYTES) -> None:
         self.workers = workers or max(len(os.sched_getaffinity(0)), 1)
@@ -66,8 +67,8 @@ class GraderPool:
     async def call(
         self, function: str, *arguments: Any, seconds: float = SECONDS, env: Mapping[str, str] | None = None
     ) -> Any:
-        """The value that `function` (`module:name`) returns. Its process has a minimal environment, with the variables
-        in `env` while it runs."""
+        """The return value of `function` (`module:name`). Its process has a minimal environment, plus the variables in
+        `env` during the call."""
         question = json.dumps([function, arguments, seconds, dict(env or {})]).encode() + b"\n"
         return await in_turn(self._threads, partial(self._do, function, question, seconds))
 
@@ -125,7 +126,7 @@ class _Worker:
     def __init__(self, memory_bytes: int) -> None:
         self.fit = True
         self._calls = 0
-        # One thread each: there are as many workers as cores.
+        # One thread per process: there are as many workers as cores.
         self._process = start(
             [sys.executable, "-m", "rondo.graders.processes.worker", str(memory_bytes)],
             stdin=subprocess.PIPE,
@@ -144,7 +145,7 @@ class _Worker:
     def ask(
         self, function: str, question: bytes, seconds: float, begin: Callable[[], None]
     ) -> dict[str, Any]:
-        """Of one thread at a time. A process that did not answer, or not well, is fit for nothing more."""
+        """Used by one thread at a time. A process with a missing or malformed answer is not reused."""
         self._calls += 1
         self._say(question, function)
         begin()
@@ -171,13 +172,13 @@ class _Worker:
             if pipe is not None:
                 with contextlib.suppress(
                     OSError, ValueError
-                ):  # what was not written yet has nobody to read it
+                ):  # the rest of the request has no reader any more
                     pipe.close()
 
     def _say(self, question: bytes, function: str) -> None:
         assert self._process.stdin is not None
         with self._limit(START_SECONDS) as late:
-            with contextlib.suppress(BrokenPipeError):  # it has died, as its silence tells
+            with contextlib.suppress(BrokenPipeError):  # the process has died, hence the missing answer
                 self._process.stdin.write(question)
                 self._process.stdin.flush()
             line = self._read()
@@ -199,7 +200,7 @@ class _Worker:
 
     @contextlib.contextmanager
     def _limit(self, seconds: float) -> Iterator[threading.Event]:
-        """Kills the process when the time is over, which ends every read and write of it."""
+        """Kills the process at the deadline, which ends every read from it and write to it."""
         late = threading.Event()
 
         def end() -> None:
@@ -218,7 +219,7 @@ class _Worker:
         by_us = False
         try:
             code = self._process.wait(ENDING_SECONDS)
-        except subprocess.TimeoutExpired:  # it talks nonsense, and goes on
+        except subprocess.TimeoutExpired:  # its output is malformed, and it does not exit
             by_us = True
             self._kill()
             code = self._process.wait()
@@ -228,7 +229,7 @@ class _Worker:
         return kind(f"{who} {exit_reason(code)}{said and f' ({said})'}.")
 
     def _kill(self) -> None:
-        """With whatever it has started."""
+        """Kills the process with its children."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
 
@@ -238,7 +239,7 @@ def _out_of_memory(answer: dict[str, Any]) -> bool:
 
 
 def _error(function: str, kind: str, message: str, param: str | None) -> Exception:
-    """A `RondoError` comes back as itself, all else as what it said."""
+    """A `RondoError` is restored with its type, any other exception as its message."""
     found = getattr(errors, kind, None)
     if kind == "TimeoutError":
         return TimeoutError(message)
@@ -254,7 +255,7 @@ _making = threading.Lock()
 
 
 def shared() -> GraderPool:
-    """The one pool of this process."""
+    """The pool of this process."""
     global _shared
     with _making:
         if _shared is None:
@@ -265,12 +266,12 @@ def shared() -> GraderPool:
 async def call(
     function: str, *arguments: Any, seconds: float = SECONDS, env: Mapping[str, str] | None = None
 ) -> Any:
-    """`GraderPool.call` of the pool that all graders share."""
+    """`GraderPool.call` of the shared pool."""
     return await shared().call(function, *arguments, seconds=seconds, env=env)
 
 
 def _forget() -> None:
-    """In a forked child: the processes, their pipes and the threads are the parent's."""
+    """Runs in a forked child: the processes, their pipes and the threads belong to the parent."""
     global _shared, _making
     _shared, _making = None, threading.Lock()
 

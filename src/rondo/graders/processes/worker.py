@@ -1,6 +1,7 @@
-"""A process that computes for `pool.py`: one question a line of JSON on standard input, two lines of answer to each.
+"""Worker process of `pool.py`: reads one call per line of JSON on standard input and writes two lines for each.
 
-The first, `begun`, says that the function is imported, so that its time counts from there. It ends when its input does.
+The first line, `begun`, marks the end of the import; the time limit counts from there. The process ends at the end of
+its input.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from rondo.base.entry import load_entry
 from rondo.base.errors import RondoError
 
 GRACE_SECONDS = 5.0
-"""Whoever asks ends what is late. Should he be gone, the kernel does, so much later."""
+"""Delay after which the kernel ends an overdue call, in case the parent, which normally ends it, is gone."""
 
 
 def main(memory_bytes: int) -> None:
@@ -26,7 +27,7 @@ def main(memory_bytes: int) -> None:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     answers = os.fdopen(os.dup(1), "wb")
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)  # what libraries print is no part of an answer
+    os.dup2(nowhere, 1)  # output of libraries is not part of an answer
     os.dup2(nowhere, 2)
     for line in sys.stdin.buffer:
         for answer in _answers(line):
@@ -47,7 +48,7 @@ def _answers(line: bytes) -> Iterator[bytes]:
         yield json.dumps({"value": value}).encode()
     except RondoError as error:
         yield from _failed(begun, [type(error).__name__, error.message, error.param])
-    except Exception as error:  # whatever a grader raises is its answer
+    except Exception as error:  # any exception of a grader is an answer
         yield from _failed(begun, [type(error).__name__, str(error)[:2000], None])
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -55,7 +56,7 @@ def _answers(line: bytes) -> Iterator[bytes]:
 
 @contextlib.contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """One question's variables, which are gone for the next one."""
+    """Environment variables of one call, removed after it."""
     before = dict(os.environ)
     os.environ.update(variables)
     try:

@@ -1,4 +1,4 @@
-"""Whether a completion chooses the right letter of a question with choices."""
+"""Multiple choice: whether a completion chooses the right letter."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from rondo.graders.rules.match import boxed
 from rondo.graders.score import Sample, Score
 
 MARKS = " \t\n*_`$().:,;[]{}\"'"
-"""What may stand around a letter that is alone."""
+"""Characters that may surround a letter."""
 
 
 def chosen(text: str, letters: str = "ABCD") -> str | None:
-    """The letter that a text chooses, in the order of how plainly it says so; None where it chooses none.
+    """The letter that a text chooses, by the most explicit statement first; None without a choice.
 
-    `\\boxed{B}`; `<answer>B</answer>`; the last "answer is (B)" or "Answer: B"; a last or a first line that is a
-    letter, or begins with one and a mark, as "B) the moon".
+    `\\boxed{B}`; `<answer>B</answer>`; the last "answer is (B)" or "Answer: B"; a last or first line that is a letter,
+    or starts with a letter and a mark, as "B) the moon".
     """
     for inside in (boxed(text), tag_content(text, "answer")):
         if inside is not None:
@@ -36,7 +36,7 @@ def chosen(text: str, letters: str = "ABCD") -> str | None:
 
 @dataclass(frozen=True)
 class ChoiceGrader:
-    """Parts: `found` (there was a letter) and `correct`, which is the total."""
+    """Parts: `found` (the completion has a letter) and `correct`, which is the total."""
 
     letters: str = "ABCD"
 
@@ -68,7 +68,7 @@ class ChoiceGrader:
 
 
 def _alone(text: str, letters: str) -> str | None:
-    """The letter that a line is, or begins with before a mark."""
+    """The letter that is the whole line, or that starts the line before a mark."""
     line = text.strip(MARKS)
     if len(line) == 1:
         return line.upper() if line.upper() in letters else None
@@ -78,7 +78,7 @@ def _alone(text: str, letters: str) -> str | None:
 
 @lru_cache(32)
 def _said(letters: str) -> re.Pattern[str]:
-    """After "is" the letter must be a capital, since "the answer is a moon" chooses nothing."""
+    """After "is" the letter must be a capital: "the answer is a moon" contains no choice."""
     mark = r"[*_`$\"'(\[]{0,4}"
     after_is = (
         rf"\s{{1,4}}is\s{{0,4}}:?\s{{0,4}}{mark}(?i:the\s)?(?i:option|choice|letter)?\s?{mark}[{letters}]"

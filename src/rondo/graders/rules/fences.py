@@ -1,8 +1,8 @@
-"""Fenced code blocks of Markdown, by CommonMark's rules, in one pass over the lines.
+"""Parser of fenced code blocks in Markdown, by CommonMark's rules, in one pass over the lines.
 
-A fence is three or more backticks or tildes, at most three columns further in than the text or the list item around
-it. It is closed by a line of at least as many of the same character. One rule is wider than CommonMark's: inside a
-list item a block goes on to its closing fence, even where its lines are less indented than the item.
+A fence is three or more backticks or tildes, indented at most three columns relative to the text or the list item
+around it. It is closed by a line with at least as many of the same character. One rule is wider than CommonMark's:
+inside a list item, a block extends to its closing fence, even if its lines are less indented than the item.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ _ITEM = re.compile(r"(?:[-*+]|[0-9]{1,9}[.)])(?=[ \t]|\Z)")
 _PYTHON = re.compile(r"[ic]?py(?:thon)?[\d.]*|[\w-]+\.py")
 _LABEL = re.compile(r"[\s{.]*([\w.+-]*)")
 _DEEPEST = 8
-"""List items that may begin on one line."""
+"""Maximum number of list items that may begin on one line."""
 _FURTHER = 4
-"""From so many columns on a line is code by its indentation, and no fence."""
+"""Columns of indentation from which a line is indented code and not a fence."""
 
 
 @dataclass(frozen=True)
 class Block:
     info: str
-    """The text after the opening fence."""
+    """Text after the opening fence."""
     start: int
     end: int
     indent: int
-    """Columns of the opening fence, which are taken from every line."""
+    """Columns of indentation of the opening fence, which are removed from every line."""
     closed: bool
 
     @property
@@ -48,7 +48,7 @@ class Block:
 
 
 def blocks(text: str) -> Iterator[Block]:
-    """All blocks in their order. The last one may not be closed: then it goes on to the end."""
+    """All blocks in order. An unclosed last block extends to the end of the text."""
     items: list[int] = []
     """Columns at which the contents of the open list items begin."""
     opened: _Opened | None = None
@@ -80,7 +80,7 @@ class _Opened:
     start: int
     indent: int
     outer: int
-    """The column at which the contents of the list item around it begin."""
+    """Column at which the contents of the enclosing list item begin."""
 
     def is_closed_by(self, width: int, rest: str) -> bool:
         return (
@@ -94,7 +94,8 @@ class _Opened:
 
 
 def _into_items(items: list[int], width: int, rest: str) -> tuple[int, str]:
-    """Leaves the list items that a line ends and enters those that it begins. Returns its column and text in there."""
+    """Closes the list items that the line ends and opens the items that it begins. Returns the column and the remaining
+    text."""
     while items and width < items[-1]:
         items.pop()
     for _ in range(_DEEPEST):
@@ -113,7 +114,7 @@ def _last(items: list[int]) -> int:
 
 
 def _indented(line: str) -> tuple[int, str]:
-    """The column at which a line's text begins, and the text."""
+    """Column at which the text of a line begins, and the text."""
     rest = line.lstrip(" \t")
     space = line[: len(line) - len(rest)]
     return len(space.expandtabs(4)) if "\t" in space else len(space), rest

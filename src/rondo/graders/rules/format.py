@@ -1,4 +1,4 @@
-"""Whether a completion has the asked form: a pattern, tags in their order, JSON of a schema, a length."""
+"""Format checks of a completion: pattern, order of tags, JSON schema, length."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from rondo.graders.score import Sample, Score, judged
 
 
 def tag_content(text: str, tag: str) -> str | None:
-    """What the last `<tag>...</tag>` holds, without the space around it; None if there is no whole pair."""
+    """Content of the last `<tag>...</tag>` without surrounding space; None if there is no complete pair."""
     end = text.rfind(f"</{tag}>")
     start = text.rfind(f"<{tag}>", 0, max(end, 0))
     return text[start + len(tag) + 2 : end].strip() if start >= 0 else None
 
 
 def has_tags(text: str, tags: tuple[str, ...]) -> bool:
-    """Each tag opens and closes exactly once, and one pair ends before the next begins."""
+    """Whether each tag opens and closes exactly once, and each pair ends before the next one begins."""
     at = 0
     for tag in tags:
         opening, closing = f"<{tag}>", f"</{tag}>"
@@ -40,16 +40,16 @@ def has_tags(text: str, tags: tuple[str, ...]) -> bool:
 
 @dataclass(frozen=True)
 class FormatChecker:
-    """Each rule that is set is a part of its own, 0 or 1; the total is their mean."""
+    """Each configured rule is a part, 0 or 1; the total is their mean."""
 
     pattern: str | None = None
-    """A regular expression for the whole completion; `.` matches newlines too."""
+    """Regular expression for the whole completion; `.` also matches newlines."""
     tags: tuple[str, ...] = ()
     max_characters: int | None = None
     json_schema: Mapping[str, Any] | None = None
-    """What the completion is JSON of; `{}` is any JSON."""
+    """JSON schema of the completion; `{}` is any JSON."""
     json_tag: str | None = None
-    """The tag whose content is that JSON, where it is not the whole completion."""
+    """Tag whose content is the JSON, if the JSON is not the whole completion."""
 
     def __post_init__(self) -> None:
         if (
@@ -87,7 +87,7 @@ class FormatChecker:
         return judged({name: float(passed) for name, passed in parts.items()}, failed and f"failed: {failed}")
 
     def check(self, text: str) -> dict[str, bool]:
-        """All rules but that of JSON. A pattern that takes too long is a `TimeoutError`."""
+        """Checks all rules except the JSON schema. A pattern that takes too long raises `TimeoutError`."""
         parts: dict[str, bool] = {}
         if self.pattern is not None:
             parts["pattern"] = fullmatch(self.pattern, text)

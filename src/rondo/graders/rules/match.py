@@ -1,4 +1,4 @@
-"""Whether a completion gives the right answer."""
+"""Exact and numeric match of an answer."""
 
 import re
 import unicodedata
@@ -21,7 +21,7 @@ _BRACES = re.compile(r"\\boxed\s*\{|[{}]")
 
 
 def boxed(text: str) -> str | None:
-    """What the last whole `\\boxed{...}` holds; braces inside it balance."""
+    """Content of the last complete `\\boxed{...}`; braces inside it balance."""
     opened: list[re.Match[str]] = []
     best: tuple[int, int] | None = None
     for brace in _BRACES.finditer(text):
@@ -40,14 +40,14 @@ def last_line(text: str) -> str | None:
 
 
 def normalise(text: str) -> str:
-    """Without the differences of case, spacing, character width and enclosing punctuation."""
+    """The text with normalized case, spacing, character width and enclosing punctuation."""
     text = " ".join(_composed(text).casefold().split())
     return text.strip(" .,;:!?\"'`*_")
 
 
 def _composed(text: str) -> str:
-    """NFKC, which takes quadratic time for a run of combining characters. Unicode's stream-safe format allows 30 in
-    a row: a text with more is no writing, and stays as it is."""
+    """NFKC, which takes quadratic time for a run of combining characters. Unicode's stream-safe format allows 30 in a
+    row; a text with more is no natural text and is returned unchanged."""
     if text.isascii() or (len(text) > _SHORT and _combining_run().search(text)):
         return text
     return unicodedata.normalize("NFKC", text)
@@ -71,7 +71,7 @@ _EXTRACT: dict[Extract, Callable[[str], str | None]] = {
 
 @dataclass(frozen=True)
 class AnswerMatcher:
-    """Parts: `found` (there was an answer to read) and `correct`, which is the total."""
+    """Parts: `found` (the completion has an answer) and `correct`, which is the total."""
 
     extract: Extract = "all"
     compare: Compare = "normalised"

@@ -1,6 +1,6 @@
-"""Whether a completion gives the right answer to a problem in mathematics, whatever form it is written in.
+"""Equivalence of answers to problems in mathematics, in any notation.
 
-What is equal is decided by math-verify, which reads LaTeX into sympy. That may take for ever: it is asked in the pool.
+math-verify, which parses LaTeX into sympy, decides equality. Its run time is unbounded, so it runs in the process pool.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from rondo.graders.score import Sample, Score
 
 SECONDS = 10.0
 TAIL = 4000
-"""An answer stands at the end: of a text without a box, so many characters are read."""
+"""Number of characters parsed at the end of a text without a box, where the answer is."""
 LONGEST = 4000
-"""More characters than this in a box are no answer."""
+"""Maximum number of characters of an answer in a box."""
 
 
 @dataclass(frozen=True)
 class MathAnswer:
-    """Parts: `found` (there was something to read as mathematics) and `correct`, which is the total."""
+    """Parts: `found` (the completion has a mathematical expression) and `correct`, which is the total."""
 
     seconds: float = SECONDS
-    """For one answer; whoever takes longer has the outcome `timeout`."""
+    """Time limit per answer; beyond it the outcome is `timeout`."""
     digits: int = 6
-    """To how many decimals numbers must agree that are not exact."""
+    """Number of decimals to which inexact numbers must agree."""
 
     def __post_init__(self) -> None:
         if self.seconds <= 0:
@@ -63,24 +63,25 @@ def final(text: str) -> str:
 
 
 def plainly_equal(answer: str, reference: str) -> bool:
-    """Equal as they stand, or the same number: true without asking a library. What is false here is not decided."""
+    """Whether the texts are identical or the same number, without math-verify. False means undecided."""
     inside, right_inside = boxed(answer), boxed(reference)
     given = " ".join((last_line(answer) or "" if inside is None else inside).split())
     right = " ".join((reference if right_inside is None else right_inside).split())
-    if not right or "%" in given + right:  # whether 50% is 50 or a half is for the library to say
+    if not right or "%" in given + right:  # math-verify decides whether 50% is 50 or a half
         return False
     number = parse_number(given)
     return given == right or (number is not None and number == parse_number(right))
 
 
 def verified(references: list[str], answer: str, digits: int) -> list[bool]:
-    """(there was an answer to read, it is one of the right ones). In the pool: nothing here is limited."""
+    """(the text contains an answer, the answer is one of the references). It runs in the pool: it has no limit of its
+    own."""
     import math_verify
 
     given = _parsed(answer)
     for reference in references:
         expected = _parsed_reference(reference)
-        # limits of its own would be signals, which say of what is late that it is wrong
+        # math-verify's own time limits use signals and count a time-out as a wrong answer
         if given and math_verify.verify(expected, given, float_rounding=digits, timeout_seconds=None):
             return [True, True]
     return [bool(given), False]
@@ -88,7 +89,7 @@ def verified(references: list[str], answer: str, digits: int) -> list[bool]:
 
 @lru_cache(4096)
 def _parsed_reference(reference: str) -> Any:
-    """As it stands, and else as LaTeX, for a reference may be written without dollars."""
+    """Parses the text unchanged, and on failure as LaTeX: a reference may lack the dollar signs."""
     text = reference if boxed(reference) is not None or "$" in reference else rf"\boxed{{{reference}}}"
     found = _parsed(text) or _parsed(reference)
     if not found:
@@ -101,7 +102,7 @@ def _parsed_reference(reference: str) -> Any:
 def _parsed(text: str) -> Any:
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
 
-    # an answer in a box is the answer, wherever else there is mathematics
+    # an answer in a box has priority over other mathematics
     targets = [LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig()]
     return parse(text, targets, parsing_timeout=None)
 

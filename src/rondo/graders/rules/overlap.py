@@ -1,7 +1,6 @@
-"""How much two texts overlap, as the usual measures count it; each from 0 to 1.
+"""Metrics of text overlap, each from 0 to 1.
 
-The numbers are those of rapidfuzz (`fuzz.ratio`), sacrebleu (`sentence_bleu`), nltk (`sentence_gleu`) and
-rouge-score (F1).
+The values match rapidfuzz (`fuzz.ratio`), sacrebleu (`sentence_bleu`), nltk (`sentence_gleu`) and rouge-score (F1).
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections.abc import Sequence
 Grams = Counter[tuple[str, ...]]
 
 _ROUGE_WORD = re.compile(r"[a-z0-9]+")
-# mteval's rules, which everybody's BLEU follows: symbols apart, periods, commas and dashes apart unless in a number.
+# mteval's rules, as in every BLEU: symbols are split off, periods, commas and dashes too unless in a number.
 _SPLITS = (
     (re.compile(r"([\{-\~\[-\` -\&\(-\+\:-\@\/])"), r" \1 "),
     (re.compile(r"([^0-9])([\.,])"), r"\1 \2 "),
@@ -31,7 +30,7 @@ def fuzzy(given: str, reference: str) -> float:
 
 
 def bleu(given: str, reference: str) -> float:
-    """Of one sentence: precisions of 1 to 4 words, exponentially smoothed, and the penalty for brevity."""
+    """Sentence BLEU: precisions of 1-grams to 4-grams, exponential smoothing, brevity penalty."""
     ours, theirs = words(given), words(reference)
     logs, smooth, matched = list[float](), 1.0, 0
     for n in range(1, 5):
@@ -50,7 +49,7 @@ def bleu(given: str, reference: str) -> float:
 
 
 def gleu(given: str, reference: str) -> float:
-    """Google's: of all stretches of 1 to 4 words, those in both, as a share of the longer text's."""
+    """Google BLEU: n-grams of 1 to 4 words that both texts contain, as a share of the longer text's n-grams."""
     ours, theirs = Grams(), Grams()
     for n in range(1, 5):
         ours += grams(words(given), n)
@@ -70,7 +69,7 @@ def rouge_l(given: str, reference: str) -> float:
 
 
 def common(a: Sequence[str], b: Sequence[str]) -> int:
-    """The length of the longest common subsequence, a row of the table at a time in the bits of one integer."""
+    """Length of the longest common subsequence. Each row of the table is one integer, updated bitwise."""
     places: dict[str, int] = {}
     for at, each in enumerate(a):
         places[each] = places.get(each, 0) | 1 << at
@@ -87,7 +86,7 @@ def grams(tokens: Sequence[str], n: int) -> Grams:
 
 
 def words(text: str) -> list[str]:
-    """As BLEU's usual tokenizer, `13a`."""
+    """Words of BLEU's default tokenizer, `13a`."""
     text = text.rstrip().replace("<skipped>", "").replace("-\n", "").replace("\n", " ")
     if "&" in text:
         for entity, character in _ENTITIES:
@@ -99,7 +98,7 @@ def words(text: str) -> list[str]:
 
 
 def rouge_words(text: str) -> list[str]:
-    """ROUGE knows letters without accents, and digits: other scripts have no words for it."""
+    """ROUGE tokenizes letters without accents and digits; other scripts have no words."""
     return _ROUGE_WORD.findall(text.lower())
 
 

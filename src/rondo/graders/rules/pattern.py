@@ -1,8 +1,8 @@
-"""Regular expressions that users write, matched in a process of its own.
+"""User-defined regular expressions, matched in a separate process.
 
-A pattern such as `(a+)+b` can take longer than the universe has, Python's matcher cannot be interrupted, and
-while it runs no other thread does. So one small process does the matching, under a limit of CPU time that the
-kernel enforces: it dies in the match that goes over it, and the next match starts a new one.
+A pattern such as `(a+)+b` can take exponential time, Python's matcher cannot be interrupted, and it blocks all other
+threads. So one small process does the matching, under a limit of CPU time that the kernel enforces: a match over the
+limit ends the process, and the next match starts a new one.
 """
 
 import atexit
@@ -18,7 +18,7 @@ from rondo.base.errors import Unavailable
 from rondo.base.process import LineWorker
 
 SECONDS = 1.0
-"""Of CPU time, so that a busy machine fails nobody's pattern."""
+"""Limit of CPU time in seconds. Wall time would fail patterns on a busy machine."""
 
 _WORKER = """
 import json, re, signal, sys
@@ -42,7 +42,7 @@ class PatternMatcher:
         )
 
     def fullmatch(self, pattern: str, text: str, seconds: float = SECONDS) -> bool:
-        """Whether all of `text` matches, `.` taking newlines too. Too long a match is a `TimeoutError`."""
+        """Whether all of `text` matches; `.` also matches newlines. A match over the limit raises `TimeoutError`."""
         question = json.dumps([pattern, text, seconds]).encode() + b"\n"
         with self._lock:
             for _ in range(2):  # the process may have been killed from outside since the last match
@@ -59,7 +59,7 @@ class PatternMatcher:
 
 
 def _forget() -> None:
-    """In a forked child: the process and its pipes are the parent's."""
+    """Runs in a forked child: the process and its pipes belong to the parent."""
     global _shared
     _shared = PatternMatcher()
 
@@ -70,5 +70,5 @@ atexit.register(lambda: _shared.close())
 
 
 def fullmatch(pattern: str, text: str) -> bool:
-    """`PatternMatcher.fullmatch` of the one process that all graders share."""
+    """`PatternMatcher.fullmatch` of the shared process."""
     return _shared.fullmatch(pattern, text)

@@ -1,4 +1,4 @@
-"""Whether a text is JSON of a schema."""
+"""Validation of a text against a JSON schema."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Any
 from rondo.base.errors import ConfigError
 
 SHORT = 100_000
-"""So many characters are read where they are asked for; longer texts in the pool."""
+"""Maximum number of characters validated in this process; longer texts are validated in the pool."""
 
 
 @lru_cache(64)
 def validator(schema: str) -> Any:
-    """Of a schema in JSON. Its patterns are matched in linear time, and it may refer to itself alone."""
+    """Validator of a schema in JSON. Its patterns are matched in linear time, and references outside the schema are
+    rejected."""
     import jsonschema_rs
 
     try:
@@ -31,7 +32,7 @@ def holds(schema: str, text: str) -> bool:
     try:
         value = json.loads(text, parse_constant=_no_constant)
         return bool(validator(schema).is_valid(value))
-    except (ValueError, RecursionError, TypeError):  # no JSON, or deeper than anything that was asked for
+    except (ValueError, RecursionError, TypeError):  # not JSON, or nested too deeply
         return False
 
 

@@ -1,4 +1,4 @@
-"""OpenAI's `text_similarity`: how like two texts are, by one of the usual measures."""
+"""OpenAI's `text_similarity`: similarity of two texts by a common metric."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Metric = Literal[
 ]
 
 SHORT = 20_000
-"""Texts of so many characters together are compared where they are; longer ones in the pool, with a limit."""
+"""Maximum total length for a comparison in this process; longer texts are compared in the pool, with a limit."""
 SECONDS = 10.0
 
 _MEASURES: dict[str, Callable[[str, str], float]] = {
@@ -45,7 +45,7 @@ _MEASURES: dict[str, Callable[[str, str], float]] = {
 
 @dataclass(frozen=True)
 class TextSimilarity:
-    """From 0 to 1. `cosine` asks an endpoint for embeddings: `model` and `endpoint` are for it alone."""
+    """Score from 0 to 1. `cosine` requests embeddings from an endpoint: `model` and `endpoint` apply to it alone."""
 
     input: str
     reference: str
@@ -90,7 +90,7 @@ class TextSimilarity:
         return measure(metric, given, reference)
 
     async def _cosine(self, given: str, reference: str) -> float:
-        if not given.strip() or not reference.strip():  # of nothing there is no embedding
+        if not given.strip() or not reference.strip():  # an empty text has no embedding
             return float(given.strip() == reference.strip())
         a, b = await self.endpoint.embed(self.model, [given, reference])
         norms = math.hypot(*a) * math.hypot(*b)
@@ -98,12 +98,12 @@ class TextSimilarity:
 
 
 def measure(metric: str, given: str, reference: str) -> float:
-    """Everything but `cosine`."""
+    """All metrics except `cosine`."""
     return _meteor(given, reference) if metric == "meteor" else _MEASURES[metric](given, reference)
 
 
 def _meteor(given: str, reference: str) -> float:
-    """nltk's, with words alike by themselves or by their stems. Synonyms need WordNet, which no package brings."""
+    """METEOR of nltk, with matches of words or their stems. Synonyms need WordNet, which no package includes."""
     from nltk.translate.meteor_score import single_meteor_score
 
     return float(single_meteor_score(overlap.words(reference), overlap.words(given), wordnet=_NoSynonyms()))

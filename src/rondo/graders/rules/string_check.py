@@ -1,4 +1,4 @@
-"""OpenAI's `string_check`: one text against another."""
+"""OpenAI's `string_check`: comparison of two strings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Operation = Literal["eq", "ne", "like", "ilike"]
 
 @dataclass(frozen=True)
 class StringCheck:
-    """1 or 0. `like`: the input contains the reference; `ilike`: whatever the case of its letters."""
+    """Score of 1 or 0. `like`: the input contains the reference; `ilike`: the same, case-insensitive."""
 
     input: str
     reference: str

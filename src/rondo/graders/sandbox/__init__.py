@@ -1,6 +1,6 @@
 """Sandbox for untrusted programs: a warm process per slot, isolated by Linux namespaces, seccomp and resource limits.
 
-`pool.py` hands out workers, `worker.py` speaks with one of them, `runs.py` describes a run and its verdict, and
+`pool.py` lends workers, `worker.py` communicates with one of them, `runs.py` describes a run and its verdict, and
 `inside/` is the code that runs within the isolated process.
 """
 

@@ -1,4 +1,4 @@
-"""Whether programs can be walled in on this machine; where not, what to switch on."""
+"""Whether this machine can isolate programs; if not, which settings to enable."""
 
 import errno
 import json
@@ -16,7 +16,7 @@ from rondo.graders.sandbox.worker import SandboxWorker, WallRefused, WorkerLost
 NAME = "user, mount, network and process namespaces with a filter of system calls"
 
 _OLDEST = (5, 14)
-"""Since then processes are counted apart in each user namespace."""
+"""First kernel version that counts processes per user namespace."""
 _PROCESSES = 4
 _CONTAINER = (
     "In a container start it with `--security-opt seccomp=unconfined --security-opt apparmor=unconfined` (Docker, "
@@ -58,18 +58,18 @@ print(json.dumps({
 class Isolation:
     available: bool
     about: str
-    """What walls there are, or what is missing and what to do about it."""
+    """Active isolation mechanisms, or the missing one and its remedy."""
 
 
 @cache
 def isolation() -> Isolation:
-    """Builds the walls once and tries them."""
+    """Builds the isolation once and tests it."""
     missing = _missing()
     return Isolation(not missing, missing or NAME)
 
 
 def require() -> None:
-    """An error that says what to switch on where programs cannot be walled in. They are never run without."""
+    """Raises an error with the settings to enable if programs cannot be isolated; they never run without isolation."""
     found = isolation()
     if not found.available:
         raise Unavailable(f"Programs cannot be run here: {found.about}", code="no_sandbox")
@@ -104,7 +104,7 @@ def _missing() -> str:
 
 
 def advice(number: int, sysctls: Path = Path("/proc/sys")) -> str:
-    """What to switch on, from what the kernel is set to."""
+    """Settings to enable, derived from the current kernel settings."""
     switches = {
         "user/max_user_namespaces": ("0", "15000"),
         "kernel/unprivileged_userns_clone": ("0", "1"),

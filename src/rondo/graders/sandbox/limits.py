@@ -1,4 +1,4 @@
-"""What a program may use."""
+"""Resource limits of a program."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -6,28 +6,28 @@ from dataclasses import asdict, dataclass
 from rondo.base.errors import ConfigError
 
 _LEAST_MEMORY = 64 << 20
-"""Below it Python itself, with what is imported before the program, does not run."""
+"""Bytes. With less, Python and the modules imported before the program do not start."""
 
 _PATIENCE = 2.0
-"""How many times its seconds a program may take on a busy machine, before it is given up without a verdict."""
+"""Factor of a program's `seconds` after which it is ended without a verdict on a busy machine."""
 
 
 @dataclass(frozen=True)
 class SandboxLimits:
     seconds: float = 10.0
-    """From its start to its end, but for the time in which other work of the machine keeps it from running. One for
-    each input; for tests, all together."""
+    """Seconds from start to end, without the time in which other load prevented the program from running. Applies per
+    input; for tests, to all together."""
     cpu_seconds: int = 5
-    """Of all its processes together."""
+    """CPU seconds of all processes of the program together."""
     memory: int = 512 << 20
-    """Bytes of address space of each process, and of what all of them hold together."""
+    """Bytes of address space per process, and of memory of all processes together."""
     disk: int = 16 << 20
-    """Bytes of its files, which are kept in memory."""
+    """Bytes of its files, which are in memory."""
     files: int = 256
     processes: int = 12
-    """Threads count."""
+    """Maximum number of processes; threads count."""
     output: int = 1 << 20
-    """Bytes that it may print."""
+    """Bytes of output."""
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.seconds) and self.seconds > 0):
@@ -49,7 +49,7 @@ class SandboxLimits:
 
     @property
     def longest(self) -> float:
-        """Seconds from its start to its end, whatever else the machine does."""
+        """Maximum seconds from start to end, independent of other load."""
         return _PATIENCE * self.seconds
 
     def of_cage(self) -> dict[str, int]:

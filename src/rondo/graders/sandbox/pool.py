@@ -1,4 +1,4 @@
-"""Workers that are kept, and whoever wants one waits for it."""
+"""Pool of warm workers with a queue."""
 
 import atexit
 import os
@@ -24,8 +24,7 @@ T = TypeVar("T")
 
 
 class Sandbox:
-    """Runs programs that nobody trusts. Safe to call from several threads; as many programs run at once as there are
-    workers."""
+    """Runs untrusted programs. Safe to call from several threads; the number of workers bounds concurrent programs."""
 
     def __init__(self, workers: int | None = None, packages: Sequence[str | Path] = ()) -> None:
         self.workers = len(os.sched_getaffinity(0)) if workers is None else workers
@@ -41,20 +40,20 @@ class Sandbox:
     def run(
         self, program: str, given: bytes = b"", limits: SandboxLimits | None = None, call: bytes | None = None
     ) -> SandboxRun:
-        """A script whose standard input is `given`, or with `call` a function of it."""
+        """Runs a script with `given` as its standard input, or with `call` one of its functions."""
         return self._with_worker(
             lambda worker: run_script(worker, program, given, limits or SandboxLimits(), call)
         )
 
     def grade(self, program: str, given: bytes, limits: SandboxLimits, serve: Serve) -> SandboxRun:
-        """A script that may ask `serve` to have other programs run."""
+        """Runs a script that may request runs of other programs from `serve`."""
         return self._with_worker(lambda worker: run_grader(worker, program, given, limits, serve))
 
     def examine(self, program: str, exam: Exam, limits: SandboxLimits | None = None) -> Verdict:
         return self._with_worker(lambda worker: run_exam(worker, program, exam, limits or SandboxLimits()))
 
     def close(self) -> None:
-        """Ends the idle workers; those at work end with their program."""
+        """Ends the idle workers; busy workers end with their program."""
         with self._lock:
             idle = list(self._idle)
             self._idle.clear()
@@ -69,7 +68,7 @@ class Sandbox:
         self.close()
 
     def _with_worker(self, action: Callable[[SandboxWorker], T]) -> T:
-        """Once more with another worker, where the first one was killed: that says nothing of the program."""
+        """Retries once with another worker if the first one was killed, which is not the program's fault."""
         try:
             with self._worker() as worker:
                 return action(worker)
@@ -85,7 +84,7 @@ class Sandbox:
                 worker = worker or SandboxWorker(self._packages)
                 yield worker
             except BaseException as error:
-                # Whatever happened, its cages may still run and its next messages may be of this program.
+                # After any error, its cages may still run and its next messages may belong to this program.
                 if worker is not None:
                     worker.close()
                 if isinstance(error, WorkerLost):
@@ -99,7 +98,7 @@ class Sandbox:
                 worker = self._idle.pop() if self._idle else None
             if worker is None or worker.alive():
                 return worker
-            worker.close()  # killed from outside while nobody used it
+            worker.close()  # killed from outside while it was idle
             _lost.inc()
 
     def _give_back(self, worker: SandboxWorker) -> None:
@@ -122,7 +121,7 @@ def _close_all() -> None:
 
 
 def _forget_all() -> None:
-    """In a forked child: the workers are the parent's."""
+    """Runs in a forked child: the workers belong to the parent."""
     for sandbox in list(_all):
         for worker in sandbox._idle:
             worker.leave()

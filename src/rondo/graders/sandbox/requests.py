@@ -1,4 +1,4 @@
-"""A grader's script, which may have other programs run in cages beside its own.
+"""A grader's script, which may run other programs in further cages.
 
 Its messages are as in `inside/wire.py`: four bytes of length, then JSON.
 """
@@ -17,7 +17,7 @@ from rondo.graders.sandbox.runs import Handles, SandboxRun, collect, made_run, r
 from rondo.graders.sandbox.worker import SandboxWorker
 
 Serve = Callable[[bytes, Callable[[str, bytes, SandboxLimits, bytes | None], SandboxRun]], Any]
-"""Answers a request, in JSON, with the help of a function that runs a program."""
+"""Handles a request, in JSON; the second argument is a function that runs a program."""
 
 _HEAD = 4
 """Bytes of a message's length."""
@@ -27,7 +27,7 @@ _LEAST_SECONDS = 0.001
 def run_grader(
     worker: SandboxWorker, program: str, given: bytes, limits: SandboxLimits, serve: Serve
 ) -> SandboxRun:
-    """A script whose requests for runs of other programs `serve` answers, one after the other."""
+    """Runs a script; `serve` handles its requests for runs of other programs, one after the other."""
     with Handles() as handles:
         output, output_end = handles.pipe()
         errors, errors_end = handles.pipe()
@@ -45,7 +45,7 @@ def run_grader(
 
 
 class Requests:
-    """One cage's requests for runs of other programs. Nothing in them is trusted."""
+    """One cage's requests for runs of other programs. Their content is untrusted."""
 
     def __init__(
         self, worker: SandboxWorker, number: int, writes: int, serve: Serve, deadline: float
@@ -55,7 +55,7 @@ class Requests:
         self._deadline, self._data = deadline, bytearray()
 
     def take(self, part: bytes) -> bool:
-        """False where nothing more is to be read."""
+        """False at the end of the requests."""
         self._data += part
         while len(self._data) >= _HEAD:
             length = int.from_bytes(self._data[:_HEAD], sys.byteorder)
@@ -78,7 +78,7 @@ class Requests:
         return run
 
     def _answer(self, data: bytes) -> bool:
-        """Blocks until it is read, or the cage has ended, which the worker sees to."""
+        """Blocks until the cage has read the answer or has ended; the worker ensures the latter."""
         try:
             while data:
                 data = data[os.write(self._writes, data) :]

@@ -1,4 +1,4 @@
-"""What is asked of a worker: a program with an input, or a program under tests."""
+"""Runs of a worker: a program with an input, or a program under tests."""
 
 import fcntl
 import json
@@ -21,13 +21,14 @@ _ERRORS_KEPT = 4096
 _VERDICT_BYTES = 4 << 20
 _PART = 1 << 16
 _EXAMINER_SECONDS = 10.0
-"""That tests may take beyond the program's time, to find that it has ended and say so."""
+"""Seconds of the tests beyond the program's time, to detect and report its end."""
 _EXAMINER_MEMORY = 1 << 30
 _EXAMINER_CPU = 60
 _CPU_SHARE = 0.5
-"""Of the limit, above which a signal that ends a program was the limit's, which counts by ticks and not exactly."""
+"""Share of the CPU limit from which a kill signal counts as a limit violation: the kernel counts in ticks, not exactly.
+"""
 _ENDED = "the program has ended"
-"""What the examiner says of a test whose program is gone."""
+"""The examiner's error for a test whose program has ended."""
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 _UNCHANGED = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
@@ -35,16 +36,16 @@ _UNCHANGED = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl
 @dataclass(frozen=True)
 class SandboxRun:
     why: Why
-    """It ended by itself (`exit`), or was ended for using too much of that. `busy`: its time ran out because other
-    work of the machine kept it from running, which says nothing of it."""
+    """`exit` if the program ended by itself, else the exceeded limit. `busy`: its time ran out because other load
+    prevented it from running, so the run has no result."""
     code: int
-    """0 where it ended well; 128 and more: by a signal."""
+    """0 on success; 128 and more: by a signal."""
     output: bytes
     errors: bytes
-    """What it wrote there first."""
+    """The beginning of its error output."""
     cpu_seconds: float
     value: bytes = b""
-    """The value that a call returned, as the program wrote it."""
+    """The return value of the call, as the program wrote it."""
 
     @property
     def ok(self) -> bool:
@@ -53,19 +54,19 @@ class SandboxRun:
 
 @dataclass(frozen=True)
 class Exam:
-    """Tests of a program: calls with what they should give, or Python that asserts."""
+    """Tests of a program: calls with expected values, or Python source with assertions."""
 
     calls: Sequence[Mapping[str, Any]] = ()
     """Each with `function`, `args`, `kwargs` and `expected`."""
     tests: Sequence[str] = ()
     entry_point: str = ""
-    """The function that the tests are for, `Solution.add` for a method; empty where they name it themselves."""
+    """The tested function, `Solution.add` for a method; empty if the tests name it themselves."""
     tolerance: float = 0.0
     in_place: bool = False
-    """What the program does to lists and the like that tests give it is done to the tests' own."""
+    """Changes of the program to its mutable arguments are applied to the tests' objects."""
 
     def text(self) -> bytes:
-        """A `TypeError` where a value is not plain."""
+        """Raises `TypeError` for a value that is not plain."""
         what = {"calls": list(self.calls)} if self.calls else {"tests": list(self.tests)}
         more = {"entry_point": self.entry_point, "tolerance": self.tolerance, "in_place": self.in_place}
         return json.dumps(literal.encode(what | more)).encode()
@@ -76,15 +77,15 @@ class Verdict:
     ran: bool
     """The program could be loaded."""
     results: list[tuple[bool, str]]
-    """Of each test: passed or not, and why not."""
+    """For each test: passed or not, and the reason."""
     broken: str = ""
-    """Why the tests themselves could not be run."""
+    """Reason why the tests themselves could not be run."""
     busy: bool = False
-    """The program's time ran out because other work of the machine kept it from running: no verdict."""
+    """The program's time ran out because other load prevented it from running: no verdict."""
 
     @property
     def wrong(self) -> bool:
-        """Some test failed while the program was still there to answer it."""
+        """Whether a test failed while the program was still running."""
         return any(not passed and not _by_end(why) for passed, why in self.results)
 
 
@@ -96,8 +97,8 @@ def run_script(
     call: bytes | None = None,
     owner: int | None = None,
 ) -> SandboxRun:
-    """With `call`, which names a function and its arguments, that function is called. A run that another cage asked
-    for, the `owner`, ends with it."""
+    """Calls a function if `call` has a function and its arguments. A run that was requested by another cage, the
+    `owner`, ends with that cage."""
     with Handles() as handles:
         output, output_end = handles.pipe()
         errors, errors_end = handles.pipe()
@@ -123,7 +124,7 @@ def made_run(
 
 
 def run_exam(worker: SandboxWorker, program: str, exam: Exam, limits: SandboxLimits) -> Verdict:
-    """The program in one cage, its tests in another; what is expected never enters the first."""
+    """Runs the program in one cage and its tests in another; expected values never enter the first."""
     with Handles() as handles:
         null = handles.null()
         asked, asks = handles.pipe()
@@ -148,7 +149,7 @@ def run_exam(worker: SandboxWorker, program: str, exam: Exam, limits: SandboxLim
         return replace(found, busy=busy and not all(passed for passed, _ in found.results))
     if busy:
         return Verdict(True, [], busy=True)
-    # A value of the program may crash the Python of its tests, which nothing else makes it do.
+    # Only a value of the program can crash the Python process of its tests.
     crashed = ended.code - 128 in _CRASHES
     if ended.why == "exit" and ended.cpu_seconds < limits.cpu_seconds and not crashed:
         said = kept[errors].decode(errors="replace").strip().rpartition("\n")[2]
@@ -174,8 +175,8 @@ def collect(
     asked: tuple[int, Callable[[bytes], bool]] | None = None,
     owner: int | None = None,
 ) -> bool:
-    """Reads until everybody has closed the pipes and the cage has ended; False where it wrote too much. `asked` is a
-    handle with the function that takes its data, and returns False after the last part."""
+    """Reads until all pipes are closed and the cage has ended; False if the output exceeds the limit. `asked` is a
+    descriptor with a function that receives its data and returns False after the last part."""
     deadline = time.monotonic() + limits.longest + GRACE_SECONDS
     poll = select.poll()
     if owner is not None and worker.ended(owner) is not None:
@@ -208,7 +209,7 @@ def collect(
                 poll.unregister(handle)
                 left.discard(handle)
             if asked is not None and handle == asked[0]:
-                break  # a run in between has taken the worker's messages
+                break  # a nested run has already read the worker's messages
     return count <= limits.output
 
 
@@ -227,7 +228,8 @@ def _why(ended: Ended, limits: SandboxLimits) -> Why:
 
 
 def _by_end(why: str) -> bool:
-    """Whether a test failed because the program was ended; an error that only says so comes with its line."""
+    """Whether a test failed because the program was ended. An error raised by the test with the same text has a line
+    number."""
     return why.endswith(_ENDED) and not re.search(rf"line \d+: .*: {_ENDED}$", why, re.DOTALL)
 
 
@@ -237,7 +239,7 @@ def _verdict(data: bytes) -> Verdict:
 
 
 class Handles:
-    """Pipes and files that are closed together, and those given away before that."""
+    """Pipes and files, closed together unless they were closed or passed on earlier."""
 
     def __init__(self) -> None:
         self._open: set[int] = set()
@@ -264,7 +266,7 @@ class Handles:
         return reads, writes
 
     def file(self, data: bytes) -> int:
-        """In memory, and not to be changed by whoever reads it."""
+        """A file in memory, sealed against changes by its readers."""
         handle = os.memfd_create("given", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self._open.add(handle)
         with open(handle, "wb", closefd=False) as file:

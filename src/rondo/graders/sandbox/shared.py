@@ -1,4 +1,4 @@
-"""One sandbox for all graders that need the same packages, so that they share its workers."""
+"""Sandboxes shared by all graders with the same packages."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def shared(packages: tuple[str, ...] = ()) -> Sandbox:
 
 @lru_cache(16)
 def threads(packages: tuple[str, ...] = ()) -> ThreadPoolExecutor:
-    """As many as its workers: whoever has a thread need not wait for a worker."""
+    """As many threads as workers: a task with a thread never waits for a worker."""
     return ThreadPoolExecutor(shared(packages).workers, "sandbox")
 
 
-os.register_at_fork(after_in_child=threads.cache_clear)  # threads stay with the parent
+os.register_at_fork(after_in_child=threads.cache_clear)  # threads remain in the parent

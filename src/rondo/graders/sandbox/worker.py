@@ -1,4 +1,4 @@
-"""A process that runs programs in cages, as its owner sees it."""
+"""Owner's side of a worker process that runs programs in cages."""
 
 import array
 import contextlib
@@ -25,7 +25,7 @@ _START = (
 )
 _START_SECONDS = 30.0
 GRACE_SECONDS = 10.0
-"""How long after a program's time its end may be told; a worker that needs longer is taken for lost."""
+"""Seconds after a program's limit in which its end must be reported; after that the worker counts as lost."""
 _ENVIRONMENT = {
     "HOME": "/box",
     "TMPDIR": "/box",
@@ -36,23 +36,23 @@ _ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
     "MALLOC_ARENA_MAX": "2",
 }
-"""All of it: nothing of ours is passed on. The order of sets is the same in every worker."""
+"""Complete environment: no variable of this process is passed on. The order of sets is the same in every worker."""
 
 
 class WorkerLost(Unavailable):
-    """The sandbox's own process ended or is silent: nothing is known of the program."""
+    """The sandbox's worker ended or is silent; the program has no result."""
 
 
 class WorkerEnded(WorkerLost):
-    """It is gone: somebody has killed it, which no program can."""
+    """The worker was killed from outside; a program cannot kill it."""
 
 
 class WorkerSilent(WorkerLost):
-    """It is there and does not answer."""
+    """The worker is running and does not respond."""
 
 
 class WallRefused(Unavailable):
-    """The machine does not let a wall be built."""
+    """The machine refuses a step of the isolation."""
 
     def __init__(self, step: str, number: int, text: str) -> None:
         super().__init__(text)
@@ -62,7 +62,7 @@ class WallRefused(Unavailable):
 @dataclass(frozen=True)
 class Ended:
     why: str
-    """`exit`, or what it was ended for: `wall`, `busy`, `cpu`, `memory`, `killed`; `failed` where its cage could not be
+    """`exit`, or the reason for its end: `wall`, `busy`, `cpu`, `memory`, `killed`; `failed` if its cage could not be
     made."""
     code: int
     cpu_seconds: float
@@ -70,7 +70,7 @@ class Ended:
 
 
 class SandboxWorker:
-    """One user at a time. Cages may run beside each other."""
+    """Used by one thread at a time. Cages may run concurrently."""
 
     def __init__(self, packages: Sequence[str] = ()) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -103,7 +103,7 @@ class SandboxWorker:
         return self._control.fileno()
 
     def start(self, role: str, limits: SandboxLimits, handles: Sequence[int]) -> int:
-        """A cage in which `handles` are the program's 0, 1, 2 and so on; returns the number by which it is known."""
+        """Starts a cage with `handles` as the program's descriptors 0, 1, 2 and so on; returns the id of the cage."""
         number = next(self._numbers)
         times = {"wall": limits.seconds, "longest": limits.longest}
         asked = {"start": number, "role": role, "limits": limits.of_cage()} | times
@@ -118,11 +118,11 @@ class SandboxWorker:
         return self._ended.get(number)
 
     def take(self, number: int) -> Ended:
-        """Of a cage that has ended, once."""
+        """Result of a cage that has ended; can be taken once."""
         return self._ended.pop(number)
 
     def hear(self) -> None:
-        """Takes in one message, which has to be there."""
+        """Receives one message, which must be available."""
         told = self._received()
         if "ended" not in told:
             raise WorkerLost(f"a sandbox's worker failed: {told.get('failed', told)}")
@@ -141,17 +141,17 @@ class SandboxWorker:
             raise WorkerSilent("a sandbox's worker is silent.")
 
     def alive(self) -> bool:
-        """Of one that is idle, and so has nothing to say."""
+        """Whether an idle worker is running: it sends no messages, so a readable socket means its end."""
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
         return not poll.poll(0)
 
     def leave(self) -> None:
-        """In a forked child, which has a copy of the socket that the worker ends with."""
+        """Closes a forked child's copy of the socket; the worker ends when all copies are closed."""
         self._control.close()
 
     def close(self) -> None:
-        """Ends it and every cage; returns when they are gone."""
+        """Ends the worker and every cage; returns after their end."""
         self._control.close()
         try:
             self._process.wait(GRACE_SECONDS)

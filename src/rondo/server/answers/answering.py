@@ -1,4 +1,4 @@
-"""From a request's parts to its answer, whole or streamed: what chat and plain completions have in common."""
+"""Generation of an answer, whole or streamed: the common path of chat and plain completions."""
 
 from __future__ import annotations
 
@@ -24,10 +24,9 @@ from rondo.web.http import DONE, EventStream, Json, event_of, gather, note_ignor
 
 @dataclass(frozen=True)
 class PendingCompletion:
-    """One HTTP request on its way: what goes to the engine, and how its chunks are shown.
+    """One pending HTTP request: the engine's requests and the format of their chunks.
 
-    `choices(chunk, index, whole)` makes an element of `choices` for a whole answer; for a stream as many as there are
-    events to be sent of the chunk.
+    `choices(chunk, index, whole)` returns one element of `choices` for a whole answer, and one per event for a stream.
     """
 
     id: str
@@ -38,20 +37,20 @@ class PendingCompletion:
     choices: Callable[[TokenChunk, int, bool], list[dict[str, Any]]]
     first: Callable[[int], dict[str, Any]] | None = None
     beside: Callable[[TokenChunk], dict[str, Any]] = lambda chunk: {}
-    """What a whole answer says of its prompt, from its first sample."""
+    """Fields about the prompt in a whole answer, from its first sample."""
     usage: Callable[[], UsageCount] = UsageCount
     silent: bool = False
-    """Whether only the prompt is asked for: the one token that the engine gives at least is left out."""
+    """Whether only the prompt is requested: the engine's minimum of one token is omitted."""
     field: str = "prompt"
-    """What the request calls its prompt."""
+    """Name of the prompt's field in the request."""
 
     @property
     def parts(self) -> Sequence[GenerateRequest]:
-        """What the engine is asked."""
+        """The requests for the engine."""
         return self.requests
 
     def under_its_name(self) -> AbstractContextManager[None]:
-        """What the engine finds wrong with the prompt."""
+        """Attributes the engine's errors about the prompt to its field."""
         return renaming({"prompt": self.field})
 
     def index(self, prompt: int, chunk: TokenChunk) -> int:
@@ -70,7 +69,7 @@ class PendingCompletion:
 
 
 def ending(body: SamplingBody, chunk: TokenChunk) -> dict[str, Any]:
-    """`weight_version` is that of the newest token; `token_ids` only where asked for."""
+    """`weight_version` is the version of the newest token; `token_ids` are present only on request."""
     ending: dict[str, Any] = {"finish_reason": chunk.finish_reason, "stop_reason": chunk.stop_reason}
     if chunk.weight_versions:
         ending["weight_version"] = chunk.weight_versions[-1]
@@ -147,7 +146,7 @@ def _with_usage(event: dict[str, Any], with_usage: bool) -> dict[str, Any]:
 
 
 async def _merge(served: ServedModel, job: PendingCompletion) -> AsyncGenerator[tuple[int, TokenChunk], None]:
-    """The chunks of all prompts as they come."""
+    """Chunks of all prompts in order of arrival."""
     if len(job.requests) == 1:
         async with aclosing(served.engine.generate(job.requests[0])) as stream:
             async for chunk in stream:
@@ -163,7 +162,7 @@ async def _merge(served: ServedModel, job: PendingCompletion) -> AsyncGenerator[
                     await queue.put((index, chunk))
             await queue.put(None)
         except Exception as error:
-            # Whatever it is: the reader waits for a word from each prompt.
+            # After any error: the reader waits for an item from each prompt.
             await queue.put(error)
 
     tasks = [asyncio.create_task(pump(i, generate)) for i, generate in enumerate(job.requests)]

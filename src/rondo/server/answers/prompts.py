@@ -1,4 +1,4 @@
-"""From what a client sends to token ids. Long texts are rendered and tokenized beside the event loop."""
+"""Conversion of requests to token ids. Long texts are rendered and tokenized outside the event loop."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from rondo.text.tokenizer import Tokenizer
 T = TypeVar("T")
 
 SHORT = 4096
-"""A text of so many characters is tokenized faster than a thread is woken."""
+"""Number of characters below which tokenization is faster than a thread switch."""
 
 
 PIECE = 1 << 18
-"""Characters that are tokenized together: each token takes hundreds of bytes meanwhile."""
+"""Characters tokenized at a time: each token temporarily takes hundreds of bytes."""
 CHARACTERS_PER_TOKEN = 16
 
 ENDING = 64
-"""So much of a prompt tells what its answer begins with."""
+"""Number of final tokens of a prompt that determine the start of its answer."""
 
 
 class ChatPrompt(NamedTuple):
     ids: list[int]
     ending: str
-    """What stands right before the answer; the whole of a last message that the answer continues."""
+    """Text right before the answer; the whole last message if the answer continues it."""
     continued: bool
 
 
@@ -51,9 +51,9 @@ class Prompts:
     """The limits of chat templates; None where the template is trusted."""
 
     def check(self, prompts: Sequence[Sequence[int]], field: str, answer: int = 1, common: int = 0) -> None:
-        """Before the first of them is begun: what the engine would refuse, with the field and the number of the one
-        that is meant. `answer` is how many tokens must be left for it; `common` are those that each has beside its own,
-        and that have been looked at."""
+        """Validates prompts before any of them starts: raises the engine's errors with the field and the number of the
+        prompt. `answer` is the number of tokens to reserve for the answer; `common` is the number of shared, already
+        validated tokens of all prompts."""
         for at, ids in enumerate(prompts):
             name = f"{field} {at}" if len(prompts) > 1 else "the prompt"
             check_prompt(ids, self.max_model_len, self.vocab, answer, name, field, common)
@@ -61,7 +61,7 @@ class Prompts:
     async def of_texts(
         self, texts: Sequence[str], add_special: bool = True, bounded: bool = True
     ) -> list[list[int]]:
-        """`bounded` refuses what cannot fit into the context without looking at it."""
+        """`bounded` rejects a text that cannot fit into the context, without tokenizing it."""
         if not texts:
             return []
         size = sum(map(len, texts))
@@ -74,8 +74,8 @@ class Prompts:
     async def of_chat(
         self, body: ChatRequest, tools: Sequence[ToolDefinition], size: int, add_special: bool = False
     ) -> ChatPrompt:
-        """`size` is about how much text this is. The template writes special tokens itself, so that the tokenizer adds
-        none."""
+        """`size` is the approximate length of the text. The template writes special tokens itself, so the tokenizer
+        adds none."""
         template = (self.tokenizer.tool_template if tools else self.tokenizer.chat_template) or ""
         messages = adapt_messages([message.for_template() for message in body.messages], template)
         variables = variables_of(body, template)
@@ -146,7 +146,7 @@ class Prompts:
 
 
 def variables_of(body: ChatRequest, template: str) -> dict[str, Any]:
-    """What a request sets of the chat template's own."""
+    """Variables of the chat template that a request sets."""
     variables = dict(template_variables(body.chat_template_kwargs))
     if body.reasoning_effort is not None:
         variables["reasoning_effort"] = _effort(body.reasoning_effort, template)

@@ -1,4 +1,4 @@
-"""An answer taken apart: what a chat message has beside its text."""
+"""Parsing of an answer into content, reasoning and tool calls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rondo.text.tokenizer import Tokenizer
 
 SHORT_ID = string.ascii_letters + string.digits
 SHORT_ID_LENGTH = 9
-"""Mistral's templates take no other ids than these."""
+"""The only id length that Mistral's templates accept."""
 
 
 def short_call_id() -> str:
@@ -32,14 +32,14 @@ def call_id() -> str:
 
 @dataclass(frozen=True)
 class Replies:
-    """How the served model's answers are read."""
+    """Parsers of the served model's answers."""
 
     dialect: ToolCallFormat
     tokenizer: Tokenizer
     auto_tool_choice: bool = True
 
     def check(self, body: ChatRequest) -> list[ToolDefinition]:
-        """The tools that the model may call, if all that is asked of them can be done."""
+        """The tools that the model may call; raises if a tool request is not supported."""
         tools = self.shown(body.callable_tools())
         if not tools:
             return []
@@ -70,17 +70,17 @@ class Replies:
         return self.dialect if tools else self.dialect.without_calls()
 
     def kept_tokens(self, dialect: ToolCallFormat) -> tuple[int, ...]:
-        """The special tokens that its parser must see."""
+        """Special tokens that the format's parser needs."""
         ids = (self.special_id(marker) for marker in dialect.markers)
         return tuple(id for id in ids if id is not None)
 
     def special_id(self, text: str) -> int | None:
-        """The id of a special token; None for what is written as text."""
+        """Id of a special token; None for a marker in plain text."""
         id = self.tokenizer.token_id(text)
         return id if id in self.tokenizer.special_ids else None
 
     def count_thoughts(self, parser: OutputParser | None) -> ThoughtCount:
-        """Of a sample whose reasoning `parser` finds."""
+        """Counter of reasoning tokens for one sample, with the parser's markers."""
         return ThoughtCount(parser, self._read_texts)
 
     @cached_property
@@ -98,7 +98,7 @@ class Replies:
 
 @dataclass
 class CallDelta:
-    """What is new of the call number `index`; `id` and `name` are there where it begins."""
+    """Increment of the call number `index`; `id` and `name` are set in its first increment."""
 
     index: int
     id: str | None = None
@@ -108,7 +108,7 @@ class CallDelta:
 
 @dataclass
 class ReplyDelta:
-    """What is new in an answer."""
+    """Increment of an answer."""
 
     content: str = ""
     reasoning: str = ""
@@ -119,7 +119,7 @@ class ReplyDelta:
 
 
 class ReplyReader:
-    """Reads one sample's answer."""
+    """Parser of one sample's answer."""
 
     def __init__(
         self,
@@ -164,8 +164,8 @@ class ReplyReader:
 
 
 def deltas_of(said: ReplyDelta) -> list[dict[str, Any]]:
-    """What a stream's events say of it, an event each. Reasoning goes by both names that clients look for. A call is
-    its name first, and then its arguments as they come."""
+    """Deltas of a stream, one per event. Reasoning has both field names in use by clients. A call is its name first,
+    followed by pieces of its arguments."""
     deltas: list[dict[str, Any]] = []
     if said.content or said.reasoning or not said:
         text = {"content": said.content} if said.content else {}

@@ -1,4 +1,4 @@
-"""What a model says as items of the Responses API, and the events that tell of them as they come."""
+"""Items of the Responses API from model output, and the events of their streams."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Logprobs = list[dict[str, Any]]
 
 @dataclass
 class _OpenText:
-    """The text that is being said, and the item that it is in."""
+    """The text in progress, and its item."""
 
     kind: type[Content] | type[Reasoning]
     index: int
@@ -60,7 +60,7 @@ class _OpenText:
 
 @dataclass
 class _OpenCall:
-    """The call whose arguments are being said."""
+    """The call whose arguments are in progress."""
 
     index: int
     id: str
@@ -96,7 +96,7 @@ class _OpenCall:
 
 
 class Output:
-    """Puts parts together as items, one after another; `items` are those that are whole."""
+    """Builds items one after another; `items` are the completed ones."""
 
     def __init__(self, new_call_id: Callable[[], str], parallel: bool) -> None:
         self.items: list[dict[str, Any]] = []
@@ -122,7 +122,7 @@ class Output:
         yield from self._say(part.text, logprobs)
 
     def end(self, status: str) -> Iterator[Event]:
-        """`status` is that of the last item. An answer of nothing at all is an empty message."""
+        """`status` applies to the last item. An answer without any content is an empty message."""
         if self._open is None and not self.items:
             yield from self._begin(Content(""))
         yield from self._close(status)

@@ -126,8 +126,8 @@ def echo_logprobs(
 
 
 class UsageCount:
-    """Tokens in and out of one HTTP request, over its prompts and samples; with `new_thoughts` also those that are
-    reasoning, of one prompt's samples."""
+    """Prompt and output tokens of one HTTP request, over its prompts and samples; with `new_thoughts` also its
+    reasoning tokens, for the samples of one prompt."""
 
     def __init__(self, new_thoughts: Callable[[], ThoughtCount] | None = None) -> None:
         self._new_thoughts = new_thoughts
@@ -162,7 +162,7 @@ class UsageCount:
 
 
 def join(chunks: Iterable[TokenChunk]) -> list[TokenChunk]:
-    """One chunk a sample, in the order of the samples."""
+    """One chunk per sample, in the order of the samples."""
     whole: dict[int, TokenChunk] = {}
     for chunk in chunks:
         if chunk.index in whole:

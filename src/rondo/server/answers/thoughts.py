@@ -1,4 +1,4 @@
-"""How many of an answer's tokens are reasoning, counted as they come."""
+"""Counter of an answer's reasoning tokens during generation."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from rondo.text.tokenizer import Tokenizer
 
 
 class ReadTexts(dict[int, str | None]):
-    """What a parser of reasoning reads of each token, looked up once for all answers. None: nothing, as of special
-    tokens that are no markers of it."""
+    """Text of each token for a parser of reasoning, looked up once for all answers. None: no text, as for special
+    tokens other than markers."""
 
     def __init__(self, tokenizer: Tokenizer, markers: Iterable[int]) -> None:
         super().__init__()
@@ -31,9 +31,9 @@ class ReadTexts(dict[int, str | None]):
 
 
 class ThoughtCount:
-    """Follows one sample, token by token, with a parser of its own: the answer's is fed texts that join tokens. Only
-    what may end the reasoning is parsed. The markers around it do not count, but for the beginning of one that is
-    several tokens."""
+    """Counts the reasoning tokens of one sample with a separate parser: the answer's own parser receives texts of
+    several tokens. Only text that may end the reasoning is parsed. Markers do not count, except for the beginning of a
+    marker of several tokens."""
 
     def __init__(self, parser: OutputParser | None, texts: ReadTexts) -> None:
         self._parser = parser

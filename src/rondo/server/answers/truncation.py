@@ -8,7 +8,7 @@ from typing import Literal
 from rondo.server.answers.prompts import Prompts
 
 Side = Literal["left", "right"]
-"""Where tokens go: `right` keeps the first ones."""
+"""Side that is cut; with `right` the first tokens remain."""
 
 
 async def texts_cut_to(

@@ -1,4 +1,4 @@
-"""A chat request made ready for the engine, and for reading what comes back."""
+"""Preparation of a chat request: engine parameters and parsers of the answer."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class ChatTurn:
     replies: Replies
 
     def parser(self) -> OutputParser | None:
-        """For one sample's answer; None where all of it is content."""
+        """Parser of one sample's answer; None if all of it is content."""
         return self.dialect.parser(self.prompt.ending, self.functions, self.prompt.continued)
 
     def thoughts(self) -> ThoughtCount:
-        """For one sample's tokens."""
+        """Counter of one sample's reasoning tokens."""
         plain = self.dialect.without_calls()
         return self.replies.count_thoughts(plain.parser(self.prompt.ending, (), self.prompt.continued))
 
@@ -77,7 +77,7 @@ def _form(
     tools: Sequence[ToolDefinition],
     form: StructuredOutputsParams | None,
 ) -> StructuredOutputsParams | None:
-    """What the whole answer must be: reasoning may come before the form that was asked for, and calls in its place."""
+    """Structured output of the whole answer: reasoning may precede the requested form, and calls may replace it."""
     required = body.required_tools()
     thought = dialect.thought(prompt.ending, prompt.continued)
     if not required and (form is None or (not tools and thought is None)):
@@ -100,6 +100,6 @@ def _is_json(form: StructuredOutputsParams) -> bool:
 
 
 def functions_of(tools: Sequence[ToolDefinition]) -> list[dict[str, Any]]:
-    """As parsers and grammars read them: schemas are what they came as, and are not copied."""
+    """Functions for parsers and grammars, with the original schemas and without copies."""
     each = (tool.function for tool in tools)
     return [{"name": one.name, "parameters": one.parameters, "strict": one.strict} for one in each]

@@ -74,7 +74,7 @@ async def chat(served: ServedModel, request: Request) -> ASGIApp:
 
 
 def _events(index: int, deltas: list[dict[str, Any]], shown: dict[str, Any]) -> list[dict[str, Any]]:
-    """The first tells of the tokens, the last of the end."""
+    """The first event has the tokens, the last one the finish reason."""
     end = {name: shown[name] for name in ("finish_reason", "stop_reason")}
     nothing = dict.fromkeys(end)
     events = [{"index": index, "delta": delta, "logprobs": None} | nothing for delta in deltas]

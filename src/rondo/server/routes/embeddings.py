@@ -36,7 +36,7 @@ NO_ANSWER = SamplingParams(detokenize=False)
 
 
 class PoolingBody(WireModel):
-    """What all that ask for vectors have in common. All but `user` and `model` are vLLM's."""
+    """Common fields of requests for vectors. All except `user` and `model` are vLLM's."""
 
     without_effect = frozenset(["user"])
 
@@ -66,8 +66,7 @@ class EmbeddingRequest(PoolingBody):
 
 @dataclass(frozen=True)
 class Dimensions:
-    """How long vectors are, and how they may be cut: only of a model trained so that their beginnings are vectors too
-    (Matryoshka)."""
+    """Sizes of vectors, and their truncation, which needs a model trained for it (Matryoshka)."""
 
     size: int
     cut: bool
@@ -75,7 +74,7 @@ class Dimensions:
 
     @classmethod
     def of(cls, config: ModelConfig, allowed: bool) -> Dimensions:
-        """What `config.json` says of it, as vLLM reads it, unless the server's settings allow it."""
+        """Reads `config.json` as vLLM does, unless the server's settings allow truncation."""
         given = config.hf or {}
         only = given.get("matryoshka_dimensions")
         only = tuple(only) if isinstance(only, list) else ()
@@ -114,7 +113,7 @@ class Vectors:
 
 @dataclass(frozen=True)
 class Given:
-    """Texts, and the name that they have in the request. `limit` cuts each, beside what the body says."""
+    """Texts, and their field in the request. `limit` cuts each, in addition to the body's limit."""
 
     name: str
     inputs: Sequence[str | list[int]]
@@ -154,7 +153,7 @@ class Embedder:
         return {"id": new_id(prefix), "object": "list", "created": int(time.time()), "model": model}
 
     def check(self, body: PoolingBody, count: int, field: str) -> str | None:
-        """All that can be refused before a text is looked at. Returns the adapter asked for."""
+        """Validates everything that does not depend on the texts. Returns the requested adapter."""
         note_ignored(body)
         adapter = self.served.adapter(body.model or self.served.name)
         self.served.check_priority(body.priority)
@@ -176,7 +175,8 @@ class Embedder:
         fields: Sequence[Given],
         adapter: str | None,
     ) -> Vectors:
-        """Of all texts, in their order. Nothing is computed before all are checked, nor more at once than may wait."""
+        """Vectors of all texts, in order. Computation starts after all are validated, with at most as many as the queue
+        holds."""
         named: list[tuple[str, list[int]]] = []
         for field in fields:
             with blaming(field.name):
@@ -218,7 +218,7 @@ class Embedder:
 
 
 def _shown(rows: Floats, encoding: str | None) -> Iterator[str | list[float]]:
-    """As lists of numbers, or as what they are in memory on nearly every machine, in base64."""
+    """Lists of numbers, or base64 of their little-endian bytes."""
     for row in rows:
         yield row.tolist() if encoding != "base64" else base64.b64encode(row.astype("<f4").tobytes()).decode()
 

@@ -21,7 +21,7 @@ MODES = get_args(PauseMode)
 
 
 class AbortRequests(WireModel):
-    """Ids of answers, or those that their requests came with. None at all are those of all that is under way."""
+    """Ids of answers, or their X-Request-Ids. An empty list aborts all active requests."""
 
     request_ids: Many[str]
 

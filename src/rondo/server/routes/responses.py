@@ -57,7 +57,7 @@ async def input_tokens(served: ServedModel, request: Request) -> ASGIApp:
 
 
 def stored_routes() -> list[Route]:
-    """What is asked of a stored response."""
+    """Routes for stored responses."""
 
     async def missing(request: Request) -> Response:
         raise NotFound(
@@ -76,8 +76,8 @@ ABORTED = {"code": "server_error", "message": "the answer was cut off by the ser
 
 
 class Answering:
-    """One request on its way. Whole and streamed it goes through the same events, but for those of its beginning; only
-    the stream shows them."""
+    """One active request. Whole and streamed responses use the same events, except for the first ones, which only a
+    stream sends."""
 
     def __init__(
         self, served: ServedModel, body: ResponsesRequest, chat: ChatRequest, turn: ChatTurn

@@ -18,7 +18,7 @@ from rondo.rl.record.store import FOLDER
 from rondo.web.admin import admin_route, query
 
 RL = "/v1/rl/"
-"""What the paths begin with: prompts and answers of a job are the operator's, not of who may ask the model."""
+"""Path prefix: prompts and answers of a job are visible to the operator only, not to model clients."""
 LIMIT, MOST = 20, 100
 
 

@@ -1,4 +1,4 @@
-"""`/score` and `/rerank`, as vLLM has them: how near two texts are, as the cosine of their vectors."""
+"""`/score` and `/rerank` of vLLM: similarity of two texts as the cosine of their vectors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rondo.web.http import unless_gone
 
 Texts = str | Many[str]
 NAMES = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
-"""What vLLM lets the two sides be called."""
+"""vLLM's names for the two sides."""
 
 
 class ScoringBody(PoolingBody):
@@ -36,7 +36,7 @@ class ScoreRequest(ScoringBody):
     data_2: Texts | None = None
 
     def sides(self) -> tuple[tuple[str, Texts], tuple[str, Texts]]:
-        """The names of the two fields that are given, and what is in them."""
+        """Names and contents of the two given fields."""
         given = {name: getattr(self, name) for pair in NAMES for name in pair}
         given = {name: value for name, value in given.items() if value is not None}
         for left, right in NAMES:

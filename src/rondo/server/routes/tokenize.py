@@ -20,7 +20,7 @@ from rondo.text.tokenizer import Tokenizer
 
 MOST_TOKENS = 1 << 16
 LISTED = 1 << 14
-"""Elements that are written as JSON at a time: the encoder holds the interpreter's lock for each call."""
+"""Elements per JSON write: the encoder holds the interpreter's lock for each call."""
 
 
 class TokenizeRequest(WireModel):
@@ -51,7 +51,7 @@ class TokenizeRequest(WireModel):
 
 
 def tokenizer_info_route(tokenizer: Tokenizer) -> Route:
-    """`/tokenizer_info`, as vLLM has it: what tokenizer_config.json says."""
+    """`/tokenizer_info` of vLLM: the content of tokenizer_config.json."""
 
     async def tokenizer_info(request: Request) -> Response:
         return JSONResponse(tokenizer.info)

@@ -20,7 +20,7 @@ from rondo.web.admin import LARGEST_BODY, admin_route, query
 from rondo.web.http import read_body
 
 NAMES = {None: "update_info", "path": "update_info", "update_info": "update_info"}
-"""What a folder of weights is called inside, and here."""
+"""Names of a weight folder in internal errors, and in the request."""
 LARGEST_PATH = 16 * 1024
 LONGEST_VERSION = 20
 """Digits: more are no number of 63 bits."""

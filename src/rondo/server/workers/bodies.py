@@ -30,7 +30,7 @@ ROOM = 4 << 20
 LARGEST = 64 << 20
 
 SMALL = 64 << 10
-"""Parsed at once, which takes a few milliseconds whatever is in it."""
+"""Bytes of a body that is parsed at once, within a few milliseconds for any content."""
 PLAIN = 2 << 20
 """Parsed at once if it has few values: long texts are quick."""
 FEW_VALUES = 20_000

@@ -5,7 +5,7 @@ from contextlib import suppress
 
 
 def return_memory() -> None:
-    """Slow where there is much to look through: called in a thread, after what took much memory."""
+    """Slow for a large heap: called in a thread, after memory-intensive work."""
     # glibc returns by itself only what lies above all that is still in use.
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

@@ -1,4 +1,4 @@
-"""Chat templates within limits of time and output. A template is a program that came with a model's folder.
+"""Chat templates within limits of time and output. A template is a program in the model's folder.
 
 A template whose work can be metered is rendered in the server's process, within a small budget; any other, and one that
 exceeds the budget, in a child process that is killed when its time is over.

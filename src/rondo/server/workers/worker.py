@@ -25,7 +25,7 @@ HEADER = struct.Struct("!Q")
 LARGE = 4 << 20
 """A process that was sent more than so many bytes ends with its work, so that its memory is returned."""
 SENT = 1 << 20
-"""Bytes that are written at a time."""
+"""Bytes per write."""
 IDLE_SECONDS = 60.0
 """An idle process ends after this time."""
 

@@ -1,7 +1,7 @@
 """Counts the assertions that tests execute, and rewrites the places where their outcome could be lost.
 
 An assertion is an `assert`, a call whose name begins with `assert` or is `raises` or `warns`, an `if` that raises, and
-an `except` clause of a `try` that would otherwise fail. Constants (`assert True`) are none.
+an `except` clause of a `try` that would otherwise fail. Constants (`assert True`) do not count.
 """
 
 import ast
@@ -25,8 +25,8 @@ Scope = Function | ast.ClassDef
 
 
 class Counter:
-    """What happened in one file of tests. Assertions in functions that the program called count apart: the program
-    decides whether and with what they run."""
+    """Outcome of the assertions in one file of tests. Assertions in functions that the program called are counted
+    separately: the program decides whether and with which arguments they run."""
 
     def __init__(self, program: RemoteProgram, reached: bool) -> None:
         self._program = program
@@ -36,7 +36,7 @@ class Counter:
         """A scope of the tests with assertions has begun, other than because the program called it."""
 
     def names(self) -> dict[str, Any]:
-        """What rewritten tests call; no program and no test can have names like these."""
+        """Helper functions that rewritten tests call; no program and no test can define names like these."""
         return {
             "@held": self._hold,
             "@checks": self._checks,
@@ -56,7 +56,7 @@ class Counter:
         self.reached = self.reached or not self._program.callbacks
 
     def _checks(self, function: Any) -> Callable[..., Any]:
-        """The same function, counted; one of the program's is none of the tests' assertions."""
+        """The same function, counted. A function of the program is not counted as an assertion of the tests."""
         if isinstance(function, Object):
             return function
 
@@ -68,9 +68,9 @@ class Counter:
         return counted
 
     def _handle(self, quiet: bool, broad: bool, raised: str) -> None:
-        """In an `except` clause. It expects an exception of the program, or it hides that a test failed: `quiet` says
-        that it does nothing but print or count, `broad` that it catches failures of assertions in the `try`, `raised`
-        what the `try` raises by itself."""
+        """Runs in an `except` clause. The clause expects an exception of the program, or it hides a failure of the
+        test. `quiet`: the clause only prints or counts; `broad`: it also catches failed assertions in the `try`;
+        `raised`: exception types that the `try` raises by itself."""
         error = sys.exc_info()[1]
         own = error is not None and not self._program.is_raised(error)
         failed = broad or (
@@ -85,14 +85,14 @@ class Counter:
 
 
 def defines_assertions(tree: ast.Module) -> bool:
-    """Whether any assertion can be executed: it is in no function, in a test, or in a function that is used."""
+    """Whether any assertion can be executed: it is outside functions, in a test, or in a function that is used."""
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     used |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     return any(all(_may_run(scope, used) for scope in scopes) for scopes in _asserting(tree, (), _own(tree)))
 
 
 def rewrite(tree: ast.Module) -> bool:
-    """In place. Whether there are assertions outside of functions."""
+    """Rewrites the tree in place. Returns whether there are assertions outside of functions."""
     rewriter = _Rewriter(_own(tree))
     rewriter.visit(tree)
     ast.fix_missing_locations(tree)
@@ -113,7 +113,7 @@ def _may_run(scope: Scope, used: set[str]) -> bool:
 
 
 def _asserting(node: ast.AST, scopes: tuple[Scope, ...], own: set[str]) -> Iterator[tuple[Scope, ...]]:
-    """The scopes around each assertion."""
+    """The enclosing scopes of each assertion."""
     for child in ast.iter_child_nodes(node):
         inner = (*scopes, child) if isinstance(child, Scope) else scopes
         functions = [each.name for each in scopes if not isinstance(each, ast.ClassDef)]
@@ -123,7 +123,7 @@ def _asserting(node: ast.AST, scopes: tuple[Scope, ...], own: set[str]) -> Itera
 
 
 def _is_test(functions: list[str]) -> bool:
-    """Of the functions around a statement: whether any `raise` in it fails a test, as it does outside of functions."""
+    """Whether any `raise` inside these nested functions fails a test. Outside of functions it does."""
     return not functions or bool(_CALLED.match(functions[-1]))
 
 
@@ -192,7 +192,7 @@ def _may_assert(body: list[ast.stmt]) -> bool:
 
 
 def _is_broad(handler: ast.ExceptHandler) -> bool:
-    """Whether it catches an `AssertionError` among others, or that alone."""
+    """Whether the clause catches `AssertionError`, alone or among other types."""
     names = (
         {node.id for node in ast.walk(handler.type) if isinstance(node, ast.Name)} if handler.type else set()
     )
@@ -212,9 +212,9 @@ class _Rewriter(ast.NodeTransformer):
     def __init__(self, own: set[str]) -> None:
         self._own = own
         self.asserts = [False]
-        """Of the scopes around: whether there is an assertion in it, but not in a scope inside it."""
+        """For each enclosing scope, whether it contains an assertion outside its nested scopes."""
         self._functions: list[str] = []
-        """The names of the functions around."""
+        """Names of the enclosing functions."""
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         return self._function(node)

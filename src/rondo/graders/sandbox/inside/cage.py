@@ -1,6 +1,6 @@
-"""One program's cage: a process space whose first process is ours and does nothing but wait.
+"""Cage of one program: a PID namespace whose first process is the sandbox's own and only waits.
 
-When the program ends, the first process ends, and the kernel kills whatever else is in there.
+The first process ends with the program, and the kernel then kills all other processes of the namespace.
 """
 
 import fcntl
@@ -16,43 +16,44 @@ from . import kernel
 from .house import BOX, write_maps
 
 FAILED = 125
-"""What a cage that could not be made ends with; a program that does so ends with 1."""
+"""Exit code of a cage whose setup failed; a program that exits with this code is reported with 1."""
 
 _INNER_ID = 1000
 _OPEN_FILES = 64
-"""Each can hold some memory of the kernel's."""
+"""Maximum number of open files. Each can occupy kernel memory."""
 _STACK = 64 << 20
 _ABOVE = 200
-"""Handles are put there while those below are cleared."""
+"""Lowest temporary descriptor while the lower ones are replaced."""
 
 
 @dataclass(frozen=True)
 class JailLimits:
     memory: int
-    """Bytes of address space of each process, and what all of them may hold together."""
+    """Bytes of address space per process, and of memory of all processes together."""
     cpu: int
-    """Seconds of all processes together; the worker counts them, and the kernel those of each."""
+    """CPU seconds of all processes together, measured by the worker; the kernel applies the same limit per process."""
     disk: int
     """Bytes of all files."""
     files: int
     processes: int
-    """Threads count."""
+    """Maximum number of processes; threads count."""
 
 
 @dataclass(frozen=True)
 class Walls:
-    """What a worker has for all its cages."""
+    """Resources that all cages of a worker share."""
 
     proc: int
-    """A handle on the host's /proc."""
+    """Descriptor of the host's /proc."""
     space: int
-    """A handle on the worker's own process space."""
+    """Descriptor of the worker's own PID namespace."""
     calls: bytes
-    """The filter of system calls."""
+    """Seccomp filter of system calls."""
 
 
 def start(walls: Walls, limits: JailLimits, handles: Sequence[int], life: Callable[[], int]) -> int:
-    """Forks a cage and returns its first process. `life` is the program's, whose 0, 1, 2 and so on `handles` become."""
+    """Forks a cage and returns its first process. `life` is the body of the program, with `handles` as its descriptors
+    0, 1, 2 and so on."""
     kernel.unshare(kernel.CLONE_NEWPID)
     try:
         first = os.fork()
@@ -85,7 +86,7 @@ def _first(walls: Walls, limits: JailLimits, handles: Sequence[int], life: Calla
 def _close_in(walls: Walls, limits: JailLimits, handles: Sequence[int]) -> None:
     os.setsid()
     for handled in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
-        # A program can send to its first process whatever that one handles.
+        # A program can send its first process any signal that this process handles.
         signal.signal(handled, signal.SIG_DFL)
     _write(walls.proc, "self/oom_score_adj", b"1000")
     kernel.unshare(kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS)
@@ -118,7 +119,7 @@ def _limit(limits: JailLimits) -> None:
     }
     for kind, value in hard.items():
         resource.setrlimit(kind, (value, value))
-    # The signal at the first can be handled, what happens at the second cannot.
+    # The soft limit sends a signal that can be handled; the hard limit kills.
     resource.setrlimit(resource.RLIMIT_CPU, (limits.cpu, limits.cpu + 1))
     soft, most = resource.getrlimit(resource.RLIMIT_STACK)
     lowered = _STACK if most == resource.RLIM_INFINITY else min(most, _STACK)
@@ -130,7 +131,7 @@ def _program(life: Callable[[], int]) -> NoReturn:
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         for number in (signal.SIGPIPE, signal.SIGXFSZ):
-            signal.signal(number, signal.SIG_IGN)  # as Python has them
+            signal.signal(number, signal.SIG_IGN)  # Python's default
         code = life()
     except BaseException:
         os.write(2, traceback.format_exc().encode(errors="replace"))

@@ -1,6 +1,6 @@
-"""A program of which one function is called: handle 3 holds its text, 4 the call, 5 takes the value.
+"""Process that calls one function of a program: descriptor 3 has its source, 4 the call, 5 receives the value.
 
-All of this process is the program's to change, and the value is no more than a claim of the program's.
+The program can modify this whole process, so the value is only a claim of the program.
 """
 
 import json

@@ -1,7 +1,7 @@
-"""Exceptions of the program as its tests see them.
+"""Exceptions of the program as raised in its tests.
 
 An exception of the program is raised in the tests as a type of the same name below the nearest built-in type. Types
-that steer an iteration, a generator or an event loop are replaced: the program must not end a loop of its tests.
+that control an iteration, a generator or an event loop are replaced: the program must not end a loop of its tests.
 """
 
 import builtins
@@ -13,22 +13,22 @@ _LONGEST_NAME = 200
 
 
 class NotPassed(BaseException):
-    """The tests pass a value to the program that cannot be passed, whatever the program is.
+    """The tests pass a value to the program that cannot be passed, independent of the program.
 
     Not an `Exception`, so that `assertRaises(Exception)` does not catch it.
     """
 
 
 class ProgramError(Exception):
-    """An exception of the program whose type Python does not have."""
+    """Exception of the program whose type is not a built-in type."""
 
 
 class ProgramExit(BaseException):
-    """An exception of the program that is not an `Exception`, such as `GeneratorExit`."""
+    """Exception of the program that is not an `Exception`, such as `GeneratorExit`."""
 
 
 class Stopped(Exception):
-    """`StopIteration` raised by a call of the program, where Python's own would end a loop of the tests."""
+    """`StopIteration` raised by a call of the program; Python's own would end a loop of the tests."""
 
 
 class StoppedAsync(Exception):
@@ -36,11 +36,11 @@ class StoppedAsync(Exception):
 
 
 class ProgramAssertion(AssertionError):
-    """`AssertionError` of the program. A class that the program gives catches none of the tests' own."""
+    """`AssertionError` of the program. An exception class of the program does not catch the tests' own assertions."""
 
 
 class ProgramException(Exception):
-    """`Exception` itself, raised or given by the program."""
+    """`Exception` itself, raised or returned by the program."""
 
 
 REPLACED: dict[type[BaseException], type[BaseException]] = {
@@ -59,7 +59,8 @@ _RAISED: dict[str, type[BaseException]] = {
 
 
 def caught(kind: Any) -> Any:
-    """What an `except` clause or `assertRaises` of the tests catches: the replacement of a replaced type too."""
+    """Types that an `except` clause or `assertRaises` of the tests catches, including the replacement of a replaced
+    type."""
     if isinstance(kind, tuple):
         return tuple(each for part in kind for each in _both(part))
     return caught((kind,)) if isinstance(kind, type) and kind in REPLACED else kind
@@ -80,13 +81,13 @@ def _both(kind: Any) -> list[Any]:
 
 
 class ErrorTypes:
-    """Types made from the names of an exception's bases, each once."""
+    """Exception types made from the names of an exception's bases, each once."""
 
     def __init__(self) -> None:
         self._made: dict[tuple[str, ...], type[BaseException]] = {}
 
     def of(self, names: Any) -> type[BaseException]:
-        """A `ValueError` where `names` are not the names of a type and its bases."""
+        """Raises `ValueError` if `names` are not the names of a type and its bases."""
         if not isinstance(names, list) or not 0 < len(names) <= _MOST_BASES:
             raise ValueError("not an exception")
         key = tuple(str(name)[:_LONGEST_NAME] for name in names)
@@ -106,6 +107,6 @@ class ErrorTypes:
         if key not in self._made:
             try:
                 self._made[key] = types.new_class(key[0], bases)
-            except TypeError:  # bases that do not go together
+            except TypeError:  # incompatible bases
                 self._made[key] = types.new_class(key[0], bases[:1])
         return self._made[key]

@@ -1,7 +1,7 @@
-"""Puts a program to the test from another process: handle 3 holds the tests, 4 hears, 5 asks, 6 takes the verdict.
+"""Tests a program from another process: descriptor 3 has the tests, 4 receives, 5 sends, 6 takes the verdict.
 
-What is expected is known here and nowhere near the program; what it answers is compared here, as values of Python's
-own types.
+Only this process has the expected values; the program's return values are compared here, as values of Python's own
+types.
 """
 
 import json
@@ -29,7 +29,7 @@ def life() -> int:
 
 
 def examine(exam: dict[str, Any], program: RemoteProgram) -> dict[str, Any]:
-    """`results` are pairs of passed and why not; `broken` says why there is no verdict."""
+    """`results` are pairs of passed and the reason; `broken` is the reason for a missing verdict."""
     try:
         files = [] if "calls" in exam else suites.prepare(exam["tests"])
     except suites.BrokenTests as error:
@@ -68,13 +68,14 @@ def _call(program: RemoteProgram, call: dict[str, Any], tolerance: float) -> tup
     try:
         if same(value, call["expected"], tolerance):
             return True, ""
-    except Exception as error:  # of a value that cannot be compared, such as a signalling NaN
+    except Exception as error:  # a value that cannot be compared, such as a signalling NaN
         return False, f"{name} gave a {type(value).__name__} that cannot be compared: {short(error)}"
     return False, f"{name} gave {_shown(value)}"
 
 
 def same(value: Any, expected: Any, tolerance: float) -> bool:
-    """Equal, a tuple and a list of the same values too, since JSON has but lists; numbers within `tolerance`."""
+    """Whether the values are equal. A tuple equals a list of the same values, since JSON has only lists; numbers are
+    compared within `tolerance`."""
     if isinstance(expected, list | tuple):
         alike = isinstance(value, list | tuple) and len(value) == len(expected)
         return alike and all(same(*pair, tolerance) for pair in zip(value, expected))

@@ -1,7 +1,7 @@
-"""Which system calls a program may make: a list of what is allowed, checked by the kernel at each call.
+"""Seccomp allow-list of a program's system calls.
 
-It is the second wall. Namespaces hide files, network and processes; the filter takes away what could be used
-against the kernel itself, and with it whatever makes new namespaces, sockets or programs.
+The filter is the second barrier. Namespaces hide files, network and processes; the filter removes system calls that
+could be used against the kernel itself, including those for new namespaces, sockets or programs.
 """
 
 import errno
@@ -17,22 +17,22 @@ _REFUSE = _ERRNO | errno.EPERM
 _UNKNOWN = _ERRNO | errno.ENOSYS
 
 _X32 = 0x40000000
-"""Numbers from here on are x86-64's second set of calls, which nothing needs."""
+"""First number of x86-64's second set of calls (x32), which no program needs."""
 _NEWER = 424
-"""From this call on C libraries ask for "not implemented" to take the older way instead."""
+"""From this call on, C libraries fall back to an older call after the error "not implemented"."""
 
 _AF_UNIX = 1
 _SIGCHLD = 17
 _PRCTL = (15, 16, 0x53564D41)
-"""Naming a thread, and a mapping."""
+"""Options for a thread's name, and for the name of a mapping."""
 _IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
-"""Is it a terminal, its size, how much is there to read, blocking, closing at exec."""
+"""Requests: is it a terminal, window size, readable bytes, blocking mode, close-on-exec."""
 _FCNTL = (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1032)
-"""Copies, flags and locks of handles, the size of a pipe; no leases, no larger pipes."""
+"""Commands: copies, flags and locks of descriptors, the size of a pipe; no leases, no larger pipes."""
 
 
 def program() -> bytes:
-    """As instructions of classic BPF."""
+    """The filter as instructions of classic BPF."""
     return b"".join(
         [
             _code(_LOAD, _ARCH),
@@ -42,14 +42,14 @@ def program() -> bytes:
             _code(_AT_LEAST, _X32, 0, 1),
             _code(_RETURN, _KILL),
             *(_code(_EQUAL, number, 0, 1) + _code(_RETURN, _ALLOW) for number in numbers.allowed()),
-            # Threads and processes, but nothing in a namespace of its own. The kernel cannot show a filter what
-            # `clone3` is asked, so there is none.
+            # Threads and processes are allowed, but no new namespaces. A filter cannot inspect the arguments of
+            # `clone3`, so that call is refused.
             _code(_EQUAL, numbers.CLONE, 0, 4),
             _code(_LOAD, _FIRST_ARGUMENT),
             _code(_ANY_BIT, NEW_ANYTHING, 0, 1),
             _code(_RETURN, _REFUSE),
             _code(_RETURN, _ALLOW),
-            # A parent that ignores the ends of its children would lose their CPU time.
+            # The CPU time of children is lost if their parent ignores SIGCHLD.
             _code(_EQUAL, numbers.SIGACTION, 0, 4),
             _code(_LOAD, _FIRST_ARGUMENT),
             _code(_EQUAL, _SIGCHLD, 0, 1),
@@ -67,7 +67,7 @@ def program() -> bytes:
 
 
 def _first_is(number: int, values: tuple[int, ...], argument: int = _FIRST_ARGUMENT) -> bytes:
-    """The call `number` is allowed where that argument's lower half is one of `values`, else refused."""
+    """The call `number` is allowed if the lower half of that argument is one of `values`, else refused."""
     tests = b"".join(_code(_EQUAL, value, 0, 1) + _code(_RETURN, _ALLOW) for value in values)
     return (
         _code(_EQUAL, number, 0, 2 * len(values) + 2)

@@ -1,4 +1,4 @@
-"""The forms of tests: functions, classes as pytest has them, cases of `unittest`, each also asynchronous."""
+"""Kinds of tests: functions, classes as in pytest, cases of `unittest`, each also asynchronous."""
 
 import inspect
 import re
@@ -23,7 +23,7 @@ class BrokenTests(Exception):
 
 
 def install() -> None:
-    """What tests call to run themselves does nothing: they are run without."""
+    """Replaces the entry points of test frameworks by functions without effect: the tests run without them."""
     vars(unittest)["main"] = lambda *values, **named: None
     for name in ("assertRaises", "assertRaisesRegex"):
         setattr(unittest.TestCase, name, _catching(getattr(unittest.TestCase, name)))
@@ -46,7 +46,7 @@ def _catching(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def install_asyncio() -> None:
-    """Lets `asyncio.run` and `create_task` take what the program's asynchronous functions return."""
+    """Extends `asyncio.run` and `create_task` to accept the awaitables of the program's asynchronous functions."""
     import asyncio
 
     for name in ("run", "create_task"):
@@ -64,14 +64,15 @@ def _awaiting(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class FormRunner:
-    """Runs the tests of one file, each with results of its own."""
+    """Runs the tests of one file, each with separate results."""
 
     def __init__(self, program: RemoteProgram, file: str) -> None:
         self._program, self._file, self._requests = program, file, program.requests
         threading.excepthook = self._failed_in_thread
 
     def attempt(self, name: str, action: Callable[[], Any], passed: bool = False) -> list[Result]:
-        """A failed result if it fails, whatever the tests caught; otherwise none, or one that `passed`."""
+        """A failed result if the test fails, even if the tests caught the failure; otherwise no result, or one that
+        `passed`."""
         label, error = name or self._file, None
         self._program.begin()
         try:
@@ -110,7 +111,7 @@ class FormRunner:
         return results + self._fixed(module.get("teardown_module"), around)
 
     def _fixed(self, function: Any, argument: object) -> list[Result]:
-        """Set-up or tear-down, where there is any."""
+        """Runs set-up or tear-down, if defined."""
         if function is None:
             return []
         return self.attempt(function.__name__, lambda: _call_with(function, argument))
@@ -126,7 +127,7 @@ class FormRunner:
         return self._program.requests == self._requests and not isinstance(error, AssertionError)
 
     def _class(self, kind: type, fixtures: dict[str, Any], marks: list[Any]) -> list[Result]:
-        """The tests of a class and of the classes inside it; marks of a class are marks of its tests."""
+        """Runs the tests of a class and of its nested classes; marks of a class are marks of its tests."""
         members = {name: inspect.getattr_static(kind, name) for name in _members(kind)}
         tests = [name for name in members if TEST.match(name) and callable(getattr(kind, name))]
         inner = [each for name, each in members.items() if name.startswith("Test") and inspect.isclass(each)]
@@ -217,7 +218,7 @@ class FormRunner:
 
 
 class _Outcome(unittest.TestResult):
-    """One result a test; the tests' own skips are none."""
+    """One result per test; tests that skip themselves have no result."""
 
     def __init__(self, program: RemoteProgram, runner: FormRunner) -> None:
         super().__init__()
@@ -274,10 +275,10 @@ def said(error: BaseException) -> str:
 
 
 def finish(value: Any) -> Any:
-    """Awaits what an asynchronous test returns."""
+    """Awaits the return value of an asynchronous test."""
     if not inspect.isawaitable(value) or isinstance(value, Awaitable):
         return value
-    import asyncio  # slow, and seldom needed
+    import asyncio  # slow to import, and rarely needed
 
     async def wait() -> Any:
         return await value
@@ -293,7 +294,7 @@ def _members(kind: type) -> Iterator[str]:
 
 
 def _call_with(function: Any, argument: object) -> None:
-    """pytest lets these take what they are called for, or nothing."""
+    """Calls a set-up or tear-down function; in pytest, it may take the test object or no argument."""
     if function is not None:
         wants = any(each.default is each.empty for each in inspect.signature(function).parameters.values())
         finish(function(argument) if wants else function())

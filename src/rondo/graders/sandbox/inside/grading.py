@@ -1,6 +1,6 @@
-"""A user's `grade` function: a script that has answers run in cages of their own. Handles 4 and 5 hear and ask.
+"""Runs a user's `grade` function: a script that runs answers in separate cages. Descriptor 4 receives, 5 sends.
 
-The grader finds `run_program` where it is outside, in `rondo.graders`, the only part of Rondo that is there.
+`run_program` has its usual place, `rondo.graders`, which is the only module of Rondo in the sandbox.
 """
 
 import sys
@@ -18,7 +18,7 @@ def life() -> int:
     def run_program(
         code: str, stdin: str = "", call: tuple[Any, ...] | None = None, seconds: float = 10.0
     ) -> ProgramResult:
-        """Runs a program in a sandbox of its own. `call`: (name, args) of a function to call in it."""
+        """Runs a program in a separate sandbox. `call`: (name, args) of a function to call in it."""
         asked = request(code, stdin, call, seconds)
         with lock:
             channel.send(asked)

@@ -1,7 +1,7 @@
 """A worker's namespaces and its root folder, made once; every program's cage is made inside.
 
 The root holds Python's library, the few device files that programs expect and an empty folder; nothing else of the
-machine. There is no network but a loopback device that is down.
+machine. The only network is a loopback device that is down.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from typing import TypeVar
 from . import kernel
 
 BOX = "/box"
-"""Where a program works: the only folder that it can write to."""
+"""Working folder of a program, and the only one that is writable."""
 
 _DEVICES = tuple(f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom"))
 _ZONES = "/usr/share/zoneinfo"
@@ -22,13 +22,13 @@ _SYSTEM = ("/lib", "/lib64", "/usr/lib", "/usr/lib64")
 _INSTALLED = ("site-packages", "dist-packages")
 _PLACES = ("/tmp", "/mnt", "/var", "/usr")
 _FIRST_OUTER_ID = 1_900_000_000
-"""Root lends each worker a user of the host that nobody is: past every range that distributions hand out."""
+"""First user id of workers that run as root: past every range that distributions assign."""
 
 T = TypeVar("T")
 
 
 class Refused(Exception):
-    """The machine did not let a wall be built: at which step, and the error's number."""
+    """The machine refused a step of the isolation; has the step and the error number."""
 
     def __init__(self, step: str, number: int, text: str) -> None:
         super().__init__(text)
@@ -36,14 +36,14 @@ class Refused(Exception):
 
 
 def enter(libraries: Sequence[str], packages: Sequence[str]) -> int:
-    """This process moves into namespaces of its own; its next child is the first process of a new process space.
+    """Moves this process into new namespaces; its next child is the first process of a new PID namespace.
 
-    Returns a handle on the host's /proc, which no program may ever hold.
+    Returns a descriptor of the host's /proc, which no program may ever hold.
     """
     os.umask(0o022)
     with contextlib.suppress(
         PermissionError
-    ):  # an ordinary user keeps its groups, which open nothing in there
+    ):  # an ordinary user retains its groups, which have no rights inside
         os.setgroups([])
     _become_root_of_a_user_space()
     apart = kernel.CLONE_NEWNS | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
@@ -52,7 +52,7 @@ def enter(libraries: Sequence[str], packages: Sequence[str]) -> int:
     system = [path for path in (_ZONES, *(_SYSTEM if packages else ())) if os.path.isdir(path)]
     shown = _opened([*libraries, *system, *_DEVICES])
     added = _opened(packages)
-    # Root could open folders that only root may enter; from here on nothing of root is left.
+    # Root can open folders with restricted access; from here on no privilege of root is left.
     _step("identity", _drop_identity)
     _step("mounts", lambda: kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE))
     _step("root folder", lambda: _build_root(shown, added))
@@ -60,7 +60,7 @@ def enter(libraries: Sequence[str], packages: Sequence[str]) -> int:
 
 
 def write_maps(proc: int, inner: int, uid: int, gid: int, whose: str = "self") -> None:
-    """One user and one group of the space around it are all that a user space gets."""
+    """Writes the id maps of a user namespace: one user and one group of the parent namespace."""
     lines = {"setgroups": "deny", "uid_map": f"{inner} {uid} 1", "gid_map": f"{inner} {gid} 1"}
     for name, line in lines.items():
         handle = os.open(f"{whose}/{name}", os.O_WRONLY, dir_fd=proc)
@@ -71,7 +71,7 @@ def write_maps(proc: int, inner: int, uid: int, gid: int, whose: str = "self") -
 
 
 def _become_root_of_a_user_space() -> None:
-    """An ordinary user may map itself alone; for root, a helper that stays outside maps a user that nobody is."""
+    """An ordinary user may map itself alone; for root, a helper outside the namespace maps an unused user id."""
     proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY)
     uid, gid = os.geteuid(), os.getegid()
     outer = None if uid else _outer_id()
@@ -102,7 +102,7 @@ def _unshare_with_helper(proc: int, outer: int) -> None:
 
 
 def _map_when_told(proc: int, worker: str, outer: int, moved: int, move: int) -> None:
-    """The helper's whole life."""
+    """Main function of the helper process."""
     number = 0
     try:
         os.close(move)
@@ -115,7 +115,7 @@ def _map_when_told(proc: int, worker: str, outer: int, moved: int, move: int) ->
 
 
 def _outer_id() -> int | None:
-    """A user of the host for this worker alone; None where there is none to be had but root."""
+    """A user id of the host for this worker alone; None if only root's is available."""
     with open("/proc/self/uid_map") as file:
         rows = [line.split() for line in file]
     first, count = max(((int(row[0]), int(row[2])) for row in rows), key=lambda each: each[1])
@@ -128,12 +128,13 @@ def _outer_id() -> int | None:
 def _drop_identity() -> None:
     os.setresgid(0, 0, 0)
     os.setresuid(0, 0, 0)
-    # A process that changes who it is loses its files in /proc to root, and its children write their maps there.
+    # After a change of user, the process's files in /proc belong to root unless it is dumpable; children write their id
+    # maps there.
     kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
 
 
 def _opened(paths: Sequence[str]) -> list[tuple[str, int]]:
-    """Each path with a handle on it, but for those inside another one of them."""
+    """Each path with an open descriptor, except for paths inside another one of them."""
     opened: dict[str, int] = {}
     for path in sorted(set(map(os.path.abspath, paths)), key=len):
         if os.path.lexists(path) and not any(path.startswith(f"{outer}/") for outer in opened):
@@ -155,14 +156,14 @@ def _build_root(shown: list[tuple[str, int]], added: list[tuple[str, int]]) -> N
         _show(place + path, handle)
     os.makedirs(place + BOX)
     for path in ("/tmp", "/dev/shm"):
-        if not os.path.isdir(place + path):  # a library may be there
+        if not os.path.isdir(place + path):  # a library may already be there
             os.symlink(BOX, place + path)
     kernel.make_root(place)
     kernel.restrict_mount("/", kernel.READ_ONLY, below=False)
 
 
 def _show(target: str, handle: int) -> None:
-    """What `handle` is open on is seen at `target`, and cannot be changed there."""
+    """Bind-mounts the file or folder of `handle` read-only at `target`."""
     flags = kernel.READ_ONLY | kernel.NO_SUID
     if stat.S_ISDIR(os.fstat(handle).st_mode):
         os.makedirs(target, exist_ok=True)

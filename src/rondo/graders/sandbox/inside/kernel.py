@@ -44,7 +44,7 @@ def mount(source: str, target: str, kind: str | None, flags: int, options: str =
 
 
 def restrict_mount(target: str, flags: int, *, below: bool) -> None:
-    """Flags added to a mount, and to those `below` it; what it had stays."""
+    """Adds flags to a mount, and to the mounts `below` it; existing flags remain."""
     attributes = struct.pack("=QQQQ", flags, 0, 0, 0)
     done = _libc.syscall(
         ctypes.c_long(numbers.MOUNT_SETATTR),
@@ -58,7 +58,7 @@ def restrict_mount(target: str, flags: int, *, below: bool) -> None:
 
 
 def make_root(folder: str) -> None:
-    """`folder`, a mount, becomes the root, and everything else is gone from view."""
+    """Makes `folder`, a mount, the root and unmounts everything else."""
     os.chdir(folder)
     _checked("pivot_root", _libc.syscall(ctypes.c_long(numbers.PIVOT_ROOT), b".", b"."))
     _checked("umount the old root", _libc.umount2(b".", MNT_DETACH))
@@ -71,11 +71,11 @@ def prctl(option: int, argument: int = 0) -> None:
 
 
 def drop_capabilities() -> None:
-    """For good, with what a program file could give back."""
+    """Drops all capabilities permanently, including capabilities that an executable file could restore."""
     for capability in range(64):
         try:
             prctl(PR_CAPBSET_DROP, capability)
-        except OSError:  # past the last one that this kernel has
+        except OSError:  # past the last capability of this kernel
             break
     prctl(PR_CAP_AMBIENT, _AMBIENT_CLEAR_ALL)
     header = struct.pack("=Ii", _CAPABILITY_VERSION, 0)
@@ -84,7 +84,7 @@ def drop_capabilities() -> None:
 
 
 def filter_calls(program: bytes) -> None:
-    """`program`: instructions of 8 bytes each, for this process and all it will start."""
+    """Installs `program`, instructions of 8 bytes each, as the filter of this process and all its descendants."""
     held = ctypes.create_string_buffer(program, len(program))
     described = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(held))
     _checked(

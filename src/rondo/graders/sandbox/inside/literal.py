@@ -1,7 +1,7 @@
-"""Plain values as JSON and back: what may cross between a program and those who judge it.
+"""Plain values as JSON and back: the only values that cross between a program and its tests.
 
-Whoever reads makes every value anew from types of Python's own, so that nothing a program defines, such as an object
-that is equal to everything, ever comes along. A value that is not plain is what `other` makes of it.
+The reader builds every value anew from types of Python's own, so that no object of a program, such as one that equals
+everything, crosses. `other` converts a value that is not plain.
 """
 
 import collections
@@ -24,15 +24,15 @@ TYPES: dict[str, type] = {
     "Decimal": decimal.Decimal,
     "Fraction": fractions.Fraction,
 }
-"""Types of plain values that are no built-in names."""
+"""Types of plain values without a built-in name."""
 
 
 class NotPlain(TypeError):
-    """A value that cannot cross."""
+    """The value cannot cross the process boundary."""
 
 
 def encode(value: Any, other: Other | None = None) -> Any:
-    """What JSON can hold. Subclasses become what they extend; too deep or endless is a `RecursionError`."""
+    """The value as JSON. Subclasses become their base type; too deep or endless values raise `RecursionError`."""
     if value is None or value is True or value is False:
         return value
     for kind, write in _WRITERS:
@@ -44,7 +44,7 @@ def encode(value: Any, other: Other | None = None) -> Any:
 
 
 def decode(data: Any, other: OtherBack | None = None) -> Any:
-    """Anything that `encode` cannot have written is a `ValueError`."""
+    """Raises `ValueError` for data that `encode` cannot have produced."""
     if isinstance(data, list):
         return [decode(each, other) for each in data]
     if not isinstance(data, dict):

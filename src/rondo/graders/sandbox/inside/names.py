@@ -1,7 +1,7 @@
-"""Which names of the tests are the program's, and which are imports that the tests forgot.
+"""Separates the tests' free names into names of the program and imports that the tests forgot.
 
-That a name is a forgotten import is decided by the tests alone: a program must not be able to turn a failed test into
-an error of the tests.
+Only the tests determine whether a name is a forgotten import: a program must not be able to turn a failed test into an
+error of the tests.
 """
 
 import ast
@@ -36,13 +36,13 @@ _JUDGES = {"TestCase", "allclose", "approx", "array_equal", "array_almost_equal"
 @dataclass(frozen=True)
 class Names:
     free: set[str]
-    """Names that the tests read and neither define nor find in Python: the program's."""
+    """Names that the tests read and that neither the tests nor Python define: the program's."""
     explicit: set[str]
     """Names that the tests import from `solution`."""
     forgotten: str
-    """A name that the tests use as something of a library without importing it; empty if there is none."""
+    """A name that the tests use as part of a library without importing it; empty if there is none."""
     evaluated: str
-    """A function by which the tests would run what the program gives as code of theirs; empty if there is none."""
+    """A function with which the tests would execute text of the program as their own code; empty if there is none."""
 
     @property
     def only(self) -> str:
@@ -72,7 +72,7 @@ def names_of(source: str, tree: ast.Module) -> Names:
 
 
 def of_library(name: str) -> Any:
-    """What a library has under this name; None if none of those that tests use has it."""
+    """The object of this name in one of the libraries that tests use; None if no library has it."""
     for module in _LIBRARIES:
         if name in _public(module):
             return getattr(importlib.import_module(module), name)
@@ -107,7 +107,7 @@ def _forgotten(tree: ast.Module, free: set[str], own: set[str]) -> str:
         return modules[0]
     doubtful = {name for name in free if _is_of_library(name)}
     if doubtful == free and not any(isinstance(node, ast.Name) and node.id in own for node in ast.walk(tree)):
-        return ""  # `gcd(12, 18) == 6`: what the program is asked for has the name of something in a library
+        return ""  # `gcd(12, 18) == 6`: the program's function has the same name as one of a library
     own = own | (free - doubtful)
     uses = list(_uses(tree))
     flows = _flows(uses, free | own)
@@ -151,7 +151,7 @@ def _public(module: str) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class _Use:
-    """One statement without the statements inside it, or the whole of a function or class."""
+    """One statement without its nested statements, or the whole of a function or class."""
 
     loads: set[str]
     stores: set[str]
@@ -174,7 +174,7 @@ def _uses(tree: ast.Module) -> Iterator[_Use]:
 
 
 def _flows(uses: list[_Use], sources: set[str]) -> dict[str, set[str]]:
-    """Of each variable of the tests, the names whose values flow into it by assignments, loops and functions."""
+    """For each variable of the tests, the names whose values flow into it by assignments, loops and functions."""
     flows = {name: {name} for name in sources}
     changed = True
     while changed:

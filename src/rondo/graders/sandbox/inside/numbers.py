@@ -1,8 +1,8 @@
-"""Numbers of the system calls that programs may make, for the two machines that are known."""
+"""Numbers of the system calls that programs may make, for the two supported machine types."""
 
 import platform
 
-# A name, its number on x86-64 and on 64-bit ARM, where "-" says that there is none.
+# A name, its number on x86-64 and on 64-bit ARM; "-": the call does not exist.
 _TABLE = """
 read 0 63; write 1 64; readv 19 65; writev 20 66; pread64 17 67; pwrite64 18 68; open 2 -;
 openat 257 56; close 3 57; lseek 8 62; stat 4 -; fstat 5 80; lstat 6 -; newfstatat 262 79;
@@ -39,11 +39,11 @@ CLONE, SOCKETPAIR, PRCTL, IOCTL, FCNTL, SIGACTION, PIVOT_ROOT, MOUNT_SETATTR = {
 }.get(platform.machine(), (0,) * 8)
 
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}.get(platform.machine(), 0)
-"""What the kernel tells a filter about the machine; 0 where this file has no numbers."""
+"""The kernel's id of the machine type, as passed to a filter; 0 if this file has no numbers for it."""
 
 
 def allowed() -> list[int]:
-    """Of this machine; the calls that are looked at more closely are not among them."""
+    """Numbers for this machine, without the calls whose arguments are checked separately."""
     column = 2 if platform.machine() == "aarch64" else 1
     rows = [row.split() for row in _TABLE.replace("\n", " ").split(";") if row.strip()]
     return [int(row[column]) for row in rows if row[column] != "-"]

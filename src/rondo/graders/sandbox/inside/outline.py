@@ -1,12 +1,12 @@
-"""What a program defines, read from its text before it runs: nothing of it can change this."""
+"""Definitions in a program, parsed from its source before it runs: the program cannot change them."""
 
 import ast
 from collections.abc import Iterator
 
 
 def of(source: str) -> dict[str, list[str]]:
-    """`imported`: names that the program imports and does not define; `functions`: its public functions in order,
-    those that none of the others uses last."""
+    """`imported`: names that the program imports and does not define; `functions`: its public functions in order, the
+    ones that no other function uses last."""
     tree = ast.parse(source)
     imported: set[str] = set()
     defined: set[str] = set()
@@ -21,7 +21,7 @@ def of(source: str) -> dict[str, list[str]]:
 
 
 def _outer(tree: ast.AST) -> Iterator[ast.AST]:
-    """All nodes but those inside functions and classes."""
+    """All nodes except those inside functions and classes."""
     for node in ast.iter_child_nodes(tree):
         yield node
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):

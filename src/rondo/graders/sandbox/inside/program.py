@@ -1,4 +1,4 @@
-"""Request and result of a program that a grader runs in a cage of its own."""
+"""Request and result of a program that a grader runs in a separate cage."""
 
 import json
 from dataclasses import dataclass
@@ -9,10 +9,10 @@ from . import literal
 
 @dataclass(frozen=True)
 class ProgramResult:
-    """Plain values, made anew: nothing here is an object of the program's."""
+    """Result of a program as plain values, built anew: no object here is the program's."""
 
     why: str
-    """`exit` where the program ended by itself; else the limit that ended it: `cpu`, `wall`, `memory`, `output`."""
+    """`exit` if the program ended by itself; else the limit that ended it: `cpu`, `wall`, `memory`, `output`."""
     code: int
     output: str
     errors: str
@@ -23,7 +23,7 @@ class ProgramResult:
 
     @property
     def ok(self) -> bool:
-        """It ended by itself and with code 0."""
+        """Whether the program ended by itself with code 0."""
         return self.why == "exit" and self.code == 0
 
 
@@ -45,7 +45,7 @@ def request(code: str, stdin: str, call: tuple[Any, ...] | None, seconds: float)
 
 
 def result(told: dict[str, Any]) -> ProgramResult:
-    """Raises `ValueError` where the request was refused."""
+    """Raises `ValueError` if the request was refused."""
     if "refused" in told:
         raise ValueError(told["refused"])
     plain = {name: told[name] for name in ("why", "code", "output", "errors", "cpu_seconds")}

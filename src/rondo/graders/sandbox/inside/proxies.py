@@ -1,7 +1,7 @@
-"""The program as its tests see it: names that are asked for, objects that stand for objects of the other process.
+"""Proxies of the program in its tests: names resolved on demand, and objects that represent remote objects.
 
-An object of the program is never asked whether it is equal to a plain value, less than it, or what is left of it after
-taking one away: such answers could be right whatever was expected. It is not; that is decided here.
+An object of the program never evaluates equality, order or difference with a plain value: it could return a matching
+result for any expected value. It is never equal; the proxy decides that.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ T = TypeVar("T")
 _BUILTINS = {id(value): name for name, value in vars(builtins).items() if callable(value)}
 _TYPES = {id(value): name for name, value in literal.TYPES.items()}
 _MOST_ITEMS = 100_000
-"""Of an iterator that tests pass, whose items are passed at once."""
+"""Maximum number of items of an iterator that tests pass; all items are passed at once."""
 _MOST_CALLBACKS = 10_000
 """Calls of the tests' functions that one call of the program may make."""
 
 
 class RemoteProgram:
-    """Asks the process that has the program.
+    """Connection to the process with the program.
 
-    `fault` is set by failures that the tests must not be able to catch: the end of the program, a message that cannot
-    be read, memory that ran out, an assertion that failed in a function which the program called.
+    `fault` is set by failures that the tests must not be able to catch: the end of the program, a malformed message,
+    exhausted memory, a failed assertion in a function that the program called.
     """
 
     def __init__(self, channel: wire.MessagePipe, in_place: bool = False) -> None:
@@ -47,14 +47,15 @@ class RemoteProgram:
         self.lacked = 0
         """Requests for a name that the program does not have."""
         self.callbacks = 0
-        """Functions of the tests that are running because the program called them."""
+        """Active calls of the tests' functions by the program."""
 
     def begin(self) -> None:
-        """Forgets the faults of the previous test; the end of the program is every later test's fault too."""
+        """Clears the faults of the previous test; the end of the program remains a fault of every later test."""
         self.fault, self.not_passed = self._gone, None
 
     def ask(self, verb: str, *values: Any, **named: Any) -> Any:
-        """What the program's process answers; what it raises is raised, as its nearest type of Python's own."""
+        """Sends a request and returns the program's value; an exception of the program is raised as its nearest
+        built-in type."""
         with self._lock:
             if self._gone:
                 raise wire.PeerLost(self._gone)
@@ -170,17 +171,17 @@ class RemoteProgram:
             self.fault = self.fault or "the program ran out of memory"
         try:
             error = kind(*values) if isinstance(values, list) else kind(text)
-        except Exception:  # a type that asks for other arguments
+        except Exception:  # a type with other arguments
             error = ProgramError(text)
         self._error_numbers[id(error)] = error, number
         return error
 
     def is_raised(self, error: BaseException) -> bool:
-        """Whether it is an exception of the program."""
+        """Whether the exception was raised by the program."""
         return id(error) in self._error_numbers
 
     def _write_back(self, values: tuple[Any, ...], changed: Any) -> None:
-        """What the program did to lists and the like that it was given is done to the tests' own."""
+        """Copies the program's changes to lists, dicts and other mutable arguments back to the tests' objects."""
         for value, each in zip(values, changed if isinstance(changed, list) else []):
             after = self._decode(each)
             if type(value) is not type(after):
@@ -193,7 +194,7 @@ class RemoteProgram:
 
 
 class _readable:
-    """Any failure inside is a message that cannot be read: of the program, and no exception of the tests."""
+    """Context in which any failure means a malformed message of the program, not an exception of the tests."""
 
     def __enter__(self) -> None: ...
 
@@ -203,7 +204,7 @@ class _readable:
 
 
 def shown(error: BaseException) -> str:
-    """Its type and text, whatever its text does."""
+    """Type and text of an exception, even if its text cannot be computed."""
     try:
         return f"{type(error).__name__}: {error}"
     except BaseException:
@@ -215,14 +216,14 @@ def _all_items(values: Iterator[Any]) -> list[Any]:
     for each in values:
         if len(items) == _MOST_ITEMS:
             text = f"the tests pass an iterator of more than {_MOST_ITEMS} items to the program"
-            # The program's answers have no generators; what they have, such as ranges, may be as long as it likes.
+            # Values of the program are never generators; other iterables, such as ranges, may have any length.
             raise NotPassed(text) if isinstance(values, types.GeneratorType) else ValueError(text)
         items.append(each)
     return items
 
 
 class Object:
-    """Something in the program that is not a plain value: a function, a class, an object of one."""
+    """Proxy of an object in the program that is not a plain value: a function, a class, an instance."""
 
     __slots__ = ("_number", "_program")
     _number: int
@@ -236,7 +237,7 @@ class Object:
         return object.__getattribute__(self, "_program").ask(verb, self, *values, **named)
 
     def _exactly(self, kind: type[T], value: Any) -> T:
-        """A program that answers with another type is treated as gone: a `TypeError` could be caught."""
+        """A program that returns another type is treated as ended: a `TypeError` could be caught."""
         if type(value) is not kind:
             program = object.__getattribute__(self, "_program")
             program.fault = (
@@ -272,7 +273,7 @@ class Object:
         return Items(self._program, self._ask("iter"))
 
     def __next__(self) -> Any:
-        """Called by `next` alone: loops are over `Items`. Its end is no end of a loop around the call."""
+        """Called by `next` alone: loops use `Items`. The end of this iterator must not end a loop around the call."""
         found = self._ask("next")
         if not found:
             raise Stopped
@@ -316,7 +317,7 @@ class Object:
 
 
 class Awaitable(Object):
-    """A coroutine of the program or another object that can be awaited. It runs in the program's process."""
+    """A coroutine of the program or another awaitable object. It runs in the program's process."""
 
     __slots__ = ()
 
@@ -361,7 +362,7 @@ class AsyncItems:
 
 
 def next_item(iterator: Any, *default: Any) -> Any:
-    """`next` as the tests call it: the end of an iterator of the program is not the end of a loop around the call."""
+    """`next` for the tests: the end of an iterator of the program must not end a loop around the call."""
     if not isinstance(iterator, Object | Items):
         return next(iterator, *default)
     try:

@@ -1,4 +1,4 @@
-"""The part of pytest that tests of programs use, for where pytest is not among the sandbox's packages.
+"""The part of pytest that tests of programs use, for sandboxes without the package pytest.
 
 `raises`, `approx`, `fixture`, `skip`, `fail`, `param` and marks, of which `parametrize` and `skip` have an effect.
 """
@@ -79,7 +79,7 @@ class _Raises:
 
 
 class Approx:
-    """Equal to numbers, and lists and dicts of numbers, within a tolerance."""
+    """Equality of numbers, and of lists and dicts of numbers, within a tolerance."""
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -173,7 +173,7 @@ def fixtures(names: Mapping[str, Any]) -> dict[str, Fixture]:
 
 
 def marks_of(marked: Any) -> list[Any]:
-    """Marks of pytest's own look the same. Those of a base class are its subclasses' too."""
+    """Marks of pytest have the same attributes. Subclasses inherit the marks of their base class."""
     found = getattr(marked, "pytestmark", [])
     return list(found) if isinstance(found, list | tuple) else [found]
 

@@ -1,4 +1,4 @@
-"""A program that is run as a script: handles 0, 1 and 2 are its input, output and errors, 3 holds its text."""
+"""Runs a program as a script: descriptors 0, 1 and 2 are its input, output and errors, 3 has its source."""
 
 import atexit
 import contextlib
@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 NAME = "main.py"
 _OWN_FRAMES = 3
-"""Of an error: of `run`, of its action and of `execute`."""
+"""Frames of the sandbox in a traceback: `run`, its action and `execute`."""
 
 
 def life() -> int:
@@ -23,7 +23,7 @@ def life() -> int:
 
 
 def run(action: Callable[[], None]) -> int:
-    """Returns the exit code, as Python has it."""
+    """Returns the exit code that Python would return."""
     try:
         action()
         code = 0
@@ -36,7 +36,7 @@ def run(action: Callable[[], None]) -> int:
 
 
 def read_all(handle: int) -> str:
-    """From its beginning, whoever has read from it; it is closed."""
+    """Reads a file from its beginning, independent of earlier reads, and closes it."""
     with open(handle, "rb") as file:
         return os.pread(handle, os.fstat(handle).st_size, 0).decode(errors="replace") if file else ""
 
@@ -50,7 +50,7 @@ def open_streams() -> None:
 
 
 def forget_harness() -> None:
-    """Not for safety: a program may have a module of the same name."""
+    """Removes the sandbox's modules. Not for safety: a program may have a module of the same name."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "inside"]:
         del sys.modules[name]
     sys.argv = [NAME]
@@ -71,7 +71,7 @@ def _show(error: BaseException) -> None:
     own = error.__traceback__
     for _ in range(_OWN_FRAMES):
         own = own and own.tb_next
-    with contextlib.suppress(Exception):  # of a program that has broken its own errors
+    with contextlib.suppress(Exception):  # the program may have broken its own error output
         traceback.print_exception(type(error), error, own)
 
 
@@ -86,7 +86,7 @@ def _code(end: SystemExit) -> int:
 
 
 def _finish(code: int) -> int:
-    """As Python ends: threads, what the program registered, its output."""
+    """Ends as Python does: joins threads, runs the program's exit handlers, flushes its output."""
     try:
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()

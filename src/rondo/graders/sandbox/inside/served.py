@@ -1,7 +1,7 @@
-"""A program whose names are asked for and called from outside: handle 3 holds its text, 4 asks, 5 answers.
+"""Serves a program's names to the tests: descriptor 3 has its source, 4 receives, 5 sends.
 
-All of this process is the program's to change. What it answers is believed as little as what it prints: answers are
-plain values, and what they should have been is known to another process alone.
+The program can modify this whole process. Its values are as untrusted as its output: they are plain values, and only
+another process has the expected ones.
 """
 
 import builtins
@@ -94,7 +94,7 @@ class ProgramServer:
         return Callback(self, data["callback"])
 
     def call_back(self, number: int, values: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """A function that the tests gave is asked, and meanwhile whatever the tests ask is answered."""
+        """Calls a function of the tests, and serves their requests until it returns."""
         encoded = {name: self._encode(value) for name, value in named.items()}
         self._send({"callback": number, "values": [self._encode(each) for each in values], "named": encoded})
         while "verb" in (asked := self._channel.receive()):
@@ -106,7 +106,7 @@ class ProgramServer:
             )
             try:
                 error = kind(asked["text"])
-            except Exception:  # a type that asks for other arguments
+            except Exception:  # a type with other arguments
                 error = RuntimeError(asked["text"])
             raise error
         return literal.decode(asked["value"], self._object)
@@ -138,7 +138,7 @@ def _names(kind: type) -> list[str]:
 
 
 def _next(iterator: Any) -> list[Any]:
-    """None or one, since a value may be anything."""
+    """A list of no or one value, since a value may be anything."""
     try:
         return [next(iterator)]
     except StopIteration:
@@ -146,8 +146,8 @@ def _next(iterator: Any) -> list[Any]:
 
 
 def _wait(value: Any) -> Any:
-    """Runs until the end of what is awaited, in an event loop that lives as long as the program."""
-    import asyncio  # slow, and seldom needed
+    """Runs an awaitable to its end, in an event loop that lives as long as the program."""
+    import asyncio  # slow to import, and rarely needed
 
     async def wait() -> Any:
         return await value

@@ -1,7 +1,7 @@
-"""Tests as people write them, run where the program is not.
+"""Test suites in natural form, executed outside the program's process.
 
-A name that they use and do not define is asked of the program, and so is the module `solution`. What kinds of tests
-there are is in `forms`.
+Names that the tests use and do not define are looked up in the program, as is the module `solution`. `forms` lists the
+supported kinds of tests.
 """
 
 import ast
@@ -21,20 +21,20 @@ BrokenTests = forms.BrokenTests
 
 @dataclass(frozen=True)
 class File:
-    """One text of tests, checked and rewritten."""
+    """One file of tests, checked and rewritten."""
 
     name: str
     source: str
     tree: ast.Module
     names: Names
     calls_check: bool
-    """They call HumanEval's `check` themselves."""
+    """The file calls HumanEval's `check` itself."""
     reached: bool
     """There are assertions outside of functions."""
 
 
 def prepare(sources: list[str]) -> list[File]:
-    """Finds mistakes of the tests before the program runs, so that it has no part in them."""
+    """Detects errors of the tests before the program runs, so that the program has no influence on them."""
     return [_prepare(source, f"tests {number}") for number, source in enumerate(sources, 1)]
 
 
@@ -110,12 +110,12 @@ class Suite:
         linecache.cache[file.name] = (len(file.source), None, lines, file.name)
         try:
             exec(compile(file.tree, file.name, "exec", dont_inherit=True), names)
-        except SystemExit as end:  # as a script ends
+        except SystemExit as end:  # the end of a script
             if end.code not in (None, 0) or self._program.is_raised(end):
                 raise
 
     def _fill(self, file: File, names: dict[str, Any]) -> None:
-        """Puts the program's names where the tests look for them."""
+        """Defines the program's names in the namespace of the tests."""
         only = file.names.only
         for name in sorted(file.names.free):
             if name == CANDIDATE:
@@ -126,13 +126,13 @@ class Suite:
                 self._doubts.append((file.name, name))
             try:
                 names[name] = self._program.ask("get", name)
-            except NameError:  # raised where it is used
+            except NameError:  # raised at its use
                 if not sure and (found := of_library(name)) is not None:
                     names[name] = found
                     self._doubts.append((file.name, name))
 
     def _candidate(self, file: File) -> Any:
-        """What `check` is given: the entry point, else the one name of the program that the tests use, else the last
+        """Argument of `check`: the entry point, else the one name of the program that the tests use, else the last
         public function that no other function of the program uses."""
         functions = self._outline["functions"]
         name = self._entry_point or file.names.only or (functions[-1] if functions else CANDIDATE)
@@ -152,7 +152,8 @@ class _Solution(types.ModuleType):
 
     def __init__(self, program: RemoteProgram) -> None:
         super().__init__(MODULE)
-        # `import *` brings nothing: names in use are found anyway, and none of the program's hides one of the tests'.
+        # `import *` imports nothing: names in use are resolved anyway, and no name of the program hides one of the
+        # tests.
         self.__all__: list[str] = []
         self._program = program
 

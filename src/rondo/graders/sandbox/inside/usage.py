@@ -1,6 +1,6 @@
 """Resources of each cage, for all its processes together: memory, CPU time, and time spent waiting for a CPU.
 
-`proc` is the host's /proc, where every process has another number; processes that end meanwhile are left out.
+`proc` is the host's /proc, in which every process has another number; processes that end meanwhile are left out.
 """
 
 import os
@@ -17,26 +17,26 @@ class ProcessTask:
     path: str
     """Its folder in /proc."""
     runs: bool
-    """It computes, or waits for a CPU."""
+    """The thread is running or waits for a CPU."""
     nice: int
     cpu: float
     waited: float
-    """Seconds in which it could have run and had no CPU."""
+    """Seconds in the run queue without a CPU."""
 
 
 @dataclass
 class ProcessUsage:
     memory: int = 0
-    """Bytes. Pages that processes share count once for each."""
+    """Bytes. Shared pages count once per process."""
     cpu: float = 0.0
-    """Seconds of all processes, with those that have ended."""
+    """CPU seconds of all processes, including children that have ended."""
     tasks: dict[str, ProcessTask] = field(default_factory=dict)
     first: str = ""
     """The task of the cage's first process, which computes only to start the program."""
 
 
 def of_cages(proc: int) -> dict[int, ProcessUsage]:
-    """By a cage's first process, as the worker numbers it."""
+    """Usage by the first process of a cage, as numbered by the worker."""
     worker = os.readlink("self", dir_fd=proc)
     return {
         number: _usage(proc, child)
@@ -46,7 +46,7 @@ def of_cages(proc: int) -> dict[int, ProcessUsage]:
 
 
 def number_for_worker(proc: int, process: str) -> int | None:
-    """A process or thread has a number in each space that it is in, its own the last."""
+    """A process or thread has a number in each PID namespace that it is in; its own is the last."""
     for line in _text(proc, f"{process}/status").splitlines():
         if line.startswith("NSpid:"):
             return int(line.split()[-2])
@@ -54,9 +54,9 @@ def number_for_worker(proc: int, process: str) -> int | None:
 
 
 def starved(before: ProcessUsage, now: ProcessUsage) -> float:
-    """Seconds between two looks in which work of others kept the cage from running.
+    """Seconds between two samples in which other load prevented the cage from running.
 
-    A thread also waits while other threads of its own cage run: that is no more than the CPU time which they used.
+    A thread also waits while other threads of its own cage run: at most for the CPU time that they used.
     """
     used = now.cpu - before.cpu
     nothing = ProcessTask("", False, 0, 0.0, 0.0)
@@ -92,7 +92,7 @@ def _task(proc: int, path: str) -> ProcessTask | None:
 
 
 def _fields(proc: int, path: str) -> list[str]:
-    """Of `stat`, from the state on; a name before it may hold anything."""
+    """Fields of `stat` from the state on; the name before it may contain any character."""
     return _text(proc, f"{path}/stat").rpartition(")")[2].split()
 
 

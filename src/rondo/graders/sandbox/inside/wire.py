@@ -6,13 +6,13 @@ import struct
 from typing import Any
 
 MOST_BYTES = 8 << 20
-"""Of one message. Whoever sends more, or what is not JSON, is treated as gone."""
+"""Maximum bytes of one message. A peer that sends more, or malformed JSON, is treated as ended."""
 
 
 class PeerLost(BaseException):
-    """The other process has ended or sends messages that cannot be read.
+    """The other process has ended or sends malformed messages.
 
-    Not an `Exception`, so that the end of a program is none of its exceptions.
+    Not an `Exception`, so that the end of a program is not one of its exceptions.
     """
 
 
@@ -36,7 +36,7 @@ class MessagePipe:
     def receive(self) -> Any:
         [length] = struct.unpack("=I", self._read(4))
         if length > MOST_BYTES:
-            self._reads = -1  # what follows cannot be told apart
+            self._reads = -1  # message boundaries are lost
             raise PeerLost(f"the program sent a message of {length} bytes")
         try:
             return json.loads(self._read(length))

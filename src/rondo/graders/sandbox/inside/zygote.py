@@ -1,8 +1,8 @@
-"""A worker: builds the walls once, then forks a cage for every program that it is asked to run.
+"""Worker process: builds the isolation once, then forks a cage for every requested program.
 
-It never reads what a program is, is given or writes: those are handles that it passes on, so that its memory, which
-every program has a copy of, holds nothing of any other. It keeps time, counts memory and CPU time, and tells how each
-cage ended.
+It never reads a program's source, input or output. It only passes on their descriptors, so that its memory, which every
+program has a copy of, holds no data of another program. It measures wall time, CPU time and memory, and reports the end
+of each cage.
 """
 
 import contextlib
@@ -31,16 +31,16 @@ _ROLES: dict[str, Callable[[], int]] = {
     "grader": grading.life,
 }
 _LOOK_SECONDS = 0.05
-"""How often memory and CPU time are counted."""
+"""Interval in seconds between two measurements of memory and CPU time."""
 _NICE_STEP = 1.25
-"""By how much less CPU time the kernel gives for each step of niceness."""
+"""Factor of CPU time per step of niceness."""
 _NICEST = 19
 _CPUS = 1
-"""How many CPUs programs count, and so how many threads their pools have. More than one is no promise here."""
+"""Number of CPUs that programs detect, and so the number of threads in their pools. More CPUs are not guaranteed."""
 _MESSAGE = 1 << 16
 _HANDLES = 8
 
-# What programs import most, and whatever needs a library that they cannot see.
+# Most frequently imported modules, and those that need a library which programs cannot open.
 _IMPORTED = (
     "abc argparse array ast base64 bisect cmath collections.abc contextlib copy csv dataclasses "
     "datetime decimal enum fractions functools heapq io itertools json linecache math numbers "
@@ -55,13 +55,13 @@ class Caged:
     number: int
     first: int
     watch: int
-    """A handle that can be waited on for its end."""
+    """Descriptor that becomes readable at the end of the cage."""
     limits: cage.JailLimits
     began: float
     wall: float
-    """Seconds that it may take, but for those in which other work kept it from running."""
+    """Limit in seconds, without the time in which other load prevented it from running."""
     longest: float
-    """Seconds that it may take in all."""
+    """Limit in seconds of total time."""
     used: usage.ProcessUsage = field(default_factory=usage.ProcessUsage)
     starved: float = 0.0
     running: int = 0
@@ -70,7 +70,7 @@ class Caged:
 
 
 def main(control_number: int, listed: str) -> NoReturn:
-    """`listed` are folders of packages, as JSON, that programs may import besides Python's own."""
+    """`listed`: JSON list of folders with packages that programs may import in addition to Python's own."""
     control = socket.socket(fileno=control_number)
     packages = json.loads(listed)
     libraries = [path for path in sys.path if os.path.isdir(path)]
@@ -96,13 +96,13 @@ def _import() -> None:
     for name in _IMPORTED.split():
         try:
             importlib.import_module(name)
-        except ImportError:  # a Python built without it: the program that wants it is told so
+        except ImportError:  # a Python built without it: the program's own import raises
             continue
     os.cpu_count = lambda: _CPUS
 
 
 def _serve(control: socket.socket, proc: int) -> NoReturn:
-    """As the first process of the worker's own space: whatever it started ends with it."""
+    """Runs as the first process of the worker's PID namespace: all its descendants end with it."""
     try:
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
         space = os.open("self/ns/pid", os.O_RDONLY, dir_fd=proc)
@@ -125,7 +125,7 @@ class ForkServer:
         self._looked = 0.0
 
     def turn(self) -> bool:
-        """Waits for something to do and does it; False once nobody is left to do it for."""
+        """Waits for an event and handles it; False after the owner has closed its socket."""
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
         for each in self._cages.values():
@@ -171,7 +171,7 @@ class ForkServer:
         self._cages[caged.number] = caged
 
     def _look(self) -> None:
-        """Ends the cages that are over a limit of time, CPU time or memory with all their processes together."""
+        """Ends the cages over a limit of time, or of CPU time or memory of all their processes together."""
         now = time.monotonic()
         if self._cages and now > self._looked + _LOOK_SECONDS:
             self._looked = now
@@ -187,8 +187,8 @@ class ForkServer:
                 self._kill(each, "busy")
 
     def _count(self, caged: Caged, used: usage.ProcessUsage) -> None:
-        used.cpu = max(used.cpu, caged.used.cpu)  # a process that is just ending is in no list for a moment
-        # A wait is counted at its end, and so two that overlap may be counted one after the other.
+        used.cpu = max(used.cpu, caged.used.cpu)  # an ending process is briefly missing from the list
+        # A wait is counted at its end, so two overlapping waits may be counted one after the other.
         waited = caged.starved + usage.starved(caged.used, used)
         caged.starved = min(waited, time.monotonic() - caged.began)
         caged.used = used
@@ -199,8 +199,8 @@ class ForkServer:
         self._share(caged)
 
     def _share(self, caged: Caged) -> None:
-        """Many threads that compute at once get about as much CPU time as one thread of another cage. Priority cannot
-        be given back, so a moment's burst does not count."""
+        """Reduces the priority of many running threads, so that together they get about the CPU time of one thread of
+        another cage. Priority cannot be restored, so a momentary burst does not count."""
         running = sum(task.runs for name, task in caged.used.tasks.items() if name != caged.used.first)
         crowd, caged.running = min(running, caged.running), running
         if crowd > 1:
@@ -231,5 +231,5 @@ class ForkServer:
 def _tell(control: socket.socket, **facts: object) -> None:
     try:
         control.send(json.dumps(facts).encode())
-    except BrokenPipeError:  # nobody is there, as the next turn will find
+    except BrokenPipeError:  # the owner is gone, which the next turn detects
         return
