@@ -218,7 +218,7 @@ def test_errors_are_ours(vllm: Vllm, body: dict[str, Any], status: int, param: s
 def test_what_vllm_does_not_do_is_said(vllm: Vllm) -> None:
     with pytest.raises(InvalidRequest, match="answers, not vectors"):
         vllm.client._call("POST", "/v1/embeddings", {"model": "tiny", "input": "a"})
-    with pytest.raises(InvalidRequest, match="GPU only"):
+    with pytest.raises(InvalidRequest, match="only on a GPU"):
         vllm.client.sleep()
     assert vllm.client.is_sleeping() == {"is_sleeping": False}
 

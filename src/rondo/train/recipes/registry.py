@@ -14,6 +14,7 @@ from rondo.data.batching.groups import Groups, row_of_groups
 from rondo.data.batching.loader import DataRank, MakeRow, rows_of_all
 from rondo.data.batching.packing import Document, PackedRow, Tree
 from rondo.models.adapters import adapter_of
+from rondo.models.devices import device_named
 from rondo.parallel.precision import computing_type
 from rondo.text.tokenizer import Tokenizer
 from rondo.train.checkpoints.reading import read_model
@@ -57,7 +58,11 @@ class RecipeInputs:
         dtype = computing_type(getattr(torch, config.dtype), config.precision)
         told = config.model_copy(update={"dtype": str(dtype).removeprefix("torch.")})
         mesh = self.evaluator.mesh
-        device = self.evaluator.model.device if mesh is None else torch.device("cpu")
+        device = torch.device("cpu")
+        if mesh is None:
+            own = self.evaluator.model.device
+            # Megatron-Core's learner has a skeleton of the model without memory.
+            device = device_named(config.device) if own.type == "meta" else own
         model = read_model(self.model, dtype, device, divided=mesh is not None)
         return Computed(Evaluator(model, mesh, told))
 
