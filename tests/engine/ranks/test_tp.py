@@ -121,6 +121,7 @@ def test_what_was_done_in_between_is_done_on_both(one, two):
     """Prefixes were found and requests preempted; the caches are emptied together; a request is ended in the middle."""
     params = SamplingParams(max_tokens=24, seed=3, detokenize=False, ignore_eos=True)
     for llm in (one, two):
+        llm.generate(prompts(6), params.with_(n=5, temperature=0.4, max_tokens=16))
         llm.reset_prefix_cache()
         hits = llm.core.scheduler.counters.prefix_hits
         llm.generate([[9] * 30], params)
