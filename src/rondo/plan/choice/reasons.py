@@ -93,7 +93,7 @@ def _of_bubble(best: Estimate) -> str:
 
 NAMES = {
     "products": "matrix products",
-    "between": "what is between them",
+    "between": "operations between them",
     "starting": "starting kernels",
     "tensor": "tensor parallelism",
     "context": "context parallelism",

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rondo.base.errors import RondoError, Unavailable
+from rondo.base.process import start
 
 HEADER = struct.Struct("!Q")
 LARGE = 4 << 20
@@ -120,7 +121,8 @@ class _Child:
     def end(self) -> None:
         self._process.kill()
         self._writer.close()
-        self._process.wait()
+        # The kernel frees gigabytes before the process can be reaped.
+        asyncio.get_running_loop().run_in_executor(None, self._process.wait)
 
 
 def _spawn(memory: int, nice: int) -> tuple[socket.socket, subprocess.Popen[bytes]]:
@@ -129,11 +131,8 @@ def _spawn(memory: int, nice: int) -> tuple[socket.socket, subprocess.Popen[byte
         code = f"from rondo.server.workers.worker import serve; serve({theirs.fileno()}, {memory}, {nice})"
         try:
             # Errors come back as answers; on its standard error a parser out of memory would write pages.
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-c", code],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
+            process = start(
+                [sys.executable, "-P", "-c", code], stderr=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
             )
         except OSError as error:
             ours.close()

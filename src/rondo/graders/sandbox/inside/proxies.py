@@ -200,7 +200,7 @@ class _readable:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None and not isinstance(error, wire.PeerLost):
-            raise wire.PeerLost("the program sent what nobody can read") from error
+            raise wire.PeerLost("the program sent an unreadable message") from error
 
 
 def shown(error: BaseException) -> str:

@@ -41,7 +41,7 @@ class MessagePipe:
         try:
             return json.loads(self._read(length))
         except (ValueError, RecursionError):
-            raise PeerLost("the program sent what nobody can read") from None
+            raise PeerLost("the program sent an unreadable message") from None
 
     def _read(self, count: int) -> bytes:
         data = bytearray()
