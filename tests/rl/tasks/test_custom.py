@@ -12,7 +12,7 @@ from rondo.rl.tasks.custom import Custom, load_task
 from rondo.rl.tasks.registry import AnyTask, find, fingerprint
 
 FILE = """
-import time
+import os, time
 from rondo.rl.tasks.custom import Custom
 from rondo.rl.tasks.registry import TASKS
 
@@ -26,6 +26,9 @@ def grade(facts, answer):
 def hang(facts, answer):
     time.sleep(600)
 
+def needs_a_key(facts, answer):
+    return 1.0 if os.environ.get("SEARCH_KEY") == "secret" else 0.0
+
 async def slowly(facts, answer):
     return 0.5
 
@@ -35,6 +38,8 @@ def talk(random):
 
 DOUBLE = Custom(make, grade, max_tokens=6)
 POOLED = Custom(make, f"{__file__}:grade")
+WITHOUT_KEY = Custom(make, f"{__file__}:needs_a_key")
+WITH_KEY = Custom(make, f"{__file__}:needs_a_key", pass_env=["SEARCH_KEY"])
 HANGS = Custom(make, f"{__file__}:hang")
 AWAITED = Custom(make, slowly, name="named")
 TALK = Custom(talk, grade)
@@ -76,6 +81,14 @@ def test_the_grade_may_be_a_coroutine_or_in_a_process_of_its_own(file: str) -> N
     assert score(load_task(f"{file}:AWAITED"), "")[0].total == 0.5
     assert load_task(f"{file}:AWAITED").name == "named"
     assert score(load_task(f"{file}:POOLED"), "7777777")[0].parts == {"form": 1.0, "correct": 0.0}
+
+
+def test_a_named_grade_gets_only_the_variables_that_are_listed(
+    file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SEARCH_KEY", "secret")
+    assert score(load_task(f"{file}:WITHOUT_KEY"), "")[0].total == 0.0
+    assert score(load_task(f"{file}:WITH_KEY"), "")[0].total == 1.0
 
 
 def test_a_grade_that_hangs_is_a_timeout(file: str) -> None:
