@@ -57,4 +57,4 @@ def test_errors_carry_what_clients_need():
         404,
     )
     assert isinstance(error, RondoError)
-    assert str(MissingExtra("vllm", "vllm")).endswith("pip install 'rondo[vllm]'")
+    assert str(MissingExtra("vllm", "vllm")).endswith("pip install 'rondo-lab[vllm]'")

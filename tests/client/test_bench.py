@@ -329,7 +329,7 @@ def test_addresses() -> None:
 
 
 def test_plots(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="drawn where rondo[plot] is installed")
+    pytest.importorskip("matplotlib", reason="drawn where rondo-lab[plot] is installed")
     outcomes = [outcome(10.0, 0.1, [0.05, 0.05], 3), outcome(10.5, 0.3, [0.2], 3)]
     run = LoadRun(1.0, None, outcomes, figures(outcomes, 4.0))
     for runs in ([run], [run, run]):

@@ -216,5 +216,5 @@ def test_urls_that_cannot_be_used_name_the_remedy(monkeypatch: pytest.MonkeyPatc
         raise ModuleNotFoundError("No module named 'psycopg'")
 
     monkeypatch.setattr(of_postgres.sa, "create_engine", missing)
-    with pytest.raises(MissingExtra, match=r"pip install 'rondo\[postgres\]'"):
+    with pytest.raises(MissingExtra, match=r"pip install 'rondo-lab\[postgres\]'"):
         Store("postgresql://me@127.0.0.1:1/db")

@@ -113,11 +113,11 @@ def test_a_bounded_number_of_broken_lines_may_be_left_out(tmp_path: Path) -> Non
 def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "x.parquet").touch()
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(MissingExtra, match=r"pip install 'rondo\[data\]'"):
+    with pytest.raises(MissingExtra, match=r"pip install 'rondo-lab\[data\]'"):
         read_records(tmp_path / "x.parquet")
     monkeypatch.setitem(sys.modules, "s3fs", None)
     remote._store.cache_clear()
-    with pytest.raises(MissingExtra, match=r"pip install 'rondo\[s3\]'"):
+    with pytest.raises(MissingExtra, match=r"pip install 'rondo-lab\[s3\]'"):
         read_records("s3://bucket/x.jsonl")
     with pytest.raises(ConfigError, match="no kind of store called nowhere://"):
         read_records("nowhere://bucket/x.jsonl")

@@ -95,4 +95,4 @@ class MissingExtra(RondoError):
     exit_code = 7
 
     def __init__(self, package: str, extra: str) -> None:
-        super().__init__(f"{package} is not installed. Install it with: pip install 'rondo[{extra}]'")
+        super().__init__(f"{package} is not installed. Install it with: pip install 'rondo-lab[{extra}]'")

@@ -320,7 +320,7 @@ def test_without_ray_it_is_said_what_to_install(
     monkeypatch.setenv("RONDO_HOME", str(own_home(tmp_path)))
     monkeypatch.setitem(sys.modules, "ray", None)
     plan = jobs.plan(CONFIG.model_copy(update={"model": str(ground), "ray": RayConfig(engines=1)}))
-    with pytest.raises(MissingExtra, match=r"pip install 'rondo\[ray\]'"):
+    with pytest.raises(MissingExtra, match=r"pip install 'rondo-lab\[ray\]'"):
         ray.run(plan)
 
 

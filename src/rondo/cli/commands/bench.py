@@ -140,7 +140,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--save-result", type=types.output, metavar="FILE", help="the figures as JSON; of a sweep, a list")
     add("--save-detailed", action="store_true", help="each request's figures too")
-    add("--plot", type=types.output, metavar="FILE.png", help="a picture (needs rondo[plot])")
+    add("--plot", type=types.output, metavar="FILE.png", help="a picture (needs rondo-lab[plot])")
     return parser
 
 

@@ -197,7 +197,9 @@ FLAGS: dict[str, Flag] = {
         "JSON",
     ),
     "--otlp-traces-endpoint": setting(
-        "server.otlp_traces_endpoint", "where spans go: http://host:4318/v1/traces (needs rondo[otel])", LOGS
+        "server.otlp_traces_endpoint",
+        "where spans go: http://host:4318/v1/traces (needs rondo-lab[otel])",
+        LOGS,
     ),
     "--disable-uvicorn-access-log": switch("server.access_log", False, "no line a request", LOGS),
     "--uvicorn-log-level": setting("log.level", "debug, info, warning or error", LOGS),

@@ -28,7 +28,7 @@ class InProcessVllm:
         if find_spec("vllm") is None:
             raise ConfigError(
                 f"vllm.mode is direct, but vLLM is not installed for {sys.executable}. Install Rondo into vLLM's "
-                "environment (pip install --no-deps rondo), or choose http and name its Python with vllm.python.",
+                "environment (pip install --no-deps rondo-lab), or choose http and name its Python with vllm.python.",
                 param="vllm.mode",
             )
         self.up = True
