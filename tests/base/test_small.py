@@ -7,7 +7,7 @@ import pytest
 from rondo.base.errors import MissingExtra, NotFound, RondoError
 from rondo.base.ids import new_id
 from rondo.base.storage.home import home, jobs_dir, models_dir
-from rondo.base.units import human_bytes, human_count, human_seconds
+from rondo.base.units import human_bytes, human_count, human_seconds, parse_count
 
 
 def test_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -46,6 +46,28 @@ def test_ids_differ_and_keep_their_prefix():
 )
 def test_units(shown: str, expected: str):
     assert shown == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("4096", 4096),
+        ("4k", 4096),
+        ("4K", 4096),
+        ("1.5m", 3 << 19),
+        ("64MB", 64 << 20),
+        ("2 ", 2),
+        ("1GiB", 1 << 30),
+    ],
+)
+def test_counts_have_suffixes_in_either_case(text: str, number: int):
+    assert parse_count(text) == parse_count(text.swapcase()) == number
+
+
+@pytest.mark.parametrize("text", ["", "k", "4x", "4kk", "1.5", "-", "4 k m"])
+def test_other_texts_are_no_counts(text: str):
+    with pytest.raises(ValueError, match="invalid literal"):
+        parse_count(text)
 
 
 def test_errors_carry_what_clients_need():

@@ -55,6 +55,15 @@ def test_json_shows_values_and_sources(
     assert shown([f"--config={own_home}/config.toml"], capsys)["train.lr"]["value"] == 0.5
 
 
+@pytest.mark.parametrize("suffix", ["k", "K"])
+def test_counts_have_suffixes(suffix: str, own_home: Path, capsys: pytest.CaptureFixture[str]):
+    (own_home / "config.toml").write_text(f'[train]\ntokens_per_step = "32{suffix}"\n')
+    rows = shown([f"--engine.kv-cache-bytes=1.5{suffix}", "--train.model=4k"], capsys)
+    assert rows["engine.kv_cache_bytes"]["value"] == 1536
+    assert rows["train.tokens_per_step"]["value"] == 32768
+    assert rows["train.model"]["value"] == "4k"
+
+
 def test_table(capsys: pytest.CaptureFixture[str]):
     assert main(["config", "log", "--log.level=debug"]) == 0
     assert capsys.readouterr().out == 'log.format  "human"  default\nlog.level   "debug"  --log.level\n'

@@ -345,7 +345,7 @@ def test_a_plot_without_its_extra_is_refused_before_the_load(monkeypatch: pytest
     from rondo.cli.commands import bench
 
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(MissingExtra, match=r"rondo\[plot\]"):
+    with pytest.raises(MissingExtra, match=r"rondo-lab\[plot\]"):
         bench.serve(["--base-url", "http://127.0.0.1:1", "--plot", "x.png"])
 
 

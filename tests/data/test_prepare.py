@@ -311,6 +311,6 @@ def test_from_the_command_line(
     assert rondo(["data", "inspect", str(tmp_path / "out"), "--check"]) == 0
     assert "every shard is what the index says" in capsys.readouterr().out
     assert rondo([*command, "--out", str(tmp_path / "out"), "--part-size", "0"]) == 2
-    assert "is not a size" in capsys.readouterr().err
+    assert "is not a whole number above 0" in capsys.readouterr().err
     assert rondo([*command, "--out", str(tmp_path / "out"), "--field", "txt=a"]) == 2
     assert "is not [NAME=]FIELD" in capsys.readouterr().err

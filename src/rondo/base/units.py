@@ -1,4 +1,19 @@
-"""Numbers as people read them."""
+"""Numbers as people write and read them."""
+
+import re
+
+_COUNT = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)([kmgt])(?:i?b)?", re.IGNORECASE)
+
+
+def parse_count(text: str) -> int:
+    """4096, 4k or 4K, 1.5m, 64MB: suffixes are powers of 1024 in either case, for tokens and bytes alike.
+
+    Raises ValueError for any other text.
+    """
+    text = text.strip()
+    if match := _COUNT.fullmatch(text):
+        return int(float(match[1]) * 1024 ** (" kmgt".index(match[2].lower())))
+    return int(text)
 
 
 def human_bytes(count: float) -> str:

@@ -182,5 +182,5 @@ def test_what_is_no_schema(schema: dict[str, Any]) -> None:
 
 def test_a_schema_without_the_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extras, "find_spec", lambda name: None)
-    with pytest.raises(MissingExtra, match=r"rondo\[graders\]"):
+    with pytest.raises(MissingExtra, match=r"rondo-lab\[graders\]"):
         FormatChecker(json_schema=CITY)

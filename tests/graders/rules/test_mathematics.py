@@ -119,7 +119,7 @@ def test_bad_options_are_named(options: dict[str, Any]) -> None:
 
 def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extras, "find_spec", lambda name: None)
-    with pytest.raises(MissingExtra, match=r"math-verify .*rondo\[graders\]"):
+    with pytest.raises(MissingExtra, match=r"math-verify .*rondo-lab\[graders\]"):
         MathAnswer()
 
 

@@ -102,7 +102,7 @@ def test_a_job_that_it_does_not_do_is_refused_before_any_work(
     importlib.util.find_spec("megatron") is not None, reason="megatron-core is installed here"
 )
 def test_without_megatron_core_the_extra_is_named() -> None:
-    with pytest.raises(MissingExtra, match=r"rondo\[megatron\]"):
+    with pytest.raises(MissingExtra, match=r"rondo-lab\[megatron\]"):
         MegatronLearner(tiny_model(), OptimConfig())
     with pytest.raises(MissingExtra):
         factory.check("pretrain", TrainConfig(learner="megatron"), models.parse(tiny_config()), ONE)

@@ -109,5 +109,5 @@ def test_a_port_that_is_taken_is_named(job: Job) -> None:
 
 def test_wandb_is_an_extra(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(MissingExtra, match=r"rondo\[wandb\]"), telling(watched(wandb="p"), job, CPU):
+    with pytest.raises(MissingExtra, match=r"rondo-lab\[wandb\]"), telling(watched(wandb="p"), job, CPU):
         pass

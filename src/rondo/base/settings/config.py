@@ -19,7 +19,15 @@ from pydantic_core import ErrorDetails
 
 from rondo.base.errors import ConfigError
 from rondo.base.settings.config_errors import not_a_section, unknown_key
-from rondo.base.settings.config_keys import SettingKey, env_names, holds_bool, is_secret, keys_of, takes_bool
+from rondo.base.settings.config_keys import (
+    SettingKey,
+    env_names,
+    holds_bool,
+    is_secret,
+    keys_of,
+    members,
+    takes_bool,
+)
 from rondo.base.settings.config_text import from_text, is_bool_word, toml_lines
 
 log = logging.getLogger("rondo.base.settings.config")
@@ -164,6 +172,8 @@ def _from_file(keys: dict[str, SettingKey], file: Path) -> dict[str, _Setting]:
             elif keys[path].sections:
                 raise not_a_section(path, str(source(path)), keys)
             else:
+                if isinstance(value, str) and int in members(keys[path].annotation):
+                    value = from_text(keys[path].annotation, value, path, str(source(path)))  # "16k"
                 settings[path] = _Setting(value, source(path))
 
     walk(data, "")

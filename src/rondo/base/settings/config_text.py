@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from rondo.base.errors import ConfigError
 from rondo.base.settings.config_keys import members, sections_of
+from rondo.base.units import parse_count
 
 _BOOL_WORDS = frozenset({"true", "false", "yes", "no", "on", "off", "1", "0"})
 _NONE_WORDS = frozenset({"none", "null"})
@@ -38,6 +39,8 @@ def from_text(annotation: Any, text: str, path: str, where: str) -> object:
                 return literal
     if str in kinds:
         return text
+    if int in kinds and text[-1:].isalpha() and (number := _suffixed(text)) is not None:
+        return number
     if any(_is(kind, Mapping) for kind in kinds) or sections_of(annotation):
         hidden = bool(sections_of(annotation))  # a section may hold a secret
         return _json(text, path, where, hidden) if text.lstrip().startswith("{") else text
@@ -46,6 +49,13 @@ def from_text(annotation: Any, text: str, path: str, where: str) -> object:
             return _json(text, path, where)
         return [part.strip() for part in text.split(",")] if text.strip() else []
     return text.strip()
+
+
+def _suffixed(text: str) -> int | None:
+    try:
+        return parse_count(text)
+    except ValueError:
+        return None
 
 
 def toml_lines(text: str) -> dict[str, int]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rondo.base.storage.paths import path_of
 from rondo.base.units import human_bytes, human_count
-from rondo.cli.options.arguments import VerbParser
+from rondo.cli.options.arguments import VerbParser, positive_count
 from rondo.cli.options.verbs import Verb, run_verb
 from rondo.cli.view.progress import token_progress
 
@@ -26,7 +25,6 @@ USAGE = """usage: rondo data VERB [options]
   rondo data VERB --help   what a verb takes"""
 
 FIELDS = ("text", "messages", "prompt", "completion", "tools")
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)B?", re.IGNORECASE)
 
 
 def run(argv: list[str]) -> int:
@@ -92,7 +90,11 @@ def _prepare_parser() -> VerbParser:
         "--out", metavar="FOLDER", required=True, help="where the shards go: a folder or s3://bucket/path"
     )
     parser.add_argument(
-        "--workers", type=_count, default=os.cpu_count() or 1, metavar="N", help="processes (one a core)"
+        "--workers",
+        type=positive_count,
+        default=os.cpu_count() or 1,
+        metavar="N",
+        help="processes (one a core)",
     )
     parser.add_argument(
         "--field",
@@ -120,14 +122,14 @@ def _prepare_parser() -> VerbParser:
     )
     parser.add_argument(
         "--part-size",
-        type=_bytes,
+        type=positive_count,
         default="64M",
         metavar="SIZE",
         help="of the input; a part is done whole or again (64M)",
     )
     parser.add_argument(
         "--shard-size",
-        type=_bytes,
+        type=positive_count,
         default="256M",
         metavar="SIZE",
         help="a shard has little more than this (256M)",
@@ -201,22 +203,8 @@ def _field(text: str) -> tuple[str, str]:
     return name, theirs
 
 
-def _count(text: str) -> int:
-    if not text.isdigit() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
-    return int(text)
-
-
 def _count_or_none(text: str) -> int:
-    return 0 if text == "0" else _count(text)
-
-
-def _bytes(text: str) -> int:
-    found = _SIZE.fullmatch(text)
-    size = int(float(found[1]) * 1024 ** " KMGT".index(found[2].upper() or " ")) if found else 0
-    if size < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 64M")
-    return size
+    return 0 if text == "0" else positive_count(text)
 
 
 VERBS: dict[str, Verb] = {"prepare": _prepare, "inspect": _inspect}

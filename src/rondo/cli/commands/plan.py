@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import shlex
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 from rondo.base.errors import ConfigError
 from rondo.base.storage.home import models_dir
 from rondo.base.storage.paths import path_of
-from rondo.cli.options.arguments import VerbParser
+from rondo.cli.options.arguments import VerbParser, positive_count
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -221,7 +220,7 @@ def _parser() -> VerbParser:
 def _sizes(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("sizes, of a model without a config, or in place of the config's own")
     for key, flag in SIZES.items():
-        group.add_argument(flag, dest=key, type=_count, metavar="N", help=f"config.json's {key}")
+        group.add_argument(flag, dest=key, type=positive_count, metavar="N", help=f"config.json's {key}")
 
 
 def _hardware(parser: argparse.ArgumentParser) -> None:
@@ -229,8 +228,8 @@ def _hardware(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--gpu", default="h100", metavar="NAME", help="h100 (default), a100, h200, b200, gb300, ..."
     )
-    group.add_argument("--gpus", type=_count, default=8, metavar="N", help="how many (8)")
-    group.add_argument("--per-node", type=_count, metavar="N", help="how many behind fast links")
+    group.add_argument("--gpus", type=positive_count, default=8, metavar="N", help="how many (8)")
+    group.add_argument("--per-node", type=positive_count, metavar="N", help="how many behind fast links")
     group.add_argument("--memory", type=_figure, metavar="GIB", help="of one")
     group.add_argument("--peak", type=_figure, metavar="TFLOPS", help="of one, dense, in bf16")
     group.add_argument("--bandwidth", type=_figure, metavar="TB/S", help="of its memory")
@@ -246,9 +245,15 @@ def _hardware(parser: argparse.ArgumentParser) -> None:
 def _training(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("training")
     group.add_argument(
-        "--tokens-per-step", type=_count, default=2**22, metavar="N", help="the batch, such as 4M (2**22)"
+        "--tokens-per-step",
+        type=positive_count,
+        default=2**22,
+        metavar="N",
+        help="the batch, such as 4M (2**22)",
     )
-    group.add_argument("--seq", type=_count, default=8192, metavar="N", help="tokens of a sequence (8192)")
+    group.add_argument(
+        "--seq", type=positive_count, default=8192, metavar="N", help="tokens of a sequence (8192)"
+    )
     group.add_argument("--profile", choices=("cost", "classic"), default="cost", help="whose answer to take")
     group.add_argument("--precision", choices=("bf16", "fp16", "fp8"), default="bf16")
     group.add_argument("--optimizer", choices=tuple(OPTIMIZERS), default="adamw")
@@ -261,7 +266,7 @@ def _training(parser: argparse.ArgumentParser) -> None:
     )
     fixed = parser.add_argument_group("fixed, where the search is to leave a choice alone")
     for name in ("dp", "tp", "pp", "cp", "ep", "virtual", "microbatch"):
-        fixed.add_argument(f"--{name}", type=_count, metavar="N")
+        fixed.add_argument(f"--{name}", type=positive_count, metavar="N")
     fixed.add_argument("--cp-method", choices=("ulysses", "ring"))
     fixed.add_argument("--schedule", choices=("1f1b", "gpipe", "interleaved", "zero-bubble"))
     fixed.add_argument("--zero", type=int, choices=(0, 1, 2, 3))
@@ -272,8 +277,8 @@ def _training(parser: argparse.ArgumentParser) -> None:
 def _serving(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("serving")
     group.add_argument("--rate", type=_figure, default=1.0, metavar="R", help="requests a second (1)")
-    group.add_argument("--prompt", type=_count, default=1024, metavar="N", help="tokens in (1024)")
-    group.add_argument("--answer", type=_count, default=256, metavar="N", help="tokens out (256)")
+    group.add_argument("--prompt", type=positive_count, default=1024, metavar="N", help="tokens in (1024)")
+    group.add_argument("--answer", type=positive_count, default=256, metavar="N", help="tokens out (256)")
     group.add_argument("--ttft", type=_figure, metavar="SECONDS", help="the most until the first token")
     group.add_argument("--tpot", type=_figure, metavar="SECONDS", help="the most between two tokens")
     group.add_argument(
@@ -281,17 +286,6 @@ def _serving(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--weights", choices=("bf16", "fp8", "int8", "int4"))
     group.add_argument("--kv-cache", choices=("bf16", "fp8"))
-
-
-UNITS = {"": 1, "k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20, "g": 10**9, "G": 2**30}
-
-
-def _count(text: str) -> int:
-    """8k is 8000, 8K is 8192."""
-    match = re.fullmatch(r"(\d{1,15})([kKmMgG]?)", text)
-    if match is None or int(match[1]) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return int(match[1]) * UNITS[match[2]]
 
 
 def _figure(text: str) -> float:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import NoReturn
 
 from rondo.base.errors import ConfigError
+from rondo.base.units import parse_count
 
 
 class VerbParser(argparse.ArgumentParser):
@@ -23,3 +24,14 @@ class VerbParser(argparse.ArgumentParser):
         unknown = re.match(r"unrecognized arguments: --([\w-]+)", message)
         meant = self._settings.get(unknown[1].replace("-", "_")) if unknown else None
         return f" Did you mean {meant}?" if meant else ""
+
+
+def positive_count(text: str) -> int:
+    """argparse type of a number of tokens, bytes or things: 4096, 4k or 4K."""
+    try:
+        number = parse_count(text)
+    except ValueError:
+        number = 0
+    if not 0 < number < 2**63:
+        raise argparse.ArgumentTypeError(f"{text[:80]!r} is not a whole number above 0, such as 4096 or 4k")
+    return number

@@ -7,7 +7,6 @@ A flag either sets a value, or requests the engine's fixed behaviour (`AS_IT_IS`
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +14,6 @@ from rondo.base.errors import ConfigError
 
 Settings = Mapping[str, str]
 
-UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 DTYPES = {"half": "float16", "float": "float32"}
 KV_DTYPES = {"fp8_e4m3": "fp8"}
 
@@ -48,11 +46,8 @@ def switch(path: str, value: bool, text: str, group: str) -> Flag:
 
 
 def count(text: str) -> str:
-    """25.6k is 25600, 32K is 32768; `auto` and -1 leave it to the model."""
-    if text in ("auto", "-1"):
-        return "none"
-    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)([kmgtKMGT])", text)
-    return str(int(float(match[1]) * UNITS[match[2]])) if match else text
+    """`auto` and -1 leave the value to the model."""
+    return "none" if text in ("auto", "-1") else text
 
 
 def gibibytes(text: str) -> str:

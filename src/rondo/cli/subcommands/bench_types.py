@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from rondo.base.errors import ConfigError
 from rondo.base.storage.paths import path_of
+from rondo.base.units import parse_count
 
 Number = TypeVar("Number", int, float)
 
@@ -27,11 +28,11 @@ def _number(kind: Callable[[str], Number], text: str, fits: Callable[[Number], b
 
 
 def positive(text: str) -> int:
-    return _number(int, text, lambda number: number >= 1, "a whole number of at least 1")
+    return _number(parse_count, text, lambda number: number >= 1, "a whole number of at least 1")
 
 
 def natural(text: str) -> int:
-    return _number(int, text, lambda number: number >= 0, "a whole number of at least 0")
+    return _number(parse_count, text, lambda number: number >= 0, "a whole number of at least 0")
 
 
 def whole(text: str) -> int:

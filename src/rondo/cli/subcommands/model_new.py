@@ -9,7 +9,7 @@ from typing import Any
 from rondo.base.errors import ConfigError
 from rondo.base.storage.paths import path_of
 from rondo.base.units import human_bytes, human_count
-from rondo.cli.options.arguments import VerbParser
+from rondo.cli.options.arguments import VerbParser, positive_count
 from rondo.cli.view.progress import byte_progress
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -157,7 +157,7 @@ def _parser() -> VerbParser:
     parser.add_argument("--hf-config", metavar="FILE", help="a config.json to begin with")
     parser.add_argument("--family", help="the model_type, such as qwen3 or llama")
     for flag, key in SHAPE_FLAGS.items():
-        parser.add_argument(flag, dest=key, type=_positive, metavar="N", help=f"config.json's {key}")
+        parser.add_argument(flag, dest=key, type=positive_count, metavar="N", help=f"config.json's {key}")
     parser.add_argument("--tie", action=argparse.BooleanOptionalAction, help="tie the head to the embedding")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=JSON", help="any other key of config.json"
@@ -169,12 +169,6 @@ def _parser() -> VerbParser:
     parser.add_argument("--seed", type=_seed, default=0, metavar="N", help="of the random weights")
     parser.add_argument("--replace", action="store_true", help="put it in the place of a model of that name")
     return parser
-
-
-def _positive(text: str) -> int:
-    if not text.isascii() or not text.isdecimal() or len(text) > 19 or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return int(text)
 
 
 def _seed(text: str) -> int:
