@@ -79,7 +79,11 @@ class EngineConfig(Section):
     kv_dtype: Literal["auto", "float32", "bfloat16", "float16", "int8", "fp8"] = Field(
         "auto", description="Type of the KV cache; auto: the weights' type."
     )
-    device: str = Field("auto", description="cpu, cuda, cuda:1, ...; auto takes a GPU if there is one.")
+    device: str = Field(
+        "auto",
+        examples=["auto", "cpu", "cuda"],
+        description="cpu, cuda, cuda:1, ...; auto takes a GPU if there is one.",
+    )
     tensor_parallel: int = Field(
         1,
         ge=1,

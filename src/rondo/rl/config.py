@@ -21,6 +21,7 @@ class RlConfig(LoopConfig):
 
     algorithm: str = Field(
         "grpo",
+        examples=list(PRESETS),
         description="preset of algorithm settings; explicit settings override it: ppo, grpo, dr_grpo, dapo, rloo, "
         "reinforce++, reinforce++-baseline, gspo or cispo",
     )
@@ -42,6 +43,7 @@ class RlConfig(LoopConfig):
     model: str = Field("", description="a model's folder, or its name under RONDO_HOME/models")
     task: str = Field(
         "reverse",
+        examples=["reverse", "add", "sort", "guess", "calculator"],
         description="reverse, add, sort, guess or calculator; a JSON Lines file; or "
         "a task of your own as module:attribute",
     )
@@ -159,7 +161,11 @@ class RlConfig(LoopConfig):
     eval_prompts: int = Field(
         128, gt=0, description="held-out prompts of the evaluation before and after training"
     )
-    device: str = Field("auto", description="cpu, cuda, cuda:1, ...; auto takes a GPU if there is one")
+    device: str = Field(
+        "auto",
+        examples=["auto", "cpu", "cuda"],
+        description="cpu, cuda, cuda:1, ...; auto takes a GPU if there is one",
+    )
     metrics: MetricsConfig = Field(MetricsConfig(), description="metric loggers")
     rollouts: RolloutsConfig = Field(RolloutsConfig(), description="storage of rollouts")
     alarms: AlarmsConfig = Field(AlarmsConfig(), description="thresholds of the alarms")

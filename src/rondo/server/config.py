@@ -22,49 +22,58 @@ class ServerConfig(Section):
     api_key: Several | None = Field(
         None,
         min_length=1,
-        description="what who asks the model must send as Bearer token: one key or several",
+        description="API keys of clients, sent as Bearer token; several may be valid",
     )
-    allow_public_without_key: bool = Field(
-        False, description="whether the server may listen on a public address without an api_key"
-    )
+    allow_public_without_key: bool = Field(False, description="listen on a public address without an api_key")
     allowed_hosts: Several = Field(
         [],
-        description="further names in the Host header of requests: on a loopback address other names than its own are "
-        "refused, against DNS rebinding; * allows all",
+        description="further valid names in the Host header; on a loopback address all others are refused, against DNS "
+        "rebinding; * allows all",
     )
     admin_key: str | None = Field(
         None,
         min_length=1,
-        description="what the operator's verbs need (sleep, pause, ...); without it they are off",
+        description="key of the administration routes (sleep, pause, ...); without a key they are off",
     )
     served_model_name: Several | None = Field(
-        None, min_length=1, description="the name clients ask for, and further ones; the model's by default"
+        None, min_length=1, description="name of the model in requests, and aliases; default: the model's own"
     )
     chat_template: str | None = Field(
-        None, description="a Jinja file, or the template itself, in place of the model's own"
+        None, description="Jinja file, or the template itself, instead of the model's own"
     )
-    adapters: dict[str, str] = Field({}, description="adapters' folders by the names they are served under")
-    drain_seconds: float = Field(30.0, ge=0, description="how long running requests may finish after SIGTERM")
+    adapters: dict[str, str] = Field(
+        {}, description="adapters that are loaded at the start: folders by model name"
+    )
+    drain_seconds: float = Field(
+        30.0, ge=0, description="seconds that running requests have to finish after SIGTERM"
+    )
     max_body_bytes: int | None = Field(
         None,
         ge=1024,
-        description="the largest request body; by default 4 MiB and 32 bytes a token of the context",
+        description="largest request body; default: 4 MiB and 32 bytes per token of the context",
     )
-    template_seconds: float = Field(10.0, gt=0, description="the longest time to render the chat template")
+    template_seconds: float = Field(
+        10.0, gt=0, description="seconds in which the chat template must be rendered"
+    )
     template_characters: int | None = Field(
-        None, ge=1, description="the longest text of the chat template; by default twice the largest body"
+        None, ge=1, description="longest rendered prompt in characters; default: twice the largest body"
     )
-    header_seconds: float = Field(10.0, gt=0, description="the longest time for the head of a request")
+    header_seconds: float = Field(
+        10.0, gt=0, description="seconds in which the head of a request must arrive"
+    )
     max_connections: int | None = Field(
-        None, ge=1, description="connections at a time; by default as many as the limit of open files allows"
+        None,
+        ge=1,
+        description="maximum number of connections; default: as many as the limit of open files allows",
     )
     max_connections_per_address: int | None = Field(
-        None, ge=1, description="connections at a time from one address; by default without a limit"
+        None, ge=1, description="maximum number of connections per address; default: no limit"
     )
-    body_seconds: float = Field(60.0, gt=0, description="the longest wait for the next part of a body")
-    allow_priority: bool = Field(False, description="whether clients may say which requests go first")
+    body_seconds: float = Field(60.0, gt=0, description="seconds to wait for the next part of a request body")
+    allow_priority: bool = Field(False, description="accept the field priority of requests")
     matryoshka: bool = Field(
-        False, description="whether embeddings may be cut: for a model trained so whose config.json is silent"
+        False,
+        description="accept shortened embeddings of a model whose config.json is silent about matryoshka training",
     )
     # fmt: off
     tool_call_parser: Literal[
@@ -93,7 +102,7 @@ class ServerConfig(Section):
         "jamba",
         "phi4_mini_json",
         "openai",
-    ] = Field("auto", description="how the model writes tool calls; auto: as its chat template does")
+    ] = Field("auto", description="format of tool calls; auto: the chat template's")
     reasoning_parser: Literal[
         "auto",
         "none",
@@ -109,14 +118,16 @@ class ServerConfig(Section):
         "seed_oss",
         "mistral",
         "openai_gptoss",
-    ] = Field("auto", description="how the model writes its reasoning; auto: as its chat template does")
+    ] = Field("auto", description="format of the reasoning; auto: the chat template's")
     # fmt: on
-    auto_tool_choice: bool = Field(True, description="whether the model may choose to call tools")
-    access_log: bool = Field(True, description="one line a request, without its text")
-    otlp_traces_endpoint: str | None = Field(
-        None, description="where spans go, as OTLP over HTTP: http://127.0.0.1:4318/v1/traces"
+    auto_tool_choice: bool = Field(
+        True, description="accept tool_choice auto: the model decides whether to call tools"
     )
-    metrics_alias: str | None = Field(None, description="repeat each metric under this prefix, e.g. vllm:")
+    access_log: bool = Field(True, description="log one line per request, without its text")
+    otlp_traces_endpoint: str | None = Field(
+        None, description="OTLP/HTTP endpoint for traces (extra otel): http://127.0.0.1:4318/v1/traces"
+    )
+    metrics_alias: str | None = Field(None, description="second prefix of all metrics, such as vllm:")
 
     @model_validator(mode="after")
     def _keys_differ(self) -> ServerConfig:

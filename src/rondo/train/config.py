@@ -174,7 +174,11 @@ class TrainConfig(OptimConfig):
         "float32",
         description="type of weights, moments and gradient sums; `precision` sets the compute type",
     )
-    device: str = Field("auto", description="cpu, cuda, cuda:1, ...; auto takes a GPU if there is one")
+    device: str = Field(
+        "auto",
+        examples=["auto", "cpu", "cuda"],
+        description="cpu, cuda, cuda:1, ...; auto takes a GPU if there is one",
+    )
     save_every: int = Field(50, ge=0, description="steps between checkpoints; 0: only at the end")
     keep: int = Field(2, gt=0, description="latest checkpoints to retain")
     keep_best: int = Field(0, ge=0, description="best checkpoints to retain, ranked by best_by")

@@ -1,6 +1,7 @@
 """The shape of a config tree: which keys exist, and which one a wrong key was meant to be."""
 
 import difflib
+import inspect
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +18,13 @@ class SettingKey:
     description: str
     sections: tuple[type[BaseModel], ...]
     """The sections that may stand here; empty for a plain value."""
+    default: Any = None
+    bounds: tuple[Any, ...] = ()
+    """Pydantic's constraints of the value, such as Gt(0)."""
+    examples: tuple[Any, ...] = ()
+    """Usual values of a key that accepts any text, for completion."""
+    owner: type[BaseModel] = BaseModel
+    """The class that declares the key."""
 
     @property
     def is_bool(self) -> bool:
@@ -63,7 +71,16 @@ def keys_of(tree: type[BaseModel], prefix: str = "") -> dict[str, SettingKey]:
     keys: dict[str, SettingKey] = {}
     for name, field in tree.model_fields.items():
         sections = sections_of(field.annotation)
-        keys[prefix + name] = SettingKey(field.annotation, field.description or "", sections)
+        owner = next(cls for cls in tree.__mro__ if name in inspect.get_annotations(cls))
+        keys[prefix + name] = SettingKey(
+            field.annotation,
+            field.description or "",
+            sections,
+            field.default,
+            tuple(field.metadata),
+            tuple(field.examples or ()),
+            owner,
+        )
         for section in sections:
             for path, key in keys_of(section, f"{prefix}{name}.").items():
                 keys.setdefault(path, key)

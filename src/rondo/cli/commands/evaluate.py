@@ -6,11 +6,12 @@ import json
 from collections.abc import Mapping
 
 from rondo.cli.options.arguments import VerbParser
-from rondo.cli.options.tree import read_command_line
+from rondo.cli.options.scopes import EVALUATE
+from rondo.cli.options.short import read_settings
 
 
 def run(argv: list[str]) -> int:
-    parser = VerbParser("rondo evaluate", "Measure a model on held-out records and on tasks.")
+    parser = VerbParser("rondo evaluate", "Measure a model on held-out records and on tasks.", EVALUATE)
     parser.add_argument(
         "model", metavar="MODEL", help="a name from `rondo model list`, a folder, or a job's hash"
     )
@@ -25,11 +26,9 @@ def run(argv: list[str]) -> int:
     )
     parser.add_argument("--adapter", metavar="FOLDER", help="an adapter of the model, to be measured with it")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.epilog = "Settings are flags too: --train.evaluate.max_tokens=128; `rondo config` lists them."
-    if any(flag in argv for flag in ("-h", "--help")):
-        parser.print_help()
+    command = read_settings(parser, argv)
+    if command is None:
         return 0
-    command = read_command_line(argv)
     given = parser.parse_args(command.rest)
     config = command.config.tree.train
     asked = {name: getattr(given, name) for name in ("data", "tasks") if getattr(given, name)}

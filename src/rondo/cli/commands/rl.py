@@ -9,8 +9,8 @@ from functools import partial
 
 from rondo.base.errors import ConfigError
 from rondo.cli.options.arguments import VerbParser
-from rondo.cli.options.tree import read_command_line
-from rondo.rl.config import RlConfig
+from rondo.cli.options.scopes import RL
+from rondo.cli.options.short import read_settings
 
 VERBS = {
     "rollouts": "rondo.cli.subcommands.rl_rollouts",
@@ -25,21 +25,21 @@ def run(argv: list[str]) -> int:
         code: int = importlib.import_module(VERBS[argv[0]]).run(argv[1:])
         return code
     about = "Tune a model with reinforcement learning; the same command again resumes."
-    parser = VerbParser("rondo rl", about, "rl", RlConfig.model_fields)
+    parser = VerbParser("rondo rl", about, RL)
     parser.add_argument(
         "file", nargs="?", metavar="CONFIG.toml", help="settings under [rl]; flags go over it"
     )
-    parser.add_argument("--model", help="a name from `rondo model list`, a folder, or a job's hash")
+    parser.add_argument(
+        "--model", metavar="MODEL", help="a name from `rondo model list`, a folder, or a job's hash"
+    )
     parser.add_argument(
         "--task",
         help="reverse, add, sort, guess, calculator, a JSON Lines file, or module:attribute",
     )
-    parser.epilog = "Every setting is a flag too: --rl.lr=1e-5; `rondo config` lists them. "
-    parser.epilog += "To look at a job: rondo rl rollouts JOB, rondo rl alarms JOB, rondo rl plot JOB."
-    if any(flag in argv for flag in ("-h", "--help")):
-        parser.print_help()
+    parser.epilog = "Inspect a job: rondo rl rollouts JOB, rondo rl alarms JOB, rondo rl plot JOB."
+    command = read_settings(parser, _with_config(argv))
+    if command is None:
         return 0
-    command = read_command_line(_with_config(argv))
     given = {
         name: value for name, value in vars(parser.parse_args(command.rest)).items() if value is not None
     }

@@ -22,12 +22,10 @@ log = get_logger("rondo.cli.commands.serve")
 
 def run(argv: list[str]) -> int:
     parser = VerbParser("rondo serve", "Serve a model over the OpenAI API.")
-    parser.add_argument("model", help="a model's name, a folder in Hugging Face layout, or a job's hash")
-    parser.usage = "rondo serve MODEL [flags]"
-    parser.epilog = (
-        "Every other setting is a flag too: --engine.block_size=32; `rondo config` lists them. Flags of `vllm serve` "
-        "that have no meaning here are refused, with what to do instead."
+    parser.add_argument(
+        "model", metavar="MODEL", help="a model's name, a folder in Hugging Face layout, or a job's hash"
     )
+    parser.epilog = "A flag of `vllm serve` without an effect here is refused with its replacement."
     command = read_short(parser, tuple(FLAGS), argv)
     if command is None:
         return 0

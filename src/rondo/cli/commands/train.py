@@ -7,36 +7,39 @@ from functools import partial
 from typing import get_args
 
 from rondo.cli.options.arguments import VerbParser
-from rondo.cli.options.tree import read_command_line
-from rondo.cli.options.verbs import unknown_verb
-from rondo.train.config import Kind, TrainConfig
+from rondo.cli.options.scopes import train_scope
+from rondo.cli.options.short import read_settings
+from rondo.cli.options.verbs import run_verb
+from rondo.train.config import Kind
 
-USAGE = """usage: rondo train RECIPE --model MODEL --data SOURCE [--train.KEY=VALUE ...]
+USAGE = """usage: rondo train RECIPE --model MODEL --data SOURCE [--SETTING=VALUE ...]
 
-  pretrain    every token of every document
-  sft         what the assistant says, through the model's chat template
-  preference  answers that were liked over those that were not: DPO, IPO, KTO or SimPO
-  reward      a model that scores answers, from pairs (Bradley-Terry)
+  pretrain    train on every token of every document
+  sft         train on the assistant's messages, through the model's chat template
+  preference  train on chosen and rejected answers: DPO, IPO, KTO or SimPO
+  reward      train a model that scores answers, from pairs (Bradley-Terry)
 
-Data are JSON lines: {"text": ...}, {"messages": [...]} or {"prompt": ..., "completion": ...}; or plain text, or
-Parquet, or what `rondo data prepare` wrote. Pairs are {"prompt" or "messages": ..., "chosen": ...,
-"rejected": ...}; KTO also takes {"prompt" or "messages": ..., "completion": ..., "label": true or false}.
-The same command again resumes the job from its last checkpoint. `rondo config` lists the settings.
-Over several ranks: torchrun --nproc-per-node 8 -m rondo train ..., or the same under mpirun or srun."""
+Data are JSON lines: {"text": ...}, {"messages": [...]} or {"prompt": ...,
+"completion": ...}; or plain text, or Parquet, or shards of `rondo data prepare`.
+Pairs are {"prompt" or "messages": ..., "chosen": ..., "rejected": ...}; KTO also
+takes {"prompt" or "messages": ..., "completion": ..., "label": true or false}.
 
-KINDS: dict[str, Kind] = {kind: kind for kind in get_args(Kind)}
+  rondo train RECIPE --help   options and settings of a recipe
+
+The same command again resumes the job from its last checkpoint. Several ranks:
+torchrun --nproc-per-node 8 -m rondo train ..., or the same under mpirun or srun."""
 
 
 def run(argv: list[str]) -> int:
-    if not argv or argv[0] in ("-h", "--help"):
-        print(USAGE)
-        return 0
-    if argv[0] not in KINDS:
-        raise unknown_verb("rondo train", KINDS, argv[0])
-    kind = KINDS[argv[0]]
+    return run_verb("rondo train", VERBS, USAGE, argv)
+
+
+def _train(kind: Kind, argv: list[str]) -> int:
     about = "Train a model; the same command again resumes."
-    parser = VerbParser(f"rondo train {kind}", about, "train", TrainConfig.model_fields)
-    parser.add_argument("--model", help="a name from `rondo model list`, a folder, or a job's hash")
+    parser = VerbParser(f"rondo train {kind}", about, train_scope(kind))
+    parser.add_argument(
+        "--model", metavar="MODEL", help="a name from `rondo model list`, a folder, or a job's hash"
+    )
     parser.add_argument(
         "--data",
         action="append",
@@ -44,11 +47,9 @@ def run(argv: list[str]) -> int:
         help="prepared shards, a .jsonl, .txt or .parquet file, or a folder of them, here or at s3://; "
         "more than one are mixed",
     )
-    parser.epilog = "Every setting is a flag too: --train.lr=3e-4; `rondo config` lists them."
-    if any(flag in argv for flag in ("-h", "--help")):
-        parser.print_help()
+    command = read_settings(parser, argv)
+    if command is None:
         return 0
-    command = read_command_line(argv[1:])
     given = {
         name: value for name, value in vars(parser.parse_args(command.rest)).items() if value is not None
     }
@@ -70,3 +71,6 @@ def run(argv: list[str]) -> int:
         if world.first:
             print(pause, file=sys.stderr)
     return 0
+
+
+VERBS = {kind: partial(_train, kind) for kind in get_args(Kind)}

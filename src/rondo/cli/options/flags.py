@@ -24,25 +24,29 @@ class Flag:
     `alone` takes no text: that is its value."""
 
     text: str
+    """Description; empty: the one of the setting `path`."""
     group: str
     read: Callable[[Sequence[str]], Settings]
     name: str = "VALUE"
     alone: str | None = None
     several: bool = False
+    path: str = ""
 
 
-def setting(path: str, text: str, group: str, spell: Callable[[str], str] = str) -> Flag:
-    return Flag(text, group, lambda values: {path: spell(values[-1])}, path.rpartition(".")[2].upper())
+def setting(path: str, group: str, spell: Callable[[str], str] = str, text: str = "") -> Flag:
+    return Flag(
+        text, group, lambda values: {path: spell(values[-1])}, path.rpartition(".")[2].upper(), path=path
+    )
 
 
-def several(path: str, text: str, group: str) -> Flag:
+def several(path: str, group: str) -> Flag:
     """Given again, it adds one more."""
     name = path.rpartition(".")[2].upper()
-    return Flag(text, group, lambda values: {path: json.dumps(list(values))}, name, several=True)
+    return Flag("", group, lambda values: {path: json.dumps(list(values))}, name, several=True, path=path)
 
 
-def switch(path: str, value: bool, text: str, group: str) -> Flag:
-    return Flag(text, group, lambda values: {path: values[-1]}, alone=str(value).lower())
+def switch(path: str, value: bool, group: str, text: str = "") -> Flag:
+    return Flag(text, group, lambda values: {path: values[-1]}, alone=str(value).lower(), path=path)
 
 
 def count(text: str) -> str:
@@ -114,90 +118,64 @@ def _json(text: str, flag: str, known: set[str]) -> dict[str, object]:
 
 
 MODEL, LIMITS, CACHE, RANKS = "model", "limits", "KV cache", "processes and devices"
-ADAPTERS, GUESSES, SERVER, LOGS = "adapters", "speculation", "server", "logs, metrics and traces"
+ADAPTERS, GUESSES, SERVER, LOGS = "adapters", "speculative decoding", "server", "logs, metrics and traces"
 
 FLAGS: dict[str, Flag] = {
-    "--engine": setting("engine.backend", "what computes: native (Rondo's own) or vllm", MODEL),
-    "--engine-mode": setting("engine.vllm.mode", "of vllm: http (a process of its own) or direct", MODEL),
-    "--host": setting("server.host", "address to listen on (127.0.0.1)", SERVER),
-    "--port": setting("server.port", "port to listen on (8000)", SERVER),
-    "--api-key": several("server.api_key", "what clients must send as Bearer token; may be repeated", SERVER),
-    "--allow-public-without-key": switch(
-        "server.allow_public_without_key", True, "listen on a public address without an API key", SERVER
-    ),
-    "--allowed-hosts": several(
-        "server.allowed_hosts", "further names in the Host header of requests; may be repeated", SERVER
-    ),
-    "--served-model-name": several(
-        "server.served_model_name", "the name clients ask for; further ones are aliases", SERVER
-    ),
+    "--engine": setting("engine.backend", MODEL),
+    "--engine-mode": setting("engine.vllm.mode", MODEL),
+    "--host": setting("server.host", SERVER),
+    "--port": setting("server.port", SERVER),
+    "--api-key": several("server.api_key", SERVER),
+    "--allow-public-without-key": switch("server.allow_public_without_key", True, SERVER),
+    "--allowed-hosts": several("server.allowed_hosts", SERVER),
+    "--served-model-name": several("server.served_model_name", SERVER),
     "--scheduling-policy": setting(
-        "server.allow_priority", "fcfs (default), or priority: clients may say who goes first", SERVER, policy
+        "server.allow_priority",
+        SERVER,
+        policy,
+        "fcfs, or priority: clients may set the priority of a request",
     ),
-    "--shutdown-timeout": setting("server.drain_seconds", "seconds to finish in after SIGTERM (30)", SERVER),
-    "--chat-template": setting("server.chat_template", "a Jinja file, in place of the model's own", MODEL),
-    "--tool-call-parser": setting(
-        "server.tool_call_parser", "how the model writes tool calls (as its template does)", MODEL
-    ),
-    "--reasoning-parser": setting(
-        "server.reasoning_parser", "how it writes its reasoning (as its template does)", MODEL
-    ),
-    "--enable-auto-tool-choice": switch(
-        "server.auto_tool_choice", True, "let the model choose to call tools (it may)", MODEL
-    ),
-    "--dtype": setting(
-        "engine.dtype", "auto, float32, bfloat16 or float16", MODEL, lambda text: DTYPES.get(text, text)
-    ),
-    "--seed": setting("engine.seed", "where requests without a seed get theirs from", MODEL),
-    "--max-model-len": setting(
-        "engine.max_model_len", "longest prompt plus answer, in tokens", LIMITS, count
-    ),
-    "--max-num-seqs": setting("engine.max_num_seqs", "most requests computed together", LIMITS),
-    "--max-num-batched-tokens": setting(
-        "engine.max_step_tokens", "most tokens computed in one step", LIMITS, count
-    ),
-    "--max-num-queued-reqs": setting("engine.max_queued", "most requests that may wait", LIMITS),
-    "--kv-cache-dtype": setting(
-        "engine.kv_dtype",
-        "auto, float32, bfloat16, float16, int8 or fp8",
-        CACHE,
-        lambda text: KV_DTYPES.get(text, text),
-    ),
-    "--kv-cache-memory-bytes": setting(
-        "engine.kv_cache_bytes", "size of the KV cache (what --max-num-seqs need)", CACHE, count
-    ),
-    "--num-gpu-blocks-override": setting("engine.num_blocks", "size of the KV cache in blocks", CACHE),
-    "--block-size": setting("engine.block_size", "tokens in one block", CACHE),
-    "--enable-prefix-caching": switch(
-        "engine.prefix_cache", True, "share prompts that begin alike (on)", CACHE
-    ),
-    "--no-enable-prefix-caching": switch("engine.prefix_cache", False, "do not", CACHE),
+    "--shutdown-timeout": setting("server.drain_seconds", SERVER),
+    "--chat-template": setting("server.chat_template", MODEL),
+    "--tool-call-parser": setting("server.tool_call_parser", MODEL),
+    "--reasoning-parser": setting("server.reasoning_parser", MODEL),
+    "--enable-auto-tool-choice": switch("server.auto_tool_choice", True, MODEL),
+    "--dtype": setting("engine.dtype", MODEL, lambda text: DTYPES.get(text, text)),
+    "--seed": setting("engine.seed", MODEL),
+    "--max-model-len": setting("engine.max_model_len", LIMITS, count),
+    "--max-num-seqs": setting("engine.max_num_seqs", LIMITS),
+    "--max-num-batched-tokens": setting("engine.max_step_tokens", LIMITS, count),
+    "--max-num-queued-reqs": setting("engine.max_queued", LIMITS),
+    "--kv-cache-dtype": setting("engine.kv_dtype", CACHE, lambda text: KV_DTYPES.get(text, text)),
+    "--kv-cache-memory-bytes": setting("engine.kv_cache_bytes", CACHE, count),
+    "--num-gpu-blocks-override": setting("engine.num_blocks", CACHE),
+    "--block-size": setting("engine.block_size", CACHE),
+    "--enable-prefix-caching": switch("engine.prefix_cache", True, CACHE),
+    "--no-enable-prefix-caching": switch("engine.prefix_cache", False, CACHE, "turn prefix caching off"),
     "--swap-space": setting(
-        "engine.swap_bytes", "GiB of host memory for requests that gave way (0)", CACHE, gibibytes
+        "engine.swap_bytes", CACHE, gibibytes, "GiB of host memory for the KV cache of preempted requests (0)"
     ),
-    "--tensor-parallel-size": setting(
-        "engine.tensor_parallel", "processes that divide the model (1); also -tp", RANKS
-    ),
-    "--device": setting("engine.device", "auto, cpu, cuda, ...", RANKS),
-    "--threads": setting("engine.threads", "CPU threads of one step", RANKS),
+    "--tensor-parallel-size": setting("engine.tensor_parallel", RANKS),
+    "--device": setting("engine.device", RANKS),
+    "--threads": setting("engine.threads", RANKS),
     "--lora-modules": Flag(
-        "adapters served from the start, as name=folder", ADAPTERS, adapters, "NAME=FOLDER", several=True
+        "adapters that are loaded at the start, as name=folder",
+        ADAPTERS,
+        adapters,
+        "NAME=FOLDER",
+        several=True,
     ),
-    "--max-loras": setting("engine.max_loaded_adapters", "most adapters loaded at once (64)", ADAPTERS),
-    "--max-lora-rank": setting("engine.max_adapter_rank", "the highest rank of one (64)", ADAPTERS),
+    "--max-loras": setting("engine.max_loaded_adapters", ADAPTERS),
+    "--max-lora-rank": setting("engine.max_adapter_rank", ADAPTERS),
     "--speculative-config": Flag(
         'JSON: {"method": "ngram" or "draft_model", "model": ..., "num_speculative_tokens": 4}',
         GUESSES,
         speculation,
         "JSON",
     ),
-    "--otlp-traces-endpoint": setting(
-        "server.otlp_traces_endpoint",
-        "where spans go: http://host:4318/v1/traces (needs rondo-lab[otel])",
-        LOGS,
-    ),
-    "--disable-uvicorn-access-log": switch("server.access_log", False, "no line a request", LOGS),
-    "--uvicorn-log-level": setting("log.level", "debug, info, warning or error", LOGS),
+    "--otlp-traces-endpoint": setting("server.otlp_traces_endpoint", LOGS),
+    "--disable-uvicorn-access-log": switch("server.access_log", False, LOGS, "turn the access log off"),
+    "--uvicorn-log-level": setting("log.level", LOGS),
 }
 ALIASES = {"-tp": "--tensor-parallel-size", "-sc": "--speculative-config"}
 

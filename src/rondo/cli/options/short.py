@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
-import argparse
 import difflib
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, replace
 
 from rondo.base.errors import ConfigError
 from rondo.base.settings.config import SettingSource
+from rondo.cli.options.arguments import VerbParser
 from rondo.cli.options.flags import ALIASES, AS_IT_IS, FLAGS, REFUSED, Flag, check_vllm, refuse
+from rondo.cli.options.help import help_topic
+from rondo.cli.options.scopes import SERVE, SettingScope, flags_scope
 from rondo.cli.options.tree import CommandLine, read_command_line
 
 
-def read_short(parser: argparse.ArgumentParser, flags: Sequence[str], argv: list[str]) -> CommandLine | None:
-    """`read_command_line` for a verb that also takes `flags`. None after printing help."""
-    add_flags(parser, flags)
-    if any(flag in argv for flag in ("-h", "--help")):
-        parser.print_help()
+def read_short(parser: VerbParser, flags: Sequence[str], argv: list[str]) -> CommandLine | None:
+    """`read_settings` for a verb that takes these flags of `FLAGS`."""
+    parser.scope = SERVE if len(flags) == len(FLAGS) else flags_scope(flags)
+    return read_settings(parser, argv)
+
+
+def read_settings(parser: VerbParser, argv: list[str]) -> CommandLine | None:
+    """`read_command_line` for a verb whose parser has a scope. None after printing help."""
+    scope = parser.scope
+    assert scope is not None
+    if (topic := help_topic(argv)) is not None:
+        parser.print_help(topic=topic)
         return None
-    spelled = spell_out(flags, argv)
+    spelled = spell_out(scope, argv, parser.options())
     try:
         command = read_command_line(spelled.long)
     except ConfigError as error:
@@ -28,25 +37,13 @@ def read_short(parser: argparse.ArgumentParser, flags: Sequence[str], argv: list
         for path, flag in sorted(spelled.written.items(), reverse=True):  # the longer of two paths first
             message = message.replace(f"--{path}", flag)
         raise ConfigError(message, param=error.param, code=error.code) from None
-    if command.config.tree.engine.backend == "vllm":
+    if scope.vllm and command.config.tree.engine.backend == "vllm":
         check_vllm(argv)
     sources = dict(command.config.sources)
     for path, flag in spelled.written.items():
         if sources[path] == SettingSource("flag", f"--{path}"):
             sources[path] = SettingSource("flag", flag)
     return replace(command, config=replace(command.config, sources=sources))
-
-
-def add_flags(parser: argparse.ArgumentParser, flags: Sequence[str]) -> None:
-    """For the help alone: by the time the parser reads the command line they are gone from it."""
-    groups: dict[str, argparse._ArgumentGroup] = {}
-    for name in flags:
-        flag = FLAGS[name]
-        group = groups.get(flag.group) or groups.setdefault(flag.group, parser.add_argument_group(flag.group))
-        if flag.alone is not None:
-            group.add_argument(name, action="store_true", help=flag.text)
-        else:
-            group.add_argument(name, metavar=flag.name, help=flag.text)
 
 
 @dataclass
@@ -67,10 +64,10 @@ class Spelled:
         return bool(self.long) and not self.long[0].startswith("-")
 
 
-def spell_out(flags: Sequence[str], argv: Sequence[str]) -> Spelled:
+def spell_out(scope: SettingScope, argv: Sequence[str], own: Container[str] = ()) -> Spelled:
+    """Replaces short flags by settings. Flags in `own` are the parser's."""
     spelled, left = Spelled(), list(argv)
     given: dict[str, list[str]] = {}
-    known_here = len(flags) == len(FLAGS)
     while left:
         token = left.pop(0)
         if token == "--":
@@ -80,18 +77,23 @@ def spell_out(flags: Sequence[str], argv: Sequence[str]) -> Spelled:
         name = ALIASES.get(
             name, name.replace("_", "-") if name.startswith("--") and "." not in name else name
         )
-        if name in flags:
-            flag = FLAGS[name]
+        if name in own:
+            spelled.long.append(token)
+        elif name in scope.flags:
+            flag = scope.flags[name]
             if equals and flag.alone == "false":
                 raise ConfigError(f"The flag {name} stands alone, without ={value}.", param=name)
             values = given.setdefault(name, [])
             values += [value] if equals else _values(name, flag, left, spelled.has_argument)
             spelled.set(name, flag, values if flag.several else values[-1:])
-        elif known_here and (name in AS_IT_IS or name in REFUSED):
+        elif name.startswith("--") and (path := scope.path_of(name)) is not None:
+            spelled.long.append(f"--{path}{equals}{value}")
+            spelled.written[path] = name
+        elif scope.vllm and (name in AS_IT_IS or name in REFUSED):
             follows = left and not left[0].startswith("-") and AS_IT_IS.get(name) != frozenset()
             refuse(name, [value] if equals else [left.pop(0)] if follows else [])
         else:
-            if known_here and name.startswith("--") and "." not in name and name != "--config":
+            if scope.vllm and name.startswith("--") and "." not in name and name != "--config":
                 raise _unknown(name)
             spelled.long.append(token)
             spelled.written.pop(name.removeprefix("--").replace("-", "_"), None)

@@ -1,7 +1,8 @@
-"""The whole config tree, put together from each room's part, and the flags that set it."""
+"""The whole config tree, put together from each package's part, and the flags that set it."""
 
+import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from pydantic import Field
 
 from rondo.base.errors import ConfigError
 from rondo.base.settings.config import Loaded, Section, load, split_flags
+from rondo.base.settings.config_keys import SettingKey, keys_of
 from rondo.base.storage.home import home
 from rondo.base.storage.paths import path_of
 from rondo.base.telemetry.log import LogConfig, setup
@@ -24,6 +26,12 @@ class RondoConfig(Section):
     train: TrainConfig = Field(TrainConfig(), description="pretraining and fine-tuning")
     rl: RlConfig = Field(RlConfig(), description="reinforcement learning")
     log: LogConfig = Field(LogConfig(), description="logs")
+
+
+@functools.cache
+def setting_keys() -> Mapping[str, SettingKey]:
+    """Every key of the tree by dotted path, sections included."""
+    return keys_of(RondoConfig)
 
 
 @dataclass(frozen=True)
