@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
-from rondo.base.settings.config import Section
-
-
-def _one_or_several(value: object) -> object:
-    return [value] if isinstance(value, str) else value
+from rondo.web.config import ListenConfig, Several
 
 
-Several = Annotated[list[Annotated[str, Field(min_length=1)]], BeforeValidator(_one_or_several)]
-
-
-class ServerConfig(Section):
-    host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 is every interface")
-    port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
+class ServerConfig(ListenConfig):
     api_key: Several | None = Field(
         None,
         min_length=1,
         description="API keys of clients, sent as Bearer token; several may be valid",
-    )
-    allow_public_without_key: bool = Field(False, description="listen on a public address without an api_key")
-    allowed_hosts: Several = Field(
-        [],
-        description="further valid names in the Host header; on a loopback address all others are refused, against DNS "
-        "rebinding; * allows all",
     )
     admin_key: str | None = Field(
         None,
@@ -44,9 +29,6 @@ class ServerConfig(Section):
     adapters: dict[str, str] = Field(
         {}, description="adapters that are loaded at the start: folders by model name"
     )
-    drain_seconds: float = Field(
-        30.0, ge=0, description="seconds that running requests have to finish after SIGTERM"
-    )
     max_body_bytes: int | None = Field(
         None,
         ge=1024,
@@ -58,18 +40,6 @@ class ServerConfig(Section):
     template_characters: int | None = Field(
         None, ge=1, description="longest rendered prompt in characters; default: twice the largest body"
     )
-    header_seconds: float = Field(
-        10.0, gt=0, description="seconds in which the head of a request must arrive"
-    )
-    max_connections: int | None = Field(
-        None,
-        ge=1,
-        description="maximum number of connections; default: as many as the limit of open files allows",
-    )
-    max_connections_per_address: int | None = Field(
-        None, ge=1, description="maximum number of connections per address; default: no limit"
-    )
-    body_seconds: float = Field(60.0, gt=0, description="seconds to wait for the next part of a request body")
     allow_priority: bool = Field(False, description="accept the field priority of requests")
     matryoshka: bool = Field(
         False,
@@ -123,10 +93,6 @@ class ServerConfig(Section):
     auto_tool_choice: bool = Field(
         True, description="accept tool_choice auto: the model decides whether to call tools"
     )
-    access_log: bool = Field(True, description="log one line per request, without its text")
-    otlp_traces_endpoint: str | None = Field(
-        None, description="OTLP/HTTP endpoint for traces (extra otel): http://127.0.0.1:4318/v1/traces"
-    )
     metrics_alias: str | None = Field(None, description="second prefix of all metrics, such as vllm:")
 
     @model_validator(mode="after")
@@ -134,3 +100,7 @@ class ServerConfig(Section):
         if self.admin_key is not None and self.admin_key in (self.api_key or ()):
             raise ValueError("admin_key must not be the api_key: whoever may ask the model may not stop it")
         return self
+
+    @property
+    def guarded(self) -> bool:
+        return self.api_key is not None
