@@ -16,7 +16,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 # Compiled files make the second start quick, whatever the caller's shell prefers.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help up check test test-levels sanitize test-real lint docs format bench clean
+.PHONY: help up check test test-levels sanitize test-real lint docs settings format bench clean
 .DEFAULT_GOAL := help
 
 help:
@@ -28,6 +28,7 @@ help:
 	@echo "make test-real  install the real peers and servers, and test against them"
 	@echo "make lint       ruff, mypy, import contracts, structure and writing rules alone"
 	@echo "make docs       build the manual into build/docs, with every link checked"
+	@echo "make settings   write docs/settings.md, the reference of all settings"
 	@echo "make format     let ruff rewrite the files"
 	@echo "make bench      run every benchmark quickly"
 	@echo "make clean      remove the virtual environment and the caches"
@@ -85,6 +86,9 @@ lint: $(DEV)
 
 docs: $(DOCS)
 	$(BIN)/mkdocs build --strict --quiet
+
+settings: $(DEV)
+	$(BIN)/python tools/settings_page.py
 
 format: $(DEV)
 	$(BIN)/ruff check --fix .

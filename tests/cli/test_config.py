@@ -69,6 +69,45 @@ def test_table(capsys: pytest.CaptureFixture[str]):
     assert capsys.readouterr().out == 'log.format  "human"  default\nlog.level   "debug"  --log.level\n'
 
 
+def test_explain(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["config", "--explain", "server.port", "train.decay", "--train.decay=linear"]) == 0
+    out = capsys.readouterr().out
+    assert out == (
+        "server.port\n"
+        "  port to listen on; 0 takes a free one.\n"
+        "  value     8000  (default)\n"
+        "  default   8000\n"
+        "  allowed   whole number at least 0 and at most 65535\n"
+        "  variable  RONDO_SERVER_PORT\n"
+        "  flags     --server.port, --port (rondo serve)\n"
+        "\n"
+        "train.decay\n"
+        "  learning-rate schedule after the warm-up.\n"
+        "  value     linear  (--train.decay)\n"
+        "  default   cosine\n"
+        "  allowed   cosine, linear, constant or wsd\n"
+        "  variable  RONDO_TRAIN_DECAY\n"
+        "  flags     --train.decay, --decay (rondo train)\n"
+    )
+    row = shown(["--explain", "train.lr"], capsys)["train.lr"]
+    assert row["allowed"] == "number above 0"
+    assert row["description"] == "peak learning rate"
+
+
+def test_every_setting_is_explained_in_80_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["config", "--explain"]) == 0
+    out = capsys.readouterr().out
+    keys = keys_of(RondoConfig)
+    assert [line for line in out.splitlines() if line and line[0] != " "] == [
+        path for path, key in keys.items() if not key.sections
+    ]
+    assert [line for line in out.splitlines() if len(line) > 80] == []
+
+
 def test_secrets_are_not_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     assert shown(["server.api_key"], capsys) == {"server.api_key": {"value": None, "source": "default"}}
     monkeypatch.setenv("RONDO_SERVER_API_KEY", "hunter2")
@@ -82,8 +121,8 @@ def test_secrets_are_not_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
         (["--train.lrr=1"], "Unknown config key train.lrr (the flag --train.lrr). Did you mean train.lr?"),
         (["--config", "absent.toml"], "There is no config file absent.toml."),
         (["--config"], "The flag --config needs a file"),
-        (["--jsno"], "Unrecognized arguments: --jsno. See rondo config --help."),
-        (["tarin"], "There is no section or key 'tarin'. Did you mean 'train'?"),
+        (["--jsno"], "Unrecognized arguments: --jsno. Did you mean --json? See rondo config --help."),
+        (["tarin"], "There is no section or key 'tarin'. Did you mean 'train' or 'train.lr'?"),
     ],
 )
 def test_mistakes(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]):

@@ -25,7 +25,7 @@ MATH = '--rl.grader={"type": "math"}'
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (["--steps=3"], "Unrecognized arguments: --steps=3. Did you mean --rl.steps? See rondo rl --help."),
+        (["--stepz=3"], "Unrecognized arguments: --stepz=3. Did you mean --steps? See rondo rl --help."),
         (["--rl.stepz=3"], "Unknown config key rl.stepz (the flag --rl.stepz). Did you mean rl.steps?"),
         (["--rl.grader.type=math"], "rl.grader is written whole: --rl.grader='{\"type\": ...}'."),
         (["--rl.grader", "math"], "it must be a JSON object"),

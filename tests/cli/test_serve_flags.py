@@ -204,6 +204,6 @@ def test_keys_are_for_nobodys_screen(capsys: pytest.CaptureFixture[str]) -> None
 def test_help_has_them_all(capsys: pytest.CaptureFixture[str]) -> None:
     from rondo.cli.commands import serve
 
-    assert serve.run(["--help"]) == 0
+    assert serve.run(["--help=all"]) == 0
     shown = capsys.readouterr().out
     assert all(f"  {flag} " in shown or f"  {flag}\n" in shown for flag in FLAGS)

@@ -10,26 +10,24 @@ import sys
 from collections.abc import Sequence
 
 from rondo.base.errors import RondoError, StorageError
-from rondo.cli.options.verbs import unknown_verb
+from rondo.cli.options.verbs import ALIASES, GROUPS, unknown_verb
 
 VERBS: dict[str, tuple[str, str]] = {
-    "up": ("rondo.cli.commands.up", "serve the demo model, made first if there is none, and print the URL"),
+    "up": ("rondo.cli.commands.up", "serve the demo model; it is made first if it is missing"),
     "serve": ("rondo.cli.commands.serve", "serve a model over the OpenAI API"),
-    "demo": ("rondo.cli.commands.demo", "pretrain, RL-tune and try a small model on this machine"),
+    "demo": ("rondo.cli.commands.demo", "pretrain, tune and serve a small model on this machine"),
     "train": ("rondo.cli.commands.train", "pretrain or fine-tune a model"),
     "evaluate": ("rondo.cli.commands.evaluate", "measure a model on held-out records and on tasks"),
     "rl": ("rondo.cli.commands.rl", "tune a model with reinforcement learning"),
-    "plan": ("rondo.cli.commands.plan", "say how to lay a model out over GPUs, and what that comes to"),
-    "data": ("rondo.cli.commands.data", "tokenize text into shards for training, and look into them"),
-    "job": ("rondo.cli.commands.job", "list the training jobs of this machine and show one"),
+    "plan": ("rondo.cli.commands.plan", "compute layout, memory and speed of a model on GPUs"),
+    "data": ("rondo.cli.commands.data", "tokenize text into shards for training, and inspect them"),
+    "job": ("rondo.cli.commands.job", "list and show the training jobs of this machine"),
     "model": ("rondo.cli.commands.model", "make, import, export, quantize, inspect and list models"),
     "db": ("rondo.cli.commands.db", "upgrade, back up, restore and check the store of requests and keys"),
     "bench": ("rondo.cli.commands.bench", "measure a server, or a model without one"),
-    "doctor": (
-        "rondo.cli.commands.doctor",
-        "say what computes on this machine, and how near it comes to its limits",
-    ),
-    "config": ("rondo.cli.commands.config", "show every setting and where its value comes from"),
+    "doctor": ("rondo.cli.commands.doctor", "check this machine: devices, compiler, kernels, extras"),
+    "config": ("rondo.cli.commands.config", "show and explain every setting and the source of its value"),
+    "completion": ("rondo.cli.completion.command", "print the completion script of bash, zsh or fish"),
 }
 """Each module has `run(argv: list[str]) -> int` and answers `--help` itself."""
 
@@ -71,6 +69,11 @@ def dispatch(arguments: list[str]) -> int:
             return dispatch([arguments[1], "--help"])
         print(usage())
         return 0
+    if arguments[0].startswith("--help="):
+        print(_search(arguments[0].removeprefix("--help=")))
+        return 0
+    if arguments[0] in ALIASES:
+        return dispatch([*ALIASES[arguments[0]], *arguments[1:]])
     verb, rest = arguments[0], arguments[1:]
     if verb in ("--version", "-V", "version"):
         from rondo import __version__
@@ -85,16 +88,30 @@ def dispatch(arguments: list[str]) -> int:
 
 def usage() -> str:
     width = max(map(len, VERBS))
-    verbs = "\n".join(f"  {name:<{width}}  {text}" for name, (_, text) in VERBS.items())
+    grouped = {verb for verbs in GROUPS.values() for verb in verbs}
+    groups = {**GROUPS, "more": tuple(verb for verb in VERBS if verb not in grouped)}
+    blocks = [
+        "\n".join([f"{name}:", *(f"  {verb:<{width}}  {VERBS[verb][1]}" for verb in verbs if verb in VERBS)])
+        for name, verbs in groups.items()
+        if verbs
+    ]
     return (
         "usage: rondo VERB [options]\n\n"
         "Pretrain, fine-tune, tune with reinforcement learning and serve language models.\n\n"
-        f"{verbs}\n\n"
-        "  rondo VERB --help   what a verb takes\n"
-        "  rondo --version     the version\n\n"
-        "Settings come from defaults, a TOML file (--config FILE), RONDO_* variables and flags such as\n"
-        "--train.lr=3e-4; `rondo config` shows them all. Models and jobs are kept in RONDO_HOME (~/.rondo)."
+        f"{chr(10).join(blocks)}\n\n"
+        "  rondo VERB --help    options, essential settings and an example\n"
+        "  rondo --help=WORD    search all settings: rondo --help=lr\n"
+        "  rondo ls, rondo ps   models, jobs; rondo --version\n\n"
+        "Settings come from defaults, a TOML file (--config FILE), RONDO_* variables and\n"
+        "flags such as --train.lr=3e-4; `rondo config --explain` describes them. Models\n"
+        "and jobs are in RONDO_HOME (~/.rondo)."
     )
+
+
+def _search(topic: str) -> str:
+    from rondo.cli.options.reference import search
+
+    return search(topic)
 
 
 def _fail(error: Exception, code: int) -> int:

@@ -14,9 +14,7 @@ class LoaderConfig(Section):
     cache_bytes: int = Field(
         32 << 30, gt=0, description="maximum size in bytes of s3:// data in RONDO_HOME/cache"
     )
-    max_broken: int = Field(
-        0, ge=0, description="malformed lines or rows that are skipped before the job fails"
-    )
+    max_broken: int = Field(0, ge=0, description="malformed lines or rows to skip before the job fails")
     fields: dict[str, str] = Field(
         {},
         description="field names in the data for text, messages, prompt, completion, chosen, ...: text=content",

@@ -52,7 +52,7 @@ class RlConfig(LoopConfig):
         description="grader of a task from a file, such as type=math; docs/graders.md lists the types",
     )
     max_broken: int = Field(
-        0, ge=0, description="malformed lines of a task file that are skipped before the job fails"
+        0, ge=0, description="malformed lines of a task file to skip before the job fails"
     )
     steps: int = Field(100, gt=0, description="RL steps")
     prompts_per_step: int = Field(16, gt=0, description="prompts per RL step")

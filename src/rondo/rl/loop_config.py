@@ -32,6 +32,8 @@ class EvalConfig(Section):
 
 
 class LoopConfig(OptimConfig):
+    """The RL loop: synchronization, time limits and evaluation."""
+
     mode: Mode = Field(
         "sync",
         description="sync: a step's samples use the newest weights; one_step_off: they are generated while the "

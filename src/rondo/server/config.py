@@ -26,9 +26,7 @@ class ServerConfig(ListenConfig):
     chat_template: str | None = Field(
         None, description="Jinja file, or the template itself, instead of the model's own"
     )
-    adapters: dict[str, str] = Field(
-        {}, description="adapters that are loaded at the start: folders by model name"
-    )
+    adapters: dict[str, str] = Field({}, description="adapters to load at the start: folders by model name")
     max_body_bytes: int | None = Field(
         None,
         ge=1024,

@@ -33,11 +33,19 @@ USAGE = """usage: rondo bench VERB [options]
 
 
 def run(argv: list[str]) -> int:
-    from rondo.cli.subcommands.bench_offline import latency, throughput
+    return run_verb("rondo bench", VERBS, USAGE, argv)
 
-    return run_verb(
-        "rondo bench", {"serve": serve, "throughput": throughput, "latency": latency}, USAGE, argv
-    )
+
+def _throughput(argv: list[str]) -> int:
+    from rondo.cli.subcommands.bench_offline import throughput
+
+    return throughput(argv)
+
+
+def _latency(argv: list[str]) -> int:
+    from rondo.cli.subcommands.bench_offline import latency
+
+    return latency(argv)
 
 
 def serve(argv: list[str]) -> int:
@@ -55,8 +63,24 @@ def serve(argv: list[str]) -> int:
     return 0 if all(each.figures.completed for each in runs) else RondoError.exit_code
 
 
+ESSENTIAL = (
+    *(
+        "--base-url",
+        "--model",
+        "--endpoint",
+        "--api-key",
+        "--num-prompts",
+        "--request-rate",
+        "--max-concurrency",
+    ),
+    *("--sweep", "--dataset", "--input-len", "--output-len", "--save-result", "--plot"),
+)
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = VerbParser("rondo bench serve", "Load an OpenAI server and print vLLM's figures of it.")
+    parser = VerbParser(
+        "rondo bench serve", "Load an OpenAI server and print vLLM's figures of it.", essential=ESSENTIAL
+    )
     add = parser.add_argument_group("server").add_argument
     add("--base-url", default=None, help="where it is (RONDO_BASE_URL, else http://127.0.0.1:8000)")
     add("--model", help="the model to ask for (the first that the server names)")
@@ -265,3 +289,6 @@ def _keep(given: argparse.Namespace, runs: Sequence[LoadRun], about: dict[str, A
         from rondo.client.bench.plot import save_plot
 
         save_plot(runs, given.plot)
+
+
+VERBS = {"serve": serve, "throughput": _throughput, "latency": _latency}

@@ -1,35 +1,57 @@
 """`rondo config`: all effective settings and the source of each value."""
 
-import difflib
 import json
 
-from rondo.base.errors import ConfigError
 from rondo.base.settings.config_keys import is_secret
+from rondo.base.settings.config_values import allowed, shown
 from rondo.cli.options.arguments import VerbParser
-from rondo.cli.options.tree import CommandLine, read_command_line
+from rondo.cli.options.help import help_topic
+from rondo.cli.options.reference import explain, near, search
+from rondo.cli.options.tree import CommandLine, read_command_line, setting_keys
 
 EPILOG = """Settings: --section.key=value, RONDO_SECTION_KEY=value, or a TOML file with [section] tables.
 A later source wins: default, file, environment, flag."""
 
 
 def run(argv: list[str]) -> int:
-    parser = VerbParser("rondo config", f"Show every setting and where its value comes from. {EPILOG}")
+    parser = VerbParser("rondo config", f"Show every setting and the source of its value. {EPILOG}")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--explain", action="store_true", help="also print description, allowed values and short forms"
+    )
     parser.add_argument("--config", metavar="FILE", help="a TOML file of settings")
-    parser.add_argument("section", nargs="*", help="only these sections or keys, such as train or train.lr")
-    if {"-h", "--help"} & set(argv):
-        parser.print_help()
+    parser.add_argument(
+        "section", metavar="KEY", nargs="*", help="only these sections or keys, such as train or train.lr"
+    )
+    topic = help_topic(argv)
+    if topic is not None:
+        if topic in ("", "all"):
+            parser.print_help()
+        else:
+            print(search(topic))
         return 0
     line = read_command_line(argv)
     arguments = parser.parse_args(line.rest)
     rows = _rows(line, arguments.section)
     if arguments.json:
-        print(
-            json.dumps({path: {"value": value, "source": source} for path, value, source in rows}, indent=2)
-        )
+        print(json.dumps(_object(rows, arguments.explain), indent=2))
+    elif arguments.explain:
+        print("\n\n".join(explain(path, shown(value), source) for path, value, source in rows))
     else:
         print(_table(rows))
     return 0
+
+
+def _object(rows: list[tuple[str, object, str]], explained: bool) -> dict[str, dict[str, object]]:
+    found: dict[str, dict[str, object]] = {
+        path: {"value": value, "source": source} for path, value, source in rows
+    }
+    if explained:
+        keys = setting_keys()
+        for path, facts in found.items():
+            key = keys[path]
+            facts |= {"description": key.description, "default": shown(key.default), "allowed": allowed(key)}
+    return found
 
 
 def _rows(line: CommandLine, wanted: list[str]) -> list[tuple[str, object, str]]:
@@ -37,7 +59,7 @@ def _rows(line: CommandLine, wanted: list[str]) -> list[tuple[str, object, str]]
     known = [path for path, _, _ in line.config.rows()]
     for prefix in wanted:
         if prefix not in known and not any(path.startswith(prefix + ".") for path in known):
-            raise _unknown(prefix, known)
+            raise near(prefix, known)
     dumped = line.config.tree.model_dump(mode="json")
     rows = []
     for path, _, source in line.config.rows():
@@ -48,12 +70,6 @@ def _rows(line: CommandLine, wanted: list[str]) -> list[tuple[str, object, str]]
             secret = isinstance(value, str | list) and value and is_secret(path)
             rows.append((path, "********" if secret else value, str(source)))
     return rows
-
-
-def _unknown(wanted: str, known: list[str]) -> ConfigError:
-    sections = {path.rpartition(".")[0] for path in known} - {""}
-    close = difflib.get_close_matches(wanted, [*sorted(sections), *known], n=1, cutoff=0)
-    return ConfigError(f"There is no section or key {wanted!r}. Did you mean {close[0]!r}?")
 
 
 def _table(rows: list[tuple[str, object, str]]) -> str:

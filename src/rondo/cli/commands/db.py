@@ -41,7 +41,7 @@ def _upgrade(argv: list[str]) -> int:
 
 def _backup(argv: list[str]) -> int:
     parser = _parser("backup", "Copy the store to a file, as of one moment, while it is in use.")
-    parser.add_argument("file", metavar="FILE", type=Path)
+    parser.add_argument("file", metavar="FILE", type=Path, help="the backup to write")
     to: Path = parser.parse_args(argv).file
     from rondo.control.store.files import backup
 
@@ -54,7 +54,7 @@ def _restore(argv: list[str]) -> int:
     parser = _parser(
         "restore", "Replace the store by a backup. Stop the gateway first; the old file is kept."
     )
-    parser.add_argument("file", metavar="FILE", type=Path)
+    parser.add_argument("file", metavar="FILE", type=Path, help="a file of `rondo db backup`")
     source: Path = parser.parse_args(argv).file
     path = _file("restore", "pg_restore --clean --if-exists --dbname=DATABASE FILE")
     from rondo.control.store.files import restore

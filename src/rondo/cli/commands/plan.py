@@ -188,11 +188,28 @@ def _cluster(given: argparse.Namespace) -> Cluster:
     return Cluster(gpu_of(given.gpu, **{name: getattr(given, name) for name in figures}), given.gpus)
 
 
+ESSENTIAL = (
+    *(
+        "--serve",
+        "--dry-run",
+        "--json",
+        "--write",
+        "--gpu",
+        "--gpus",
+        "--tokens-per-step",
+        "--seq",
+        "--precision",
+    ),
+    *("--rate", "--prompt", "--answer", "--lora", "--qlora"),
+)
+
+
 def _parser() -> VerbParser:
     parser = VerbParser(
         "rondo plan",
-        "Say how to lay a model out over a cluster, and what that comes to: memory, traffic, time. With --serve, how "
-        "many replicas a load needs. The exit code is 1 where nothing fits.",
+        "Compute a layout of a model over a cluster, with its memory, traffic and step time; with --serve, the number "
+        "of replicas for a load. The exit code is 1 if nothing fits.",
+        essential=ESSENTIAL,
     )
     parser.add_argument(
         "model",
@@ -200,25 +217,25 @@ def _parser() -> VerbParser:
         nargs="?",
         help="a known name such as llama-3-8b, a name from `rondo model list`, a folder, or a config.json",
     )
-    parser.add_argument("--serve", action="store_true", help="plan serving, not training")
+    parser.add_argument("--serve", action="store_true", help="plan serving instead of training")
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="build the plan at its true size, on ranks that do not exist, and check shapes and memory",
+        help="build the plan at full size on simulated ranks, and check shapes and memory",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument(
         "--write", metavar="FILE", help="write the plan as a config of `rondo train`, in TOML"
     )
-    _sizes(parser)
     _hardware(parser)
     _training(parser)
     _serving(parser)
+    _sizes(parser)
     return parser
 
 
 def _sizes(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("sizes, of a model without a config, or in place of the config's own")
+    group = parser.add_argument_group("model sizes, without a config.json or instead of its values")
     for key, flag in SIZES.items():
         group.add_argument(flag, dest=key, type=positive_count, metavar="N", help=f"config.json's {key}")
 
@@ -226,66 +243,91 @@ def _sizes(parser: argparse.ArgumentParser) -> None:
 def _hardware(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("cluster")
     group.add_argument(
-        "--gpu", default="h100", metavar="NAME", help="h100 (default), a100, h200, b200, gb300, ..."
+        "--gpu", default="h100", metavar="NAME", help="h100, a100, h200, b200, gb300, ... (h100)"
     )
-    group.add_argument("--gpus", type=positive_count, default=8, metavar="N", help="how many (8)")
-    group.add_argument("--per-node", type=positive_count, metavar="N", help="how many behind fast links")
-    group.add_argument("--memory", type=_figure, metavar="GIB", help="of one")
-    group.add_argument("--peak", type=_figure, metavar="TFLOPS", help="of one, dense, in bf16")
-    group.add_argument("--bandwidth", type=_figure, metavar="TB/S", help="of its memory")
+    group.add_argument("--gpus", type=positive_count, default=8, metavar="N", help="number of GPUs (8)")
     group.add_argument(
-        "--link", type=_figure, metavar="GB/S", help="inside a node, of one GPU, one direction"
+        "--per-node", type=positive_count, metavar="N", help="GPUs per node, behind fast links"
     )
-    group.add_argument("--host-memory", type=_figure, metavar="GIB", help="of the host's, one GPU's share")
+    group.add_argument("--memory", type=_figure, metavar="GIB", help="memory of one GPU")
+    group.add_argument("--peak", type=_figure, metavar="TFLOPS", help="dense bf16 peak of one GPU")
+    group.add_argument("--bandwidth", type=_figure, metavar="TB/S", help="memory bandwidth of one GPU")
     group.add_argument(
-        "--network", type=_figure, metavar="GB/S", help="between nodes, of one GPU, one direction"
+        "--link", type=_figure, metavar="GB/S", help="bandwidth within a node, per GPU and direction"
+    )
+    group.add_argument("--host-memory", type=_figure, metavar="GIB", help="host memory per GPU")
+    group.add_argument(
+        "--network", type=_figure, metavar="GB/S", help="bandwidth between nodes, per GPU and direction"
     )
 
 
 def _training(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("training")
     group.add_argument(
-        "--tokens-per-step",
-        type=positive_count,
-        default=2**22,
-        metavar="N",
-        help="the batch, such as 4M (2**22)",
+        "--tokens-per-step", type=positive_count, default=2**22, metavar="N", help="batch size in tokens (4m)"
     )
     group.add_argument(
-        "--seq", type=positive_count, default=8192, metavar="N", help="tokens of a sequence (8192)"
+        "--seq", type=positive_count, default=8192, metavar="N", help="tokens per sequence (8192)"
     )
-    group.add_argument("--profile", choices=("cost", "classic"), default="cost", help="whose answer to take")
-    group.add_argument("--precision", choices=("bf16", "fp16", "fp8"), default="bf16")
-    group.add_argument("--optimizer", choices=tuple(OPTIMIZERS), default="adamw")
-    group.add_argument("--loss", choices=("plain", "chunked"), default="chunked", help="how logits are kept")
+    group.add_argument(
+        "--profile",
+        choices=("cost", "classic"),
+        default="cost",
+        help="cost: the fastest layout by the cost model; classic: rules of thumb",
+    )
+    group.add_argument("--precision", choices=("bf16", "fp16", "fp8"), default="bf16", help="compute type")
+    group.add_argument("--optimizer", choices=tuple(OPTIMIZERS), default="adamw", help="optimizer")
+    group.add_argument(
+        "--loss",
+        choices=("plain", "chunked"),
+        default="chunked",
+        help="chunked computes the head and its loss in parts",
+    )
     group.add_argument(
         "--swiglu",
         choices=("kernel", "kept"),
         default="kernel",
-        help="kernel computes the activation again in the backward pass, kept does not",
+        help="kernel recomputes the activation in the backward pass, kept stores it",
     )
-    fixed = parser.add_argument_group("fixed, where the search is to leave a choice alone")
-    for name in ("dp", "tp", "pp", "cp", "ep", "virtual", "microbatch"):
-        fixed.add_argument(f"--{name}", type=positive_count, metavar="N")
-    fixed.add_argument("--cp-method", choices=("ulysses", "ring"))
-    fixed.add_argument("--schedule", choices=("1f1b", "gpipe", "interleaved", "zero-bubble"))
-    fixed.add_argument("--zero", type=int, choices=(0, 1, 2, 3))
-    fixed.add_argument("--checkpointing", choices=("none", "selective", "full"))
-    fixed.add_argument("--offload", choices=("none", "optimizer", "all"))
+    fixed = parser.add_argument_group("choices that the search must not change")
+    for name, text in FIXED.items():
+        fixed.add_argument(f"--{name}", type=positive_count, metavar="N", help=text)
+    fixed.add_argument("--cp-method", choices=("ulysses", "ring"), help="context parallelism")
+    fixed.add_argument(
+        "--schedule", choices=("1f1b", "gpipe", "interleaved", "zero-bubble"), help="pipeline schedule"
+    )
+    fixed.add_argument("--zero", type=int, choices=(0, 1, 2, 3), help="ZeRO stage")
+    fixed.add_argument(
+        "--checkpointing", choices=("none", "selective", "full"), help="activation checkpointing"
+    )
+    fixed.add_argument("--offload", choices=("none", "optimizer", "all"), help="offload to host memory")
+
+
+FIXED = {
+    "dp": "data-parallel ranks",
+    "tp": "tensor-parallel ranks",
+    "pp": "pipeline stages",
+    "cp": "context-parallel ranks",
+    "ep": "expert-parallel ranks",
+    "virtual": "model chunks per pipeline stage",
+    "microbatch": "sequences per microbatch",
+}
 
 
 def _serving(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("serving")
-    group.add_argument("--rate", type=_figure, default=1.0, metavar="R", help="requests a second (1)")
-    group.add_argument("--prompt", type=positive_count, default=1024, metavar="N", help="tokens in (1024)")
-    group.add_argument("--answer", type=positive_count, default=256, metavar="N", help="tokens out (256)")
-    group.add_argument("--ttft", type=_figure, metavar="SECONDS", help="the most until the first token")
-    group.add_argument("--tpot", type=_figure, metavar="SECONDS", help="the most between two tokens")
+    group.add_argument("--rate", type=_figure, default=1.0, metavar="R", help="requests per second (1)")
     group.add_argument(
-        "--shared", type=float, default=0.0, metavar="PART", help="of prompts, in the prefix cache"
+        "--prompt", type=positive_count, default=1024, metavar="N", help="prompt tokens (1024)"
     )
-    group.add_argument("--weights", choices=("bf16", "fp8", "int8", "int4"))
-    group.add_argument("--kv-cache", choices=("bf16", "fp8"))
+    group.add_argument("--answer", type=positive_count, default=256, metavar="N", help="answer tokens (256)")
+    group.add_argument("--ttft", type=_figure, metavar="SECONDS", help="limit of the time to the first token")
+    group.add_argument("--tpot", type=_figure, metavar="SECONDS", help="limit of the time per output token")
+    group.add_argument(
+        "--shared", type=float, default=0.0, metavar="SHARE", help="share of prompts in the prefix cache (0)"
+    )
+    group.add_argument("--weights", choices=("bf16", "fp8", "int8", "int4"), help="type of the weights")
+    group.add_argument("--kv-cache", choices=("bf16", "fp8"), help="type of the KV cache")
 
 
 def _figure(text: str) -> float:

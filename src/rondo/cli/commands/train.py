@@ -15,7 +15,7 @@ from rondo.train.config import Kind
 USAGE = """usage: rondo train RECIPE --model MODEL --data SOURCE [--SETTING=VALUE ...]
 
   pretrain    train on every token of every document
-  sft         train on the assistant's messages, through the model's chat template
+  sft         train on the assistant's messages through the chat template
   preference  train on chosen and rejected answers: DPO, IPO, KTO or SimPO
   reward      train a model that scores answers, from pairs (Bradley-Terry)
 

@@ -159,7 +159,7 @@ FLAGS: dict[str, Flag] = {
     "--device": setting("engine.device", RANKS),
     "--threads": setting("engine.threads", RANKS),
     "--lora-modules": Flag(
-        "adapters that are loaded at the start, as name=folder",
+        "adapters to load at the start, as name=folder",
         ADAPTERS,
         adapters,
         "NAME=FOLDER",

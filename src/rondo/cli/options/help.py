@@ -80,6 +80,16 @@ def sections(entries: Iterable[HelpEntry], short: bool = False) -> str:
     )
 
 
+def fitted_usage(usage: str) -> str:
+    """The text with lines that are too long wrapped; the second line of a verb begins below its description."""
+    lines: list[str] = []
+    for line in usage.splitlines():
+        verb = re.match(r" +\S+ +", line)
+        indent = " " * (len(verb[0]) if verb else 0)
+        lines += textwrap.wrap(line, columns(), subsequent_indent=indent, break_on_hyphens=False) or [""]
+    return "\n".join(lines)
+
+
 def matching(topic: str, entries: Iterable[HelpEntry]) -> list[HelpEntry]:
     """Entries whose name, else whose text, has the words of the topic; names first."""
     words = [word for word in re.split(r"[\s,]+", topic.lower().strip("-")) if word]
@@ -169,7 +179,7 @@ def _text(action: argparse.Action) -> str:
 
 
 def _lines(entry: HelpEntry, left: int, short: bool) -> list[str]:
-    width = _columns() - left - 1
+    width = columns() - left - 1
     texts = textwrap.wrap(entry.text, width, break_long_words=False, break_on_hyphens=False) or [""]
     if short and entry.key and len(texts) > 1:
         texts = [shortened(entry.text, width)]
@@ -222,8 +232,8 @@ def _footer(parser: VerbParser, topic: str) -> str:
 
 
 def _wrapped(text: str) -> str:
-    return "\n".join(textwrap.wrap(text, _columns(), break_on_hyphens=False))
+    return "\n".join(textwrap.wrap(text, columns(), break_on_hyphens=False))
 
 
-def _columns() -> int:
+def columns() -> int:
     return max(NARROWEST, min(WIDEST, shutil.get_terminal_size().columns))

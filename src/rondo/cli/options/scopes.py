@@ -66,7 +66,7 @@ class SettingScope:
     vllm: bool = False
     """Whether flags of `vllm serve` without an effect are refused with their remedy."""
 
-    def keys(self) -> dict[str, SettingKey]:
+    def settings(self) -> dict[str, SettingKey]:
         return {
             path: key
             for path, key in setting_keys().items()
@@ -76,11 +76,12 @@ class SettingScope:
     def spelled(self, path: str) -> str:
         """The shortest flag that sets `path`."""
         for name, flag in self.flags.items():
-            if flag.path == path and not flag.alone and not flag.text:
+            if flag.path == path and flag.alone != "false" and not flag.text:
                 return name
-        if self.prefix and path.startswith(f"{self.prefix}."):
-            return "--" + path.removeprefix(f"{self.prefix}.").replace("_", "-")
-        return f"--{path}"
+        return self._bare(path) if self.prefix and path.startswith(f"{self.prefix}.") else f"--{path}"
+
+    def _bare(self, path: str) -> str:
+        return "--" + path.removeprefix(f"{self.prefix}.").replace("_", "-")
 
     def path_of(self, flag: str) -> str | None:
         """Path of the setting that a flag without its section's prefix sets."""
@@ -94,12 +95,12 @@ class SettingScope:
         for name, flag in self.flags.items():
             if flag.text:
                 yield self._flag(name, flag.group or "short forms")
-        keys = self.keys()
+        keys = self.settings()
         for path, key in keys.items():
             yield setting_entry(section_title(path, key), self.spelled(path), path, key)
 
     def essentials(self) -> Iterator[HelpEntry]:
-        keys = self.keys()
+        keys = self.settings()
         for group, names in self.essential.items():
             for name in names:
                 if name in self.flags:
@@ -117,8 +118,9 @@ class SettingScope:
     def nearest(self, flag: str, own: Sequence[str]) -> str | None:
         """The flag that was most likely meant: by another trainer's name, by spelling, or deeper in the tree."""
         spelled = "--" + flag.lstrip("-").replace("_", "-")
-        paths = {path: self.spelled(path) for path in self.keys()}
-        known = [*own, *self.flags, *paths.values()]
+        paths = {path: self.spelled(path) for path in self.settings()}
+        whole = [self._bare(path) for path in paths if self.prefix and path.startswith(f"{self.prefix}.")]
+        known = [*own, *self.flags, *paths.values(), *whole]
         meant = GUESSES.get(spelled)
         if meant and meant.partition("=")[0] in known:
             return meant
@@ -135,7 +137,8 @@ def section_title(path: str, key: SettingKey) -> str:
     above = setting_keys().get(section)
     if "." not in section:
         about = (key.owner.__doc__ or "").strip().split("\n\n")[0].rstrip(".")
-        return f"{section}: {about[:1].lower()}{about[1:]}" if about else section
+        about = f"{about[:1].lower()}{about[1:]}" or above.description if above else about
+        return f"{section}: {about}" if about else section
     return f"{section}: {above.description}" if above else section
 
 

@@ -7,14 +7,37 @@ from rondo.base.errors import ConfigError
 Verb = Callable[[list[str]], int]
 HELP = ("-h", "--help")
 
+ALIASES = {"ls": ("model", "list"), "ps": ("job", "list")}
+"""Short names of verbs, as other tools have them."""
+
+GROUPS = {
+    "first steps": ("up", "demo", "run", "chat", "pull"),
+    "serve": ("serve", "bench", "db"),
+    "train": ("train", "rl", "evaluate", "data", "plan"),
+    "manage": ("model", "job", "config", "doctor", "completion"),
+}
+"""Headings of `rondo --help`."""
+
 
 def run_verb(command: str, verbs: Mapping[str, Verb], usage: str, argv: list[str]) -> int:
     if not argv or argv[0] in HELP:
-        print(usage)
+        from rondo.cli.options.help import fitted_usage
+
+        print(fitted_usage(usage))
+        return 0
+    if argv[0].startswith("--help="):
+        print(_matching(command, usage, argv[0].removeprefix("--help=")))
         return 0
     if argv[0] not in verbs:
         raise unknown_verb(command, verbs, argv[0])
     return verbs[argv[0]](argv[1:])
+
+
+def _matching(command: str, usage: str, topic: str) -> str:
+    found = [line for line in usage.splitlines()[1:] if topic == "all" or topic.lower() in line.lower()]
+    if not found:
+        raise ConfigError(f"{command} has no verb for {topic!r}. See {command} --help.")
+    return "\n".join(found)
 
 
 def unknown_verb(command: str, verbs: Iterable[str], given: str) -> ConfigError:

@@ -150,7 +150,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 def _parser() -> VerbParser:
     parser = VerbParser("rondo model new", "Make a model with random weights, in RONDO_HOME/models/NAME.")
-    parser.add_argument("name", metavar="NAME")
+    parser.add_argument("name", metavar="NAME", help="name of the model")
     parser.add_argument(
         "--preset", choices=sorted(PRESETS), help="a whole shape; other flags change parts of it"
     )

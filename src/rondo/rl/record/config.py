@@ -20,7 +20,7 @@ class AlarmsConfig(Section):
     window: int = Field(
         10,
         ge=3,
-        description="steps in the recent window, whose median is compared with that of earlier steps",
+        description="steps in the recent window, whose median is compared with the median of earlier steps",
     )
     certainty: float = Field(4.0, gt=0, description="minimum change in standard errors of the two medians")
     hacking: float = Field(
