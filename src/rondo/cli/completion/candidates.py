@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 Candidate = tuple[str, str]
 FILES: Candidate = ("@files", "")
+FOLDERS: Candidate = ("@folders", "")
 SHORT_HASH = 12
 MODEL_KEYS = frozenset({"model", "teacher", "draft_model"})
 
@@ -78,8 +79,8 @@ def _of_parser(parser: VerbParser | None, before: Sequence[str], current: str) -
     if current.startswith("-") and equals:
         values = _values(parser, flag)
         return [
-            FILES if value == FILES else (f"{flag}={value[0]}", value[1])
-            for value in (values if FILES in values else _starting(partial, values))
+            value if value in (FILES, FOLDERS) else (f"{flag}={value[0]}", value[1])
+            for value in _starting(partial, values)
         ]
     if before and before[-1].startswith("-") and "=" not in before[-1] and _takes_value(parser, before[-1]):
         return _starting(current, _values(parser, before[-1]))
@@ -142,7 +143,7 @@ def _of_setting(path: str) -> list[Candidate]:
     words = [*choices(key.annotation), *map(str, key.examples)]
     name = path.rpartition(".")[2]
     if name in MODEL_KEYS:
-        return [*_models(), *_jobs(), FILES]
+        return [*_models(), *_jobs(), FOLDERS]
     if name in ("data", "tasks", "task", "chat_template") or name.endswith(("_to", "_dir", "folder")):
         return [*((word, "") for word in words), FILES]
     return [(word, "") for word in words]
@@ -153,7 +154,7 @@ def _of_action(action: argparse.Action) -> list[Candidate]:
         return [(str(choice), "") for choice in action.choices]
     name = str(action.metavar or action.dest).upper()
     if name.startswith("MODEL"):
-        return [*_models(), *_jobs(), FILES]
+        return [*_models(), *_jobs(), FOLDERS]
     if name in ("JOB", "HASH", "RUN"):
         return _jobs()
     if name == "KEY":
@@ -212,6 +213,6 @@ def _starting(current: str, found: Iterable[Candidate]) -> list[Candidate]:
     """Candidates that begin with `current`, each once; the description is one line."""
     kept: dict[str, str] = {}
     for value, text in found:
-        if value == FILES[0] or value.startswith(current):
+        if value.startswith((current, "@")):
             kept.setdefault(value, " ".join(text.split())[:80])
     return list(kept.items())

@@ -1,6 +1,6 @@
 """Completion scripts of the shells. Each calls `rondo completion --words WORD ...` with the words before the cursor.
 
-An answer is a line `VALUE<tab>DESCRIPTION`; `@files` stands for file names.
+An answer is a line `VALUE<tab>DESCRIPTION`; `@files` and `@folders` stand for paths.
 """
 
 BASH = r"""# bash completion of rondo: eval "$(rondo completion bash)" in ~/.bashrc
@@ -14,9 +14,10 @@ _rondo() {
   [[ $current == *[=:]* ]] && prefix=${current%"${current##*[=:]}"}
   COMPREPLY=()
   while IFS=$'\t' read -r value _; do
-    if [[ $value == @files ]]; then
+    if [[ $value == @files || $value == @folders ]]; then
       compopt -o filenames
-      while IFS= read -r value; do COMPREPLY+=("$value"); done < <(compgen -f -- "${current#"$prefix"}")
+      [[ $value == @files ]] && value=-f || value=-d
+      while IFS= read -r value; do COMPREPLY+=("$value"); done < <(compgen $value -- "${current#"$prefix"}")
     else
       COMPREPLY+=("${value#"$prefix"}")
     fi
@@ -30,12 +31,16 @@ ZSH = r"""#compdef rondo
 _rondo() {
   local -a found
   local value text
-  local -i files=0
+  local -a paths
   while IFS=$'\t' read -r value text; do
-    if [[ $value == @files ]]; then files=1; else found+=("${value//:/\\:}:$text"); fi
+    case $value in
+      @files) paths=(_files) ;;
+      @folders) paths=(_files -/) ;;
+      *) found+=("${value//:/\\:}:$text") ;;
+    esac
   done < <(command ${words[1]} completion --words "${(@)words[2,CURRENT-1]}" "$PREFIX" 2> /dev/null)
   (( $#found )) && _describe -V rondo found
-  (( files )) && { [[ $PREFIX == *=* ]] && compset -P '*='; _files }
+  (( $#paths )) && { [[ $PREFIX == *=* ]] && compset -P '*='; $paths }
 }
 compdef _rondo rondo
 """
@@ -45,11 +50,14 @@ function __rondo_complete
     set -l before (commandline -opc)
     set -l current (commandline -ct)
     for line in (command $before[1] completion --words $before[2..] "$current" 2> /dev/null)
-        if test "$line" = @files
-            set -l prefix (string match -r '^-[^=]*=' -- $current)
-            set -l path (string replace -r '^-[^=]*=' '' -- $current)
-            for file in (__fish_complete_path $path)
-                echo $prefix$file
+        if contains -- "$line" @files @folders
+            set -l prefix ""
+            string match -qr '^-[^=]*=' -- $current; and set prefix (string match -r '^-[^=]*=' -- $current)
+            set -l path (string replace -r '^-[^=]*=' '' -- "$current")
+            set -l places (__fish_complete_directories "$path" "")
+            test "$line" = @files; and set places (__fish_complete_path "$path")
+            for place in $places
+                echo $prefix$place
             end
         else
             echo $line
