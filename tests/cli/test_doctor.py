@@ -2,12 +2,18 @@
 
 import dataclasses
 import json
+import threading
+import tomllib
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
+import torch
 
 from rondo.base.errors import ConfigError
 from rondo.cli.commands import doctor
 from rondo.cli.main import main
+from rondo.cli.subcommands import doctor_machine
 from rondo.ops.measure import limits, probe
 from rondo.ops.native.build import level, tune
 from rondo.ops.native.build.tuned import TunedSplit
@@ -29,14 +35,82 @@ def _few(monkeypatch, some):
     monkeypatch.setattr(tune, "tune", lambda products: {product.name: found for product in products})
 
 
-def test_what_runs_is_said_without_measuring(capsys):
+def lines_of(out: str) -> dict[str, str]:
+    """The page by its first column."""
+    found: dict[str, str] = {}
+    name = ""
+    for line in out.splitlines():
+        name = line[:10].strip() or name
+        found[name] = f"{found.get(name, '')} {line[11:].strip()}".strip()
+    return found
+
+
+def test_the_page_without_measurements(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     assert doctor.run([]) == 0
-    first, second, *rest = capsys.readouterr().out.splitlines()
-    assert first.startswith("fp32 ")
-    assert "thread" in first
-    assert ", ".join(level.available()) in second
-    assert rest[-1].startswith("sandbox for programs: ")
-    assert not [line for line in rest[:-1] if not line.startswith("missing:")]
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    page = lines_of(out)
+    assert {
+        "python",
+        "torch",
+        "cpu",
+        "memory",
+        "home",
+        "compiler",
+        "kernels",
+        "sandbox",
+        "extras",
+    } <= page.keys()
+    assert page["kernels"].startswith("fp32 ")
+    assert ", ".join(level.available()) in page["kernels"]
+    assert page["torch"].startswith(torch.__version__)
+    assert "hub" not in page
+
+
+def test_missing_extras_come_with_their_command(capsys, monkeypatch):
+    monkeypatch.setitem(doctor_machine.EXTRAS, "wandb", ("no_such_module", "Weights & Biases"))
+    assert doctor.run([]) == 0
+    assert "pip install 'rondo-lab[wandb]'" in capsys.readouterr().out
+
+
+def test_every_extra_is_listed():
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert doctor_machine.EXTRAS.keys() == project["optional-dependencies"].keys() - {"dev", "docs"}
+
+
+def test_a_broken_installation_is_exit_code_1(capsys, monkeypatch):
+    broken = {"version": None, "error": "libtorch.so: cannot open shared object file"}
+    monkeypatch.setattr(doctor_machine, "_torch", lambda: broken)
+    assert main(["doctor"]) == 1
+    out = capsys.readouterr().out
+    assert "broken     torch cannot be imported: libtorch.so" in out
+    assert "kernels" not in out
+
+
+def test_advice(monkeypatch):
+    monkeypatch.setattr(doctor_machine.shutil, "which", lambda name: None)
+    found = doctor_machine.machine()
+    assert found["compiler"] is None
+    assert any("apt install gcc" in text for text in found["advice"])
+
+
+@pytest.mark.parametrize("status", [200, 401, None])
+def test_the_hub_is_reached_on_request(status, capsys, monkeypatch):
+    class Hub(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(status)
+            self.end_headers()
+
+        def log_message(self, *args):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port if status else 1}")
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        assert doctor.run(["--hub"]) == 0
+        server.shutdown()
+    assert ("is reachable" if status else "is not reachable") in lines_of(capsys.readouterr().out)["hub"]
 
 
 def test_the_table_has_a_row_for_each_operation(capsys):
@@ -76,6 +150,8 @@ def test_programs_get_numbers(capsys):
     found = json.loads(capsys.readouterr().out)
     kernels, given, tuned = found.pop("kernels"), found.pop("limits"), found.pop("tuned")
     cuda = found.pop("cuda")
+    for moving in (found, machine):
+        del moving["memory"], moving["home"]
     assert found == machine
     assert {*cuda["kernels"], *cuda["plain"]} > {"linear", "rms norm", "paged decode"}
     assert given == {"read_bytes_per_second": 1e10, "flops": {"fp32": 1e11, "bf16": 1e12}}
@@ -101,7 +177,7 @@ def test_programs_get_numbers(capsys):
 def test_what_is_missing_is_said(capsys, monkeypatch):
     monkeypatch.setattr("rondo.ops.native.build.ahead.compiler", list)
     doctor.run([])
-    assert "missing: there is no C compiler" in capsys.readouterr().out
+    assert lines_of(capsys.readouterr().out)["missing"].startswith("there is no C compiler")
 
 
 def test_an_impossible_level_is_one_line(monkeypatch):
