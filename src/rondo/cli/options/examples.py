@@ -1,7 +1,7 @@
 """One example for each verb, printed at the end of its help page; `tests/cli/test_examples.py` runs them.
 
-The names stand for files of a fresh user: the model `demo`, `chat.jsonl`, `text.txt`, `pairs.jsonl`, `tasks.jsonl`, and
-a job that is called JOB here.
+The names stand for files of a fresh user: the model `demo`, a folder `Qwen3-0.6B`, `chat.jsonl`, `text.txt`,
+`pairs.jsonl` and `tasks.jsonl`; JOB is a job. An example may read files of the examples before it.
 """
 
 EXAMPLES: dict[str, str] = {
@@ -16,7 +16,7 @@ EXAMPLES: dict[str, str] = {
     "rondo rl": "rondo rl --model demo --task reverse --steps 20",
     "rondo rl rollouts": "rondo rl rollouts JOB --sort reward --limit 5",
     "rondo rl alarms": "rondo rl alarms JOB",
-    "rondo rl plot": "rondo rl plot JOB reward",
+    "rondo rl plot": "rondo rl plot JOB --out curves.png",
     "rondo plan": "rondo plan llama-3-8b --gpu h100 --gpus 8",
     "rondo data prepare": "rondo data prepare text.txt --tokenizer demo --out shards",
     "rondo data inspect": "rondo data inspect shards --check",
@@ -24,7 +24,7 @@ EXAMPLES: dict[str, str] = {
     "rondo job show": "rondo job show JOB",
     "rondo job metrics": "rondo job metrics JOB loss",
     "rondo model new": "rondo model new mine --preset tiny",
-    "rondo model import": "rondo model import exported copy",
+    "rondo model import": "rondo model import ./Qwen3-0.6B small",
     "rondo model export": "rondo model export demo exported",
     "rondo model quantize": "rondo model quantize demo --method int8",
     "rondo model inspect": "rondo model inspect demo",
