@@ -162,3 +162,36 @@ def test_a_full_output_device_is_one_line():
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 6
     assert done.stderr == "error: No space left to write the output.\n"
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["model list", "job list", "plan llama-3-8b", "config", "config --explain train.lr", "--help=lr", "ls"],
+)
+def test_quick_verbs_import_no_torch_and_no_http(line: str, tmp_path):
+    heavy = (
+        "torch",
+        "rich",
+        "httpx",
+        "starlette",
+        "numpy",
+        "tokenizers",
+        "jinja2",
+        "sqlalchemy",
+        "transformers",
+    )
+    code = f"from rondo.cli.main import main; main({line.split()})"
+    done = python(
+        f"import sys\n{code}\nprint([name for name in {heavy} if name in sys.modules])",
+        RONDO_HOME=str(tmp_path),
+    )
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
+
+
+@pytest.mark.parametrize(("alias", "verb"), [("ls", ["model", "list"]), ("ps", ["job", "list"])])
+def test_aliases(alias: str, verb: list[str], capsys: pytest.CaptureFixture[str], monkeypatch, tmp_path):
+    monkeypatch.setenv("RONDO_HOME", str(tmp_path))
+    assert main([*verb, "--json"]) == 0
+    expected = capsys.readouterr().out
+    assert main([alias, "--json"]) == 0
+    assert capsys.readouterr().out == expected

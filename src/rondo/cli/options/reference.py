@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -57,7 +58,7 @@ def explain(path: str, value: str, source: str) -> str:
         "default": shown(key.default) or "empty",
         "allowed": allowed(key),
         "variable": f"RONDO_{path.upper().replace('.', '_')}",
-        "flags": ", ".join(spellings(path)),
+        "flags": ", ".join(spellings()[path]),
     }
     lines = [path, *_indented(key.description.rstrip(".") + ".")]
     for name, text in facts.items():
@@ -66,16 +67,19 @@ def explain(path: str, value: str, source: str) -> str:
     return "\n".join(lines)
 
 
-def spellings(path: str) -> Iterator[str]:
-    """Flags that set this key: by its path, and the short forms of verbs."""
-    yield f"--{path}"
+@functools.cache
+def spellings() -> Mapping[str, list[str]]:
+    """Flags that set each key: by its path, and the short forms of verbs."""
+    found = {path: [f"--{path}"] for path in leaves(setting_keys())}
     for heading, (_, scope, _) in VERBS.items():
-        if path in scope.settings():
-            short = [name for name, flag in scope.flags.items() if flag.path == path]
-            if scope.spelled(path) != f"--{path}":
-                short.insert(0, scope.spelled(path))
-            for flag in dict.fromkeys(short):
-                yield f"{flag} ({heading.strip('`')})"
+        verb = heading.strip("`")
+        for path in scope.settings():
+            if (short := scope.spelled(path)) != f"--{path}":
+                found[path].append(f"{short} ({verb})")
+        for name, flag in scope.flags.items():
+            if flag.path and (text := f"{name} ({verb})") not in found[flag.path]:
+                found[flag.path].append(text)
+    return found
 
 
 def near(wanted: str, known: Iterable[str]) -> ConfigError:
