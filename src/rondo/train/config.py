@@ -122,7 +122,16 @@ class AdapterConfig(Section):
     targets: str | list[str] = Field(
         "all-linear", description="lora: target modules as names, all-linear or a regular expression"
     )
+    quantize_base: Literal["none", "nf4"] = Field(
+        "none", description="lora: nf4 quantizes the frozen base to 4 bits in memory (QLoRA)"
+    )
     heads: int = Field(4, gt=0, description="tokenformer: attention heads over the slots")
+
+    @model_validator(mode="after")
+    def _is_a_lora(self) -> AdapterConfig:
+        if self.quantize_base != "none" and self.kind != "lora":
+            raise ValueError(f"quantize_base {self.quantize_base} needs a frozen base: set kind to lora")
+        return self
 
 
 class MetricsConfig(Section):

@@ -17,6 +17,7 @@ from rondo.models.devices import device_named
 from rondo.models.families import parse
 from rondo.models.files.headers import read_config
 from rondo.models.heads.scorer import make_scorer
+from rondo.models.quantized.quantize.making import load_nf4
 from rondo.models.store import fingerprint, resolve
 from rondo.parallel.layout.degrees import degrees
 from rondo.parallel.ranks.crew import Paused, RankSupervisor
@@ -84,6 +85,11 @@ def plan(kind: Kind, config: TrainConfig, crew: RankSupervisor | None = None) ->
 
 def _check_ranks(kind: Kind, config: TrainConfig, model: ModelConfig, ranks: int) -> None:
     factory.check(kind, config, model, degrees(config.layout, ranks, model))
+    if ranks > 1 and config.adapter.quantize_base != "none":
+        raise ConfigError(
+            "4-bit weights are not sharded: train with one process, or set train.adapter.quantize_base=none.",
+            param="train.adapter.quantize_base",
+        )
     if ranks > 1 and kind == "preference" and config.preference.reference == "before":
         raise ConfigError(
             "one process alone computes the reference before the first step: leave it at batch, or train on one",
@@ -168,7 +174,11 @@ def _model(plan: TrainJobPlan, device: torch.device, *, divided: bool = False) -
     config = plan.config
     # A reward model's new head is not rounded, and Megatron-Core's weights are converted from whole ones.
     divided = divided and plan.kind != "reward" and config.learner == "native"
-    model = read_model(plan.model, getattr(torch, config.dtype), device, divided=divided)
+    dtype = getattr(torch, config.dtype)
+    if config.adapter.quantize_base != "none":
+        model = load_nf4(plan.model, dtype, device)
+    else:
+        model = read_model(plan.model, dtype, device, divided=divided)
     if plan.kind == "reward" and not model.config.scores:
         make_scorer(model, config.seed)
     adapter.put_on(model, config.adapter, seed=config.seed, base=str(plan.model.absolute()))

@@ -21,6 +21,12 @@ from rondo.train.config import AdapterConfig, Kind
 
 def check(kind: Kind, config: AdapterConfig, model: ModelConfig) -> None:
     """Raises if a recipe does not support the model with this adapter, before a model is loaded."""
+    if config.quantize_base != "none" and (kind == "reward" or model.quantization is not None):
+        what = "a reward model" if kind == "reward" else f"weights in {model.quantization.method}"  # type: ignore[union-attr]
+        raise ConfigError(
+            f"adapter.quantize_base: {what} cannot be quantized to nf4 for training. Leave it at none.",
+            param="train.adapter.quantize_base",
+        )
     if kind != "reward":
         check_writes(model)
     elif config.kind == "tokenformer" or (config.kind == "lora" and model.quantization is not None):
@@ -51,6 +57,8 @@ def leave(model: Decoder, config: AdapterConfig, folder: Path) -> bool:
     if not model.config.scores:
         shutil.rmtree(folder, ignore_errors=True)  # remains of a killed process
         save_adapter(model, folder)
+    if config.quantize_base != "none":
+        return True  # merged while it is written
     if config.kind != "lora" or model.config.quantization is not None:
         return False
     merge(model)
