@@ -18,7 +18,6 @@ from rondo.models import Decoder
 from rondo.models.devices import device_named
 from rondo.models.families import parse
 from rondo.models.files.headers import read_config
-from rondo.models.quantized.quantize.making import load_nf4
 from rondo.models.store import fingerprint, resolve
 from rondo.parallel.ranks.crew import Paused, RankSupervisor
 from rondo.parallel.ranks.world import read_world
@@ -77,6 +76,12 @@ def plan(config: RlConfig) -> RlJobPlan:
         )
     if not config.model:
         raise ConfigError("which model? Give --model.", param="rl.model")
+    if config.adapter.quantize_base != "none":
+        raise ConfigError(
+            "RL pushes whole weights to its engine, and 4-bit ones cannot be pushed: set "
+            "rl.adapter.quantize_base=none, or train with `rondo train sft` or `preference`.",
+            param="rl.adapter.quantize_base",
+        )
     found = find(config.task, config.grader, config.max_broken)
     model = resolve(config.model)
     adapter.check("sft", config.adapter, parse(read_config(model)))
@@ -85,12 +90,6 @@ def plan(config: RlConfig) -> RlJobPlan:
             "a Tokenformer cannot be added up with its base, and only whole weights are pushed to an engine of another "
             "process: leave rl.engine.url and rl.ray.engines out, or train a lora.",
             param="rl.adapter.kind",
-        )
-    if (config.engine.url or config.ray.engines) and config.adapter.quantize_base != "none":
-        raise ConfigError(
-            "4-bit weights are not pushed to an engine of another process: leave rl.engine.url and rl.ray.engines out, "
-            "or set rl.adapter.quantize_base=none.",
-            param="rl.adapter.quantize_base",
         )
     spec = {"kind": "rl", "model": fingerprint(model), "config": _told(config)}
     if (made_of := fingerprint_of_task(found)) is not None:
@@ -196,10 +195,7 @@ def _reason(error: BaseException) -> str:
 def _model(plan: RlJobPlan) -> Decoder:
     config = plan.config
     dtype = torch.float32 if config.precision else None  # as stored
-    if config.adapter.quantize_base != "none":
-        model = load_nf4(plan.model, dtype, device_named(config.device))
-    else:
-        model = models.load(plan.model, dtype=dtype, device=config.device)
+    model = models.load(plan.model, dtype=dtype, device=config.device)
     adapter.put_on(model, config.adapter, seed=config.seed, base=str(plan.model.absolute()))
     return model
 
