@@ -142,7 +142,7 @@ class Quantized:
         scales = self.with_plain_scales().scales
         if self.kind == "mxfp4":
             scales = _powers(scales.device)[scales.int()]
-        weight = (numbers * scales[..., :, None, :, None]).to(dtype).view(shape)
+        weight = numbers.mul_(scales[..., :, None, :, None]).to(dtype).view(shape)
         if self.order is not None:
             weight = torch.empty_like(weight).scatter_(-1, self.order.unsqueeze(-2).expand(shape), weight)
         return weight
