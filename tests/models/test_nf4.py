@@ -79,7 +79,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("RONDO_HOME", str(tmp_path / "home"))
     models.save(tiny_model(**WIDE), tmp_path / "base")
     tiny_tokenizer().save(tmp_path / "base")
-    assert main(["model", "quantize", str(tmp_path / "base"), "--method", "nf4", "--out", str(tmp_path / "nf4")]) == 0
+    assert (
+        main(["model", "quantize", str(tmp_path / "base"), "--method", "nf4", "--out", str(tmp_path / "nf4")])
+        == 0
+    )
     return tmp_path
 
 
@@ -136,7 +139,10 @@ def test_other_settings_are_errors(change: dict[str, Any], said: str, folder: Pa
 
 @pytest.mark.parametrize(
     ("state", "said"),
-    [(b"{}", "quant_state is no JSON object"), (b'{"blocksize": 128, "nested_offset": 0}', "blocksize is 128")],
+    [
+        (b"{}", "quant_state is no JSON object"),
+        (b'{"blocksize": 128, "nested_offset": 0}', "blocksize is 128"),
+    ],
 )
 def test_a_damaged_state_is_an_error(state: bytes, said: str, folder: Path):
     tensors = load_file(folder / "nf4/model.safetensors")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rondo.models import ModelConfig
-    from rondo.plan.cost.cluster import Cluster
+    from rondo.plan.cost.cluster import Cluster, Gpu
     from rondo.plan.sizes.model import ModelShape
 
 SIZES = {
@@ -33,6 +33,7 @@ SIZES = {
     "num_experts_per_tok": "--experts-per-token",
     "moe_intermediate_size": "--expert-size",
 }
+GPUS, LENGTH, TOKENS_PER_STEP = 8, 8192, 2**22
 OPTIMIZERS = {"adamw": 12, "muon": 8}
 
 
@@ -42,7 +43,12 @@ def run(argv: list[str]) -> int:
         raise ConfigError("--dry-run builds a plan for training; leave --serve out.", param="dry_run")
     if given.serve and given.write:
         raise ConfigError("--write writes a plan for training; leave --serve out.", param="write")
-    shape, cluster = _shape(given), _cluster(given)
+    shape = _shape(given)
+    if given.lora is not None or given.qlora is not None:
+        from rondo.cli.subcommands import plan_adapter
+
+        return plan_adapter.run(given, shape, _trained_model(given))
+    cluster = _cluster(given)
     return _serve(given, shape, cluster) if given.serve else _train(given, shape, cluster)
 
 
@@ -53,9 +59,10 @@ def _train(given: argparse.Namespace, shape: ModelShape, cluster: Cluster) -> in
     from rondo.plan.job import command, config, toml
     from rondo.plan.report import as_object, lines
 
-    if given.tokens_per_step % given.seq:
+    tokens, length = given.tokens_per_step or TOKENS_PER_STEP, given.seq or LENGTH
+    if tokens % length:
         raise ConfigError(
-            f"--tokens-per-step {given.tokens_per_step} does not divide into sequences of {given.seq}.",
+            f"--tokens-per-step {tokens} does not divide into sequences of {length}.",
             param="tokens_per_step",
         )
     if given.precision not in ("bf16", "fp16", *cluster.gpu.peaks):
@@ -71,7 +78,7 @@ def _train(given: argparse.Namespace, shape: ModelShape, cluster: Cluster) -> in
         optimizer_bytes=OPTIMIZERS[given.optimizer],
     )
     pins = {name: value for name in PINS if (value := getattr(given, name)) is not None}
-    batch = StepBatch(given.tokens_per_step // given.seq, given.seq)
+    batch = StepBatch(tokens // length, length)
     found = plan(PlanningTask(shape, cluster, batch, policy, pins), given.profile)
     said, fits = as_object(found), found.chosen is not None and found.chosen.fits
     words = lines(found)
@@ -183,17 +190,24 @@ def _path(given: argparse.Namespace) -> Path | None:
 
 
 def _cluster(given: argparse.Namespace) -> Cluster:
-    from rondo.plan.cost.cluster import Cluster, gpu_of
+    from rondo.plan.cost.cluster import Cluster
+
+    return Cluster(gpu_of_flags(given), given.gpus or GPUS)
+
+
+def gpu_of_flags(given: argparse.Namespace) -> Gpu:
+    from rondo.plan.cost.cluster import gpu_of
 
     figures = ("memory", "peak", "bandwidth", "link", "network", "per_node", "host_memory")
-    return Cluster(gpu_of(given.gpu, **{name: getattr(given, name) for name in figures}), given.gpus)
+    return gpu_of(given.gpu, **{name: getattr(given, name) for name in figures})
 
 
 def _parser() -> VerbParser:
     parser = VerbParser(
         "rondo plan",
         "Say how to lay a model out over a cluster, and what that comes to: memory, traffic, time. With --serve, how "
-        "many replicas a load needs. The exit code is 1 where nothing fits.",
+        "many replicas a load needs; with --lora or --qlora, whether that training fits one device. The exit code is 1 "
+        "where nothing fits.",
     )
     parser.add_argument(
         "model",
@@ -227,9 +241,12 @@ def _sizes(parser: argparse.ArgumentParser) -> None:
 def _hardware(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("cluster")
     group.add_argument(
-        "--gpu", default="h100", metavar="NAME", help="h100 (default), a100, h200, b200, gb300, ..."
+        "--gpu",
+        default="h100",
+        metavar="NAME",
+        help="h100 (default), a100, h200, b200, gb300, rtx-4090, ...; with --lora or --qlora also here",
     )
-    group.add_argument("--gpus", type=_count, default=8, metavar="N", help="how many (8)")
+    group.add_argument("--gpus", type=_count, metavar="N", help="how many (8; 1 with --lora or --qlora)")
     group.add_argument("--per-node", type=_count, metavar="N", help="how many behind fast links")
     group.add_argument("--memory", type=_figure, metavar="GIB", help="of one")
     group.add_argument("--peak", type=_figure, metavar="TFLOPS", help="of one, dense, in bf16")
@@ -245,10 +262,18 @@ def _hardware(parser: argparse.ArgumentParser) -> None:
 
 def _training(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("training")
-    group.add_argument(
-        "--tokens-per-step", type=_count, default=2**22, metavar="N", help="the batch, such as 4M (2**22)"
-    )
-    group.add_argument("--seq", type=_count, default=8192, metavar="N", help="tokens of a sequence (8192)")
+    group.add_argument("--tokens-per-step", type=_count, metavar="N", help="the batch, such as 4M (2**22)")
+    group.add_argument("--seq", type=_count, metavar="N", help="tokens of a sequence (8192)")
+    adapters = parser.add_argument_group(
+        "adapters: does the training fit one device?"
+    ).add_mutually_exclusive_group()
+    for flag, text in (
+        ("--lora", "LoRA over weights in 16 bits"),
+        ("--qlora", "LoRA over weights in 4 bits"),
+    ):
+        adapters.add_argument(
+            flag, type=_count, nargs="?", const=16, metavar="RANK", help=f"{text}, of this rank (16)"
+        )
     group.add_argument("--profile", choices=("cost", "classic"), default="cost", help="whose answer to take")
     group.add_argument("--precision", choices=("bf16", "fp16", "fp8"), default="bf16")
     group.add_argument("--optimizer", choices=tuple(OPTIMIZERS), default="adamw")

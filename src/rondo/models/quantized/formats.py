@@ -246,7 +246,9 @@ def _nf4_wants(scheme: Scheme, shape: Shape) -> list[Want]:
     scales = rows * groups_of(scheme, columns)
     wants = [
         Want(".weight", (torch.uint8,), ((rows * columns // 2, 1),)),
-        Want(".weight.absmax", (torch.uint8 if scheme.nested else torch.float32,), ((scales,),), grouped=True),
+        Want(
+            ".weight.absmax", (torch.uint8 if scheme.nested else torch.float32,), ((scales,),), grouped=True
+        ),
         Want(".weight.quant_map", (torch.float32,), ((len(nf4.NF4),),)),
         Want(NF4_STATE, (torch.uint8,), ((NF4_STATE_BYTES,), (-1,))),
     ]

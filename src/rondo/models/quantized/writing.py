@@ -61,7 +61,13 @@ def _of(weight: Weight, held: dict[str, Quantized], scale_type: torch.dtype) -> 
 
 
 SCALES = (".scales", ".weight_scale")
-NESTED = (".weight.absmax", ".weight.quant_map", ".weight.nested_absmax", ".weight.nested_quant_map", NF4_STATE)
+NESTED = (
+    ".weight.absmax",
+    ".weight.quant_map",
+    ".weight.nested_absmax",
+    ".weight.nested_quant_map",
+    NF4_STATE,
+)
 WRITTEN = (".qweight", ".qzeros", ".g_idx", ".weight", *SCALES, *NESTED)
 
 

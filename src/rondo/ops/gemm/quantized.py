@@ -165,7 +165,9 @@ def _check(weight: Quantized) -> None:
     if kind == "mxfp4" and (columns != MX_GROUP * scales.shape[-1] or rows != scales.shape[-2]):
         raise ValueError(f"scales of mxfp4 {list(weight.shape)} are one for {MX_GROUP} columns of a row")
     if kind in ("int4", "nf4") and scales.shape[-2] != rows:
-        raise ValueError(f"scales of {kind} {list(weight.shape)} are of one row each, not {list(scales.shape)}")
+        raise ValueError(
+            f"scales of {kind} {list(weight.shape)} are of one row each, not {list(scales.shape)}"
+        )
     if weight.nested is not None:
         blocks = -(-scales.shape[-2] * scales.shape[-1] // nf4.NESTED_GROUP)
         if kind != "nf4" or list(weight.nested.shape) != [*experts, 1 + blocks]:
