@@ -19,40 +19,31 @@ BLANK = " \t\r\n"
 def json_values(text: str, name: str) -> Iterator[tuple[int, Any]]:
     """Yields (line, value) of a JSON document: the items of an array, the records under the only key with a list of
     objects, or JSON objects one after another."""
-    at, line = 0, 1
-    decoder = json.JSONDecoder()
-    while (start := _skip(text, at)) < len(text):
-        line += text.count("\n", at, start)
-        at = start
-        if text[at] == "[":
-            for begin, value, at in _items(decoder, text, at + 1, name):
-                line += text.count("\n", start, begin)
-                start = begin
-                yield line, value
-            line += text.count("\n", start, at)
-            continue
-        value, end = _decode(decoder, text, at, name)
+    line, counted = 1, 0
+    for start, value in _values(json.JSONDecoder(), text, name):
+        line, counted = line + text.count("\n", counted, start), start
         for record in _records_in(value):
             yield line, record
-        line += text.count("\n", at, end)
-        at = end
 
 
-def _items(decoder: json.JSONDecoder, text: str, at: int, name: str) -> Iterator[tuple[int, Any, int]]:
-    """(start, item, end) of each item of an array from its first character on; the last end is after the bracket."""
-    while (at := _skip(text, at)) < len(text):
-        if text[at] == "]":
-            return
+def _values(decoder: json.JSONDecoder, text: str, name: str) -> Iterator[tuple[int, Any]]:
+    """Yields (start, value) of every value, and of every item of an array."""
+    at, in_array = _skip(text, 0), False
+    while at < len(text):
+        if text[at] == "[" and not in_array:
+            at, in_array = _skip(text, at + 1), True
+        if text[at : at + 1] == "]" and in_array:
+            at, in_array = _skip(text, at + 1), False
+            continue
         value, end = _decode(decoder, text, at, name)
-        after = _skip(text, end)
-        closes = text[after : after + 1]
-        if closes not in (",", "]"):
-            raise _broken(text, after, name, 'the array needs "," or "]" here')
-        yield at, value, after + 1
-        if closes == "]":
-            return
-        at = after + 1
-    raise _broken(text, at, name, "the array has no end")
+        yield at, value
+        at = _skip(text, end)
+        if in_array and text[at : at + 1] not in (",", "]"):
+            raise _broken(text, at, name, 'the array needs "," or "]" here')
+        if in_array and text[at] == ",":
+            at = _skip(text, at + 1)
+    if in_array:
+        raise _broken(text, at, name, "the array has no end")
 
 
 def _skip(text: str, at: int) -> int:

@@ -251,7 +251,7 @@ def _likeness(record: Mapping[str, Any], near: NearestFormat) -> tuple[float, in
 
 
 def explain(record: Mapping[str, Any], name: FormatName | None = None) -> str:
-    """Error for a record without a known format, or not of the given one: its fields, the nearest format, the remedy."""
+    """Error for a record of no known format, or not of the given one: its fields, the nearest format, the remedy."""
     near = nearest(record, name)
     spec = FORMATS[near.name]
     fields = ", ".join(map(str, record)) or "none"
