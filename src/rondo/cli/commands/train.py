@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import sys
 from functools import partial
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 from rondo.cli.options.arguments import VerbParser
 from rondo.cli.options.tree import read_command_line
 from rondo.cli.options.verbs import unknown_verb
 from rondo.train.config import Kind, TrainConfig
+
+if TYPE_CHECKING:
+    from rondo.train.jobs import TrainJobPlan
+    from rondo.train.recipes.data import OpenedData
 
 USAGE = """usage: rondo train RECIPE --model MODEL --data SOURCE [--train.KEY=VALUE ...]
 
@@ -18,9 +22,9 @@ USAGE = """usage: rondo train RECIPE --model MODEL --data SOURCE [--train.KEY=VA
   preference  answers that were liked over those that were not: DPO, IPO, KTO or SimPO
   reward      a model that scores answers, from pairs (Bradley-Terry)
 
-Data are JSON lines: {"text": ...}, {"messages": [...]} or {"prompt": ..., "completion": ...}; or plain text, or
-Parquet, or what `rondo data prepare` wrote. Pairs are {"prompt" or "messages": ..., "chosen": ...,
-"rejected": ...}; KTO also takes {"prompt" or "messages": ..., "completion": ..., "label": true or false}.
+Data are JSON, JSON Lines, CSV, TSV or Parquet files in the format of Alpaca, ShareGPT, OpenAI chat, prompt/completion,
+question/answer, preference pairs or labelled answers (KTO), which is detected; plain text; or prepared shards.
+`rondo data preview FILE` shows how a file is read.
 The same command again resumes the job from its last checkpoint. `rondo config` lists the settings.
 Over several ranks: torchrun --nproc-per-node 8 -m rondo train ..., or the same under mpirun or srun."""
 
@@ -41,8 +45,8 @@ def run(argv: list[str]) -> int:
         "--data",
         action="append",
         metavar="SOURCE[@WEIGHT]",
-        help="prepared shards, a .jsonl, .txt or .parquet file, or a folder of them, here or at s3://; "
-        "more than one are mixed",
+        help="a .jsonl, .json, .csv, .tsv, .txt or .parquet file, a folder of them, or prepared shards, here or at "
+        "s3://; more than one are mixed",
     )
     parser.epilog = "Every setting is a flag too: --train.lr=3e-4; `rondo config` lists them."
     if any(flag in argv for flag in ("-h", "--help")):
@@ -54,19 +58,43 @@ def run(argv: list[str]) -> int:
     }
     config = command.config.tree.train.model_copy(update=given)
 
-    from rondo.cli.view.steps import follow
-    from rondo.parallel.ranks.crew import Paused, together
     from rondo.parallel.ranks.world import read_world
-    from rondo.train import jobs
 
     world = read_world()
+    opened = _read(kind, config) if world.size == 1 else None
+
+    from rondo.cli.view.steps import follow
+    from rondo.parallel.ranks.crew import Paused, together
+    from rondo.train import jobs
+
     try:
         with together(world, config.layout, jobs.device_of(config.device, world)) as crew:
-            plan = jobs.plan(kind, config, crew)
+            plan = jobs.plan(kind, config, crew, opened)
             if crew.first:
-                return follow(plan.job, kind, config.steps, partial(jobs.run, plan, crew=crew))
+                _preview(plan)
+                return follow(plan.job, kind, plan.config.steps, partial(jobs.run, plan, crew=crew))
             jobs.run(plan, crew=crew)
     except Paused as pause:
         if world.first:
             print(pause, file=sys.stderr)
     return 0
+
+
+def _read(kind: Kind, config: TrainConfig) -> OpenedData:
+    """Reads and validates the data before torch is imported: a mistake in a file is reported at once."""
+    from rondo.cli.view.preview import show_data
+    from rondo.train.recipes import data
+
+    data.check_given(config)
+    opened = data.open_data(kind, config)
+    show_data(opened, sys.stderr)
+    return opened
+
+
+def _preview(plan: TrainJobPlan) -> None:
+    from rondo.cli.view.preview import show_preview
+    from rondo.train.recipes.preview import preview
+
+    if plan.config.preview and not plan.job.done:
+        examples = preview(plan.kind, plan.opened.training, plan.tokenizer, plan.config, plan.config.preview)
+        show_preview(examples, sys.stderr)
