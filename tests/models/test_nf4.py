@@ -88,7 +88,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_written_model_is_read_as_bitsandbytes_writes_it(folder: Path):
     config = json.loads((folder / "nf4/config.json").read_text())["quantization_config"]
-    assert config["quant_method"] == "bitsandbytes" and config["bnb_4bit_use_double_quant"]
+    assert config["quant_method"] == "bitsandbytes"
+    assert config["bnb_4bit_use_double_quant"]
     tensors = load_file(folder / "nf4/model.safetensors")
     name = "model.layers.0.self_attn.q_proj.weight"
     assert {key.removeprefix(name) for key in tensors if key.startswith(name)} == {

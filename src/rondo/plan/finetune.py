@@ -1,4 +1,4 @@
-"""Training on one device: memory of full fine-tuning, LoRA and QLoRA, and the settings that fit. Formulas count bytes."""
+"""Training on one device: memory of full fine-tuning, LoRA and QLoRA, and the settings that fit."""
 
 from __future__ import annotations
 
@@ -236,10 +236,11 @@ def fit(shape: ModelShape, device: Device, wanted: Wanted) -> Fit:
             least = min(least, need.total)
         rejected[method] = least
     method = min(rejected, key=lambda name: rejected[name])
+    weights = {"full": "full weights", "lora": "LoRA", "qlora": "QLoRA"}[method]
     raise ConfigError(
         f"{shape.name} does not fit: {device.name} has {room / GIB:.1f} GiB for a job, and the smallest requirement is "
-        f"{rejected[method] / GIB:.1f} GiB ({method}, one row of {wanted.length} tokens). Take a smaller model, a "
-        "lower max_length, or a device with more memory (`rondo plan MODEL --qlora --gpu NAME`).",
+        f"{rejected[method] / GIB:.1f} GiB ({weights}, one row of {wanted.length:,} tokens). Use a smaller model, a "
+        "lower train.max_length, or a device with more memory: `rondo plan MODEL --qlora --gpu NAME`.",
         param="train.model",
         code="does_not_fit",
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -37,6 +37,7 @@ from rondo.train.learner.learner import Learner
 from rondo.train.loop import OnResume, OnStep, export, train
 from rondo.train.metrics.sinks import telling
 from rondo.train.recipes import adapter, data
+from rondo.train.recipes.defaults import PlannedConfig, planned
 from rondo.train.recipes.epochs import group_lengths, with_steps
 from rondo.train.recipes.registry import Recipe, RecipeInputs, recipe
 
@@ -56,6 +57,8 @@ class TrainJobPlan:
     opened: data.OpenedData
     tokenizer: Tokenizer
     job: Job
+    planned: PlannedConfig
+    """Choices of the planner, which `config` contains."""
     epochs: float | None = None
     """Epochs that the steps come to, if epochs are counted."""
     tokenized: data.Tokenized | None = None
@@ -74,10 +77,11 @@ def plan(
     data.check_given(config)
     crew = crew or RankSupervisor()
     crew.doing("looking at model and data")
-    config = config.of_kind(kind)
     if config.save_to:
         try_place(config.save_to, crew.world.rank)
     model = resolve(config.model)
+    chosen = planned(kind, config, model, crew.world.size)
+    config = chosen.config.of_kind(kind)
     shape = parse(read_config(model))
     adapter.check(kind, config.adapter, shape)
     _check_ranks(kind, config, shape, crew.world.size)
@@ -96,7 +100,8 @@ def plan(
     }
     origin = {"model": config.model, "data": _named(config.data), "save_to": config.save_to}
     job = Job.of(spec, writes=crew.first, **origin)
-    return TrainJobPlan(kind, config, model, opened, tokenizer, job, epochs, tokenized)
+    chosen = replace(chosen, config=config)
+    return TrainJobPlan(kind, config, model, opened, tokenizer, job, chosen, epochs, tokenized)
 
 
 def _with_steps(

@@ -6,6 +6,7 @@ import json
 from rondo.base.errors import ConfigError
 from rondo.base.settings.config_keys import is_secret
 from rondo.cli.options.arguments import VerbParser
+from rondo.cli.options.planned import with_planner
 from rondo.cli.options.tree import CommandLine, read_command_line
 
 EPILOG = """Settings: --section.key=value, RONDO_SECTION_KEY=value, or a TOML file with [section] tables.
@@ -20,7 +21,7 @@ def run(argv: list[str]) -> int:
     if {"-h", "--help"} & set(argv):
         parser.print_help()
         return 0
-    line = read_command_line(argv)
+    line = with_planner(read_command_line(argv))
     arguments = parser.parse_args(line.rest)
     rows = _rows(line, arguments.section)
     if arguments.json:

@@ -12,6 +12,10 @@ from rondo.cli.options.verbs import unknown_verb
 from rondo.train.config import Kind, TrainConfig
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rondo.cli.view.steps import OnResume, OnStep
+    from rondo.parallel.ranks.crew import RankSupervisor
     from rondo.train.jobs import TrainJobPlan
     from rondo.train.recipes.data import OpenedData
 
@@ -63,6 +67,7 @@ def run(argv: list[str]) -> int:
     world = read_world()
     opened = _read(kind, config) if world.size == 1 else None
 
+    from rondo.cli.view.start import show_training
     from rondo.cli.view.steps import follow
     from rondo.parallel.ranks.crew import Paused, together
     from rondo.train import jobs
@@ -71,8 +76,9 @@ def run(argv: list[str]) -> int:
         with together(world, config.layout, jobs.device_of(config.device, world)) as crew:
             plan = jobs.plan(kind, config, crew, opened)
             if crew.first:
+                show_training(plan)
                 _preview(plan)
-                return follow(plan.job, kind, plan.config.steps, partial(jobs.run, plan, crew=crew))
+                return follow(plan.job, kind, plan.config.steps, partial(_run, plan, crew))
             jobs.run(plan, crew=crew)
     except Paused as pause:
         if world.first:
@@ -89,6 +95,13 @@ def _read(kind: Kind, config: TrainConfig) -> OpenedData:
     opened = data.open_data(kind, config)
     show_data(opened, sys.stderr)
     return opened
+
+
+def _run(plan: TrainJobPlan, crew: RankSupervisor, on_step: OnStep, on_resume: OnResume) -> Path:
+    from rondo.cli.view.start import with_time_left
+    from rondo.train import jobs
+
+    return jobs.run(plan, with_time_left(on_step, plan.config.steps), on_resume, crew)
 
 
 def _preview(plan: TrainJobPlan) -> None:

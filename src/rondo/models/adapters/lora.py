@@ -86,6 +86,11 @@ def attach_lora(
     return attach(model, spec, _parts(model, spec, fresh, train=True), train=True)
 
 
+def lora_size(model: Decoder, spec: LoraSpec) -> int:
+    """Parameters of an adapter, from the model's shapes."""
+    return sum(spec.rank(name) * sum(target.shape) for name, target in _covered(model, spec).items())
+
+
 def load_lora(model: Decoder, folder: str | Path, *, train: bool = False) -> AttachedAdapter:
     """Attach the adapter in `folder`, written by PEFT or `save_lora`."""
     spec, parts = read_lora(model, folder, train=train)

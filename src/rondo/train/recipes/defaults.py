@@ -16,7 +16,6 @@ from rondo.base.errors import ConfigError
 from rondo.models.files.headers import read_config
 from rondo.plan.finetune import (
     GIB,
-    LEAST_TOKENS,
     METHODS,
     Fit,
     Method,
@@ -80,9 +79,17 @@ def planned(
     now = _tuning(kind, config, device)
     if shape.parameters < SMALL or not _open_settings(config):
         return _as_it_is(shape, config, device, now)
-    found = fit(shape, device, _wanted(kind, config))
-    found = _within_free(shape, config, device, found)
-    config, choices = _filled(config, _choices(kind, shape, config, device, found))
+    try:
+        found = fit(shape, device, _wanted(kind, config))
+    except ConfigError:
+        if "kind" not in config.adapter.model_fields_set:
+            raise
+        return _as_it_is(shape, config, device, now)
+    memory_reason = f"{found.memory.total / GIB:.1f} of {found.room / GIB:.1f} GiB with it"
+    if (now_fits := _within_free(shape, config, device, found)) is not found:
+        memory_reason = f"only {(device.free or 0.0) / GIB:.1f} GiB are free at this start"
+        found = now_fits
+    config, choices = _filled(config, _choices(kind, shape, config, found, memory_reason))
     step = seconds_per_step(shape, found.tuning, device, config.tokens_per_step)
     return PlannedConfig(config, choices, found.memory, device, step, _warning(found.memory, device))
 
@@ -132,9 +139,10 @@ def _wanted(kind: Kind, config: TrainConfig) -> Wanted:
         return getattr(config, name) if name in given else None
 
     compute = own("precision")
+    masters = "float32" if compute in ("float32", "float16") else None
     return Wanted(
         _methods(kind, config),
-        own("dtype"),
+        own("dtype") or masters,
         compute if compute in (None, *get_args(Number)) else "bfloat16",
         own("checkpointing"),
         own("logits"),
@@ -184,30 +192,29 @@ def _warning(need: TuningMemory, device: Device) -> str:
 
 
 def _choices(
-    kind: Kind, shape: ModelShape, config: TrainConfig, device: Device, found: Fit
+    kind: Kind, shape: ModelShape, config: TrainConfig, found: Fit, memory_reason: str
 ) -> dict[str, tuple[Any, str]]:
     """Values and reasons by setting; settings of the user are removed later."""
     tuning, full = found.tuning, found.tuning.method == "full"
-    room = f"of {found.room / GIB:.1f} GiB"
     chosen: dict[str, tuple[Any, str]] = {}
     if not full:
         chosen["adapter.kind"] = ("lora", _instead(found, "full", "full fine-tuning"))
         if shape.experts is not None and config.adapter.targets == "all-linear":
             chosen["adapter.targets"] = (ATTENTION_ONLY, "in a mixture of experts a LoRA covers attention")
         if kind == "preference" and "lr" not in config.model_fields_set | config.preference.model_fields_set:
-            rate = LORA_RATE * config.preference.lr
+            rate = float(f"{LORA_RATE * config.preference.lr:.3g}")
             chosen["lr"] = (rate, f"a LoRA needs about {LORA_RATE} times the rate of full weights")
     if tuning.method == "qlora":
         chosen["adapter.quantize_base"] = ("nf4", _instead(found, "lora", "LoRA over 16-bit weights"))
     chosen["dtype"] = (tuning.dtype, "the base is frozen; the adapter stays in float32")
     if full and tuning.compute != tuning.dtype:
         chosen["precision"] = (tuning.compute, FASTER_TYPES)
-    chosen["tokens_per_microbatch"] = (tuning.tokens, f"a larger one does not fit {room}")
-    saved = "saves memory"
-    if tuning.tokens > LEAST_TOKENS:
-        saved = "less memory is free than the device has"
-    chosen["checkpointing"] = (tuning.checkpointing, f"{saved}: {found.memory.total / GIB:.1f} {room}")
-    chosen["logits"] = (tuning.logits, f"{saved}: {found.memory.total / GIB:.1f} {room}")
+    chosen["tokens_per_microbatch"] = (
+        tuning.tokens,
+        f"larger ones need more than {found.room / GIB:.1f} GiB",
+    )
+    chosen["checkpointing"] = (tuning.checkpointing, memory_reason)
+    chosen["logits"] = (tuning.logits, memory_reason)
     return chosen
 
 
