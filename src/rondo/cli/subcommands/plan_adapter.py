@@ -6,6 +6,7 @@ import argparse
 import json
 import shlex
 from dataclasses import replace
+from textwrap import wrap
 from typing import Any
 
 from rondo.base.errors import ConfigError
@@ -167,7 +168,7 @@ def _lines(
         *(f"  {title:<24}{getattr(need, part) / GIB:>8.2f}" for part, title in PARTS.items()),
         f"  {'total':<24}{need.total / GIB:>8.2f} of {found.room / GIB:.2f}, of a device's {device.memory / GIB:.1f}",
         "",
-        *([reason] if reason else ["train it with:", *_wrapped(command)]),
+        *(wrap(reason, 80) if reason else ["train it with:", *_wrapped(command)]),
     ]
 
 

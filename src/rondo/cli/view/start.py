@@ -96,14 +96,14 @@ def _data(plan: TrainJobPlan) -> str:
 def _time(planned: PlannedConfig, steps: int) -> str:
     if planned.step_seconds is None:
         return "shown after the first steps"
-    return f"about {_minutes(planned.step_seconds * steps)}, by the planner"
+    return f"{_minutes(planned.step_seconds * steps)}, by the planner"
 
 
 def _minutes(seconds: float) -> str:
     minutes = seconds / 60
     if minutes < 1:
         return "less than a minute"
-    return f"{minutes:.0f} minutes" if minutes < 120 else f"{minutes / 60:.1f} hours"
+    return f"about {minutes:.0f} minutes" if minutes < 120 else f"about {minutes / 60:.1f} hours"
 
 
 def _memory(planned: PlannedConfig) -> Iterator[Row]:
@@ -151,6 +151,6 @@ def with_time_left(report: Report, steps: int) -> Report:
         if len(ends) == 1 + MEASURED_STEPS and step < steps:
             each = (ends[-1] - ends[0]) / MEASURED_STEPS
             left = _minutes(each * (steps - step))
-            print(f"time      about {left} left, measured over {MEASURED_STEPS} steps", file=sys.stderr)
+            print(f"time      {left} left, measured over {MEASURED_STEPS} steps", file=sys.stderr)
 
     return timed
