@@ -2,11 +2,14 @@
 
 import difflib
 import json
+from dataclasses import replace
+from pathlib import Path
 
 from rondo.base.errors import ConfigError
+from rondo.base.settings.config import SettingSource
 from rondo.base.settings.config_keys import is_secret
+from rondo.base.storage.home import models_dir
 from rondo.cli.options.arguments import VerbParser
-from rondo.cli.options.planned import with_planner
 from rondo.cli.options.tree import CommandLine, read_command_line
 
 EPILOG = """Settings: --section.key=value, RONDO_SECTION_KEY=value, or a TOML file with [section] tables.
@@ -31,6 +34,22 @@ def run(argv: list[str]) -> int:
     else:
         print(_table(rows))
     return 0
+
+
+def with_planner(line: CommandLine) -> CommandLine:
+    """The settings as `rondo train sft` fills them, if the model is a folder or a stored model."""
+    train = line.config.tree.train
+    folder = next(
+        (at for at in (models_dir() / train.model, Path(train.model)) if (at / "config.json").is_file()), None
+    )
+    if not train.model or folder is None:
+        return line
+    from rondo.train.recipes.defaults import planned
+
+    chosen = planned("sft", train, folder)
+    made = {f"train.{choice.setting}": SettingSource("default", "planner") for choice in chosen.choices}
+    tree = line.config.tree.model_copy(update={"train": chosen.config})
+    return replace(line, config=replace(line.config, tree=tree, sources=line.config.sources | made))
 
 
 def _rows(line: CommandLine, wanted: list[str]) -> list[tuple[str, object, str]]:
