@@ -1,7 +1,8 @@
 """A training step with full weights, LoRA and QLoRA: seconds, and peak memory beside the planner's figure.
 
 A random Llama shape of 110M parameters (--quick: 27M) takes steps of one row with documents of 512 tokens on a CPU,
-each method in a process of its own. The peak is the process's whole resident memory, including libraries and mapped files.
+each method in a process of its own. The peak is the process's whole resident memory, including libraries and
+mapped files.
 """
 
 import argparse

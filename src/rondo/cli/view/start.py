@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from rondo.base.units import human_count
 
 if TYPE_CHECKING:
+    from rondo.plan.machine import Device
     from rondo.rl.jobs import RlJobPlan
     from rondo.train.config import AdapterConfig
     from rondo.train.jobs import TrainJobPlan
@@ -52,12 +53,15 @@ def show_training(plan: TrainJobPlan) -> None:
 def show_rl(plan: RlJobPlan) -> None:
     from rondo.models.families import parse
     from rondo.models.files.headers import read_config
+    from rondo.plan.machine import device_at_hand
     from rondo.train.recipes.adapter import sizes
 
     config = plan.config
     if plan.job.done:
         return
     trained, total = sizes("sft", config.adapter, parse(read_config(plan.model)))
+    device = device_at_hand(config.device)
+    name = config.device if device is None else f"{device.kind} ({device.name})"
     batch = config.prompts_per_step * config.samples_per_prompt
     rows = [
         ("model", f"{plan.model.name}, {human_count(total)} parameters"),
@@ -65,10 +69,16 @@ def show_rl(plan: RlJobPlan) -> None:
         ("task", f"{config.task}, {config.algorithm}"),
         ("steps", f"{config.steps:,} of {batch:,} samples, {config.samples_per_prompt} for each prompt"),
         ("time", "shown after the first steps"),
-        ("device", f"{config.device}, {config.precision or 'type of the stored weights'}"),
+        *_free(device),
+        ("device", f"{name}, {config.precision or 'type of the stored weights'}"),
         ("output", str(plan.job.path)),
     ]
     _print(rows, "")
+
+
+def _free(device: Device | None) -> Iterator[Row]:
+    if device is not None and device.free is not None:
+        yield "memory", f"{device.free / GIB:.1f} of {device.memory / GIB:.1f} GiB free"
 
 
 def _trained(adapter: AdapterConfig, trained: int, total: int) -> str:
