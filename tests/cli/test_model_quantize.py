@@ -63,7 +63,7 @@ def test_what_it_says(folder: Path, home: Path, capsys: Any):
     assert "held out" in said
     assert (home / "models/tiny-gptq/tokenizer.json").is_file()
     refused = call(capsys, folder, *INT8, "--group-size", 32, code=2)
-    assert "--group-size is of awq and gptq; int8 has one scale for a row" in refused
+    assert "--group-size is of awq and gptq; int8 has a fixed group size" in refused
     assert "quantized already (gptq)" in call(capsys, "tiny-gptq", *INT8, code=2)
 
 

@@ -55,7 +55,7 @@ def test_parquet_by_row_groups(tmp_path: Path) -> None:
     assert [(number, each.problem) for number, each in found if each.record is None] == [
         (34, 'no "body" in this record')
     ]
-    with pytest.raises(InvalidRequest, match=r"has no column .*text.*, but: body, other"):
+    with pytest.raises(InvalidRequest, match=r"no format has these fields: body, other\. .*text=body"):
         read_records(tmp_path / "x.parquet")
     (tmp_path / "y.parquet").write_text("text")
     with pytest.raises(InvalidRequest, match="not a Parquet file"):
@@ -125,7 +125,9 @@ def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.pdf").touch()
-    with pytest.raises(InvalidRequest, match=r"told by its name, which ends in \.jsonl"):
+    with pytest.raises(
+        InvalidRequest, match=r"the format of a file is told by its name, which ends in \.jsonl"
+    ):
         read_records(tmp_path / "x.pdf")
     with pytest.raises(NotFound, match="or a folder that holds some"):
         read_records(tmp_path)

@@ -13,7 +13,8 @@ def write(path: Path, *lines: str) -> Path:
 
 def test_the_three_kinds_of_record_and_a_folder_of_files(tmp_path: Path) -> None:
     write(tmp_path / "b.jsonl", '{"prompt": "a", "completion": "b"}')
-    write(tmp_path / "a.jsonl", '{"text": "x"}', "", '{"messages": [{"role": "assistant", "content": "hi"}]}')
+    write(tmp_path / "a.jsonl", '{"text": "x"}')
+    write(tmp_path / "aa.jsonl", "", '{"messages": [{"role": "assistant", "content": "hi"}]}')
     records = read_records(tmp_path)
     assert [sorted(r) for r in records] == [["text"], ["messages"], ["completion", "prompt"]]
     assert dataset_hash(records) == dataset_hash(read_records(tmp_path))
@@ -38,7 +39,7 @@ def test_the_three_kinds_of_record_and_a_folder_of_files(tmp_path: Path) -> None
     ],
 )
 def test_a_broken_line_is_named(tmp_path: Path, line: str, problem: str) -> None:
-    file = write(tmp_path / "x.jsonl", '{"text": "fine"}', line)
+    file = write(tmp_path / "x.jsonl", "", line)
     with pytest.raises(InvalidRequest, match=f"line 2: .*{problem}"):
         read_records(file)
 

@@ -9,7 +9,7 @@ python=${1:-python3}
 shift || true
 here=$(dirname "${BASH_SOURCE[0]}")
 root=${RONDO_PEERS:-$HOME/.cache/rondo/peers}
-peers=(trl llama triton vllm webdataset trackers megatron ray)
+peers=(trl llama triton vllm webdataset trackers megatron ray bitsandbytes)
 peers+=(lm_eval guidellm langchain llamaindex pydantic_ai instructor litellm vercel)
 
 # How each peer is installed; `pip` is its own. A change here, or in its files, makes the environment anew.
@@ -75,6 +75,12 @@ install_megatron() {
   pip torch==2.13.0
   pip megatron-core==0.16.1
   pip -c "$here/../../constraints.txt" -r "$here/triton.txt"
+}
+
+# QLoRA's reference on a CPU.
+install_bitsandbytes() {
+  pip torch==2.13.0
+  pip bitsandbytes==0.50.2 peft==0.21.2 transformers==5.19.0
 }
 
 # With what the package itself needs: a cluster of two nodes there runs our learner and our engine.

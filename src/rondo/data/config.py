@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from rondo.base.settings.config import Section
+from rondo.data.input.detection import FormatName
 
 
 class LoaderConfig(Section):
@@ -18,5 +19,8 @@ class LoaderConfig(Section):
     fields: dict[str, str] = Field(
         {},
         description="field names in the data for text, messages, prompt, completion, chosen, ...: text=content",
+    )
+    format: Literal["auto"] | FormatName = Field(
+        "auto", description="format of the records; auto: detected in each file from the names of the fields"
     )
     text_unit: Literal["file", "line"] = Field("file", description="document unit of plain text files")

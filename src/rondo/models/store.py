@@ -195,7 +195,7 @@ def _summary(folder: Path, family: str, headers: list[Header], quantized: bool) 
 
 
 def _numbers(name: str, shape: tuple[int, ...], quantized: bool) -> int:
-    return numbers_of(name, math.prod(shape)) if quantized else math.prod(shape)
+    return numbers_of(name, shape) if quantized else math.prod(shape)
 
 
 def fingerprint(folder: Path) -> str:

@@ -76,6 +76,12 @@ def plan(config: RlConfig) -> RlJobPlan:
         )
     if not config.model:
         raise ConfigError("which model? Give --model.", param="rl.model")
+    if config.adapter.quantize_base != "none":
+        raise ConfigError(
+            "RL pushes whole weights to its engine, and 4-bit ones cannot be pushed: set "
+            "rl.adapter.quantize_base=none, or train with `rondo train sft` or `preference`.",
+            param="rl.adapter.quantize_base",
+        )
     found = find(config.task, config.grader, config.max_broken)
     model = resolve(config.model)
     adapter.check("sft", config.adapter, parse(read_config(model)))

@@ -12,6 +12,9 @@ from rondo.data.config import LoaderConfig
 from rondo.parallel.config import LayoutConfig, MemoryConfig
 
 Kind = Literal["pretrain", "sft", "preference", "reward"]
+OverLong = Literal["stop", "skip", "truncate"]
+SFT_EPOCHS = 3.0
+SFT_HELD_OUT = 0.1
 
 
 class OptimConfig(MemoryConfig):
@@ -109,8 +112,21 @@ class EvaluateConfig(Section):
     data: str | list[str] = Field(
         "", description="held-out records in the format of train.data; reports loss, perplexity or accuracy"
     )
+    held_out: float | None = Field(
+        None,
+        ge=0,
+        lt=1,
+        description="share of the training records that is held out, selected by hash; 0: none; by default 0.1 for "
+        "sft without evaluate.data, else 0",
+    )
     tasks: str | list[str] = Field("", description="JSON Lines files of multiple-choice and generation tasks")
     max_tokens: int = Field(64, gt=0, description="maximum answer length of generation tasks")
+
+    @model_validator(mode="after")
+    def _holds_out_once(self) -> EvaluateConfig:
+        if self.data and self.held_out:
+            raise ValueError("data and held_out exclude each other: leave held_out out, or data empty")
+        return self
 
 
 class AdapterConfig(Section):
@@ -122,7 +138,16 @@ class AdapterConfig(Section):
     targets: str | list[str] = Field(
         "all-linear", description="lora: target modules as names, all-linear or a regular expression"
     )
+    quantize_base: Literal["none", "nf4"] = Field(
+        "none", description="lora: nf4 quantizes the frozen base to 4 bits in memory (QLoRA)"
+    )
     heads: int = Field(4, gt=0, description="tokenformer: attention heads over the slots")
+
+    @model_validator(mode="after")
+    def _is_a_lora(self) -> AdapterConfig:
+        if self.quantize_base != "none" and self.kind != "lora":
+            raise ValueError(f"quantize_base {self.quantize_base} needs a frozen base: set kind to lora")
+        return self
 
 
 class MetricsConfig(Section):
@@ -161,13 +186,26 @@ class TrainConfig(OptimConfig):
     learner: Literal["native", "megatron"] = Field(
         "native", description="native: Rondo's layers; megatron: Megatron-Core (extra megatron)"
     )
-    steps: int = Field(100, gt=0, description="optimizer steps")
+    steps: int = Field(100, gt=0, description="optimizer steps; sft: by default those of 3 epochs")
+    epochs: float | None = Field(
+        None, gt=0, description="passes over the training data, instead of steps; sft: 3 by default"
+    )
     tokens_per_step: int = Field(
-        16384, gt=0, description="batch size in tokens, independent of the number of devices"
+        16384,
+        gt=0,
+        description="batch size in tokens, independent of the number of devices; epochs of a small data set: by "
+        "default at least 32 steps an epoch of at least 8 examples",
     )
     tokens_per_microbatch: int = Field(8192, gt=0, description="maximum tokens in one forward pass")
     max_length: int = Field(
-        2048, gt=1, description="maximum document length in tokens; pretraining truncates, SFT fails"
+        2048, gt=1, description="maximum document length in tokens; pretraining splits longer ones"
+    )
+    over_long: OverLong = Field(
+        "stop",
+        description="sft: reaction to examples of more than max_length tokens; truncate drops the end of the answer",
+    )
+    preview: int = Field(
+        3, ge=0, description="records shown before training as the model reads them; 0: none"
     )
     seed: int = Field(0, ge=0, description="random seed of the data order")
     dtype: Literal["float32", "bfloat16"] = Field(
@@ -222,12 +260,29 @@ class TrainConfig(OptimConfig):
     def kept(self) -> str:
         return self.dtype
 
+    def epochs_of(self, kind: Kind) -> float | None:
+        """Epochs to train, or None if steps are counted."""
+        default = SFT_EPOCHS if kind == "sft" and "steps" not in self.model_fields_set else None
+        return self.epochs or default
+
+    def held_out_of(self, kind: Kind) -> float:
+        """The share of the training records to hold out."""
+        if self.evaluate.held_out is not None:
+            return self.evaluate.held_out
+        return SFT_HELD_OUT if kind == "sft" and not self.evaluate.data else 0.0
+
     def of_kind(self, kind: Kind) -> TrainConfig:
         """This config with the recipe's default learning rate, if none is given."""
         own = {"preference": self.preference.lr, "reward": self.reward.lr}
         if kind not in own or "lr" in self.model_fields_set:
             return self
         return self.model_copy(update={"lr": own[kind]})
+
+    @model_validator(mode="after")
+    def _counts_steps_or_epochs(self) -> TrainConfig:
+        if self.epochs is not None and "steps" in self.model_fields_set:
+            raise ValueError("steps and epochs exclude each other: give one of them")
+        return self
 
     @field_validator("profile")
     @classmethod

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from rondo.models.devices import device_named
 from rondo.models.families import parse
 from rondo.models.files.headers import read_config
 from rondo.models.heads.scorer import make_scorer
+from rondo.models.quantized.quantize.making import load_nf4
 from rondo.models.store import fingerprint, resolve
 from rondo.parallel.layout.degrees import degrees
 from rondo.parallel.ranks.crew import Paused, RankSupervisor
@@ -35,11 +37,13 @@ from rondo.train.learner.learner import Learner
 from rondo.train.loop import OnResume, OnStep, export, train
 from rondo.train.metrics.sinks import telling
 from rondo.train.recipes import adapter, data
+from rondo.train.recipes.defaults import PlannedConfig, planned
+from rondo.train.recipes.epochs import group_lengths, with_steps
 from rondo.train.recipes.registry import Recipe, RecipeInputs, recipe
 
 HOW = {
     *("model", "data", "learner", "loader", "layout", "evaluate", "metrics", "profile"),
-    *("save_every", "keep", "keep_best", "best_by", "save_to"),
+    *("save_every", "keep", "keep_best", "best_by", "save_to", "preview"),
     *("on_nan", "spike", "most_faults", "stragglers"),
 }
 """Settings that do not affect the training result, and names whose targets enter the spec as hashes."""
@@ -50,40 +54,78 @@ class TrainJobPlan:
     kind: Kind
     config: TrainConfig
     model: Path
-    sources: list[data.TrainingSource]
-    held_out: list[data.TrainingSource]
+    opened: data.OpenedData
+    tokenizer: Tokenizer
     job: Job
+    planned: PlannedConfig
+    """Choices of the planner, which `config` contains."""
+    epochs: float | None = None
+    """Epochs that the steps come to, if epochs are counted."""
+    tokenized: data.Tokenized | None = None
+    """Training data of SFT, and of pretraining if epochs are counted."""
 
 
-def plan(kind: Kind, config: TrainConfig, crew: RankSupervisor | None = None) -> TrainJobPlan:
-    """Validates the config as far as possible before any work; equal plans are the same job, on any number of ranks."""
-    for name in ("model", "data"):
-        if not getattr(config, name):
-            raise ConfigError(f"which {name}? Give --{name}.", param=f"train.{name}")
+def plan(
+    kind: Kind,
+    config: TrainConfig,
+    crew: RankSupervisor | None = None,
+    opened: data.OpenedData | None = None,
+) -> TrainJobPlan:
+    """Validates the config as far as possible before any work; equal plans are the same job, on any number of ranks.
+    `opened` is the job's data, if it was read already.
+    """
+    data.check_given(config)
     crew = crew or RankSupervisor()
     crew.doing("looking at model and data")
-    config = config.of_kind(kind)
     if config.save_to:
         try_place(config.save_to, crew.world.rank)
     model = resolve(config.model)
+    chosen = planned(kind, config, model, crew.world.size)
+    config = chosen.config.of_kind(kind)
     shape = parse(read_config(model))
     adapter.check(kind, config.adapter, shape)
     _check_ranks(kind, config, shape, crew.world.size)
-    sources = data.open_sources(kind, config)
-    held_out = data.open_sources(kind, config, held_out=True)
+    opened = opened or data.open_data(kind, config)
+    tokenizer, epochs = Tokenizer.load(model), config.epochs_of(kind)
+    tokenized = None
+    if kind == "sft" or (kind == "pretrain" and epochs):
+        tokenized = data.datasets(kind, opened.training, tokenizer, config)
+    if epochs:
+        config = _with_steps(kind, config, epochs, opened.training, tokenizer, tokenized)
     spec = {
         "kind": kind,
         "model": fingerprint(model),
-        "dataset": data.digest(sources),
+        "dataset": data.digest(opened.training),
         "config": config.model_dump(mode="json", exclude={*HOW, *config.neutral()}),
     }
     origin = {"model": config.model, "data": _named(config.data), "save_to": config.save_to}
     job = Job.of(spec, writes=crew.first, **origin)
-    return TrainJobPlan(kind, config, model, sources, held_out, job)
+    chosen = replace(chosen, config=config)
+    return TrainJobPlan(kind, config, model, opened, tokenizer, job, chosen, epochs, tokenized)
+
+
+def _with_steps(
+    kind: Kind,
+    config: TrainConfig,
+    epochs: float,
+    sources: Sequence[data.TrainingSource],
+    tokenizer: Tokenizer,
+    tokenized: data.Tokenized | None,
+) -> TrainConfig:
+    weights = [source.told.weight for source in sources]
+    if tokenized is None:
+        return with_steps(config, epochs, group_lengths(kind, config, sources, tokenizer), weights)
+    longest = config.max_length if kind == "pretrain" else None
+    return with_steps(config, epochs, [each.lengths for each in tokenized.datasets], weights, longest)
 
 
 def _check_ranks(kind: Kind, config: TrainConfig, model: ModelConfig, ranks: int) -> None:
     factory.check(kind, config, model, degrees(config.layout, ranks, model))
+    if ranks > 1 and config.adapter.quantize_base != "none":
+        raise ConfigError(
+            "4-bit weights are not sharded: train with one process, or set train.adapter.quantize_base=none.",
+            param="train.adapter.quantize_base",
+        )
     if ranks > 1 and kind == "preference" and config.preference.reference == "before":
         raise ConfigError(
             "one process alone computes the reference before the first step: leave it at batch, or train on one",
@@ -125,8 +167,7 @@ def _failed(job: Job, steps: int, reason: str) -> None:
 def _run(
     plan: TrainJobPlan, crew: RankSupervisor, on_step: OnStep | None, on_resume: OnResume | None
 ) -> Path:
-    config, job = plan.config, plan.job
-    tokenizer = Tokenizer.load(plan.model)
+    config, job, tokenizer = plan.config, plan.job, plan.tokenizer
     device = device_of(config.device, crew.world)
     learner, made, evaluation = _ready(plan, crew, tokenizer, device)
     with (
@@ -156,7 +197,7 @@ def _ready(
     learner = learner_of(config)(model, config, mesh)
     crew.doing("reading records")
     work = RecipeInputs(config, plan.model, tokenizer, learner, plan.job.path)
-    made = recipe(plan.kind, work, plan.sources, plan.held_out)
+    made = recipe(plan.kind, work, plan.opened, plan.tokenized)
     divided = mesh is not None or config.learner == "megatron"
     budget = config.tokens_per_microbatch
     evaluation = Evaluation.of(config.evaluate, tokenizer, budget, made.held_out, divided=divided)
@@ -168,7 +209,11 @@ def _model(plan: TrainJobPlan, device: torch.device, *, divided: bool = False) -
     config = plan.config
     # A reward model's new head is not rounded, and Megatron-Core's weights are converted from whole ones.
     divided = divided and plan.kind != "reward" and config.learner == "native"
-    model = read_model(plan.model, getattr(torch, config.dtype), device, divided=divided)
+    dtype = getattr(torch, config.dtype)
+    if config.adapter.quantize_base != "none":
+        model = load_nf4(plan.model, dtype, device)
+    else:
+        model = read_model(plan.model, dtype, device, divided=divided)
     if plan.kind == "reward" and not model.config.scores:
         make_scorer(model, config.seed)
     adapter.put_on(model, config.adapter, seed=config.seed, base=str(plan.model.absolute()))

@@ -59,7 +59,7 @@ def batches(config: TrainConfig) -> Callable[[Position], Any]:
     tokenizer = Tokenizer.load(config.model)
     sources = data.open_sources("pretrain", config)
     weights = [source.told.weight for source in sources]
-    datasets = data.datasets("pretrain", sources, tokenizer, config)
+    datasets = data.datasets("pretrain", sources, tokenizer, config).datasets
     return loader(datasets, weights, config, longest=config.max_length)
 
 

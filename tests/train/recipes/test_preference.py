@@ -230,7 +230,7 @@ def test_bad_answers_are_not_learned_as_if_they_were_good(
     ground: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RONDO_HOME", str(own_home(tmp_path)))
-    with pytest.raises(InvalidRequest, match="record 1 holds an answer that was found bad"):
+    with pytest.raises(InvalidRequest, match="line 1: the record has an answer that was judged to be bad"):
         jobs.plan("sft", config(ground))
     with pytest.raises(InvalidRequest, match=r"record 1 has \d+ tokens, more than max_length=8"):
         jobs.run(jobs.plan("preference", config(ground, max_length=8)))

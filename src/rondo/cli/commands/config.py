@@ -1,9 +1,13 @@
 """`rondo config`: all effective settings and the source of each value."""
 
 import json
+from dataclasses import replace
+from pathlib import Path
 
+from rondo.base.settings.config import SettingSource
 from rondo.base.settings.config_keys import is_secret
 from rondo.base.settings.config_values import allowed, shown
+from rondo.base.storage.home import models_dir
 from rondo.cli.options.arguments import VerbParser
 from rondo.cli.options.help import help_topic
 from rondo.cli.options.reference import explain, near, search
@@ -30,7 +34,7 @@ def run(argv: list[str]) -> int:
         else:
             print(search(topic))
         return 0
-    line = read_command_line(argv)
+    line = with_planner(read_command_line(argv))
     arguments = parser.parse_args(line.rest)
     rows = _rows(line, arguments.section)
     if arguments.json:
@@ -52,6 +56,22 @@ def _object(rows: list[tuple[str, object, str]], explained: bool) -> dict[str, d
             key = keys[path]
             facts |= {"description": key.description, "default": shown(key.default), "allowed": allowed(key)}
     return found
+
+
+def with_planner(line: CommandLine) -> CommandLine:
+    """The settings as `rondo train sft` fills them, if the model is a folder or a stored model."""
+    train = line.config.tree.train
+    folder = next(
+        (at for at in (models_dir() / train.model, Path(train.model)) if (at / "config.json").is_file()), None
+    )
+    if not train.model or folder is None:
+        return line
+    from rondo.train.recipes.defaults import planned
+
+    chosen = planned("sft", train, folder)
+    made = {f"train.{choice.setting}": SettingSource("default", "planner") for choice in chosen.choices}
+    tree = line.config.tree.model_copy(update={"train": chosen.config})
+    return replace(line, config=replace(line.config, tree=tree, sources=line.config.sources | made))
 
 
 def _rows(line: CommandLine, wanted: list[str]) -> list[tuple[str, object, str]]:

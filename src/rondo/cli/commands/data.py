@@ -1,10 +1,11 @@
-"""`rondo data prepare|inspect`: text into shards of tokens, once, for every training that reads them."""
+"""`rondo data prepare|inspect|preview`: text into shards of tokens, once, for every training that reads them."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from rondo.base.units import human_bytes, human_count
 from rondo.cli.options.arguments import VerbParser, positive_count
 from rondo.cli.options.verbs import Verb, run_verb
 from rondo.cli.view.progress import token_progress
+from rondo.data.input.detection import FORMAT_NAMES
 
 if TYPE_CHECKING:
     from rondo.data.storage.index import Index
@@ -21,10 +23,22 @@ USAGE = """usage: rondo data VERB [options]
 
   prepare  tokenize text into shards that training reads, and WebDataset too
   inspect  what prepared shards hold, and whether they are whole
+  preview  the format of a file's records, and how a model reads them
 
   rondo data VERB --help   what a verb takes"""
 
-FIELDS = ("text", "messages", "prompt", "completion", "tools")
+FIELDS = (
+    "text",
+    "messages",
+    "conversations",
+    "prompt",
+    "completion",
+    "instruction",
+    "output",
+    "question",
+    "answer",
+)
+FIELDS += ("chosen", "rejected", "label", "system", "tools")
 
 
 def run(argv: list[str]) -> int:
@@ -78,7 +92,8 @@ def _prepare_parser() -> VerbParser:
         "sources",
         metavar="SOURCE",
         nargs="+",
-        help="a .jsonl, .txt (also .gz, .zst) or .parquet file, or a folder of them, here or at s3://",
+        help="a .jsonl, .json, .csv, .tsv, .txt (also .gz, .zst) or .parquet file, or a folder of them, here or at "
+        "s3://",
     )
     parser.add_argument(
         "--tokenizer",
@@ -194,6 +209,56 @@ def _show(index: Index) -> None:
         print(f"broken      {broken.where}: {broken.problem}")
 
 
+def _preview(argv: list[str]) -> int:
+    parser = VerbParser(
+        "rondo data preview",
+        "The format of each file, and its first records: with --model as the model reads them in training.",
+    )
+    parser.add_argument("source", metavar="FILE", help="a file of records, or a folder of them")
+    parser.add_argument(
+        "--model", metavar="MODEL", help="the model whose chat template and tokenizer are used"
+    )
+    parser.add_argument(
+        "--records", type=positive_count, default=3, metavar="N", help="number of records shown (3)"
+    )
+    parser.add_argument(
+        "--format",
+        choices=("auto", *FORMAT_NAMES),
+        default="auto",
+        metavar="NAME",
+        help=f"auto, {', '.join(FORMAT_NAMES)} (auto)",
+    )
+    parser.add_argument(
+        "--field",
+        type=_field,
+        action="append",
+        default=[],
+        metavar="[NAME=]FIELD",
+        help=f"field names in the data: FIELD is the text; NAME is one of {', '.join(FIELDS)}",
+    )
+    arguments = parser.parse_args(argv)
+
+    from rondo.cli.view.preview import show_data, show_preview, show_records
+    from rondo.data.config import LoaderConfig
+    from rondo.train.config import TrainConfig
+    from rondo.train.recipes import data
+
+    loader = LoaderConfig(fields=dict(arguments.field), format=arguments.format)
+    config = TrainConfig(data=arguments.source, loader=loader)
+    kind, opened = data.open_any(config)
+    show_data(opened, sys.stdout)
+    if arguments.model is None:
+        show_records(opened, arguments.records, sys.stdout)
+        return 0
+
+    from rondo.text.tokenizer import Tokenizer
+    from rondo.train.recipes.preview import preview
+
+    tokenizer = Tokenizer.load(_tokenizer(arguments.model))
+    show_preview(preview(kind, opened.training, tokenizer, config, arguments.records), sys.stdout)
+    return 0
+
+
 def _field(text: str) -> tuple[str, str]:
     name, given, theirs = text.partition("=")
     if not given:
@@ -207,4 +272,4 @@ def _count_or_none(text: str) -> int:
     return 0 if text == "0" else positive_count(text)
 
 
-VERBS: dict[str, Verb] = {"prepare": _prepare, "inspect": _inspect}
+VERBS: dict[str, Verb] = {"prepare": _prepare, "inspect": _inspect, "preview": _preview}

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rondo.models import ModelConfig
-    from rondo.plan.cost.cluster import Cluster
+    from rondo.plan.cost.cluster import Cluster, Gpu
     from rondo.plan.sizes.model import ModelShape
 
 SIZES = {
@@ -32,6 +32,7 @@ SIZES = {
     "num_experts_per_tok": "--experts-per-token",
     "moe_intermediate_size": "--expert-size",
 }
+GPUS, LENGTH, TOKENS_PER_STEP = 8, 8192, 2**22
 OPTIMIZERS = {"adamw": 12, "muon": 8}
 
 
@@ -41,7 +42,12 @@ def run(argv: list[str]) -> int:
         raise ConfigError("--dry-run builds a plan for training; leave --serve out.", param="dry_run")
     if given.serve and given.write:
         raise ConfigError("--write writes a plan for training; leave --serve out.", param="write")
-    shape, cluster = _shape(given), _cluster(given)
+    shape = _shape(given)
+    if given.lora is not None or given.qlora is not None:
+        from rondo.cli.subcommands import plan_adapter
+
+        return plan_adapter.run(given, shape, _trained_model(given))
+    cluster = _cluster(given)
     return _serve(given, shape, cluster) if given.serve else _train(given, shape, cluster)
 
 
@@ -52,9 +58,10 @@ def _train(given: argparse.Namespace, shape: ModelShape, cluster: Cluster) -> in
     from rondo.plan.job import command, config, toml
     from rondo.plan.report import as_object, lines
 
-    if given.tokens_per_step % given.seq:
+    tokens, length = given.tokens_per_step or TOKENS_PER_STEP, given.seq or LENGTH
+    if tokens % length:
         raise ConfigError(
-            f"--tokens-per-step {given.tokens_per_step} does not divide into sequences of {given.seq}.",
+            f"--tokens-per-step {tokens} does not divide into sequences of {length}.",
             param="tokens_per_step",
         )
     if given.precision not in ("bf16", "fp16", *cluster.gpu.peaks):
@@ -70,7 +77,7 @@ def _train(given: argparse.Namespace, shape: ModelShape, cluster: Cluster) -> in
         optimizer_bytes=OPTIMIZERS[given.optimizer],
     )
     pins = {name: value for name in PINS if (value := getattr(given, name)) is not None}
-    batch = StepBatch(given.tokens_per_step // given.seq, given.seq)
+    batch = StepBatch(tokens // length, length)
     found = plan(PlanningTask(shape, cluster, batch, policy, pins), given.profile)
     said, fits = as_object(found), found.chosen is not None and found.chosen.fits
     words = lines(found)
@@ -182,10 +189,16 @@ def _path(given: argparse.Namespace) -> Path | None:
 
 
 def _cluster(given: argparse.Namespace) -> Cluster:
-    from rondo.plan.cost.cluster import Cluster, gpu_of
+    from rondo.plan.cost.cluster import Cluster
+
+    return Cluster(gpu_of_flags(given), given.gpus or GPUS)
+
+
+def gpu_of_flags(given: argparse.Namespace) -> Gpu:
+    from rondo.plan.cost.cluster import gpu_of
 
     figures = ("memory", "peak", "bandwidth", "link", "network", "per_node", "host_memory")
-    return Cluster(gpu_of(given.gpu, **{name: getattr(given, name) for name in figures}), given.gpus)
+    return gpu_of(given.gpu, **{name: getattr(given, name) for name in figures})
 
 
 ESSENTIAL = (
@@ -208,7 +221,8 @@ def _parser() -> VerbParser:
     parser = VerbParser(
         "rondo plan",
         "Compute a layout of a model over a cluster, with its memory, traffic and step time; with --serve, the number "
-        "of replicas for a load. The exit code is 1 if nothing fits.",
+        "of replicas for a load; with --lora or --qlora, whether that training fits one device. The exit code is 1 if "
+        "nothing fits.",
         essential=ESSENTIAL,
     )
     parser.add_argument(
@@ -243,9 +257,14 @@ def _sizes(parser: argparse.ArgumentParser) -> None:
 def _hardware(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("cluster")
     group.add_argument(
-        "--gpu", default="h100", metavar="NAME", help="h100, a100, h200, b200, gb300, ... (h100)"
+        "--gpu",
+        default="h100",
+        metavar="NAME",
+        help="h100, a100, h200, b200, gb300, rtx-4090, ..., and `here` with --lora or --qlora (h100)",
     )
-    group.add_argument("--gpus", type=positive_count, default=8, metavar="N", help="number of GPUs (8)")
+    group.add_argument(
+        "--gpus", type=positive_count, metavar="N", help="number of GPUs (8; 1 with --lora or --qlora)"
+    )
     group.add_argument(
         "--per-node", type=positive_count, metavar="N", help="GPUs per node, behind fast links"
     )
@@ -264,11 +283,9 @@ def _hardware(parser: argparse.ArgumentParser) -> None:
 def _training(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("training")
     group.add_argument(
-        "--tokens-per-step", type=positive_count, default=2**22, metavar="N", help="batch size in tokens (4m)"
+        "--tokens-per-step", type=positive_count, metavar="N", help="batch size in tokens (4m)"
     )
-    group.add_argument(
-        "--seq", type=positive_count, default=8192, metavar="N", help="tokens per sequence (8192)"
-    )
+    group.add_argument("--seq", type=positive_count, metavar="N", help="tokens per sequence (8192)")
     group.add_argument(
         "--profile",
         choices=("cost", "classic"),
@@ -283,6 +300,16 @@ def _training(parser: argparse.ArgumentParser) -> None:
         default="chunked",
         help="chunked computes the head and its loss in parts",
     )
+    adapters = parser.add_argument_group(
+        "adapters: does the training fit one device?"
+    ).add_mutually_exclusive_group()
+    for flag, text in (
+        ("--lora", "LoRA over weights in 16 bits"),
+        ("--qlora", "LoRA over weights in 4 bits"),
+    ):
+        adapters.add_argument(
+            flag, type=positive_count, nargs="?", const=16, metavar="RANK", help=f"{text}, of this rank (16)"
+        )
     group.add_argument(
         "--swiglu",
         choices=("kernel", "kept"),

@@ -47,11 +47,13 @@ def run(argv: list[str]) -> int:
         raise _stray(stray)
     config = command.config.tree.rl.model_copy(update=given)
 
+    from rondo.cli.view.start import show_rl
     from rondo.cli.view.steps import follow
     from rondo.parallel.ranks.crew import Paused
     from rondo.rl import jobs
 
     plan = jobs.plan(config)
+    show_rl(plan)
     run = importlib.import_module("rondo.rl.remote.ray").run if config.ray.engines else jobs.run
     try:
         return follow(plan.job, f"rl {config.task}", config.steps, partial(run, plan))

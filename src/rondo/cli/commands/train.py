@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import sys
 from functools import partial
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 from rondo.cli.options.arguments import VerbParser
 from rondo.cli.options.scopes import train_scope
 from rondo.cli.options.short import read_settings
 from rondo.cli.options.verbs import run_verb
-from rondo.train.config import Kind
+from rondo.train.config import Kind, TrainConfig
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rondo.cli.view.steps import OnResume, OnStep
+    from rondo.parallel.ranks.crew import RankSupervisor
+    from rondo.train.jobs import TrainJobPlan
+    from rondo.train.recipes.data import OpenedData
 
 USAGE = """usage: rondo train RECIPE --model MODEL --data SOURCE [--SETTING=VALUE ...]
 
@@ -19,10 +27,10 @@ USAGE = """usage: rondo train RECIPE --model MODEL --data SOURCE [--SETTING=VALU
   preference  train on chosen and rejected answers: DPO, IPO, KTO or SimPO
   reward      train a model that scores answers, from pairs (Bradley-Terry)
 
-Data are JSON lines: {"text": ...}, {"messages": [...]} or {"prompt": ...,
-"completion": ...}; or plain text, or Parquet, or shards of `rondo data prepare`.
-Pairs are {"prompt" or "messages": ..., "chosen": ..., "rejected": ...}; KTO also
-takes {"prompt" or "messages": ..., "completion": ..., "label": true or false}.
+Data are JSON, JSON Lines, CSV, TSV or Parquet files in the format of Alpaca,
+ShareGPT, OpenAI chat, prompt/completion, question/answer, preference pairs or
+labelled answers (KTO), which is detected; plain text; or prepared shards.
+`rondo data preview FILE` shows how a file is read.
 
   rondo train RECIPE --help   options and settings of a recipe
 
@@ -44,8 +52,8 @@ def _train(kind: Kind, argv: list[str]) -> int:
         "--data",
         action="append",
         metavar="SOURCE[@WEIGHT]",
-        help="prepared shards, a .jsonl, .txt or .parquet file, or a folder of them, here or at s3://; "
-        "more than one are mixed",
+        help="a .jsonl, .json, .csv, .tsv, .txt or .parquet file, a folder of them, or prepared shards, here or at "
+        "s3://; more than one are mixed",
     )
     command = read_settings(parser, argv)
     if command is None:
@@ -55,22 +63,55 @@ def _train(kind: Kind, argv: list[str]) -> int:
     }
     config = command.config.tree.train.model_copy(update=given)
 
-    from rondo.cli.view.steps import follow
-    from rondo.parallel.ranks.crew import Paused, together
     from rondo.parallel.ranks.world import read_world
-    from rondo.train import jobs
 
     world = read_world()
+    opened = _read(kind, config) if world.size == 1 else None
+
+    from rondo.cli.view.start import show_training
+    from rondo.cli.view.steps import follow
+    from rondo.parallel.ranks.crew import Paused, together
+    from rondo.train import jobs
+
     try:
         with together(world, config.layout, jobs.device_of(config.device, world)) as crew:
-            plan = jobs.plan(kind, config, crew)
+            plan = jobs.plan(kind, config, crew, opened)
             if crew.first:
-                return follow(plan.job, kind, config.steps, partial(jobs.run, plan, crew=crew))
+                show_training(plan)
+                _preview(plan)
+                return follow(plan.job, kind, plan.config.steps, partial(_run, plan, crew))
             jobs.run(plan, crew=crew)
     except Paused as pause:
         if world.first:
             print(pause, file=sys.stderr)
     return 0
+
+
+def _read(kind: Kind, config: TrainConfig) -> OpenedData:
+    """Reads and validates the data before torch is imported: a mistake in a file is reported at once."""
+    from rondo.cli.view.preview import show_data
+    from rondo.train.recipes import data
+
+    data.check_given(config)
+    opened = data.open_data(kind, config)
+    show_data(opened, sys.stderr)
+    return opened
+
+
+def _run(plan: TrainJobPlan, crew: RankSupervisor, on_step: OnStep, on_resume: OnResume) -> Path:
+    from rondo.cli.view.start import with_time_left
+    from rondo.train import jobs
+
+    return jobs.run(plan, with_time_left(on_step, plan.config.steps), on_resume, crew)
+
+
+def _preview(plan: TrainJobPlan) -> None:
+    from rondo.cli.view.preview import show_preview
+    from rondo.train.recipes.preview import preview
+
+    if plan.config.preview and not plan.job.done:
+        examples = preview(plan.kind, plan.opened.training, plan.tokenizer, plan.config, plan.config.preview)
+        show_preview(examples, sys.stderr)
 
 
 VERBS = {kind: partial(_train, kind) for kind in get_args(Kind)}

@@ -1,4 +1,4 @@
-"""Records from JSON Lines, plain text and Parquet files, possibly compressed, whole or in parts."""
+"""Records from JSON, JSON Lines, CSV, plain text and Parquet files, possibly compressed, whole or in parts."""
 
 from __future__ import annotations
 
@@ -11,20 +11,35 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Literal, cast
 
 from rondo.base.errors import InvalidRequest, MissingExtra
-from rondo.data.input.records import FIELDS, Record, check_record, shapes
+from rondo.data.input.containers import json_values, table_rows
+from rondo.data.input.conversion import RecordConverter
+from rondo.data.input.detection import FORMATS, NAMES, FormatName, explain
+from rondo.data.input.records import Record
 from rondo.data.storage.places import SourceFile, open_file
 
-Kind = Literal["jsonl", "text", "parquet"]
+Kind = Literal["jsonl", "json", "csv", "tsv", "text", "parquet"]
 Unit = Literal["file", "line"]
-Check = Callable[[Record], str | None]
-"""Returns the problem of a record, or None."""
+Convert = Callable[[Record], tuple[Record | None, str]]
+"""Returns the record to train on, or None and the problem."""
 
-KINDS: dict[str, Kind] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".txt": "text", ".parquet": "parquet"}
+KINDS: dict[str, Kind] = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "json",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".txt": "text",
+    ".parquet": "parquet",
+}
+LINES: tuple[Kind, ...] = ("jsonl", "text")
+"""Kinds whose files can be read from any line on."""
 COMPRESSIONS = ("", ".gz", ".zst")
 SUFFIXES = tuple(f"{kind}{end}" for kind in KINDS for end in (COMPRESSIONS if kind != ".parquet" else ("",)))
 
 LONGEST = 256 << 20
 """Maximum bytes of one line, or of a file that is one document; more is a mistake."""
+LARGEST_JSON = 4 << 30
+"""Maximum bytes of a JSON document, which is read at once."""
 ROWS = 256
 
 
@@ -33,9 +48,11 @@ class Form:
     """The layout of documents in the files."""
 
     fields: dict[str, str] = field(default_factory=dict)
-    """Names in the data for `text`, `messages`, `prompt`, `completion` and `tools`."""
+    """Names in the data for `text`, `messages`, `prompt`, `completion`, `instruction`, ..."""
     text: Unit = "file"
     """The unit of a plain text file that is one document."""
+    format: FormatName | None = None
+    """Format of the records; None: detected in each file."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +75,8 @@ class ParsedRecord:
     problem: str = ""
     done: int = 0
     """Bytes of the file read up to this record."""
+    line: int = 0
+    """The record's line in the file, if it is numbered otherwise."""
 
 
 def kind_of(name: str) -> Kind:
@@ -66,7 +85,7 @@ def kind_of(name: str) -> Kind:
         if stem.endswith(suffix):
             return kind
     raise InvalidRequest(
-        f"{name}: what it holds is told by its name, which ends in {', '.join(SUFFIXES)}", param="data"
+        f"{name}: the format of a file is told by its name, which ends in {', '.join(SUFFIXES)}", param="data"
     )
 
 
@@ -75,7 +94,7 @@ def parts_of(file: SourceFile, form: Form, size: int) -> list[FilePart]:
     kind = kind_of(file.name)
     if kind == "parquet":
         return _row_groups(file, size)
-    if file.name.endswith((".gz", ".zst")) or (kind == "text" and form.text == "file"):
+    if file.name.endswith((".gz", ".zst")) or kind not in LINES or (kind == "text" and form.text == "file"):
         return [FilePart(file, 0, file.size, file.size)]
     begins = range(0, file.size, size)
     return [
@@ -89,15 +108,28 @@ def whole(file: SourceFile) -> FilePart:
 
 
 def unit_of(file: SourceFile) -> str:
-    return "row" if kind_of(file.name) == "parquet" else "line"
+    kind = kind_of(file.name)
+    return "line" if kind in LINES else "record" if kind == "json" else "row"
 
 
-def read_part(part: FilePart, form: Form, check: Check = check_record) -> Iterator[ParsedRecord]:
-    """Yields every record of a part, and every broken line. Empty lines are skipped. `check` validates JSON Lines with
-    another schema."""
+def place_of(file: SourceFile, number: int, line: int = 0) -> str:
+    """The place of a record in errors."""
+    return f"{file.name}, {unit_of(file)} {number}{f' (line {line})' if line else ''}"
+
+
+def read_part(part: FilePart, form: Form, convert: Convert | None = None) -> Iterator[ParsedRecord]:
+    """Yields every record of a part, and every broken line. Empty lines are skipped. `convert` replaces the detection
+    of the format."""
+    own = _renamed(form, convert or RecordConverter(form.format))
     match kind_of(part.file.name):
         case "parquet":
-            yield from _parquet(part, form)
+            yield from _parquet(part, form, own)
+        case "json":
+            yield from _json(part, own)
+        case "csv":
+            yield from _table(part, ",", own)
+        case "tsv":
+            yield from _table(part, "\t", own)
         case "text" if form.text == "file":
             yield _file(part)
         case kind:
@@ -105,8 +137,22 @@ def read_part(part: FilePart, form: Form, check: Check = check_record) -> Iterat
                 if line is None:
                     yield ParsedRecord(number, None, f"a line of more than {LONGEST} bytes", done)
                 elif line.strip():
-                    record, problem = _json(line, form, check) if kind == "jsonl" else _text(line)
+                    record, problem = _json_line(line, own) if kind == "jsonl" else _text(line)
                     yield ParsedRecord(number, record, problem, done)
+
+
+def _renamed(form: Form, convert: Convert) -> Convert:
+    """`convert` after the fields have their usual names."""
+
+    def renamed(record: Record) -> tuple[Record | None, str]:
+        for name, theirs in form.fields.items():
+            if theirs in record:
+                record[name] = record.pop(theirs)
+            elif name == "text":
+                return None, f'no "{theirs}" in this record'
+        return convert(record)
+
+    return renamed if form.fields else convert
 
 
 def lines_before(part: FilePart) -> int:
@@ -128,7 +174,7 @@ def _lines(part: FilePart) -> Iterator[tuple[int, bytes | None, int]]:
     """Yields (number, line, bytes done); the line is None if it is too long."""
     with open_file(part.file.name) as raw:
         packed = part.file.name.endswith((".gz", ".zst"))
-        stream = _unpacked(raw, part.file.name) if packed else raw
+        stream = _stream(raw, part.file.name)
         at = part.begin
         if at:
             stream.seek(at - 1)
@@ -172,9 +218,8 @@ def _unpacked(raw: BinaryIO, name: str) -> BinaryIO:
 
 def _file(part: FilePart) -> ParsedRecord:
     with open_file(part.file.name) as raw:
-        packed = part.file.name.endswith((".gz", ".zst"))
         try:
-            data = (_unpacked(raw, part.file.name) if packed else raw).read(LONGEST + 1)
+            data = _stream(raw, part.file.name).read(LONGEST + 1)
         except (EOFError, OSError, zlib.error) as error:
             raise InvalidRequest(f"{part.file.name} is damaged: {error}", param="data") from error
     if len(data) > LONGEST:
@@ -193,37 +238,68 @@ def _text(data: bytes, strip: bool = True) -> tuple[Record | None, str]:
     return {"text": text.rstrip("\r\n") if strip else text}, ""
 
 
-def _json(line: bytes, form: Form, check: Check) -> tuple[Record | None, str]:
+def _json_line(line: bytes, convert: Convert) -> tuple[Record | None, str]:
     try:
-        record = json.loads(line)
+        value = json.loads(line)
     except (ValueError, RecursionError) as error:  # JSONDecodeError and UnicodeDecodeError are ValueErrors
+        if line.strip() in (b"[", b"[{", b"{"):
+            return None, f"not JSON ({error}): a file with one JSON document needs a name that ends in .json"
         return None, f"not JSON ({error})"
-    if not isinstance(record, dict):
-        of = f", one of {shapes()}" if check is check_record else ""
-        return None, f"a record is a JSON object{of}"
-    return _checked(record, form, check)
+    return _of_value(value, convert)
 
 
-def _checked(record: Record, form: Form, check: Check = check_record) -> tuple[Record | None, str]:
-    for name, theirs in form.fields.items():
-        if theirs in record:
-            record[name] = record.pop(theirs)
-        elif name == "text":
-            return None, f'no "{theirs}" in this record'
-    problem = check(record)
-    return (None, problem) if problem else (record, "")
+def _of_value(value: Any, convert: Convert) -> tuple[Record | None, str]:
+    if not isinstance(value, dict):
+        return None, f"a record is a JSON object, such as {FORMATS['chat'].example}"
+    return convert(value)
 
 
-def _parquet(part: FilePart, form: Form) -> Iterator[ParsedRecord]:
+def _json(part: FilePart, convert: Convert) -> Iterator[ParsedRecord]:
+    with open_file(part.file.name) as raw:
+        data = _whole(raw, part.file.name, LARGEST_JSON)
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"{part.file.name}: not text in UTF-8 ({error})", param="data") from None
+    for number, (line, value) in enumerate(json_values(text, part.file.name), 1):
+        record, problem = _of_value(value, convert)
+        yield ParsedRecord(number, record, problem, part.size, line)
+
+
+def _table(part: FilePart, delimiter: str, convert: Convert) -> Iterator[ParsedRecord]:
+    with open_file(part.file.name) as raw:
+        rows = table_rows(_stream(raw, part.file.name), part.file.name, delimiter)
+        try:
+            for number, (line, row, problem) in enumerate(rows, 1):
+                record, problem = (None, problem) if row is None else convert(row)
+                yield ParsedRecord(number, record, problem, raw.tell(), line)
+        except (EOFError, OSError, zlib.error) as error:
+            raise InvalidRequest(f"{part.file.name} is damaged: {error}", param="data") from error
+
+
+def _whole(raw: BinaryIO, name: str, most: int) -> bytes:
+    """All bytes of a file, one more than `most` at most."""
+    try:
+        data = _stream(raw, name).read(most + 1)
+    except (EOFError, OSError, zlib.error) as error:
+        raise InvalidRequest(f"{name} is damaged: {error}", param="data") from error
+    if len(data) > most:
+        raise InvalidRequest(f"{name} has more than {most} bytes: convert it to JSON Lines", param="data")
+    return data
+
+
+def _stream(raw: BinaryIO, name: str) -> BinaryIO:
+    return _unpacked(raw, name) if name.endswith((".gz", ".zst")) else raw
+
+
+def _parquet(part: FilePart, form: Form, convert: Convert) -> Iterator[ParsedRecord]:
     with open_file(part.file.name) as raw:
         file = _parquet_file(raw, part.file.name)
-        wanted = {form.fields.get(name, name) for name in FIELDS}
+        wanted = {form.fields.get(name, name) for name in NAMES}
         columns = [name for name in file.schema_arrow.names if name in wanted]
         if not columns:
             raise InvalidRequest(
-                f"{part.file.name} has no column {' or '.join(sorted(wanted))}, "
-                f"but: {', '.join(file.schema_arrow.names)}",
-                param="data",
+                f"{part.file.name}: {explain(dict.fromkeys(file.schema_arrow.names))}", param="data"
             )
         groups = list(range(part.begin, part.end))
         total = max(sum(file.metadata.row_group(i).num_rows for i in groups), 1)
@@ -232,7 +308,7 @@ def _parquet(part: FilePart, form: Form) -> Iterator[ParsedRecord]:
             for batch in file.iter_batches(ROWS, row_groups=groups, columns=columns):
                 for row in batch.to_pylist():
                     number += 1
-                    record, problem = _checked(_present(row), form)
+                    record, problem = convert(_present(row))
                     yield ParsedRecord(number, record, problem, part.size * number // total)
         except (OSError, ValueError) as error:
             raise InvalidRequest(

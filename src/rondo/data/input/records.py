@@ -6,19 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 Record = dict[str, Any]
-FIELDS = ("text", "messages", "prompt", "completion", "tools", "chosen", "rejected", "label")
-_SHAPES = (
-    '{"text": ...}',
-    '{"messages": [...]}',
-    '{"prompt": ..., "completion": ...}',
-    '{"prompt" or "messages": ..., "chosen": ..., "rejected": ...}',
-    '{"prompt" or "messages": ..., "completion": ..., "label": true or false}',
-)
 PAIR = ("chosen", "rejected")
-
-
-def shapes() -> str:
-    return ", ".join(_SHAPES)
 
 
 def check_record(record: Record) -> str | None:
@@ -31,7 +19,7 @@ def check_record(record: Record) -> str | None:
     wanted = ("prompt", "completion") if "prompt" in record or "completion" in record else ("text",)
     for name in wanted:
         if name not in record:
-            return f'no "{name}" in this record; it must be one of {", ".join(_SHAPES)}'
+            return f'no "{name}" in this record'
         if not isinstance(record[name], str):
             return f'"{name}" must be a string, not {type(record[name]).__name__}'
     return None
@@ -51,9 +39,14 @@ def _check_messages(messages: Any) -> str | None:
 
 
 def _check_learned(messages: list[dict[str, Any]]) -> str | None:
-    if not any(message["role"] == "assistant" for message in messages):
+    if not any(is_learned(message) for message in messages):
         return "there is no assistant message to learn from"
     return None
+
+
+def is_learned(message: dict[str, Any]) -> bool:
+    """Whether SFT trains on the message: an assistant's, unless its `weight` is 0 (OpenAI's fine-tuning format)."""
+    return message["role"] == "assistant" and message.get("weight", 1) != 0
 
 
 def _check_judged(record: Record, answers: tuple[str, ...]) -> str | None:

@@ -9,7 +9,7 @@ from torch import nn
 from rondo.base.errors import ModelError
 from rondo.models.adapters.attached import AttachedAdapter, adapter_of, attach, detach, trainable
 from rondo.models.adapters.files import CONFIG, read_config
-from rondo.models.adapters.lora import attach_lora, load_lora, merge, read_lora, save_lora
+from rondo.models.adapters.lora import attach_lora, load_lora, lora_size, merge, read_lora, save_lora
 from rondo.models.adapters.lora_config import LoraSpec
 from rondo.models.adapters.tokenformer import (
     TokenformerSpec,
@@ -32,6 +32,7 @@ __all__ = [
     "load_adapter",
     "load_lora",
     "load_tokenformer",
+    "lora_size",
     "merge",
     "read_adapter",
     "save_adapter",

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,7 @@ from rondo.models.files.mapping import TensorMapping, slots
 from rondo.models.parts import Linear
 from rondo.models.quantized.parts import QuantizedLinear, QuantizedTensors
 from rondo.ops import linear
+from rondo.ops.gemm.linear import linear_gradients
 
 
 class Lora(nn.Module):
@@ -34,10 +36,28 @@ class Lora(nn.Module):
         self.scale = scale
 
     def forward(self, x: Tensor) -> Tensor:
-        return linear(linear(x.to(self.a.dtype), self.a), self.b) * self.scale
+        plain = type(self.a) is nn.Parameter and x.dtype != self.a.dtype
+        inner: Tensor = _Widened.apply(x, self.a) if plain else linear(x.to(self.a.dtype), self.a)  # type: ignore[no-untyped-call]
+        return linear(inner, self.b) * self.scale
 
     def delta(self) -> Tensor:
         return (self.b.float() @ self.a.float()) * self.scale
+
+
+class _Widened(torch.autograd.Function):
+    """x @ A.T in A's wider type. It saves x as it is, which the base and other adapters save too, and converts it again
+    in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, a: Tensor) -> Tensor:
+        ctx.save_for_backward(x, a)
+        return linear(x.to(a.dtype), a)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x, a = ctx.saved_tensors
+        for_x, for_a, _ = linear_gradients(grads[0], x.to(a.dtype), a, (*ctx.needs_input_grad, False))
+        return None if for_x is None else for_x.to(x.dtype), for_a
 
 
 @dataclass(frozen=True)
@@ -64,6 +84,11 @@ def attach_lora(
         return a.to(model.device, dtype), torch.zeros(target.shape[0], rank, dtype=dtype, device=model.device)
 
     return attach(model, spec, _parts(model, spec, fresh, train=True), train=True)
+
+
+def lora_size(model: Decoder, spec: LoraSpec) -> int:
+    """Parameters of an adapter, from the model's shapes."""
+    return sum(spec.rank(name) * sum(target.shape) for name, target in _covered(model, spec).items())
 
 
 def load_lora(model: Decoder, folder: str | Path, *, train: bool = False) -> AttachedAdapter:

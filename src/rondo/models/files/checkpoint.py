@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from rondo.base.errors import ModelError
 from rondo.base.storage.files import atomic_dir
+from rondo.models.adapters.merged import is_quantized_base, merged_outgoing
 from rondo.models.architecture import ModelConfig
 from rondo.models.decoder import Decoder
 from rondo.models.devices import device_named
@@ -220,7 +221,9 @@ def save(
 def save_into(
     model: Decoder, folder: Path, max_shard_bytes: int = MAX_SHARD_BYTES, progress: Progress | None = None
 ) -> None:
-    """Like `save`, into an existing folder; the caller is responsible for atomicity."""
+    """Like `save`, into an existing folder; the caller is responsible for atomicity. A model whose layers are quantized
+    in memory only, under a LoRA, is written merged and dequantized, weight by weight."""
+    tensors = merged_outgoing(model) if is_quantized_base(model) else outgoing(model)
     config = dict(model.config.hf or {})
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    write(folder, outgoing(model), max_shard_bytes, progress or (lambda count: None))
+    write(folder, tensors, max_shard_bytes, progress or (lambda count: None))

@@ -98,7 +98,7 @@ def plain_outgoing(table: Iterable[Slot], parameters: dict[str, Tensor]) -> list
             slot.name,
             slot.shape_for(parameters),
             parameters[slot.pieces[0].param].dtype,
-            partial(_theirs, slot, parameters),
+            partial(joined, slot, parameters),
         )
         for slot in table
     ]
@@ -108,11 +108,12 @@ def to_hf(model: "Decoder") -> Iterator[tuple[str, Tensor]]:
     return ((tensor.name, tensor.make()) for tensor in outgoing(model))
 
 
-def _theirs(slot: Slot, parameters: dict[str, Tensor]) -> Tensor:
+def joined(slot: Slot, parameters: Mapping[str, Tensor]) -> Tensor:
+    """The Hugging Face tensor of a slot: a view of the parameter where the layout allows, else a copy."""
     first = slot.pieces[0].ours(parameters)
     if len(slot.pieces) == 1 and slot.pieces[0].into is None:
         return first
-    joined = torch.empty(slot.shape_for(parameters), dtype=first.dtype, device=first.device)
+    whole = torch.empty(slot.shape_for(parameters), dtype=first.dtype, device=first.device)
     for piece in slot.pieces:
-        piece.theirs(joined).copy_(piece.ours(parameters))
-    return joined
+        piece.theirs(whole).copy_(piece.ours(parameters))
+    return whole

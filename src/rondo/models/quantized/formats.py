@@ -6,6 +6,7 @@ A format with the layout of the common representation is used from the mapped fi
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from rondo.models.quantized.scheme import Format, Scheme
 from rondo.ops import Quantized
+from rondo.ops.gemm import nf4
 from rondo.ops.gemm.quantized import MX_GROUP, SYMMETRIC_ZERO, pack, unpack
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
@@ -232,6 +234,89 @@ def _mxfp4_read(scheme: Scheme, shape: Shape, tensors: Tensors) -> Quantized:
     return Quantized("mxfp4", tensors["_blocks"].flatten(-2), tensors["_scales"])
 
 
+# NF4 of bitsandbytes: two codes a byte in one column, the upper half first; sizes and the mean of the scales as JSON.
+
+NF4_STATE = ".weight.quant_state.bitsandbytes__nf4"
+NF4_STATE_BYTES = 256
+"""JSON is padded with spaces to this size, which is known before the JSON is."""
+
+
+def _nf4_wants(scheme: Scheme, shape: Shape) -> list[Want]:
+    rows, columns = shape
+    scales = rows * groups_of(scheme, columns)
+    wants = [
+        Want(".weight", (torch.uint8,), ((rows * columns // 2, 1),)),
+        Want(
+            ".weight.absmax", (torch.uint8 if scheme.nested else torch.float32,), ((scales,),), grouped=True
+        ),
+        Want(".weight.quant_map", (torch.float32,), ((len(nf4.NF4),),)),
+        Want(NF4_STATE, (torch.uint8,), ((NF4_STATE_BYTES,), (-1,))),
+    ]
+    if scheme.nested:
+        blocks = -(-scales // nf4.NESTED_GROUP)
+        wants.append(Want(".weight.nested_absmax", (torch.float32,), ((blocks,),)))
+        wants.append(Want(".weight.nested_quant_map", (torch.float32,), ((256,),)))
+    return wants
+
+
+def _nf4_read(scheme: Scheme, shape: Shape, tensors: Tensors) -> Quantized:
+    rows, columns = shape
+    try:
+        state = json.loads(bytes(tensors[NF4_STATE].tolist()))
+        blocks = state["blocksize"], state.get("nested_blocksize", nf4.NESTED_GROUP)
+        mean = float(state["nested_offset"]) if scheme.nested else 0.0
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"its quant_state is no JSON object with its sizes ({error!r})") from None
+    if blocks != (scheme.group, nf4.NESTED_GROUP):
+        raise ValueError(f"its blocksize is {blocks[0]} and {blocks[1]}; 64 and 256 are supported")
+    device = tensors[".weight"].device
+    _same_map(tensors[".weight.quant_map"], nf4.values(device), "quant_map")
+    data = _swapped(tensors[".weight"].view(rows, columns // 2))
+    scales = tensors[".weight.absmax"].view(rows, columns // nf4.GROUP)
+    if not scheme.nested:
+        return Quantized("nf4", data, scales)
+    _same_map(tensors[".weight.nested_quant_map"], nf4.dynamic_map(device), "nested_quant_map")
+    nested = torch.cat([torch.tensor([mean], device=device), tensors[".weight.nested_absmax"]])
+    return Quantized("nf4", data, scales, nested=nested)
+
+
+def _same_map(stored: Tensor, ours: Tensor, name: str) -> None:
+    if not torch.allclose(stored, ours, rtol=0, atol=1e-6):
+        raise ValueError(f"its {name} is not that of NF4 in bitsandbytes")
+
+
+def _nf4_write(scheme: Scheme, weight: Quantized, dtype: torch.dtype) -> Made:
+    codes, nested = weight.scales, weight.nested
+    if nested is None:  # the rows of several weights
+        codes, nested = nf4.nested(weight.scales)
+    return {
+        ".weight": lambda: _swapped(weight.data).view(-1, 1),
+        ".weight.absmax": lambda: codes.flatten(),
+        ".weight.quant_map": lambda: nf4.values(weight.device),
+        ".weight.nested_absmax": lambda: nested[1:].contiguous(),
+        ".weight.nested_quant_map": lambda: nf4.dynamic_map(weight.device),
+        NF4_STATE: lambda: _nf4_state(weight.shape, nested[0].item(), dtype),
+    }
+
+
+def _nf4_state(shape: Shape, mean: float, dtype: torch.dtype) -> Tensor:
+    state = {
+        "quant_type": "nf4",
+        "blocksize": nf4.GROUP,
+        "dtype": str(dtype).removeprefix("torch."),
+        "shape": list(shape),
+        "nested_blocksize": nf4.NESTED_GROUP,
+        "nested_dtype": "float32",
+        "nested_offset": mean,
+    }
+    return torch.tensor(list(json.dumps(state).ljust(NF4_STATE_BYTES).encode()), dtype=torch.uint8)
+
+
+def _swapped(data: Tensor) -> Tensor:
+    """The two halves of each byte exchanged."""
+    return data << 4 | data >> 4
+
+
 LAYOUTS: dict[Format, QuantizedLayout] = {
     "gptq": QuantizedLayout(_gptq_wants, _gptq_read, _gptq_write),
     "awq": QuantizedLayout(_awq_wants, _awq_read, _awq_write),
@@ -240,6 +325,7 @@ LAYOUTS: dict[Format, QuantizedLayout] = {
     "fp8": QuantizedLayout(_plain_wants, _plain_read, _plain_write),
     "block_fp8": QuantizedLayout(_plain_wants, _plain_read),
     "mxfp4": QuantizedLayout(_mxfp4_wants, _mxfp4_read),
+    "nf4": QuantizedLayout(_nf4_wants, _nf4_read, _nf4_write),
 }
 
 

@@ -52,6 +52,17 @@ class QuantizedExperts(nn.Module):
         return grouped_experts(x, weights, experts, self.weights, self.activation)
 
 
+def quantized_weights(model: nn.Module) -> dict[str, Quantized]:
+    """The quantized weights of a model by the names of the parameters that they replace."""
+    found = {}
+    for path, module in model.named_modules():
+        if isinstance(module, QuantizedLinear):
+            found[f"{path}.weight"] = module.quantized
+        elif isinstance(module, QuantizedTensors):
+            found[path] = module.quantized
+    return found
+
+
 def hold(module: nn.Module, weight: Quantized) -> Quantized:
     """Registers the weight's tensors as parameters of the module. The returned weight refers to the same parameters."""
     held: dict[str, Any] = {

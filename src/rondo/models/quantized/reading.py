@@ -287,6 +287,8 @@ def stacked(weights: list[Quantized], join: Callable[..., Tensor] = torch.stack)
         weights = [weight.with_zeros() for weight in weights]
     if any(weight.order is not None for weight in weights):
         weights = [weight.with_order() for weight in weights]
+    if join is not torch.stack:
+        weights = [weight.with_plain_scales() for weight in weights]
     first = weights[0]
     fields = {name: [weight.tensors[name] for weight in weights] for name in first.tensors}
     joined: dict[str, Any] = {name: join(tensors) for name, tensors in fields.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -11,8 +12,9 @@ from rondo.base.errors import ModelError
 
 FIELD = "quantization_config"
 Settings = Mapping[str, Any]
-Format = Literal["gptq", "awq", "packed", "int8", "fp8", "block_fp8", "mxfp4"]
+Format = Literal["gptq", "awq", "packed", "int8", "fp8", "block_fp8", "mxfp4", "nf4"]
 ANY = ".*"
+NF4_GROUP = 64
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,8 @@ class Scheme:
     zero_offset: int = 0
     """Number subtracted from the stored zeros: 1 in GPTQ's first format."""
     activations: Literal["float", "int8"] = "float"
+    nested: bool = False
+    """nf4: whether the scales are stored in 8 bits."""
 
 
 @dataclass(frozen=True)
@@ -194,6 +198,16 @@ def _fp8(settings: Settings) -> tuple[SchemeRule, ...]:
     return HEAD, SchemeRule(tuple(map(_within, kept)), None), SchemeRule((ANY,), scheme)
 
 
+def _bitsandbytes(settings: Settings) -> tuple[SchemeRule, ...]:
+    """4-bit weights of bitsandbytes in NF4."""
+    check(settings, "load_in_4bit", [True])
+    check(settings, "bnb_4bit_quant_type", ["nf4"], "fp4")
+    check(settings, "bnb_4bit_quant_storage", ["uint8"], "uint8")
+    kept = tuple(map(_within, names(settings, "llm_int8_skip_modules")))
+    nested = bool(settings.get("bnb_4bit_use_double_quant", False))
+    return HEAD, SchemeRule(kept, None), SchemeRule((ANY,), Scheme("nf4", 4, NF4_GROUP, nested=nested))
+
+
 def block_of(block: Any, field: str) -> tuple[int, int]:
     if (
         not isinstance(block, list | tuple)
@@ -221,6 +235,7 @@ def _compressed(settings: Settings) -> tuple[SchemeRule, ...]:
 
 READERS = {
     "awq": _awq,
+    "bitsandbytes": _bitsandbytes,
     "compressed-tensors": _compressed,
     "fp8": _fp8,
     "gptq": _gptq,
@@ -233,9 +248,13 @@ COUNTED = {
     "_blocks": 2,
     **dict.fromkeys((".qzeros", ".scales", ".g_idx", "_scales", ".weight_g_idx", ".weight_shape"), 0),
     **dict.fromkeys((".weight_scale", ".weight_scale_inv", ".weight_zero_point", ".input_scale"), 0),
+    **dict.fromkeys((".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map", "__nf4"), 0),
 }
 
 
-def numbers_of(name: str, numel: int) -> int:
+def numbers_of(name: str, shape: tuple[int, ...]) -> int:
     """The number of model parameters that a stored tensor represents."""
-    return numel * next((factor for end, factor in COUNTED.items() if name.endswith(end)), 1)
+    factor = next((factor for end, factor in COUNTED.items() if name.endswith(end)), 1)
+    if name.endswith(".weight") and len(shape) == 2 and shape[1] == 1:  # bitsandbytes
+        factor = 2
+    return factor * math.prod(shape)

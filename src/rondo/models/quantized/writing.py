@@ -13,8 +13,8 @@ from torch import Tensor
 from rondo.models.decoder import Decoder
 from rondo.models.files.mapping import Outgoing, Slot, TensorMapping, plain_outgoing
 from rondo.models.files.safetensors_write import write
-from rondo.models.quantized.formats import LAYOUTS
-from rondo.models.quantized.parts import QuantizedLinear, QuantizedTensors
+from rondo.models.quantized.formats import LAYOUTS, NF4_STATE
+from rondo.models.quantized.parts import quantized_weights
 from rondo.models.quantized.reading import Weight, stacked
 from rondo.ops import Quantized
 
@@ -32,24 +32,14 @@ def write_into(
 def outgoing(model: Decoder, plain: list[Slot], weights: list[Weight]) -> list[Outgoing]:
     parameters = {name: each.detach() for name, each in model.named_parameters(remove_duplicate=False)}
     tensors = plain_outgoing(plain, parameters)
-    held = _held(model)
+    held = quantized_weights(model)
     scale_type = model.dtype
     for weight in weights:
-        if weight.scheme.bits == 4 and scale_type == torch.float32:
+        if weight.scheme.format in ("gptq", "awq") and scale_type == torch.float32:
             tensors += _of(weight, held, torch.float16)
         else:
             tensors += _of(weight, held, scale_type)
     return tensors
-
-
-def _held(model: Decoder) -> dict[str, Quantized]:
-    found = {}
-    for path, module in model.named_modules():
-        if isinstance(module, QuantizedLinear):
-            found[f"{path}.weight"] = module.quantized
-        elif isinstance(module, QuantizedTensors):
-            found[path] = module.quantized
-    return found
 
 
 def _of(weight: Weight, held: dict[str, Quantized], scale_type: torch.dtype) -> list[Outgoing]:
@@ -71,7 +61,14 @@ def _of(weight: Weight, held: dict[str, Quantized], scale_type: torch.dtype) -> 
 
 
 SCALES = (".scales", ".weight_scale")
-WRITTEN = (".qweight", ".qzeros", ".g_idx", ".weight", *SCALES)
+NESTED = (
+    ".weight.absmax",
+    ".weight.quant_map",
+    ".weight.nested_absmax",
+    ".weight.nested_quant_map",
+    NF4_STATE,
+)
+WRITTEN = (".qweight", ".qzeros", ".g_idx", ".weight", *SCALES, *NESTED)
 
 
 def _whole(slot: Slot, held: dict[str, Quantized]) -> Quantized:

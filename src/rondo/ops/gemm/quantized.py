@@ -16,19 +16,21 @@ from torch import Tensor
 
 from rondo.ops.attention.pages import encode
 from rondo.ops.dispatch import Op
+from rondo.ops.gemm import nf4
 from rondo.ops.gemm.linear import gradient_of_x, linear
 from rondo.ops.kept import kept
 from rondo.ops.sharded.layout import refuse_shards
 
-Kind = Literal["int8", "int4", "fp8", "mxfp4"]
+Kind = Literal["int8", "int4", "fp8", "mxfp4", "nf4"]
 
 DATA_TYPES: dict[Kind, torch.dtype] = {
     "int8": torch.int8,
     "int4": torch.uint8,
     "fp8": torch.float8_e4m3fn,
     "mxfp4": torch.uint8,
+    "nf4": torch.uint8,
 }
-PACKED: tuple[Kind, ...] = ("int4", "mxfp4")
+PACKED: tuple[Kind, ...] = ("int4", "mxfp4", "nf4")
 """Kinds with two numbers a byte; the lower half is the even column."""
 MX_GROUP = 32
 SYMMETRIC_ZERO = 8
@@ -40,7 +42,7 @@ EXACT_COLUMNS = 1024
 @dataclass(frozen=True)
 class Quantized:
     """A quantized weight: data [.., N, K], or uint8 [.., N, K/2] for 4-bit kinds; scales fp32 [.., N / rows, K /
-    group], for mxfp4 its exponents (e8m0 as uint8 [.., N, K/32])."""
+    group], for mxfp4 its exponents (e8m0 as uint8 [.., N, K/32]), for nf4 with `nested` 8-bit codes (uint8)."""
 
     kind: Kind
     data: Tensor
@@ -51,6 +53,8 @@ class Quantized:
     """Column k of `data` multiplies x[..., order[k]]: [.., K] int64."""
     activations: Literal["float", "int8"] = "float"
     """With int8, each row of x is quantized to int8 too, its largest magnitude to 127."""
+    nested: Tensor | None = None
+    """nf4: the mean of the scales and the scales of their codes, fp32 [.., 1 + blocks]."""
 
     def __post_init__(self) -> None:
         _check(self)
@@ -83,6 +87,7 @@ class Quantized:
     def tensors(self) -> dict[str, Tensor]:
         """The tensors of the weight by field name."""
         fields = {"data": self.data, "scales": self.scales, "zeros": self.zeros, "order": self.order}
+        fields["nested"] = self.nested
         return {name: tensor for name, tensor in fields.items() if tensor is not None}
 
     def expert(self, index: int) -> Quantized:
@@ -91,6 +96,8 @@ class Quantized:
 
     def rows(self, region: slice) -> Quantized:
         """A range of rows. The data of a single matrix [N, K] is a view."""
+        if self.nested is not None:
+            return self.with_plain_scales().rows(region)
         one_scale = self.scales.shape[-2] == 1
         scales = self.scales if one_scale else self.scales.repeat_interleave(self.block_rows, -2)
         return replace(
@@ -112,6 +119,12 @@ class Quantized:
             return self
         return replace(self, order=torch.arange(self.shape[-1], device=self.device))
 
+    def with_plain_scales(self) -> Quantized:
+        """The same weight with scales in fp32, without `nested`."""
+        if self.nested is None:
+            return self
+        return replace(self, scales=nf4.plain_scales(self.scales, self.nested), nested=None)
+
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Quantized:
         """The same weight with `change` applied to each tensor, for example a move to a device."""
         changed: dict[str, Any] = {name: change(tensor) for name, tensor in self.tensors.items()}
@@ -126,8 +139,10 @@ class Quantized:
         if self.kind == "int4":
             zero = SYMMETRIC_ZERO if self.zeros is None else self.zeros.float()[..., None, :, None]
             numbers = numbers - zero
-        scales = _powers(self.scales.device)[self.scales.int()] if self.kind == "mxfp4" else self.scales
-        weight = (numbers * scales[..., :, None, :, None]).to(dtype).view(shape)
+        scales = self.with_plain_scales().scales
+        if self.kind == "mxfp4":
+            scales = _powers(scales.device)[scales.int()]
+        weight = numbers.mul_(scales[..., :, None, :, None]).to(dtype).view(shape)
         if self.order is not None:
             weight = torch.empty_like(weight).scatter_(-1, self.order.unsqueeze(-2).expand(shape), weight)
         return weight
@@ -142,15 +157,21 @@ def _check(weight: Quantized) -> None:
     if data.dtype != DATA_TYPES[kind] or data.dim() not in (2, 3):
         raise ValueError(f"data of {kind} is {DATA_TYPES[kind]} [N, K] or [E, N, K], not {_told(data)}")
     *experts, rows, columns = weight.shape
-    wanted = torch.uint8 if kind == "mxfp4" else torch.float32
+    wanted = torch.uint8 if kind == "mxfp4" or weight.nested is not None else torch.float32
     if scales.dtype != wanted or scales.dim() != data.dim() or list(scales.shape[:-2]) != experts:
         raise ValueError(f"scales of {kind} {list(weight.shape)} are {wanted}, not {_told(scales)}")
     if not _divides(scales.shape[-2], rows) or not _divides(scales.shape[-1], columns):
         raise ValueError(f"scales {list(scales.shape)} do not divide a weight {list(weight.shape)} evenly")
     if kind == "mxfp4" and (columns != MX_GROUP * scales.shape[-1] or rows != scales.shape[-2]):
         raise ValueError(f"scales of mxfp4 {list(weight.shape)} are one for {MX_GROUP} columns of a row")
-    if kind == "int4" and scales.shape[-2] != rows:
-        raise ValueError(f"scales of int4 {list(weight.shape)} are of one row each, not {list(scales.shape)}")
+    if kind in ("int4", "nf4") and scales.shape[-2] != rows:
+        raise ValueError(
+            f"scales of {kind} {list(weight.shape)} are of one row each, not {list(scales.shape)}"
+        )
+    if weight.nested is not None:
+        blocks = -(-scales.shape[-2] * scales.shape[-1] // nf4.NESTED_GROUP)
+        if kind != "nf4" or list(weight.nested.shape) != [*experts, 1 + blocks]:
+            raise ValueError(f"nested of nf4 is fp32 {[*experts, 1 + blocks]}, not {_told(weight.nested)}")
     if weight.zeros is not None and (
         kind != "int4" or weight.zeros.dtype != torch.uint8 or weight.zeros.shape != scales.shape
     ):
@@ -177,6 +198,8 @@ def _numbers(weight: Quantized) -> Tensor:
     """The stored numbers as fp32 [.., N, K]."""
     if weight.kind not in PACKED:
         return weight.data.float()
+    if weight.kind == "nf4":
+        return nf4.numbers(weight.data)
     codes = unpack(weight.data)
     return codes.float() if weight.kind == "int4" else _e2m1(codes.device)[codes.int()]
 

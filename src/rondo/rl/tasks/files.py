@@ -12,7 +12,7 @@ from typing import Any
 from rondo.base.errors import ConfigError, InvalidRequest, RondoError
 from rondo.base.storage.hashing import sha256_json
 from rondo.data.input.records import Record
-from rondo.data.input.sources import read_records
+from rondo.data.input.sources import read_source
 from rondo.graders import Grader, Sample, Score
 from rondo.graders.registry import grader_of
 from rondo.rl.tasks.registry import Problem, Split, split_of
@@ -65,7 +65,7 @@ def read_task(file: str, grader: Mapping[str, Any], max_broken: int = 0) -> File
     if not Path(file).is_file():
         raise ConfigError(f"There is no file {file} to read the task from.", param="rl.task")
     reader = _Reader(grader)
-    records = read_records(file, max_broken=max_broken, check=reader.check)
+    records = read_source(file, max_broken=max_broken, convert=reader.checked).records
     problems: dict[Split, list[Problem]] = {"train": [], "held_out": []}
     for record in records:
         problem = _problem(record)
@@ -91,8 +91,10 @@ class _Reader:
         self.own: dict[str, Grader] = {}
         self._splits: dict[str, str] = {}
 
-    def check(self, record: Record) -> str | None:
-        return self._prompt(record) or self._split(record) or self._grader(record)
+    def checked(self, record: Record) -> tuple[Record | None, str]:
+        """The record, or None and its problem."""
+        problem = self._prompt(record) or self._split(record) or self._grader(record)
+        return (None, problem) if problem else (record, "")
 
     def _prompt(self, record: Record) -> str | None:
         if ("prompt" in record) == ("messages" in record):

@@ -5,6 +5,7 @@ pieces.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rondo.data.batching.datasets import InMemory
 from rondo.data.batching.packing import Document
@@ -12,8 +13,10 @@ from rondo.data.input.records import Record
 from rondo.data.input.texts import closed, text_of
 from rondo.text.tokenizer import Tokenizer
 from rondo.train.config import TrainConfig
-from rondo.train.loop import Batches
 from rondo.train.recipes.batches import loader
+
+if TYPE_CHECKING:
+    from rondo.train.loop import Batches
 
 
 def documents(tokenizer: Tokenizer, records: Sequence[Record]) -> list[list[int]]:

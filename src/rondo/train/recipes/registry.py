@@ -89,11 +89,12 @@ class Examples:
 
 
 def recipe(
-    kind: Kind, work: RecipeInputs, sources: Sequence[TrainingSource], held_out: Sequence[TrainingSource] = ()
+    kind: Kind, work: RecipeInputs, opened: data.OpenedData, tokenized: data.Tokenized | None = None
 ) -> Recipe:
-    config = work.config
-    taught = examples(kind, work, sources)
-    weights = [source.told.weight for source in sources]
+    """`tokenized` is the training data of SFT or pretraining, if it was tokenized already."""
+    config, held_out = work.config, opened.held_out
+    taught = examples(kind, work, opened.training, tokenized=tokenized)
+    weights = [source.told.weight for source in opened.training]
     mesh = work.evaluator.mesh
     batches = loader(
         taught.datasets,
@@ -112,7 +113,11 @@ def recipe(
 
 
 def examples(
-    kind: Kind, work: RecipeInputs, sources: Sequence[TrainingSource], file: str = "reference"
+    kind: Kind,
+    work: RecipeInputs,
+    sources: Sequence[TrainingSource],
+    file: str = "reference",
+    tokenized: data.Tokenized | None = None,
 ) -> Examples:
     """Examples of the sources. `file` is the name of the file with their reference log-probabilities."""
     if kind == "preference":
@@ -120,7 +125,8 @@ def examples(
     if kind == "reward":
         return _reward(work, sources)
     longest = work.config.max_length if kind == "pretrain" else None
-    return Examples(data.datasets(kind, sources, work.tokenizer, work.config), next_tokens, longest)
+    tokenized = tokenized or data.datasets(kind, sources, work.tokenizer, work.config)
+    return Examples(tokenized.datasets, next_tokens, longest)
 
 
 def _preference(work: RecipeInputs, sources: Sequence[TrainingSource], file: str) -> Examples:

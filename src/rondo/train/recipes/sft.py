@@ -2,37 +2,96 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from rondo.base.errors import InvalidRequest
 from rondo.data.batching.datasets import InMemory
 from rondo.data.batching.packing import Document
-from rondo.data.input.records import Record
+from rondo.data.input.records import Record, is_learned
 from rondo.text.conversation.messages import adapt_messages
 from rondo.text.tokenizer import Tokenizer
-from rondo.train.config import TrainConfig
-from rondo.train.loop import Batches
+from rondo.train.config import OverLong, TrainConfig
 from rondo.train.recipes.batches import loader
+
+if TYPE_CHECKING:
+    from rondo.train.loop import Batches
+
+Place = Callable[[int], str]
+"""Returns the place of a record in its file, for errors."""
+
+
+@dataclass
+class SftExamples:
+    """Tokenized examples, and the counts of those above the maximum length."""
+
+    documents: list[Document] = field(default_factory=list)
+    skipped: int = 0
+    truncated: int = 0
+    longest: int = 0
+    """Tokens of the longest example, before it was cut."""
 
 
 def examples(tokenizer: Tokenizer, records: Sequence[Record], max_length: int) -> list[Document]:
-    found = [document for record in records for document in _documents(tokenizer, record)]
-    for index, document in enumerate(found):
-        if len(document.tokens) > max_length:
-            raise InvalidRequest(
-                f"example {index + 1} has {len(document.tokens)} tokens, more than max_length={max_length}: "
-                "raise it or shorten the example",
-                param="max_length",
-            )
+    return tokenize(tokenizer, records, max_length).documents
+
+
+def tokenize(
+    tokenizer: Tokenizer,
+    records: Sequence[Record],
+    max_length: int,
+    over_long: OverLong = "stop",
+    place: Place | None = None,
+) -> SftExamples:
+    """Tokenizes records. `over_long` selects the reaction to an example of more than `max_length` tokens."""
+    found = SftExamples()
+    too_long: list[tuple[int, int]] = []
+    for index, record in enumerate(records):
+        for document in record_documents(tokenizer, record):
+            size = len(document.tokens)
+            found.longest = max(found.longest, size)
+            if size > max_length:
+                too_long.append((size, index))
+                if over_long == "stop":
+                    continue
+                document = cut(document, max_length)
+                if over_long == "skip" or not any(document.weights[1:]):
+                    found.skipped += 1
+                    continue
+                found.truncated += 1
+            found.documents.append(document)
+    if too_long and over_long == "stop":
+        raise _too_long(too_long, len(records), max_length, place or (lambda index: f"record {index + 1}"))
+    if found.skipped and not found.documents:
+        raise InvalidRequest(
+            f"every example has more than train.max_length={max_length} tokens and was skipped: raise it, up to "
+            f"{found.longest:,} for the longest",
+            param="train.max_length",
+        )
     return found
+
+
+def cut(document: Document, max_length: int) -> Document:
+    return replace(document, tokens=document.tokens[:max_length], weights=document.weights[:max_length])
+
+
+def _too_long(found: Sequence[tuple[int, int]], count: int, max_length: int, place: Place) -> InvalidRequest:
+    size, index = max(found, key=lambda each: (each[0], -each[1]))
+    records = len({index for _, index in found})
+    return InvalidRequest(
+        f"{records:,} of {count:,} records have more than train.max_length={max_length} tokens; the longest has "
+        f"{size:,}: {place(index)}. Set train.max_length={size} (with train.tokens_per_microbatch of at least as "
+        "many), or train.over_long=skip or truncate",
+        param="train.max_length",
+    )
 
 
 def batches(documents: Sequence[Document], config: TrainConfig) -> Batches:
     return loader([InMemory(documents)], [1.0], config)
 
 
-def _documents(tokenizer: Tokenizer, record: Record) -> list[Document]:
+def record_documents(tokenizer: Tokenizer, record: Record) -> list[Document]:
     if "messages" in record:
         return conversation(tokenizer, record["messages"], record.get("tools"))
     end = list(tokenizer.eos_ids[:1])
@@ -58,7 +117,7 @@ def conversation(
     done: list[Document] = []
     text, tokens, weights = "", list[int](), list[float]()
     for index, message in enumerate(messages):
-        if message["role"] != "assistant":
+        if not is_learned(message):
             continue
         before, said = turn(tokenizer, messages[:index], message, tools)
         if not before.startswith(text):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -13,13 +14,15 @@ from torch import Tensor
 from rondo.base.errors import InvalidRequest, ModelError
 from rondo.models.attend import Packed
 from rondo.models.decoder import Decoder, DecoderLayer
+from rondo.models.files.checkpoint import load
 from rondo.models.files.mapping import Slot, slots
+from rondo.models.quantized.parts import quantized_weights
 from rondo.models.quantized.quantize import awq, gptq, rounding
 from rondo.models.quantized.quantize.folding import folds
 from rondo.models.quantized.quantize.methods import CALIBRATED, Method
 from rondo.models.quantized.quantize.observing import InputStatistics, Key, Observed, matrices, observing
 from rondo.models.quantized.reading import Weight, divide, replace_parts, stacked
-from rondo.models.quantized.scheme import FIELD, Quantization, parse
+from rondo.models.quantized.scheme import FIELD, NF4_GROUP, Quantization, parse
 from rondo.ops import Quantized
 
 GROUP_SIZE = 128
@@ -37,7 +40,7 @@ class QuantizationRecipe:
     def __post_init__(self) -> None:
         if self.group_size is not None and self.method not in CALIBRATED:
             raise InvalidRequest(
-                f"--group-size is of {' and '.join(CALIBRATED)}; {self.method} has one scale for a row: leave it out.",
+                f"--group-size is of {' and '.join(CALIBRATED)}; {self.method} has a fixed group size: leave it out.",
                 param="group_size",
             )
 
@@ -68,6 +71,17 @@ class QuantizationRecipe:
                 "damp_percent": gptq.DAMPING,
                 "lm_head": False,
                 "checkpoint_format": "gptq",
+            }
+        if self.method == "nf4":
+            return {
+                "quant_method": "bitsandbytes",
+                "load_in_4bit": True,
+                "load_in_8bit": False,
+                "bnb_4bit_quant_type": "nf4",
+                "bnb_4bit_use_double_quant": True,
+                "bnb_4bit_compute_dtype": "bfloat16",
+                "bnb_4bit_quant_storage": "uint8",
+                "llm_int8_skip_modules": ["lm_head"],
             }
         kind, form = {"int8": ("int", "int-quantized"), "fp8": ("float", "float-quantized")}[self.method]
         numbers = {"num_bits": 8, "type": kind, "symmetric": True, "group_size": None}
@@ -113,6 +127,8 @@ def planned(model: Decoder, recipe: QuantizationRecipe) -> tuple[list[Slot], lis
         model.config = config
     if recipe.method in CALIBRATED:
         _check_shapes(weights, recipe.group)
+    elif recipe.method == "nf4":
+        _check_groups(weights)
     return plain, weights, quantization
 
 
@@ -131,6 +147,15 @@ def _check_shapes(weights: list[Weight], group_size: int) -> None:
                 "fp8.",
                 param="method",
             )
+
+
+def _check_groups(weights: list[Weight]) -> None:
+    uneven = next((weight for weight in weights if weight.shape[-1] % NF4_GROUP), None)
+    if uneven is not None:
+        raise InvalidRequest(
+            f"{uneven.module} has {uneven.shape[-1]} columns, and nf4 has groups of {NF4_GROUP}: use int8 or fp8.",
+            param="method",
+        )
 
 
 @torch.no_grad()
@@ -152,6 +177,29 @@ def quantize(
         quantization=quantization,
         hf={**(model.config.hf or {}), FIELD: recipe.settings()},
     )
+
+
+@torch.no_grad()
+def load_nf4(folder: Path, dtype: torch.dtype | None, device: torch.device) -> Decoder:
+    """Loads a model with NF4 weights in its layers, as the base of an adapter; other weights have the type `dtype`,
+    by default the stored one.
+
+    The stored weights are mapped and quantized one by one, so that memory never holds a plain copy. config.json stays
+    that of the plain model, which is what an export of the merged model has.
+    """
+    model = load(folder)
+    _, _, quantization = planned(model, QuantizationRecipe("nf4"))
+    for index, layer in enumerate(model.layers):
+        prefix = f"layers.{index}"
+        weights = {key: weight.to(device).float() for key, weight in matrices(layer, prefix).items()}
+        _check_weights(weights)
+        _put(model, layer, prefix, {key: rounding.nf4(weight) for key, weight in weights.items()})
+    held = {id(tensor) for weight in quantized_weights(model).values() for tensor in weight.tensors.values()}
+    for parameter in model.parameters():
+        if id(parameter) not in held:
+            parameter.data = parameter.data.to(device, dtype or parameter.dtype)
+    model.config = replace(model.config, quantization=quantization)
+    return model
 
 
 class _States:
@@ -198,6 +246,8 @@ def _quantized(
     weights = {key: weight.float() for key, weight in matrices(layer, prefix).items()}
     _check_weights(weights)
     own = next(layer.parameters())
+    if recipe.method == "nf4":
+        return {key: rounding.nf4(weight) for key, weight in weights.items()}
     if recipe.method == "int8":
         return {key: rounding.int8(weight, own.dtype) for key, weight in weights.items()}
     if recipe.method == "fp8":

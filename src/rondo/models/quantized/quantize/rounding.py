@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from rondo.ops import Quantized
+from rondo.ops.gemm import nf4 as normal_floats
 from rondo.ops.gemm.quantized import SYMMETRIC_ZERO, pack
 
 FP8_LARGEST = 448.0
@@ -25,6 +26,15 @@ def fp8(weight: Tensor, scale_type: torch.dtype) -> Quantized:
     return Quantized(
         "fp8", (weight / scales).clamp(-FP8_LARGEST, FP8_LARGEST).to(torch.float8_e4m3fn), scales
     )
+
+
+def nf4(weight: Tensor) -> Quantized:
+    """weight [N, K] in fp32, with K a multiple of 64."""
+    groups = weight.unflatten(-1, (-1, normal_floats.GROUP))  # type: ignore[no-untyped-call]
+    scales = groups.abs().amax(-1)
+    data = pack(normal_floats.codes(groups, scales).flatten(-2))
+    codes, nested = normal_floats.nested(scales)
+    return Quantized("nf4", data, codes, nested=nested)
 
 
 def symmetric_grid(groups: Tensor, scale_type: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -56,8 +56,8 @@ class _Args(ctypes.Structure):
 
 def fits(weight: Quantized) -> bool:
     """Whether the compiled products can read the weight in place."""
-    if weight.data.numel() == 0:
-        return False  # dropped
+    if weight.data.numel() == 0 or weight.kind not in STEPS:
+        return False  # dropped, or nf4
     columns, step = weight.shape[-1], STEPS[weight.kind]
     even = weight.group % step == 0 or (weight.group == columns and weight.kind != "fp8")
     return (
