@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
 from rondo.base.errors import ModelError, Unavailable
@@ -10,6 +11,8 @@ from rondo.hub.cache import cached_commit, snapshot_folder
 from rondo.hub.listing import HubFile, Listing, cached_listing, request_listing
 from rondo.hub.names import HubName
 from rondo.hub.transfer import Report, fetch
+
+Check = Callable[[Path], None]
 
 CONFIG, INDEX, SINGLE = "config.json", "model.safetensors.index.json", "model.safetensors"
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
@@ -19,25 +22,27 @@ FOREIGN_INDEXES = (".bin.index.json", ".fp16.safetensors.index.json")
 LARGEST_COMPANION = 256 << 20
 
 
-def ensure_model(name: HubName, report: Report | None = None) -> Path:
+def ensure_model(name: HubName, report: Report | None = None, check: Check | None = None) -> Path:
     """The folder of a model: from the cache without any request if it is complete there, else downloaded."""
     found = cached_model(name)
     if found is not None:
         return found
     usable = _usable(name)
     try:
-        return pull_model(name, report)
+        return pull_model(name, report, check)
     except Unavailable:
         if usable is None:
             raise
         return usable
 
 
-def pull_model(name: HubName, report: Report | None = None) -> Path:
-    """Downloads the revision's current commit, as far as it is not in the cache."""
+def pull_model(name: HubName, report: Report | None = None, check: Check | None = None) -> Path:
+    """Downloads the revision's current commit, as far as it is not in the cache. `check` validates a folder that has
+    the config only, before the weights are downloaded."""
     listing = request_listing(name)
-    if (index := listing.file(INDEX)) is not None:
-        fetch(listing, [index], report)
+    folder = fetch(listing, _headers(listing), report)
+    if check is not None:
+        check(folder)
     return fetch(listing, model_files(listing), report)
 
 
@@ -47,11 +52,7 @@ def pull_config(name: HubName) -> Path:
     if commit is not None and (snapshot_folder(name, commit) / CONFIG).is_file():
         return snapshot_folder(name, commit)
     listing = request_listing(name)
-    config = listing.file(CONFIG)
-    if config is None:
-        raise _no_model(listing)
-    index = listing.file(INDEX)
-    return fetch(listing, [config, index] if index else [config])
+    return fetch(listing, _headers(listing))
 
 
 def cached_model(name: HubName) -> Path | None:
@@ -64,9 +65,16 @@ def cached_model(name: HubName) -> Path | None:
             usable if usable is not None and any((usable / file).is_file() for file in TOKENIZERS) else None
         )
     folder = snapshot_folder(name, listing.commit)
-    if listing.file(INDEX) is not None and not (folder / INDEX).is_file():
+    if not listing.is_cached(_headers(listing)):
         return None
     return folder if listing.is_cached(model_files(listing)) else None
+
+
+def _headers(listing: Listing) -> list[HubFile]:
+    """The config, and the index if there is one."""
+    if listing.file(CONFIG) is None:
+        raise _no_model(listing)
+    return [file for path in (CONFIG, INDEX) if (file := listing.file(path)) is not None]
 
 
 def has_weights(folder: Path) -> bool:
@@ -81,8 +89,6 @@ def has_weights(folder: Path) -> bool:
 def model_files(listing: Listing) -> list[HubFile]:
     """The files that serving and training need: config, tokenizer, chat templates, licence, and the weights once, as
     safetensors. The index must have been fetched, if there is one."""
-    if listing.file(CONFIG) is None:
-        raise _no_model(listing)
     companions = [file for file in listing.files if _is_companion(file)]
     index = snapshot_folder(listing.name, listing.commit) / INDEX
     shards = _shards(index) if listing.file(INDEX) else [SINGLE]

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rondo.base.errors import InvalidRequest, ModelError, NotFound, StorageError
+from rondo.base.errors import InvalidRequest, ModelError, NotFound, StorageError, Unavailable
 from rondo.base.storage.files import atomic_dir, refuse_existing
 from rondo.base.storage.hashing import sha256_file, sha256_json
 from rondo.base.storage.home import jobs_dir, models_dir
 from rondo.base.storage.paths import path_of
 from rondo.hub.cache import Snapshot, repo_of_snapshot, snapshots
-from rondo.hub.models import ensure_model, has_weights
+from rondo.hub.models import ensure_model, has_weights, pull_model
 from rondo.hub.names import HubName, hub_name
 from rondo.jobs.folders import ADAPTER, EXPORT, HASH, SHORT, find_job
 from rondo.models import families
@@ -89,13 +89,23 @@ def resolve(name_or_path: str | Path, report: Report | None = None) -> Path:
 
 def _from_hub(name: HubName, report: Report | None) -> Path:
     try:
-        return ensure_model(name, report)
-    except NotFound as error:
+        return ensure_model(name, report, _check_config)
+    except (NotFound, Unavailable) as error:
         near = _near(str(name))
-        hint = f" Did you mean {near}?" if near else ""
-        raise NotFound(
-            f"There is no folder {str(name)!r}. {error.message}{hint}", param="model", code=error.code
+        hint = f" Did you mean {near}, which is on this machine?" if near else ""
+        raise type(error)(
+            f"There is no folder {name} here. {error.message}{hint}", param="model", code=error.code
         ) from error
+
+
+def pull(name: HubName, report: Report | None = None) -> Path:
+    """Downloads the current commit of a model's revision, and returns its folder."""
+    return pull_model(name, report, _check_config)
+
+
+def _check_config(folder: Path) -> None:
+    """Rejects an unsupported architecture before its weights are downloaded."""
+    families.check(read_config(folder))
 
 
 def _hint(text: str) -> str:
