@@ -140,7 +140,7 @@ def _known(name: HubName, error: Exception) -> RondoError | None:
     if kinds & {"TransportError", "RequestError", "ConnectionError", "TimeoutException", "TimeoutError"}:
         return Unavailable(
             f"{endpoint()} cannot be reached for {name}: {_said(error)}. Check the network, HTTPS_PROXY and "
-            "HF_ENDPOINT. Models that are already in the cache work without network: set HF_HUB_OFFLINE=1.",
+            "HF_ENDPOINT. Complete downloads in the cache need no network.",
             code="unreachable",
         )
     return None
@@ -175,7 +175,7 @@ def _refused(name: HubName, status: int, error: Exception) -> RondoError:
 
 def _offline(name: HubName) -> RondoError:
     return Unavailable(
-        f"{_noun(name)} {name} is not in the cache, and HF_HUB_OFFLINE forbids its download. Unset HF_HUB_OFFLINE and "
+        f"The {_noun(name)} {name} is not in the cache, and HF_HUB_OFFLINE forbids its download. Unset HF_HUB_OFFLINE and "
         f"run `{name.pull}`.",
         code="offline",
     )

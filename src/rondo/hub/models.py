@@ -40,7 +40,7 @@ def pull_model(name: HubName, report: Report | None = None, check: Check | None 
     """Downloads the revision's current commit, as far as it is not in the cache. `check` validates a folder that has
     the config only, before the weights are downloaded."""
     listing = request_listing(name)
-    folder = fetch(listing, _headers(listing), report)
+    folder = fetch(listing, _headers(listing))
     if check is not None:
         check(folder)
     return fetch(listing, model_files(listing), report)

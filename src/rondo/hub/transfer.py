@@ -38,6 +38,8 @@ READ_SECONDS = 30.0
 """Timeout to connect, and to wait for the next bytes."""
 PARTIAL_CONTENT = 206
 REPORT_SECONDS = 0.1
+LOGGED_BYTES = 1 << 20
+"""Size from which a download without a progress report is logged."""
 CHUNK = 4 << 20
 LOCK_SECONDS = 1.0
 SHA256_DIGITS = 64
@@ -84,7 +86,7 @@ class _Download:
         self._blobs.mkdir(parents=True, exist_ok=True)
         self._locks.mkdir(parents=True, exist_ok=True)
         self._check_space(list(unique.values()))
-        if self._report is None and unique:
+        if self._report is None and self._total >= LOGGED_BYTES:
             log.info("downloading %s (%s)", self._listing.name, human_bytes(self._total))
         with ThreadPoolExecutor(WORKERS, "download") as pool:
             tasks = [pool.submit(self._file, file) for file in sorted(unique.values(), key=_by_size)]
