@@ -59,6 +59,7 @@ class FakeHub:
         """Bytes after which the next responses for a file are cut off."""
         self.damages: dict[str, int] = {}
         """Number of responses for a file that have a wrong byte."""
+        self.ranges_supported = True
         self.status: int | None = None
         """Status of every response, if set."""
         self.contents: dict[str, bytes] = {}
@@ -124,7 +125,8 @@ class _Handler(BaseHTTPRequestHandler):
         if repo is None or (repo.private and given is None):
             return self._send(401 if given is None else 404, {"X-Error-Code": "RepoNotFound"})
         if api:
-            return self._info(repo, name, "/".join(rest[1:]) or "main")
+            answer = self._tree if rest[:1] == ["tree"] else self._info
+            return answer(repo, name, "/".join(rest[1:]) or "main")
         if repo.gated and given is None:
             return self._send(401, {"X-Error-Code": "GatedRepo"})
         return self._file(repo, rest[1], "/".join(rest[2:]))
@@ -142,6 +144,16 @@ class _Handler(BaseHTTPRequestHandler):
             siblings.append(entry)
         body = {"id": name.removeprefix("datasets/"), "sha": commit, "siblings": siblings, "tags": []}
         self._send(200, {"Content-Type": "application/json"}, json.dumps(body).encode())
+
+    def _tree(self, repo: FakeRepo, name: str, revision: str) -> None:
+        rows = []
+        for path, data in repo.commits[repo.resolve(revision) or ""].items():
+            row = {"type": "file", "path": path, "size": len(data), "oid": _git_hash(data)}
+            if len(data) >= LFS_BYTES:
+                sha = hashlib.sha256(data).hexdigest()
+                row["lfs"] = {"oid": sha, "size": len(data), "pointerSize": 130}
+            rows.append(row)
+        self._send(200, {"Content-Type": "application/json"}, json.dumps(rows).encode())
 
     def _file(self, repo: FakeRepo, revision: str, path: str) -> None:
         commit = repo.resolve(revision)
@@ -162,7 +174,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _content(self, path: str, data: bytes, headers: Mapping[str, str] | None = None) -> None:
         begin, status, more = 0, 200, dict(headers or {})
-        if asked := self.headers.get("Range"):
+        if (asked := self.headers.get("Range")) and self.hub.ranges_supported:
             begin = int(asked.removeprefix("bytes=").partition("-")[0])
             status, more["Content-Range"] = 206, f"bytes {begin}-{len(data) - 1}/{len(data)}"
         name = path.rpartition("/")[2]
