@@ -219,7 +219,7 @@ def test_the_config_alone(fake_hub: FakeHub) -> None:
 def test_offline(fake_hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_hub.repo("org/model", FILES)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(Unavailable, match="Unset HF_HUB_OFFLINE and run `rondo pull org/model`"):
+    with pytest.raises(Unavailable, match="Unset it and run `rondo pull org/model`"):
         ensure_model(NAME)
     assert fake_hub.requests == []
     monkeypatch.delenv("HF_HUB_OFFLINE")

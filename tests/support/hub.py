@@ -17,6 +17,8 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+from support.home import own_home
+
 LFS_BYTES = 1000
 """Size from which a file has a SHA-256 and a redirect."""
 
@@ -59,11 +61,15 @@ class FakeHub:
         """Bytes after which the next responses for a file are cut off."""
         self.damages: dict[str, int] = {}
         """Number of responses for a file that have a wrong byte."""
+        self.stalls: dict[str, int] = {}
+        """Bytes after which the next response for a file pauses until `release`."""
+        self.release = threading.Event()
         self.ranges_supported = True
         self.status: int | None = None
         """Status of every response, if set."""
         self.contents: dict[str, bytes] = {}
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": self}))
+        self._server.handle_error = lambda *_: None  # type: ignore[method-assign]  # clients end in the middle
         self.port = self._server.server_port
         self.url = f"http://127.0.0.1:{self.port}"
 
@@ -88,6 +94,7 @@ class FakeHub:
         try:
             yield self
         finally:
+            self.release.set()
             self._server.shutdown()
             self._server.server_close()
             thread.join()
@@ -198,6 +205,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command == "HEAD":
             return
+        pause = self.hub.stalls.pop(self.path.rpartition("/")[2], None) if body else None
+        if pause is not None:
+            self.wfile.write(body[:pause])
+            self.wfile.flush()
+            self.hub.release.wait(300)
+            cut = 0
         self.wfile.write(body if cut is None else body[:cut])
         if cut is not None:
             self.wfile.flush()
@@ -214,7 +227,7 @@ def fake_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHu
     with FakeHub().running() as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         monkeypatch.setenv("HF_HOME", str(tmp_path / "huggingface"))
-        monkeypatch.setenv("RONDO_HOME", str(tmp_path / "rondo"))
+        monkeypatch.setenv("RONDO_HOME", str(own_home(tmp_path / "rondo")))
         for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HUB_CACHE", "HF_TOKEN"):
             monkeypatch.delenv(name, raising=False)
         yield hub

@@ -109,10 +109,9 @@ def _configurations(listing: Listing) -> list[Mapping[str, Any]]:
     except Exception:  # a card with broken metadata is a text
         return []
     configs = found.get("configs") if isinstance(found, dict) else None
+    listed = configs if isinstance(configs, list) else []
     return [
-        each
-        for each in configs or []
-        if isinstance(each, dict) and (each.get("data_files") or each.get("data_dir"))
+        each for each in listed if isinstance(each, dict) and (each.get("data_files") or each.get("data_dir"))
     ]
 
 

@@ -175,7 +175,7 @@ def _refused(name: HubName, status: int, error: Exception) -> RondoError:
 
 def _offline(name: HubName) -> RondoError:
     return Unavailable(
-        f"The {_noun(name)} {name} is not in the cache, and HF_HUB_OFFLINE forbids its download. Unset HF_HUB_OFFLINE and "
+        f"The {_noun(name)} {name} is not in the cache, and HF_HUB_OFFLINE forbids its download. Unset it and "
         f"run `{name.pull}`.",
         code="offline",
     )

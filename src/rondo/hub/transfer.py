@@ -34,7 +34,7 @@ Report = Callable[[str, int, int], None]
 WORKERS = 4
 FRUITLESS_ATTEMPTS = 5
 """Consecutive requests without a new byte before a download fails."""
-READ_SECONDS = 30.0
+READ_SECONDS = 10.0
 """Timeout to connect, and to wait for the next bytes."""
 PARTIAL_CONTENT = 206
 REPORT_SECONDS = 0.1
@@ -146,6 +146,7 @@ class _Download:
         self.count(start := _size(partial))
         fruitless = 0
         while _size(partial) < file.size or not partial.exists():
+            self.check()
             failure: Unavailable | None = None
             try:
                 self._request(file, partial)
