@@ -22,6 +22,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "plan": ("rondo.cli.commands.plan", "compute layout, memory and speed of a model on GPUs"),
     "data": ("rondo.cli.commands.data", "tokenize text into shards for training, and inspect them"),
     "job": ("rondo.cli.commands.job", "list and show the training jobs of this machine"),
+    "pull": ("rondo.cli.commands.pull", "download a model or data set of the Hugging Face Hub by name"),
     "model": ("rondo.cli.commands.model", "make, import, export, quantize, inspect and list models"),
     "db": ("rondo.cli.commands.db", "upgrade, back up, restore and check the store of requests and keys"),
     "bench": ("rondo.cli.commands.bench", "measure a server, or a model without one"),

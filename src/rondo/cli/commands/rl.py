@@ -11,6 +11,7 @@ from rondo.base.errors import ConfigError
 from rondo.cli.options.arguments import VerbParser
 from rondo.cli.options.scopes import RL
 from rondo.cli.options.short import read_settings
+from rondo.cli.view.fetch import fetch_model
 
 VERBS = {
     "rollouts": "rondo.cli.subcommands.rl_rollouts",
@@ -30,7 +31,9 @@ def run(argv: list[str]) -> int:
         "file", nargs="?", metavar="CONFIG.toml", help="settings under [rl]; flags go over it"
     )
     parser.add_argument(
-        "--model", metavar="MODEL", help="a name from `rondo model list`, a folder, or a job's hash"
+        "--model",
+        metavar="MODEL",
+        help="a name from `rondo model list`, a folder, a job's hash, or ORG/NAME[@REVISION]",
     )
     parser.add_argument(
         "--task",
@@ -46,6 +49,9 @@ def run(argv: list[str]) -> int:
     if (stray := given.pop("file", None)) is not None:
         raise _stray(stray)
     config = command.config.tree.rl.model_copy(update=given)
+    models = (config.model, config.critic.model, config.reward_model.model, config.distill.teacher)
+    for model in filter(None, models):
+        fetch_model(model)
 
     from rondo.cli.view.start import show_rl
     from rondo.cli.view.steps import follow
