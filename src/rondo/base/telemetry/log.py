@@ -19,6 +19,7 @@ from typing import Any, Literal, TextIO
 from pydantic import Field
 
 from rondo.base.settings.config import Section
+from rondo.base.telemetry.activity import undrawn
 
 _bound: ContextVar[Mapping[str, object] | None] = ContextVar("rondo_log_context", default=None)
 _NEEDS_QUOTES = re.compile(r'[\s"=]')
@@ -106,7 +107,8 @@ class _Handler(logging.StreamHandler[TextIO]):
     def emit(self, record: logging.LogRecord) -> None:
         if self.fixed is None:
             self.stream = sys.stderr
-        super().emit(record)
+        with undrawn():
+            super().emit(record)
 
 
 def _values(record: logging.LogRecord) -> dict[str, object]:
