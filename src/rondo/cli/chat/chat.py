@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from typing import TYPE_CHECKING
 
 from rondo.base.errors import RondoError
 from rondo.base.telemetry.log import setup
@@ -11,6 +12,10 @@ from rondo.cli.chat.source import is_url, open_speaker
 from rondo.cli.chat.speaker import Speaker
 from rondo.cli.options.arguments import VerbParser
 from rondo.cli.options.short import read_short
+
+if TYPE_CHECKING:
+    from rondo.cli.chat.session import Session
+    from rondo.cli.chat.terminal import Terminal
 
 FLAGS = (
     "--chat-template",

@@ -13,6 +13,7 @@ from rondo.base.telemetry.log import setup
 from rondo.cli.chat.chat import FLAGS
 from rondo.cli.chat.sampling import add_sampling_flags, sampling_of
 from rondo.cli.chat.source import open_speaker
+from rondo.cli.chat.terminal import CONTROLS
 from rondo.cli.options.arguments import VerbParser
 from rondo.cli.options.short import read_short
 
@@ -113,7 +114,7 @@ def _form(schema: str | None) -> dict[str, Any]:
 
 
 def _print(reasoning: str, text: str) -> None:
-    print(text, end="", flush=True)
+    print(text.translate(CONTROLS) if sys.stdout.isatty() else text, end="", flush=True)
 
 
 def _silent(reasoning: str, text: str) -> None: ...

@@ -158,7 +158,8 @@ class Session:
             raise ConfigError("Name two models: /compare base tuned. /compare off ends the comparison.")
         speakers = [self._speaker(name) for name in names]
         self.lanes = [Lane(speaker, list(self._main.messages)) for speaker in speakers]
-        if any([self._forget_answer(lane) for lane in self.lanes]):
+        waiting = [self._forget_answer(lane) for lane in self.lanes]
+        if any(waiting):
             self._answer()
         else:
             self._terminal.note(f"each input goes to {' and '.join(names)}; /compare off ends it")
@@ -242,12 +243,12 @@ class _Printer:
         self._wait.close()
         if reasoning:
             self._thinking = True
-            self._print(self._terminal.paint(reasoning, "dim"))
+            self._print(self._terminal.paint(self._terminal.visible(reasoning), "dim"))
         if text:
             if self._thinking:
                 self._thinking = False
                 self._print("\n\n")
-            self._print(text)
+            self._print(self._terminal.visible(text))
 
     def _print(self, text: str) -> None:
         print(text, end="", flush=True)
@@ -271,11 +272,10 @@ def summary(answer: Answer, stopped: bool = False) -> str:
 
 def logprob_lines(tokens: list[Token], terminal: Terminal) -> list[str]:
     """The text with each token coloured by its probability, then one line a token that was not nearly certain."""
-    painted = "".join(terminal.paint(token.text, _shade(token.logprob)) for token in tokens)
+    painted = "".join(terminal.paint(terminal.visible(one.text), _shade(one.logprob)) for one in tokens)
     mean = sum(token.logprob for token in tokens) / len(tokens)
-    legend = "  ".join(
-        terminal.paint(f"{'over' if least else 'under'} {least or 0.1:g}", shade) for least, shade in SHADES
-    )
+    limits = [(f"over {least:g}" if least else f"under {SHADES[-2][0]:g}", shade) for least, shade in SHADES]
+    legend = "  ".join(terminal.paint(limit, shade) for limit, shade in limits)
     lines = [painted, f"probability: {legend}", f"mean {mean:.3f}, perplexity {math.exp(-mean):.2f}"]
     for token in tokens:
         others = "  ".join(f"{text!r} {logprob:.2f}" for text, logprob in token.others if text != token.text)

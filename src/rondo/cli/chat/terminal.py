@@ -12,6 +12,9 @@ from rondo.base.telemetry.colors import has_colors, paint
 
 HISTORY_LINES = 1000
 BLOCK = '"""'
+CONTROLS = {
+    code: f"\\x{code:02x}" for code in [*range(32), *range(127, 160)] if chr(code) not in ("\n", "\t")
+}
 
 
 class Terminal:
@@ -24,6 +27,10 @@ class Terminal:
 
     def paint(self, text: str, *styles: str) -> str:
         return paint(text, *styles) if self.colors and text else text
+
+    def visible(self, text: str) -> str:
+        """On a terminal, control characters of a model's text are shown instead of executed."""
+        return text.translate(CONTROLS) if sys.stdout.isatty() else text
 
     def note(self, text: str) -> None:
         """A line that is not part of an answer."""

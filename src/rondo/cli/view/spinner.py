@@ -1,4 +1,4 @@
-"""The current activity on standard error, once it takes longer than a second: a spinner on a terminal, else one line."""
+"""The current activity on standard error once it takes over a second: a spinner on a terminal, else one line."""
 
 from __future__ import annotations
 
