@@ -83,11 +83,13 @@ class ShortLine:
 
 
 class HumanFormatter(logging.Formatter):
-    """`12:34:56 INFO    rondo.engine  model loaded  model=demo seconds=1.2`"""
+    """`12:34:56 INFO    rondo.engine  model loaded  model=demo seconds=1.2`; `brief` lines of level INFO lack the level
+    and the logger, to fit a terminal."""
 
-    def __init__(self, colors: bool = False) -> None:
+    def __init__(self, colors: bool = False, brief: bool = False) -> None:
         super().__init__()
         self.colors = colors
+        self.brief = brief
 
     def format(self, record: logging.LogRecord) -> str:
         clock = self._paint(time.strftime("%H:%M:%S", time.localtime(record.created)), "dim")
@@ -96,7 +98,9 @@ class HumanFormatter(logging.Formatter):
         message = _one_line(record.getMessage())
         pairs = " ".join(f"{key}={_shown(value)}" for key, value in _values(record).items())
         level = self._paint(f"{record.levelname:<7}", LEVEL_STYLES.get(record.levelname, ""))
-        line = f"{clock} {level} {record.name}  {message}" + (f"  {pairs}" if pairs else "")
+        brief = self.brief and record.levelno == logging.INFO
+        origin = "" if brief else f"{level} {record.name}  "
+        line = f"{clock} {origin}{message}" + (f"  {pairs}" if pairs else "")
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)
         return line
@@ -150,7 +154,7 @@ class _Readable(logging.Formatter):
         stream = self._handler.stream
         if self._auto and isinstance(record.msg, ShortLine) and not stream.isatty():
             return self._json.format(record)
-        self._human.colors = has_colors(stream)
+        self._human.colors, self._human.brief = has_colors(stream), stream.isatty()
         return self._human.format(record)
 
 

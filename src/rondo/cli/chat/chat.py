@@ -75,7 +75,8 @@ def run(argv: list[str]) -> int:
 
     with closing(Session(first, load, terminal, sampling_of(given), not given.single_turn)) as session:
         session.system = given.system
-        terminal.note(f"model: {first.name} {first.where}. /help lists the commands, Ctrl-D leaves.")
+        terminal.note(f"model: {first.name} {first.where}")
+        terminal.note("/help lists the commands, Ctrl-D leaves.")
         with terminal.editing():
             _converse(session, terminal)
     return 0
@@ -94,5 +95,7 @@ def _converse(session: Session, terminal: Terminal) -> None:
         try:
             if not session.handle(text):
                 return
+        except KeyboardInterrupt:
+            print()
         except RondoError as error:
             terminal.error(error.message)

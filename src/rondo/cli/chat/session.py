@@ -28,6 +28,8 @@ HELP = {
     "/exit": "leave; so does Ctrl-D",
 }
 NAMES = tuple(line.split()[0] for line in HELP)
+LISTED = 24
+"""Most tokens with a line of their own."""
 SHADES = ((0.9, "green"), (0.5, "38;5;190"), (0.1, "yellow"), (0.0, "red"))
 """Colours of a token by its probability."""
 
@@ -256,13 +258,16 @@ class _Printer:
 
 
 def summary(answer: Answer, stopped: bool = False) -> str:
-    """`12 tokens, 340 tokens/s, first token after 0.05 s`"""
+    """`12 tokens, 340 tokens/s, first token after 50 ms`"""
     count = answer.output_tokens
     parts = [f"{count} token{'' if count == 1 else 's'}"]
     if (speed := answer.tokens_per_second) is not None:
         parts.append(f"{speed:.0f} tokens/s" if speed >= 10 else f"{speed:.1f} tokens/s")
     if answer.first is not None:
-        parts.append(f"first token after {answer.first_seconds:.2f} s")
+        first = answer.first_seconds
+        parts.append(
+            f"first token after {first * 1000:.0f} ms" if first < 1 else f"first token after {first:.1f} s"
+        )
     if stopped:
         parts.append("stopped")
     elif answer.finish_reason == "length":
@@ -271,13 +276,16 @@ def summary(answer: Answer, stopped: bool = False) -> str:
 
 
 def logprob_lines(tokens: list[Token], terminal: Terminal) -> list[str]:
-    """The text with each token coloured by its probability, then one line a token that was not nearly certain."""
+    """The text with each token coloured by its probability, then lines of all or of the least likely tokens."""
     painted = "".join(terminal.paint(terminal.visible(one.text), _shade(one.logprob)) for one in tokens)
     mean = sum(token.logprob for token in tokens) / len(tokens)
     limits = [(f"over {least:g}" if least else f"under {SHADES[-2][0]:g}", shade) for least, shade in SHADES]
     legend = "  ".join(terminal.paint(limit, shade) for limit, shade in limits)
-    lines = [painted, f"probability: {legend}", f"mean {mean:.3f}, perplexity {math.exp(-mean):.2f}"]
-    for token in tokens:
+    rest = f"; the {LISTED} least likely tokens:" if len(tokens) > LISTED else ""
+    lines = [painted, f"probability: {legend}", f"mean {mean:.3f}, perplexity {math.exp(-mean):.2f}{rest}"]
+    for token in (
+        tokens if len(tokens) <= LISTED else sorted(tokens, key=lambda token: token.logprob)[:LISTED]
+    ):
         others = "  ".join(f"{text!r} {logprob:.2f}" for text, logprob in token.others if text != token.text)
         shown = terminal.paint(f"{token.logprob:8.3f}", _shade(token.logprob))
         lines.append(f"{shown}  {token.text!r}" + (f"   {others}" if others else ""))
