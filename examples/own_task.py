@@ -1,8 +1,9 @@
-"""A task of your own for `rondo rl`: double a number.
+"""A task of your own for `rondo rl`: double a number. Only the right number earns a reward; the other part is logged.
 
 rondo rl --model demo --task examples/own_task.py:DOUBLE --rl.steps=20
 """
 
+from rondo.graders import Score
 from rondo.rl.tasks.custom import Custom
 
 
@@ -12,7 +13,8 @@ def make(random):
 
 
 def grade(facts, answer):
-    return {"number": answer.isdecimal(), "correct": answer == str(2 * facts["n"])}
+    correct = answer.strip() == str(2 * facts["n"])
+    return Score("ok", correct, {"correct": correct, "number": answer.strip().isdecimal()})
 
 
 DOUBLE = Custom(make, grade, max_tokens=6)

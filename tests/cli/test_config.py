@@ -45,7 +45,7 @@ def test_json_shows_values_and_sources(
     assert rows["train.lr"] == {"value": 0.5, "source": f"{own_home}/config.toml:2"}
     assert rows["log.level"] == {"value": "error", "source": "RONDO_LOG_LEVEL"}
     assert rows["engine.block_size"] == {"value": 32, "source": "--engine.block-size"}
-    assert rows["log.format"] == {"value": "human", "source": "default"}
+    assert rows["log.format"] == {"value": "auto", "source": "default"}
 
     other = tmp_path / "other.toml"
     other.write_text("[train]\nlr = 0.25\n")
@@ -66,7 +66,7 @@ def test_counts_have_suffixes(suffix: str, own_home: Path, capsys: pytest.Captur
 
 def test_table(capsys: pytest.CaptureFixture[str]):
     assert main(["config", "log", "--log.level=debug"]) == 0
-    assert capsys.readouterr().out == 'log.format  "human"  default\nlog.level   "debug"  --log.level\n'
+    assert capsys.readouterr().out == 'log.format  "auto"   default\nlog.level   "debug"  --log.level\n'
 
 
 def test_explain(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):

@@ -11,9 +11,12 @@ from collections.abc import Sequence
 
 from rondo.base.errors import RondoError, StorageError
 from rondo.cli.options.verbs import ALIASES, GROUPS, unknown_verb
+from rondo.cli.view.spinner import spinner
 
 VERBS: dict[str, tuple[str, str]] = {
     "up": ("rondo.cli.commands.up", "serve the demo model; it is made first if it is missing"),
+    "chat": ("rondo.cli.chat.chat", "chat with a model in the terminal"),
+    "run": ("rondo.cli.chat.run", "answer one prompt and print the answer"),
     "serve": ("rondo.cli.commands.serve", "serve a model over the OpenAI API"),
     "demo": ("rondo.cli.commands.demo", "pretrain, tune and serve a small model on this machine"),
     "train": ("rondo.cli.commands.train", "pretrain or fine-tune a model"),
@@ -83,7 +86,8 @@ def dispatch(arguments: list[str]) -> int:
         return 0
     if verb not in VERBS:
         raise unknown_verb("rondo", VERBS, verb)
-    code: int = importlib.import_module(VERBS[verb][0]).run(rest)
+    with spinner():
+        code: int = importlib.import_module(VERBS[verb][0]).run(rest)
     return code
 
 

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rondo.base.ids import new_id
 from rondo.base.telemetry.account import RequestStats, SampleStats
-from rondo.base.telemetry.log import bind, get_logger
+from rondo.base.telemetry.log import ShortLine, bind, get_logger
 from rondo.base.telemetry.tracing import Tracer, usage
 from rondo.web.errors import bug
 from rondo.web.errors import log as errors
@@ -60,7 +60,8 @@ class Access:
         ended = time.monotonic()
         level = logging.DEBUG if scope["path"] in QUIET else logging.INFO
         if self.lines and log.isEnabledFor(level):
-            log.log(level, "request", extra=_line(scope, account, answer, ended))
+            line = _line(scope, account, answer, ended)
+            log.log(level, ShortLine("request", lambda: short(line, account.request_id)), extra=line)
         if self.tracer is not None and account.samples:
             headers = {
                 name.decode("latin-1"): value.decode("latin-1")
@@ -113,6 +114,38 @@ def _line(scope: Scope, account: RequestStats, answer: _Answer, ended: float) ->
     if not answer.whole:
         line["cut_off"] = True
     return line | _of_samples(account.samples) if account.samples else line
+
+
+def short(line: dict[str, Any], request_id: str) -> list[tuple[str, str]]:
+    """Status, method, path, model, tokens in and out, time to first token, duration and the begin of the id, in 80
+    columns for most requests."""
+    status = line["status"]
+    pieces = [
+        (
+            str(status or "---"),
+            "red" if status >= 500 or not status else "yellow" if status >= 400 else "green",
+        ),
+        (line["method"], ""),
+        (_cut(line["path"], 32), ""),
+    ]
+    if "model" in line:
+        pieces += [
+            (_cut(line["model"] or "-", 16), "cyan"),
+            (f"{line['prompt_tokens']}→{line['output_tokens']}", ""),
+            (f"ttft {_duration(line['first_token_seconds'])}", "dim"),
+        ]
+    pieces += [(_duration(line["seconds"]), "")]
+    if "cut_off" in line:
+        pieces.append(("cut off", "yellow"))
+    return [*pieces, (request_id.removeprefix("req-")[:8], "dim")]
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds * 1000:.0f}ms" if seconds < 1 else f"{seconds:.1f}s"
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def _of_samples(samples: list[SampleStats]) -> dict[str, Any]:

@@ -12,22 +12,30 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, Literal, TextIO
 
 from pydantic import Field
 
 from rondo.base.settings.config import Section
+from rondo.base.telemetry.activity import undrawn
+from rondo.base.telemetry.colors import has_colors, paint
 
 _bound: ContextVar[Mapping[str, object] | None] = ContextVar("rondo_log_context", default=None)
 _NEEDS_QUOTES = re.compile(r'[\s"=]')
 _RECORD_FIELDS = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime"}
 
 
+Format = Literal["auto", "human", "json"]
+LEVEL_STYLES = {"WARNING": "yellow", "ERROR": "red", "CRITICAL": "red"}
+
+
 class LogConfig(Section):
-    format: Literal["human", "json"] = Field(
-        "human", description="one line for people, or one JSON object a line"
+    format: Format = Field(
+        "auto",
+        description="human: one line for people; json: one JSON object a line; auto: human, with requests as JSON "
+        "unless standard error is a terminal",
     )
     level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="the least severe level shown"
@@ -38,14 +46,12 @@ def get_logger(name: str) -> logging.Logger:
     return logging.getLogger(name if name.partition(".")[0] == "rondo" else f"rondo.{name}")
 
 
-def setup(
-    format: Literal["human", "json"] = "human", level: str = "info", stream: TextIO | None = None
-) -> logging.Handler:
+def setup(format: Format = "auto", level: str = "info", stream: TextIO | None = None) -> logging.Handler:
     """Sends logs to `stream` (standard error), Rondo's own from `level` on and the warnings of libraries (uvicorn's,
     asyncio's) in the same form; calling it again replaces the earlier choice."""
     ours = logging.getLogger("rondo")
     handler = _Handler(stream)
-    handler.setFormatter(JsonFormatter() if format == "json" else HumanFormatter())
+    handler.setFormatter(JsonFormatter() if format == "json" else _Readable(handler, format == "auto"))
     for logger in (ours, logging.getLogger()):
         for old in [handler for handler in logger.handlers if isinstance(handler, _Handler)]:
             logger.removeHandler(old)
@@ -65,17 +71,42 @@ def bind(**values: object) -> Iterator[None]:
         _bound.reset(token)
 
 
+class ShortLine:
+    """A message with a short form for people, which replaces the fields: pieces of text, each with its style or ""."""
+
+    def __init__(self, text: str, short: Callable[[], Sequence[tuple[str, str]]]) -> None:
+        self._text = text
+        self.short = short
+
+    def __str__(self) -> str:
+        return self._text
+
+
 class HumanFormatter(logging.Formatter):
-    """`12:34:56 INFO    rondo.engine  model loaded  model=demo seconds=1.2`"""
+    """`12:34:56 INFO    rondo.engine  model loaded  model=demo seconds=1.2`; `brief` lines of level INFO lack the level
+    and the logger, to fit a terminal."""
+
+    def __init__(self, colors: bool = False, brief: bool = False) -> None:
+        super().__init__()
+        self.colors = colors
+        self.brief = brief
 
     def format(self, record: logging.LogRecord) -> str:
-        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
+        clock = self._paint(time.strftime("%H:%M:%S", time.localtime(record.created)), "dim")
+        if isinstance(record.msg, ShortLine):
+            return " ".join([clock, *(self._paint(*piece) for piece in record.msg.short())])
         message = _one_line(record.getMessage())
         pairs = " ".join(f"{key}={_shown(value)}" for key, value in _values(record).items())
-        line = f"{clock} {record.levelname:<7} {record.name}  {message}" + (f"  {pairs}" if pairs else "")
+        level = self._paint(f"{record.levelname:<7}", LEVEL_STYLES.get(record.levelname, ""))
+        brief = self.brief and record.levelno == logging.INFO
+        origin = "" if brief else f"{level} {record.name}  "
+        line = f"{clock} {origin}{message}" + (f"  {pairs}" if pairs else "")
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)
         return line
+
+    def _paint(self, text: str, style: str) -> str:
+        return paint(text, style) if self.colors and style else text
 
 
 class JsonFormatter(logging.Formatter):
@@ -106,7 +137,25 @@ class _Handler(logging.StreamHandler[TextIO]):
     def emit(self, record: logging.LogRecord) -> None:
         if self.fixed is None:
             self.stream = sys.stderr
-        super().emit(record)
+        with undrawn():
+            super().emit(record)
+
+
+class _Readable(logging.Formatter):
+    """Lines for people, coloured on a terminal; with `auto`, requests are JSON if the output is not a terminal."""
+
+    def __init__(self, handler: _Handler, auto: bool) -> None:
+        super().__init__()
+        self._handler = handler
+        self._auto = auto
+        self._human, self._json = HumanFormatter(), JsonFormatter()
+
+    def format(self, record: logging.LogRecord) -> str:
+        stream = self._handler.stream
+        if self._auto and isinstance(record.msg, ShortLine) and not stream.isatty():
+            return self._json.format(record)
+        self._human.colors, self._human.brief = has_colors(stream), stream.isatty()
+        return self._human.format(record)
 
 
 def _values(record: logging.LogRecord) -> dict[str, object]:

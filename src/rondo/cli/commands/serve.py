@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rondo.base.telemetry.activity import activity
 from rondo.base.telemetry.log import get_logger
 from rondo.cli.options.arguments import VerbParser
 from rondo.cli.options.flags import FLAGS
@@ -64,10 +65,11 @@ def without_collector() -> Iterator[None]:
 
 def _serve(model: str | Path, tree: RondoConfig, listener: socket.socket, url: str, banner: bool) -> int:
     with without_collector():
-        from rondo.client.engine import fault_of
-        from rondo.server.load import load_app
-        from rondo.web.exposure import warn_of_no_key
-        from rondo.web.run import make_server, run_server
+        with activity("importing torch"):
+            from rondo.client.engine import fault_of
+            from rondo.server.load import load_app
+            from rondo.web.exposure import warn_of_no_key
+            from rondo.web.run import make_server, run_server
 
         app, engine, name = load_app(model, tree.engine, tree.server)
 

@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from rondo.base.telemetry.activity import display
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
@@ -35,7 +37,7 @@ def demo_view() -> Iterator[Callable[[Event], None]]:
     from rich.live import Live
 
     view = View()
-    with Live(view.render(), console=Console(stderr=True), refresh_per_second=8) as live:
+    with display(None), Live(view.render(), console=Console(stderr=True), refresh_per_second=8) as live:
 
         def on_event(event: Event) -> None:
             view.add(event)

@@ -12,6 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from rondo.base.telemetry.activity import display
 from rondo.base.units import human_bytes, human_seconds
 from rondo.cli.view.sparkline import sparkline
 from rondo.cli.view.steps import ASKED
@@ -100,7 +101,10 @@ class LiveView:
 def live(label: str, steps: int) -> Iterator[LiveView]:
     """Other output to the terminal appears above the block; its last state remains."""
     block = LiveView(label, steps)
-    with Live(block, console=Console(stderr=True, highlight=False), refresh_per_second=REFRESH):
+    with (
+        display(None),
+        Live(block, console=Console(stderr=True, highlight=False), refresh_per_second=REFRESH),
+    ):
         yield block
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from rondo.base.errors import ModelError
 from rondo.base.storage.files import atomic_dir
+from rondo.base.telemetry.activity import activity
 from rondo.models.adapters.merged import is_quantized_base, merged_outgoing
 from rondo.models.architecture import ModelConfig
 from rondo.models.decoder import Decoder
@@ -55,7 +56,8 @@ def load(
     if not folder.is_dir():
         raise ModelError(f"{folder} is not a folder")
     model = build(parse(read_config(folder)))
-    fill(model, slots(model), folder, dtype, device, progress)
+    with activity(f"loading the weights of {folder.name}"):
+        fill(model, slots(model), folder, dtype, device, progress)
     model.folder = folder.absolute()
     return model
 

@@ -14,6 +14,7 @@ import httpx
 
 from rondo.base.errors import ConfigError, Unavailable
 from rondo.base.process import exit_reason, kill, last_line, start, stop
+from rondo.base.telemetry.activity import activity
 from rondo.base.telemetry.log import get_logger
 from rondo.engine.vllm.child.parent import SAYS_VERSION
 from rondo.engine.vllm.folder import RunFolder
@@ -60,7 +61,8 @@ class VllmProcess:
                 param="vllm.python",
             ) from error
         try:
-            self._wait_until_it_answers(stopped)
+            with activity("starting vLLM"):
+                self._wait_until_it_answers(stopped)
         except BaseException:
             self.kill()
             raise

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from rondo.base.lock import locked
 from rondo.base.storage.home import cache_dir
+from rondo.base.telemetry.activity import activity
 from rondo.base.telemetry.log import get_logger
 from rondo.ops.native.build.level import cpu_flags, level, level_flags
 
@@ -80,7 +81,8 @@ def _compiled(source: Path, command: list[str]) -> Path:
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     # One process compiles while others wait for its result. A process that waits too long compiles too.
-    with locked(target.with_name(f"{source.stem}.lock"), PATIENCE, required=False):
+    lock = locked(target.with_name(f"{source.stem}.lock"), PATIENCE, required=False)
+    with activity("compiling kernels for this CPU, once"), lock:
         if not target.is_file():
             _compile(source, command, target)
     return target
