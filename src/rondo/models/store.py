@@ -18,7 +18,8 @@ from rondo.base.storage.files import atomic_dir, refuse_existing
 from rondo.base.storage.hashing import sha256_file, sha256_json
 from rondo.base.storage.home import jobs_dir, models_dir
 from rondo.base.storage.paths import path_of
-from rondo.jobs.folders import ADAPTER, EXPORT, HASH, SHORT, find_job
+from rondo.jobs.folders import ADAPTER, EXPORT, SHORT, find_job, job_folders, name_of_job
+from rondo.jobs.folders import NAME as JOB_NAME
 from rondo.models import families
 from rondo.models.files.headers import Header, read_config, read_headers
 from rondo.models.quantized.scheme import FIELD, numbers_of
@@ -61,15 +62,16 @@ class Facts(Summary):
 
 
 def resolve(name_or_path: str | Path) -> Path:
-    """The folder of a model: a name under `RONDO_HOME/models`, the path of a folder with a config.json, or the hash of
-    a job (or a prefix of it) for the model that the job produced."""
+    """The folder of a model: a name under `RONDO_HOME/models`, the path of a folder with a config.json, or the name,
+    the hash or a hash prefix of a job for the model that the job produced."""
     text = str(name_or_path)
     if NAME.fullmatch(text) and _has_config(models_dir() / text):
+        _refuse_job_of_same_name(text)
         return models_dir() / text
     path = path_of(text, "model")
     if (path / "config.json").is_file():
         return path.absolute()
-    left = _left_by_job(text) if HASH.fullmatch(text) else None
+    left = _left_by_job(text) if JOB_NAME.fullmatch(text) else None
     if left is not None:
         return left
     if path.is_dir():
@@ -81,6 +83,18 @@ def resolve(name_or_path: str | Path) -> Path:
         param="model",
         code="model_not_found",
     )
+
+
+def _refuse_job_of_same_name(name: str) -> None:
+    """Raises if a job of this name has produced another model: the name would be ambiguous."""
+    for job in job_folders():
+        if name_of_job(job) == name and _has_config(job / EXPORT):
+            raise InvalidRequest(
+                f"{name!r} is ambiguous: the model {models_dir() / name} and job {job.name[:SHORT]} have this name. "
+                f"Give the folder or the hash, or rename one of them (`rondo job rename {job.name[:SHORT]} OTHER`).",
+                param="model",
+                code="ambiguous_name",
+            )
 
 
 def _left_by_job(prefix: str) -> Path | None:
@@ -106,9 +120,16 @@ def _left_by_job(prefix: str) -> Path | None:
 
 
 def name_of(folder: Path) -> str:
-    """The default name of the model in the folder: the job's hash for the output of a job, else the folder's name."""
+    """The default name of the model in the folder: the job's name, else its hash, for the output of a job, and the
+    folder's name for other models."""
+    job = job_of(folder)
+    return folder.name if job is None else name_of_job(job) or job.name
+
+
+def job_of(folder: Path) -> Path | None:
+    """The job that has exported the model in the folder."""
     job = folder.parent
-    return job.name if folder.name == EXPORT and job.parent == jobs_dir() else folder.name
+    return job if folder.name == EXPORT and job.parent == jobs_dir() else None
 
 
 def list_models() -> list[tuple[str, Path]]:

@@ -149,9 +149,27 @@ class MetricsConfig(Section):
     )
 
 
+class SamplesConfig(Section):
+    """Answers that are sampled during training, for the log, samples.jsonl and the report."""
+
+    every: int | None = Field(
+        None, ge=0, description="steps between samples; default: a tenth of the steps; 0: no samples"
+    )
+    prompts: int = Field(5, gt=0, description="prompts to sample; the first three answers are logged")
+    max_tokens: int = Field(
+        64, gt=0, description="maximum length of a sampled answer, in SFT and pretraining"
+    )
+
+    def due(self, step: int, steps: int) -> bool:
+        """Whether answers are sampled after a step."""
+        every = max(1, steps // 10) if self.every is None else self.every
+        return every > 0 and (step % every == 0 or step == steps)
+
+
 class TrainConfig(OptimConfig):
     """Settings of `rondo train` for all recipes."""
 
+    name: str = Field("", description="name of the job, by which every command accepts it; default: its hash")
     model: str = Field("", description="a model's folder, or its name under RONDO_HOME/models")
     data: str | list[str] = Field(
         "",
@@ -204,6 +222,7 @@ class TrainConfig(OptimConfig):
     layout: LayoutConfig = Field(LayoutConfig(), description="parallelism")
     metrics: MetricsConfig = Field(MetricsConfig(), description="metric loggers")
     evaluate: EvaluateConfig = Field(EvaluateConfig(), description="evaluation during training")
+    samples: SamplesConfig = Field(SamplesConfig(), description="answers sampled during training")
     profile: str = Field(
         "",
         description="steps to record with torch's profiler, such as 12 or 10-12, in the job's profile/ folder",

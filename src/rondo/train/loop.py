@@ -54,6 +54,7 @@ def train(
     crew = crew or RankSupervisor()
     with contextlib.ExitStack() as stack:
         stack.enter_context(crew.heeding())
+        stack.enter_context(crew.stepping())  # ends after the last save
         meter = Meter(learner, config.metrics.peak)
         run = _Run(learner, batches, config, objective, evaluate, crew, meter, Faults(config))
         if job:
@@ -66,6 +67,7 @@ def train(
         if learner.step and on_resume:
             on_resume(learner.step)
         with contextlib.suppress(Stop):
+            run.heed()
             while learner.step < config.steps:
                 metrics = run.step()
                 if on_step:
@@ -152,17 +154,17 @@ class _Run:
         """Checks for stragglers, and stops all ranks if one of them has a stop request."""
         config, step = self.config, self.learner.step
         self.crew.doing(f"step {step}: its end")
-        if config.stragglers and step % config.stragglers == 0 and self.crew.world.size > 1:
+        if step and config.stragglers and step % config.stragglers == 0 and self.crew.world.size > 1:
             for said in look(self.crew, self.learner.device, self.waited, self.took):
                 self._tell("%s", said)
         if not self.crew.any_asked_to_stop() or step >= config.steps:
             return
-        if self.saved is not None:
+        if self.saved is not None and step:
             if self.last_saved != step:
                 self.crew.doing(f"step {step}: saving")
                 self._save(None)
             self.saved.wait()
-        raise Paused(step, config.steps)
+        raise Paused(step, config.steps, interrupted=self.crew.interrupted)
 
     def resume(self) -> None:
         assert self.job is not None
