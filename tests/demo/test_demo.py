@@ -53,7 +53,7 @@ def test_equal_seeds_make_equal_models_that_can_be_loaded_and_asked(home: Path) 
 def test_the_demo_model_is_made_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
 
-    def make(task: str = "reverse", on_event: object = None) -> None:
+    def make(task: str = "reverse", **_: object) -> None:
         made.append(task)
         (home / "models" / "demo").mkdir(parents=True)
         (home / "models" / "demo" / "config.json").write_text("{}")
@@ -106,8 +106,9 @@ def test_what_the_view_shows() -> None:
     assert len(sparkline([i / 500 for i in range(500)])) == 60
     view = View()
     view.add(Event("corpus", 1, 1, {"parameters": 1.7e6}))
-    view.add(Event("sft", 2, 9, {"loss": 1.5, "tokens_per_second": 900.0, "reward/correct": 0.25}))
-    metrics = {"reward/correct": 0.5, "tokens_per_second": 10.0, "logprob_diff_max": 1e-6, "held_out": 0.5}
+    view.add(Event("sft", 2, 9, {"loss": 1.5, "tokens_per_second": 900.0, "evaluate/reward/correct": 0.25}))
+    metrics = {"reward/correct": 0.5, "tokens_per_second": 10.0, "logprob_diff_max": 1e-6}
+    metrics["held_out/reward/correct"] = 0.5
     view.add(Event("rl", 1, 5, metrics))
     from rich.console import Console
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from rondo.base.errors import Conflict, InvalidRequest, NotFound, RondoError, StorageError
 from rondo.base.lock import FOREVER, locked
 from rondo.base.storage.files import read_json, storage_error, write_json
-from rondo.base.storage.home import jobs_dir
+from rondo.base.storage.home import jobs_dir, models_dir
 
 SHORT = 12
 """Characters of a hash in output."""
@@ -90,6 +90,12 @@ def name_job(folder: Path, name: str) -> None:
     affected.
     """
     check_name(name)
+    if (models_dir() / name / "config.json").is_file():
+        raise Conflict(
+            f"A model has the name {name!r}: choose another name for the job, so that commands can tell them apart.",
+            param="name",
+            code="name_is_taken",
+        )
     with _naming():
         for other in job_folders():
             if other != folder and name_of_job(other) == name:

@@ -37,13 +37,9 @@ class SampledAnswer:
 
     def __str__(self) -> str:
         reward = "" if self.reward is None else f"  (reward {self.reward:.3g})"
-        return f"{excerpt(self.prompt)} → {excerpt(self.answer)}{reward}"
-
-
-def excerpt(text: str, width: int = WIDTH) -> str:
-    """The text in one line of limited width; the end of a prompt matters more than its beginning."""
-    line = " ".join(text.split())
-    return line if len(line) <= width else "…" + line[-width + 1 :]
+        prompt, answer = " ".join(self.prompt.split()), " ".join(self.answer.split())
+        asked = prompt if len(prompt) <= WIDTH else "…" + prompt[-WIDTH + 1 :]  # its end matters more
+        return f"{asked} → {answer if len(answer) <= WIDTH else answer[: WIDTH - 1] + '…'}{reward}"
 
 
 def add_samples(folder: Path, samples: Sequence[SampledAnswer]) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,13 @@ from rondo.jobs.job import Job
 
 SCORES = {
     "held_out/reward": "reward",
+    "evaluate/reward": "reward",
     "evaluate/loss": "loss",
     "evaluate/accuracy": "accuracy",
 }
 """Metrics on held-out data by which a job is listed, and their short names; the first one that a job has counts."""
+LINEAGE = "rondo.json"
+"""File in the folder of an exported model with its job, parent and score."""
 TAIL_BYTES = 1 << 20
 """Bytes from the end of the metrics that are searched for a score, so that lists are fast."""
 
@@ -72,6 +77,17 @@ def summaries() -> list[JobSummary | dict[str, Any]]:
     return found
 
 
+def lineage_of(job: Job, **facts: float) -> dict[str, Any]:
+    """Origin of the model that the job exports, for `LINEAGE` in the model's folder. `facts` are final metrics."""
+    return {
+        "job": job.name,
+        "kind": job.spec().get("kind"),
+        "parent": job.origin().get("model"),
+        "made": time.time(),
+        "score": _score(facts) or _last_score(job.path),
+    }
+
+
 def present_state(job: Job, written: str | None) -> str:
     """State of a job. A killed job still has the state "running" in its files: the same command resumes it."""
     if written is None:
@@ -97,7 +113,7 @@ def _last_score(folder: Path) -> dict[str, float]:
     return {}
 
 
-def _score(row: dict[str, Any]) -> dict[str, float]:
+def _score(row: Mapping[str, Any]) -> dict[str, float]:
     for metric, name in SCORES.items():
         if isinstance(row.get(metric), int | float):
             return {name: float(row[metric])}
@@ -105,7 +121,7 @@ def _score(row: dict[str, Any]) -> dict[str, float]:
 
 
 def shown_score(score: dict[str, float]) -> str:
-    return "  ".join(f"{name} {value:.4g}" for name, value in score.items()) or "-"
+    return "  ".join(f"{name} {value:.3g}" for name, value in score.items()) or "-"
 
 
 def _tail(file: Path) -> bytes:

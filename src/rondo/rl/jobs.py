@@ -32,7 +32,7 @@ from rondo.train.checkpoints.checkpoint import Keep
 from rondo.train.checkpoints.saving import Checkpoints
 from rondo.train.jobs import newest_step
 from rondo.train.learner.learner import Metrics
-from rondo.train.loop import OnResume, Stop, export
+from rondo.train.loop import OnResume, export
 from rondo.train.metrics.sinks import telling
 from rondo.train.recipes import adapter
 
@@ -92,7 +92,9 @@ def plan(config: RlConfig) -> RlJobPlan:
     spec = {"kind": "rl", "model": fingerprint(model), "config": _told(config)}
     if (made_of := fingerprint_of_task(found)) is not None:
         spec["task"] = made_of
-    return RlJobPlan(config, model, found, Job.of(spec, name=config.name, model=config.model))
+    return RlJobPlan(
+        config, model, found, Job.of(spec, name=config.name, model=config.model, base=str(model.absolute()))
+    )
 
 
 def _check_device(config: RlConfig) -> None:
@@ -126,7 +128,7 @@ def run(
     crew: RankSupervisor | None = None,
 ) -> Path:
     """Run or resume the job, and return the folder of its result. A finished job is not repeated. A first Ctrl-C or a
-    SIGTERM raises Paused after the step, with a saved checkpoint. `on_step` may raise Stop to end the training early.
+    SIGTERM raises Paused after the step, with a saved checkpoint.
     """
     job, steps = plan.job, plan.config.steps
     if job.done:
@@ -173,11 +175,13 @@ def _train(
         run.heed()
         if step == 0:
             job.log({"step": 0, **run.held_out()})
-        with contextlib.suppress(Stop):
-            while loop.steps_done < config.steps:
-                metrics = run.step()
-                written.step(loop.steps_done, config.steps, metrics)
-                tell(loop.steps_done, metrics)
+        done = step > 0 and config.reached(job.last_metrics())
+        while loop.steps_done < config.steps and not done:
+            metrics = run.step()
+            written.step(loop.steps_done, config.steps, metrics)
+            tell(loop.steps_done, metrics)
+            done = config.reached(metrics)
+            if not done:
                 run.heed()
         held_out = run.held_out()
     if loop.idle == config.steps:

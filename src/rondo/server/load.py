@@ -11,6 +11,7 @@ import torch
 from starlette.types import ASGIApp
 
 from rondo.base.errors import ConfigError
+from rondo.base.lock import share
 from rondo.base.storage.paths import path_of
 from rondo.base.telemetry import metrics
 from rondo.base.telemetry.log import get_logger
@@ -38,6 +39,7 @@ def load_app(
     if server.otlp_traces_endpoint is not None:
         check_traces(server.otlp_traces_endpoint)
     folder = resolve(model)
+    share(folder)  # `rondo model rm` and `rondo job rm` refuse a model that a server uses
     name, *aliases = server.served_model_name or _names(folder, str(model))
     tokenizer = _with_template(Tokenizer.load(folder), server.chat_template).called(name)
     adapters = _folders(server.adapters, (name, *aliases))

@@ -9,10 +9,11 @@ from pathlib import Path
 import torch
 
 from rondo.base.errors import ConfigError, RondoError
-from rondo.base.storage.files import atomic_dir
+from rondo.base.storage.files import atomic_dir, write_json
 from rondo.data.batching.prefetch import Prefetch
 from rondo.jobs.job import Job, State
 from rondo.jobs.session import JobLog, working
+from rondo.jobs.summary import LINEAGE, lineage_of
 from rondo.models import Decoder, ModelConfig
 from rondo.models.devices import device_named
 from rondo.models.families import parse
@@ -79,7 +80,12 @@ def plan(kind: Kind, config: TrainConfig, crew: RankSupervisor | None = None) ->
         "dataset": data.digest(sources),
         "config": config.model_dump(mode="json", exclude={*HOW, *config.neutral()}),
     }
-    origin = {"model": config.model, "data": _named(config.data), "save_to": config.save_to}
+    origin = {
+        "model": config.model,
+        "base": str(model.absolute()),
+        "data": _named(config.data),
+        "save_to": config.save_to,
+    }
     job = Job.of(spec, writes=crew.first, name=config.name, **origin)
     return TrainJobPlan(kind, config, model, sources, held_out, job)
 
@@ -245,6 +251,7 @@ def _leave_gathered(plan: TrainJobPlan, learner: Learner, tokenizer: Tokenizer) 
         with atomic_dir(job.export, replace=True) as folder:
             export_checkpoint(learner.model.config, last, folder, AVERAGE if averaged else MODEL)
             tokenizer.save(folder)
+            write_json(folder / LINEAGE, lineage_of(job))
         return job.succeed(learner.step)
     whole = Learner(_model(plan, torch.device("cpu")), config.model_copy(update={"offload": "none"}))
     whole.load(last, learner.step)

@@ -10,11 +10,12 @@ from pathlib import Path
 
 from rondo import models
 from rondo.base.errors import RondoError
-from rondo.base.storage.files import atomic_dir
+from rondo.base.storage.files import atomic_dir, write_json
 from rondo.base.telemetry.log import get_logger
 from rondo.data.batching.loader import Batch
 from rondo.data.batching.sampler import Position
 from rondo.jobs.job import Job
+from rondo.jobs.summary import LINEAGE, lineage_of
 from rondo.parallel.ranks.crew import Paused, RankSupervisor
 from rondo.train.checkpoints.checkpoint import Keep
 from rondo.train.checkpoints.saving import Checkpoints
@@ -35,10 +36,6 @@ OnResume = Callable[[int], None]
 """Callback before the first step with the step of the checkpoint from which a job resumes."""
 
 
-class Stop(Exception):
-    """Raised by `on_step` to end training early, as if this had been the last step."""
-
-
 def train(
     learner: Learner,
     batches: Batches,
@@ -50,7 +47,7 @@ def train(
     evaluate: Evaluate | None = None,
     crew: RankSupervisor | None = None,
 ) -> None:
-    """Trains `learner` until `config.steps`, from the job's last checkpoint if it has one."""
+    """Trains `learner` until `config.steps` or `config.until`, from the job's last checkpoint if it has one."""
     crew = crew or RankSupervisor()
     with contextlib.ExitStack() as stack:
         stack.enter_context(crew.heeding())
@@ -66,12 +63,14 @@ def train(
             job.set_status("running", learner.step, steps=config.steps)
         if learner.step and on_resume:
             on_resume(learner.step)
-        with contextlib.suppress(Stop):
-            run.heed()
-            while learner.step < config.steps:
-                metrics = run.step()
-                if on_step:
-                    on_step(learner.step, metrics)
+        run.heed()
+        done = job is not None and learner.step > 0 and run.reached(job.last_metrics())
+        while learner.step < config.steps and not done:
+            metrics = run.step()
+            if on_step:
+                on_step(learner.step, metrics)
+            done = run.reached(metrics)
+            if not done:
                 run.heed()
         crew.doing(f"step {learner.step}: finishing")
 
@@ -149,6 +148,10 @@ class _Run:
             with self.meter.clock("checkpoint"):
                 self._save(rating(metrics, config.best_by))
         self.job.set_status("running", step, steps=config.steps, loss=metrics["loss"])
+
+    def reached(self, metrics: Metrics) -> bool:
+        """Whether `until` ends the job after a step with these metrics; the first rank decides."""
+        return bool(self.config.until) and self.crew.first_says(self.config.reached(metrics))
 
     def heed(self) -> None:
         """Checks for stragglers, and stops all ranks if one of them has a stop request."""
@@ -240,4 +243,5 @@ def export(learner: Learner, tokenizer_save: Callable[[Path], None], job: Job, *
     with learner.as_left(), atomic_dir(job.export, replace=True, needed=needed) as folder:
         models.save_into(learner.whole(), folder)
         tokenizer_save(folder)
+        write_json(folder / LINEAGE, lineage_of(job, **facts))
     return job.succeed(learner.step, **facts)

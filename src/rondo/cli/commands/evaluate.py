@@ -11,9 +11,7 @@ from rondo.cli.options.tree import read_command_line
 
 def run(argv: list[str]) -> int:
     parser = VerbParser("rondo evaluate", "Measure a model on held-out records and on tasks.")
-    parser.add_argument(
-        "model", metavar="MODEL", help="a name from `rondo model list`, a folder, or a job's hash"
-    )
+    parser.add_argument("model", metavar="MODEL", help="a model's name or folder, or a job's name or hash")
     parser.add_argument(
         "--data",
         action="append",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import sys
 from functools import partial
 
 from rondo.base.errors import ConfigError
@@ -29,11 +28,12 @@ def run(argv: list[str]) -> int:
     parser.add_argument(
         "file", nargs="?", metavar="CONFIG.toml", help="settings under [rl]; flags go over it"
     )
-    parser.add_argument("--model", help="a name from `rondo model list`, a folder, or a job's hash")
+    parser.add_argument("--model", help="a model's name or folder, or a job's name or hash")
     parser.add_argument(
         "--task",
         help="reverse, add, sort, guess, calculator, a JSON Lines file, or module:attribute",
     )
+    parser.add_argument("--name", help="name of the job; every command accepts it in place of the hash")
     parser.epilog = "Every setting is a flag too: --rl.lr=1e-5; `rondo config` lists them. "
     parser.epilog += "To look at a job: rondo rl rollouts JOB, rondo rl alarms JOB, rondo rl plot JOB."
     if any(flag in argv for flag in ("-h", "--help")):
@@ -47,8 +47,8 @@ def run(argv: list[str]) -> int:
         raise _stray(stray)
     config = command.config.tree.rl.model_copy(update=given)
 
-    from rondo.cli.view.steps import follow
-    from rondo.parallel.ranks.crew import Paused
+    from rondo.cli.view.steps import follow, say_aborted, say_paused
+    from rondo.parallel.ranks.crew import Aborted, Paused
     from rondo.rl import jobs
 
     plan = jobs.plan(config)
@@ -56,8 +56,9 @@ def run(argv: list[str]) -> int:
     try:
         return follow(plan.job, f"rl {config.task}", config.steps, partial(run, plan))
     except Paused as pause:
-        print(pause, file=sys.stderr)
-        return 0
+        return say_paused(pause)
+    except Aborted:
+        return say_aborted()
 
 
 def _stray(word: str) -> ConfigError:

@@ -22,7 +22,7 @@ log = get_logger("rondo.cli.commands.serve")
 
 def run(argv: list[str]) -> int:
     parser = VerbParser("rondo serve", "Serve a model over the OpenAI API.")
-    parser.add_argument("model", help="a model's name, a folder in Hugging Face layout, or a job's hash")
+    parser.add_argument("model", help="a model's name or folder, or a job's name or hash")
     parser.usage = "rondo serve MODEL [flags]"
     parser.epilog = (
         "Every other setting is a flag too: --engine.block_size=32; `rondo config` lists them. Flags of `vllm serve` "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from functools import partial
 from typing import get_args
 
@@ -36,7 +35,7 @@ def run(argv: list[str]) -> int:
     kind = KINDS[argv[0]]
     about = "Train a model; the same command again resumes."
     parser = VerbParser(f"rondo train {kind}", about, "train", TrainConfig.model_fields)
-    parser.add_argument("--model", help="a name from `rondo model list`, a folder, or a job's hash")
+    parser.add_argument("--model", help="a model's name or folder, or a job's name or hash")
     parser.add_argument(
         "--data",
         action="append",
@@ -44,6 +43,7 @@ def run(argv: list[str]) -> int:
         help="prepared shards, a .jsonl, .txt or .parquet file, or a folder of them, here or at s3://; "
         "more than one are mixed",
     )
+    parser.add_argument("--name", help="name of the job; every command accepts it in place of the hash")
     parser.epilog = "Every setting is a flag too: --train.lr=3e-4; `rondo config` lists them."
     if any(flag in argv for flag in ("-h", "--help")):
         parser.print_help()
@@ -54,8 +54,8 @@ def run(argv: list[str]) -> int:
     }
     config = command.config.tree.train.model_copy(update=given)
 
-    from rondo.cli.view.steps import follow
-    from rondo.parallel.ranks.crew import Paused, together
+    from rondo.cli.view.steps import follow, say_aborted, say_paused
+    from rondo.parallel.ranks.crew import Aborted, Paused, together
     from rondo.parallel.ranks.world import read_world
     from rondo.train import jobs
 
@@ -67,6 +67,7 @@ def run(argv: list[str]) -> int:
                 return follow(plan.job, kind, config.steps, partial(jobs.run, plan, crew=crew))
             jobs.run(plan, crew=crew)
     except Paused as pause:
-        if world.first:
-            print(pause, file=sys.stderr)
+        return say_paused(pause) if world.first else pause.exit_code
+    except Aborted:
+        return say_aborted()
     return 0

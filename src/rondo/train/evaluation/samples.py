@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from rondo.base.telemetry.log import get_logger
 from rondo.client.types import SamplingParams
@@ -124,13 +124,14 @@ def _prompts(
     kind: Kind, tokenizer: Tokenizer, records: Sequence[Record], held_out: bool
 ) -> Iterator[SamplePrompt]:
     for index, record in enumerate(records):
+        expected: str | None
         if kind == "pretrain":
             ids = tokenizer.encode(text_of(tokenizer, record))
             cut = min(PROMPT_TOKENS, len(ids) // 2)
             tokens, shown, expected = ids[:cut], tokenizer.decode(ids[:cut]), tokenizer.decode(ids[cut:])
         else:
             tokens, shown, expected = _asked(tokenizer, record)
-        split = "held_out" if held_out else "train"
+        split: Literal["held_out", "train"] = "held_out" if held_out else "train"
         yield SamplePrompt(tokens, SampledAnswer(0, split, index, shown, "", expected))
 
 
