@@ -68,10 +68,10 @@ def _tell(result: DemoResult, url: str | None, as_json: bool) -> None:
     goal = task(result.task)
     problem = goal.prompts(1, 1, "held_out")[0]
     print(
-        f"\n{result.task}: right on {result.reward_start:.0%} of held-out prompts before RL, "
-        f"{result.reward_end:.0%} after {result.steps} steps; {result.seconds:.0f} s in all.\n"
-        f"Largest difference between the learner's and the sampler's log-probabilities: "
-        f"{result.logprob_max_diff:.1e}.\nThe model is in {result.model}.\n\n"
+        f"\n{result.task}: {result.reward_start:.0%} of held-out prompts right before RL, "
+        f"{result.reward_end:.0%} after {result.steps} steps; {result.seconds:.0f} s.\n"
+        f"Largest difference of log-probabilities, learner to sampler: {result.logprob_max_diff:.1e}.\n"
+        f"The model is in {result.model}.\n\n"
         f"Inspect the RL job: rondo job report {result.jobs[-1]}\n"
         f"                    rondo rl rollouts {result.jobs[-1]}",
         flush=True,

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from typing import Any
 
 from rondo.base.storage.home import jobs_dir
-from rondo.base.units import human_bytes
 from rondo.cli.options.arguments import VerbParser
 from rondo.cli.options.verbs import run_verb
-from rondo.cli.subcommands import job_logs, job_metrics
-from rondo.cli.view.confirm import confirm
+from rondo.cli.subcommands import job_control, job_metrics
+from rondo.cli.subcommands.job_control import JOB, steps_of
 from rondo.cli.view.table import aligned, fitted
-from rondo.jobs import control
 from rondo.jobs.folders import name_job
 from rondo.jobs.job import Job
 from rondo.jobs.report import write_report
@@ -37,9 +34,6 @@ JOB is a job's name, or the first 6 or more characters of its hash. Jobs are sta
 by `rondo train`, `rondo rl` and `rondo demo`; --name names them.
 
   rondo job VERB --help   the options of a verb"""
-JOB = "a job's name, or the first 6 or more characters of its hash"
-STOP_SECONDS = 86400.0
-"""Maximum wait for the end of a step."""
 
 
 def run(argv: list[str]) -> int:
@@ -112,64 +106,12 @@ def _rename(argv: list[str]) -> int:
     return 0
 
 
-def _stop(argv: list[str]) -> int:
-    parser = VerbParser("rondo job stop", "Ask a job to finish its step, save a checkpoint and end.")
-    parser.add_argument("jobs", metavar="JOB", nargs="+", help=JOB)
-    parser.add_argument(
-        "--now", action="store_true", help="kill it: the steps since its last checkpoint are lost"
-    )
-    parser.add_argument("--no-wait", action="store_true", help="return before it has ended")
-    arguments = parser.parse_args(argv)
-    for job in control.find_all(arguments.jobs):
-        running = control.kill(job) if arguments.now else control.ask_to_stop(job)
-        if not running:
-            print(f"job {job.label} is not running: {summary_of(job).state} at step {job.step}")
-        elif arguments.now:
-            print(f"job {job.label} is killed; it resumes from its last checkpoint")
-        elif arguments.no_wait:
-            print(f"job {job.label} stops after its step")
-        else:
-            _wait(job)
-    return 0
-
-
-def _wait(job: Job) -> None:
-    print(f"waiting for job {job.label} to finish its step; --now kills it", file=sys.stderr)
-    if control.wait_for_end(job, STOP_SECONDS):
-        state = summary_of(job)
-        command = job.origin().get("command")
-        resume = f"; resume with: {command}" if command and state.state == "paused" else ""
-        print(f"job {job.label}: {state.state} at step {state.step}{resume}")
-
-
-def _rm(argv: list[str]) -> int:
-    parser = VerbParser("rondo job rm", "Remove jobs with their checkpoints, metrics and results.")
-    parser.add_argument("jobs", metavar="JOB", nargs="+", help=JOB)
-    parser.add_argument("--force", action="store_true", help="kill a running job; remove a model in use")
-    parser.add_argument("--yes", "-y", action="store_true", help="do not ask")
-    arguments = parser.parse_args(argv)
-    jobs = control.find_all(arguments.jobs)
-    for job in jobs:
-        control.check_removable(job, force=arguments.force)
-    lines = [f"{job.label}  {_described(job)}  {human_bytes(control.size_of(job.path))}" for job in jobs]
-    if not confirm("Remove", lines, arguments.yes):
-        return 1
-    freed = sum(control.remove(job, force=arguments.force) for job in jobs)
-    print(f"removed {', '.join(job.label for job in jobs)}: {human_bytes(freed)} freed")
-    return 0
-
-
-def _described(job: Job) -> str:
-    of = summary_of(job)
-    return f"{of.kind or 'job'}, {of.state} at step {_steps(of.step, of.steps)}"
-
-
 def _table(found: list[JobSummary | dict[str, Any]]) -> str:
     rows = [["job", "kind", "state", "step", "score", "started"]]
     broken = {}
     for row in found:
         if isinstance(row, JobSummary):
-            step = _steps(row.step, row.steps)
+            step = steps_of(row.step, row.steps)
             rows.append(
                 [row.label, row.kind or "-", row.state, step, shown_score(row.score), _clock(row.started)]
             )
@@ -179,10 +121,6 @@ def _table(found: list[JobSummary | dict[str, Any]]) -> str:
             rows.append([label, "", "", "", "", ""])
     lines = aligned(fitted(rows, (0,)))
     return "\n".join(broken.get(number, line) for number, line in enumerate(lines))
-
-
-def _steps(step: int, steps: int | None) -> str:
-    return f"{step}/{steps}" if steps else str(step)
 
 
 def _clock(seconds: float) -> str:
@@ -199,7 +137,7 @@ def _sheet(facts: dict[str, Any]) -> str:
         "folder": facts["path"],
         "kind": facts["kind"] or "-",
         "state": facts["state"] + process + (f": {facts['reason']}" if facts["reason"] else ""),
-        "step": _steps(facts["step"], facts["steps"]),
+        "step": steps_of(facts["step"], facts["steps"]),
         "score": shown_score(facts["score"]),
         "started": _clock(facts["started"]),
         "model": facts["model"] or "-",
@@ -217,10 +155,10 @@ def _sheet(facts: dict[str, Any]) -> str:
 VERBS = {
     "list": _list,
     "show": _show,
-    "logs": job_logs.run,
+    "logs": job_control.logs,
     "metrics": job_metrics.run,
     "report": _report,
-    "stop": _stop,
+    "stop": job_control.stop,
     "rename": _rename,
-    "rm": _rm,
+    "rm": job_control.rm,
 }

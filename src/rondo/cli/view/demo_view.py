@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from rondo.demo.pipeline import Event
 
 PHASES = {
-    "corpus": "Text, tokenizer and model, all made here",
-    "pretrain": "Pretraining on simple English",
-    "sft": "Fine-tuning until the task succeeds now and then",
-    "rl": "Reinforcement learning until it nearly always does",
+    "corpus": "Text, tokenizer, model",
+    "pretrain": "Pretraining",
+    "sft": "Fine-tuning",
+    "rl": "Reinforcement learning",
     "save": "Saving",
 }
 PLAIN_SECONDS = 5.0
@@ -122,7 +122,8 @@ class View:
         parts = [f"{k.partition('/')[2]} {v:.2f}" for k, v in self.facts.items() if k.startswith("reward/")]
         held_out = [f"held-out {self.facts[HELD_OUT]:.0%}"] if HELD_OUT in self.facts else []
         difference = self.facts.get("logprob_diff_max", 0.0)
-        return "  ".join([*parts, *held_out, f"learner vs sampler {difference:.1e}"])
+        rewards = "  ".join([*parts, *held_out])
+        return f"{rewards}\nlargest difference of learner and sampler: {difference:.1e} nats"
 
 
 def plain() -> Callable[[Event], None]:
