@@ -77,10 +77,9 @@ def test_the_life_of_a_job(data: Path, capsys: pytest.CaptureFixture[str], monke
     assert "goes on" not in err
 
     listed = call(capsys, "job", "list")[0].splitlines()
-    assert listed[0].split() == ["job", "kind", "state", "step", "started", "model"]
+    assert listed[0].split() == ["job", "kind", "state", "step", "score", "started"]
     minute = time.strftime("%Y-%m-%d", time.localtime())
-    assert listed[1].startswith(f"{row['job'][:12]}  pretrain  succeeded  4 of 4  {minute}")
-    assert listed[1].endswith("  tiny")
+    assert listed[1].startswith(f"{row['job'][:12]}  pretrain  succeeded  4/4   -      {minute}")
 
     shown = json.loads(call(capsys, "job", "show", row["job"][:6], "--json")[0])
     assert (shown["job"], shown["state"], shown["result"]) == (row["job"], "succeeded", out.strip())
@@ -105,7 +104,7 @@ def test_a_job_that_was_killed_waits(capsys: pytest.CaptureFixture[str]):
     job.set_status("running", 5)
     with job.hold():
         assert "running" in call(capsys, "job", "list")[0]
-    assert "paused  5 of 9" in call(capsys, "job", "list")[0]
+    assert "paused  5/9" in call(capsys, "job", "list")[0]
     job.set_status("failed", 5, reason="the disk is full")
     assert "failed: the disk is full" in call(capsys, "job", "show", job.short)[0]
 
@@ -121,12 +120,12 @@ def test_a_prefix_names_a_job(own_home: Path, capsys: pytest.CaptureFixture[str]
     for index, name in enumerate((one, two, three)):
         named(own_home, name, 1e9 + index)
     assert [job.name for job in Job.all()] == [three, two, one]
-    assert f"job           {three}" in call(capsys, "job", "show", "123456")[0]
-    assert f"job           {one}" in call(capsys, "job", "show", "ABCDEF0")[0]
+    assert f"hash          {three}" in call(capsys, "job", "show", "123456")[0]
+    assert f"hash          {one}" in call(capsys, "job", "show", "ABCDEF0")[0]
     error = call(capsys, "job", "show", "abcdef", code=2)[1]
     assert one in error
     assert two in error
-    assert "too short" in call(capsys, "job", "show", "12345", code=2)[1]
+    assert "too short" in call(capsys, "job", "show", "12345", code=4)[1]
     assert "no job 'ffffff'" in call(capsys, "job", "show", "ffffff", code=4)[1]
 
 

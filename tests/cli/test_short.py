@@ -98,7 +98,8 @@ def test_up_shows_the_demos_view_while_a_model_is_made(monkeypatch, events):
         yield seen.append
         seen.append("closed")
 
-    def ensure(progress):
+    def ensure(progress, name, command):
+        assert name == "demo"
         for event in range(events):
             progress(event)
         return Path("demo")

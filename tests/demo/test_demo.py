@@ -1,5 +1,7 @@
 import io
 import json
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,12 +10,16 @@ import pytest
 from rondo import models
 from rondo.base.storage.hashing import sha256_file
 from rondo.cli.commands import demo as verb
+from rondo.cli.main import main
 from rondo.cli.view.demo_view import View, plain, sparkline
 from rondo.demo import pipeline
 from rondo.demo.corpus import solved, stories, sums
 from rondo.demo.pipeline import PHASES, Event, run_demo
 from rondo.demo.recipe import QUICK, tokenizer_for
 from rondo.engine.entrypoints.llm import LLM
+from rondo.jobs import control
+from rondo.jobs.job import Job
+from rondo.parallel.ranks.crew import Paused
 from rondo.rl.tasks.puzzles import evaluate
 from rondo.rl.tasks.registry import task
 from rondo.text.tokenizer import Tokenizer
@@ -50,10 +56,56 @@ def test_equal_seeds_make_equal_models_that_can_be_loaded_and_asked(home: Path) 
     assert (again.reward_start, again.reward_end) == (result.reward_start, result.reward_end)
 
 
+@pytest.mark.parametrize(
+    ("phase", "step"), [("corpus", 0), ("pretrain", 1), ("sft", 1), ("rl", 1), ("save", 0)]
+)
+def test_an_interrupted_demo_resumes(home: Path, phase: str, step: int) -> None:
+    whole = sha256_file(Path(run_demo(seed=3, recipe=TINY, name="whole").model) / "model.safetensors")
+    for job in Job.all():
+        control.remove(job)
+
+    sent: list[Event] = []
+
+    def interrupt(event: Event) -> None:
+        if (event.phase, event.step) == (phase, step) and not sent:
+            sent.append(event)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(Paused):
+        run_demo(seed=3, recipe=TINY, on_event=interrupt, name="cut", command="rondo demo")
+    assert all(job.state() in ("paused", "succeeded") for job in Job.all())
+    result = run_demo(seed=3, recipe=TINY, name="cut", command="rondo demo")
+    assert sha256_file(Path(result.model) / "model.safetensors") == whole
+    assert result.jobs == ("cut-pretrain", "cut-sft", "cut-rl")
+    assert [job.label for job in Job.all()] == ["cut-rl", "cut-sft", "cut-pretrain"]
+
+
+def test_the_jobs_of_the_demo_are_ordinary(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_demo(seed=3, recipe=TINY, command="rondo demo --seed 3")
+    for command in (
+        ["rl", "rollouts", "demo-rl"],
+        ["rl", "alarms", "demo-rl"],
+        ["job", "metrics", "demo-rl", "reward"],
+        ["job", "report", "demo-sft"],
+        ["job", "logs", "demo-pretrain"],
+    ):
+        assert main(command) == 0, command
+    capsys.readouterr()
+    assert main(["job", "show", "demo-rl", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["command"], shown["model"]) == ("rondo demo --seed 3", "demo-sft")
+    assert set(shown["score"]) == {"reward"}
+    assert main(["model", "list", "--json"]) == 0
+    (row,) = [row for row in json.loads(capsys.readouterr().out) if row["name"] == "demo"]
+    assert (row["parent"], row["job"]) == ("demo-sft", "demo-rl")
+    other = run_demo(seed=4, recipe=TINY)
+    assert other.jobs == ("demo-pretrain-2", "demo-sft-2", "demo-rl-2"), "names stay with their jobs"
+
+
 def test_the_demo_model_is_made_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
 
-    def make(task: str = "reverse", on_event: object = None) -> None:
+    def make(task: str = "reverse", **_: object) -> None:
         made.append(task)
         (home / "models" / "demo").mkdir(parents=True)
         (home / "models" / "demo" / "config.json").write_text("{}")
@@ -77,6 +129,7 @@ def test_the_command_ends_with_one_json_line(
         "seconds",
         "logprob_max_diff",
         "model",
+        "jobs",
         "url",
     ]
     assert answer["task"] == "add"
@@ -106,8 +159,9 @@ def test_what_the_view_shows() -> None:
     assert len(sparkline([i / 500 for i in range(500)])) == 60
     view = View()
     view.add(Event("corpus", 1, 1, {"parameters": 1.7e6}))
-    view.add(Event("sft", 2, 9, {"loss": 1.5, "tokens_per_second": 900.0, "reward/correct": 0.25}))
-    metrics = {"reward/correct": 0.5, "tokens_per_second": 10.0, "logprob_diff_max": 1e-6, "held_out": 0.5}
+    view.add(Event("sft", 2, 9, {"loss": 1.5, "tokens_per_second": 900.0, "evaluate/reward/correct": 0.25}))
+    metrics = {"reward/correct": 0.5, "tokens_per_second": 10.0, "logprob_diff_max": 1e-6}
+    metrics["held_out/reward/correct"] = 0.5
     view.add(Event("rl", 1, 5, metrics))
     from rich.console import Console
 

@@ -59,5 +59,5 @@ def test_a_signal_of_slurms_has_it_save_and_end_well(
     subprocess.run(["scancel", "--signal=TERM", "--name", home.name], env=cluster, check=True, timeout=30)
     _, wrong = started.communicate(timeout=120)
     assert started.returncode == 0, wrong
-    assert "is saved: resume me with the same command" in wrong
+    assert "is saved. Resume with" in wrong
     assert list(home.glob("jobs/*/checkpoints/step_*/manifest.json"))

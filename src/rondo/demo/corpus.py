@@ -4,7 +4,9 @@ sums.
 
 from __future__ import annotations
 
+import json
 import random
+from collections.abc import Iterable, Mapping
 
 from rondo.rl.tasks.puzzles import evaluate
 from rondo.rl.tasks.registry import Task
@@ -126,3 +128,7 @@ def solved(task: Task, seed: int, n: int) -> list[dict[str, list[dict[str, str]]
         {"messages": [*problem.messages, {"role": "assistant", "content": task.solve(problem.facts)}]}
         for problem in task.prompts(seed, n)
     ]
+
+
+def json_lines(records: Iterable[Mapping[str, object]]) -> str:
+    return "".join(json.dumps(record) + "\n" for record in records)

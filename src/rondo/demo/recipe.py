@@ -8,11 +8,14 @@ from typing import Any
 
 from rondo.demo.corpus import stories
 from rondo.rl.config import RlConfig
+from rondo.rl.loop_config import EvalConfig
 from rondo.text.bpe import train_bpe
 from rondo.text.tokenizer import Tokenizer
-from rondo.train.config import TrainConfig
+from rondo.train.config import EvaluateConfig, TrainConfig
 
 VOCAB_SIZE = 512
+SAVE_EVERY = 25
+"""Steps between checkpoints."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class DemoRecipe:
 
     def pretraining(self, seed: int) -> TrainConfig:
         return TrainConfig(
+            save_every=SAVE_EVERY,
             steps=self.pretrain_steps,
             lr=2e-3,
             warmup=10,
@@ -51,7 +55,11 @@ class DemoRecipe:
         )
 
     def tuning(self, seed: int) -> TrainConfig:
-        return self.pretraining(seed).model_copy(update={"steps": self.sft_steps})
+        """SFT that ends at a success rate, which the demo measures as `evaluate/reward/correct`."""
+        every = EvaluateConfig(every=self.sft_check_every)
+        until = f"evaluate/reward/correct>={self.sft_until}"
+        given = {"steps": self.sft_steps, "until": until, "evaluate": every}
+        return self.pretraining(seed).model_copy(update=given)
 
     def reinforcement(self, task: str, seed: int) -> RlConfig:
         return RlConfig(
@@ -66,6 +74,9 @@ class DemoRecipe:
             samples_per_prompt=self.samples_per_prompt,
             block_size=1,
             eval_prompts=self.eval_prompts,
+            evaluate=EvalConfig(every=self.rl_check_every),
+            until=f"held_out/reward/correct>={self.rl_until}",
+            save_every=SAVE_EVERY,
             seed=seed,
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,12 +17,45 @@ from rondo.base.lock import lock, open_lock
 from rondo.base.storage.files import atomic_write, read_json, storage_error, write_json
 from rondo.base.storage.hashing import sha256_json
 from rondo.base.storage.home import jobs_dir
-from rondo.jobs.folders import ADAPTER, EXPORT, SHORT, find_job, job_folders
+from rondo.jobs.folders import (
+    ADAPTER,
+    EXPORT,
+    ORIGIN,
+    SHORT,
+    find_job,
+    job_folders,
+    name_job,
+    name_of_job,
+    update_origin,
+)
 
 State = Literal["queued", "starting", "running", "pausing", "paused", "succeeded", "failed", "cancelled"]
 
 LOCK_SECONDS = 1.0
 """Seconds of retries for a job's lock, because every check of a job's state holds the lock for an instant."""
+
+
+@dataclass(frozen=True)
+class Holder:
+    """The process that holds a job's lock, as it has recorded itself in the lock file; the first rank of several."""
+
+    pid: int = 0
+    """0 until the process has recorded itself."""
+    host: str = ""
+
+    @classmethod
+    def read(cls, handle: int) -> Holder:
+        pid, _, host = os.pread(handle, 300, 0).decode(errors="replace").partition(" ")
+        return cls(int(pid), host) if pid.isdigit() else cls()
+
+    @property
+    def here(self) -> bool:
+        return self.host in ("", socket.gethostname())
+
+    def __str__(self) -> str:
+        if not self.pid:
+            return ""
+        return f" ({self.pid})" if self.here else f" ({self.pid} on {self.host})"
 
 
 @dataclass(frozen=True)
@@ -31,13 +65,17 @@ class Job:
     """True on the rank that writes; on the job's other ranks, writing and locking are no operations."""
 
     @classmethod
-    def of(cls, spec: dict[str, Any], *, writes: bool = True, **origin: str) -> Job:
+    def of(cls, spec: dict[str, Any], *, writes: bool = True, name: str = "", **origin: str) -> Job:
         """The directory of this spec. Equal specs, including the hash of the data, are the same job. `origin` has
-        varying names of equal content, such as the model's name, and is not a part of the spec.
+        varying names of equal content, such as the model's name, and is not a part of the spec; neither is `name`,
+        which an existing job takes over.
         """
         job = cls(jobs_dir() / sha256_json(spec), writes)
-        if writes and not (job.path / "spec.json").exists():
-            write_json(job.path / "origin.json", {**origin, "started": time.time()})
+        new = writes and not (job.path / "spec.json").exists()
+        if writes and name:
+            name_job(job.path, name)
+        if new:
+            update_origin(job.path, **origin, started=time.time())
             write_json(job.path / "spec.json", spec)
         job._check_place(origin.get("save_to", ""))
         return job
@@ -48,7 +86,7 @@ class Job:
         if asked and asked != there and (self.path / "spec.json").exists():
             raise ConfigError(
                 f"Job {self.short} has its checkpoints at {self.checkpoints}. Leave train.save_to out; or move them to "
-                f"{asked.rstrip('/')}/{self.name}, and save_to in {self.path / 'origin.json'} with them.",
+                f"{asked.rstrip('/')}/{self.name}, and save_to in {self.path / ORIGIN} with them.",
                 param="train.save_to",
             )
 
@@ -58,9 +96,9 @@ class Job:
         return sorted(map(cls, job_folders()), key=lambda job: (-job.started, job.name))
 
     @classmethod
-    def find(cls, prefix: str) -> Job:
-        """The only job whose hash starts with `prefix`."""
-        return cls(find_job(prefix))
+    def find(cls, text: str) -> Job:
+        """The only job with this name, hash or prefix of a hash."""
+        return cls(find_job(text))
 
     @property
     def name(self) -> str:
@@ -69,6 +107,11 @@ class Job:
     @property
     def short(self) -> str:
         return self.name[:SHORT]
+
+    @property
+    def label(self) -> str:
+        """The job's name, or the first characters of its hash."""
+        return name_of_job(self.path) or self.short
 
     @property
     def export(self) -> Path:
@@ -103,7 +146,7 @@ class Job:
 
     def origin(self) -> dict[str, Any]:
         """The `origin` of `of`; empty if the job has none."""
-        return self._read("origin.json")
+        return self._read(ORIGIN)
 
     def spec(self) -> dict[str, Any]:
         return self._read("spec.json")
@@ -150,24 +193,30 @@ class Job:
         try:
             if not lock(handle, LOCK_SECONDS, required=False):
                 raise Conflict(
-                    f"Another process{_writer(handle)} is working on job {self.short}. Wait until it has ended, "
-                    "or end it: the job resumes from its last checkpoint.",
+                    f"Another process{Holder.read(handle)} is working on job {self.short}. Wait until it has ended, "
+                    f"or stop it (`rondo job stop {self.label}`): the job resumes from its last checkpoint.",
                     code="job_is_running",
                 )
             os.ftruncate(handle, 0)
-            os.pwrite(handle, str(os.getpid()).encode(), 0)
+            os.pwrite(handle, f"{os.getpid()} {socket.gethostname()}".encode(), 0)
             yield
         finally:
             os.close(handle)
 
     def held(self) -> bool:
         """Whether a process works on the job."""
+        return self.holder() is not None
+
+    def holder(self) -> Holder | None:
+        """The process that works on the job. The ID of an ended process in the lock file is not returned, because the
+        kernel has released its lock.
+        """
         try:
             handle = os.open(self.path / "lock", os.O_RDONLY)
         except OSError:
-            return False
+            return None
         try:
-            return not lock(handle, required=False)
+            return None if lock(handle, required=False) else Holder.read(handle)
         finally:
             os.close(handle)
 
@@ -228,9 +277,3 @@ class Job:
             return open_lock(self.path / "lock")
         except OSError as error:
             raise storage_error(self.path / "lock", error) from error
-
-
-def _writer(handle: int) -> str:
-    """ID of the process that holds the lock, from the lock file."""
-    text = os.pread(handle, 20, 0)
-    return f" ({int(text)})" if text.isdigit() else ""

@@ -21,7 +21,8 @@ from rondo.base.storage.paths import path_of
 from rondo.hub.cache import Snapshot, repo_of_snapshot, snapshots
 from rondo.hub.models import ensure_model, has_weights, pull_model
 from rondo.hub.names import HubName, hub_name
-from rondo.jobs.folders import ADAPTER, EXPORT, HASH, SHORT, find_job
+from rondo.jobs.folders import ADAPTER, EXPORT, SHORT, find_job, job_folders, name_of_job
+from rondo.jobs.folders import NAME as JOB_NAME
 from rondo.models import families
 from rondo.models.files.headers import Header, read_config, read_headers
 from rondo.models.quantized.scheme import FIELD, numbers_of
@@ -64,16 +65,17 @@ class Facts(Summary):
 
 
 def resolve(name_or_path: str | Path, report: Report | None = None) -> Path:
-    """The folder of a model: a name under `RONDO_HOME/models`, the path of a folder with a config.json, the hash of a
-    job (or a prefix of it) for the model that the job produced, or `ORG/NAME[@revision]` of the Hugging Face Hub, from
-    its cache or downloaded into it."""
+    """The folder of a model: a name under `RONDO_HOME/models`, the path of a folder with a config.json, the name, the
+    hash or a hash prefix of a job for the model that the job produced, or `ORG/NAME[@revision]` of the Hugging Face
+    Hub, from its cache or downloaded into it."""
     text = str(name_or_path)
     if NAME.fullmatch(text) and _has_config(models_dir() / text):
+        _refuse_job_of_same_name(text)
         return models_dir() / text
     path = path_of(text, "model")
     if (path / "config.json").is_file():
         return path.absolute()
-    left = _left_by_job(text) if HASH.fullmatch(text) else None
+    left = _left_by_job(text) if JOB_NAME.fullmatch(text) else None
     if left is not None:
         return left
     if path.is_dir():
@@ -127,6 +129,18 @@ def _near(text: str) -> str:
     return " or ".join(dict.fromkeys(names[each] for each in close))
 
 
+def _refuse_job_of_same_name(name: str) -> None:
+    """Raises if a job of this name has produced another model: the name would be ambiguous."""
+    for job in job_folders():
+        if name_of_job(job) == name and _has_config(job / EXPORT):
+            raise InvalidRequest(
+                f"{name!r} is ambiguous: the model {models_dir() / name} and job {job.name[:SHORT]} have this name. "
+                f"Give the folder or the hash, or rename one of them (`rondo job rename {job.name[:SHORT]} OTHER`).",
+                param="model",
+                code="ambiguous_name",
+            )
+
+
 def _left_by_job(prefix: str) -> Path | None:
     """The model produced by a job; None if there is no such job."""
     try:
@@ -150,12 +164,18 @@ def _left_by_job(prefix: str) -> Path | None:
 
 
 def name_of(folder: Path) -> str:
-    """The default name of the model in the folder: the job's hash for the output of a job, `ORG/NAME` for a model of
-    the Hugging Face Hub, else the folder's name."""
+    """The default name of the model in the folder: the job's name, else its hash, for the output of a job, `ORG/NAME`
+    for a model of the Hugging Face Hub, else the folder's name."""
     if (found := repo_of_snapshot(folder)) is not None:
         return found[0]
+    job = job_of(folder)
+    return folder.name if job is None else name_of_job(job) or job.name
+
+
+def job_of(folder: Path) -> Path | None:
+    """The job that has exported the model in the folder."""
     job = folder.parent
-    return job.name if folder.name == EXPORT and job.parent == jobs_dir() else folder.name
+    return job if folder.name == EXPORT and job.parent == jobs_dir() else None
 
 
 def revision_of(folder: Path) -> str:

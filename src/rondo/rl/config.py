@@ -13,7 +13,7 @@ from rondo.rl.record.config import AlarmsConfig, RolloutsConfig
 from rondo.rl.record.unused_settings import ignored
 from rondo.rl.remote.config import FarConfig, RayConfig
 from rondo.rl.update.config import CriticConfig, DistillConfig, PairsConfig, RewardModelConfig
-from rondo.train.config import MetricsConfig
+from rondo.train.config import MetricsConfig, SamplesConfig
 
 
 class RlConfig(LoopConfig):
@@ -40,6 +40,7 @@ class RlConfig(LoopConfig):
         description="compute type of learner and engine over float32 weights; default: the type of the stored weights",
     )
 
+    name: str = Field("", description="name of the job, by which every command accepts it; default: its hash")
     model: str = Field("", description="a model's folder, or its name under RONDO_HOME/models")
     task: str = Field(
         "reverse",
@@ -168,6 +169,7 @@ class RlConfig(LoopConfig):
     )
     metrics: MetricsConfig = Field(MetricsConfig(), description="metric loggers")
     rollouts: RolloutsConfig = Field(RolloutsConfig(), description="storage of rollouts")
+    samples: SamplesConfig = Field(SamplesConfig(), description="answers logged during training")
     alarms: AlarmsConfig = Field(AlarmsConfig(), description="thresholds of the alarms")
     device_bytes: int = Field(
         0,

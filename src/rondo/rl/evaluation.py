@@ -21,14 +21,19 @@ CONFIDENCE_Z = 1.959963984540054
 RESAMPLES = 1000
 
 
-def evaluate(
+def answers(
     collector: Collector, task: AnyTask, config: RlConfig, max_tokens: int, seed: int = 0
-) -> Metrics:
-    """Metrics on `eval_prompts` held-out problems at temperature 1. Another seed selects another set of problems."""
+) -> list[SampleGroup]:
+    """Scored answers to `eval_prompts` held-out problems at temperature 1. Another seed selects another set of
+    problems.
+    """
     problems = task.prompts(seed, config.eval_prompts, "held_out")
     sampling = SamplingParams(n=config.evaluate.samples, max_tokens=max_tokens)
     seeds = [seed * SPREAD + index for index in range(len(problems))]
-    groups = collector.ask(problems, sampling, seeds)
+    return collector.ask(problems, sampling, seeds)
+
+
+def measured(groups: Sequence[SampleGroup], config: RlConfig) -> Metrics:
     return reward_metrics(groups) | pass_metrics(groups, config.evaluate.k, config.evaluate.correct)
 
 

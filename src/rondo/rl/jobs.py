@@ -13,13 +13,14 @@ import torch
 from rondo import models
 from rondo.base.errors import ConfigError, NotFound, RondoError, Unavailable
 from rondo.base.telemetry.log import get_logger
-from rondo.jobs.job import Job
+from rondo.jobs.job import Job, State
+from rondo.jobs.session import JobLog, working
 from rondo.models import Decoder
 from rondo.models.devices import device_named
 from rondo.models.families import parse
 from rondo.models.files.headers import read_config
 from rondo.models.store import fingerprint, resolve, revision_of
-from rondo.parallel.ranks.crew import Paused, RankSupervisor
+from rondo.parallel.ranks.crew import Paused, RankSupervisor, StoppedEarly
 from rondo.parallel.ranks.world import read_world
 from rondo.rl.config import RlConfig
 from rondo.rl.loop import TAUGHT_NOTHING, Loop
@@ -29,6 +30,7 @@ from rondo.rl.tasks.registry import fingerprint as fingerprint_of_task
 from rondo.text.tokenizer import Tokenizer
 from rondo.train.checkpoints.checkpoint import Keep
 from rondo.train.checkpoints.saving import Checkpoints
+from rondo.train.jobs import newest_step
 from rondo.train.learner.learner import Metrics
 from rondo.train.loop import OnResume, export
 from rondo.train.metrics.sinks import telling
@@ -39,6 +41,8 @@ log = get_logger(__name__)
 OnStep = Callable[[int, Metrics], None]
 
 HOW = {
+    "name",
+    "samples",
     "model",
     "save_every",
     "keep",
@@ -94,7 +98,8 @@ def plan(config: RlConfig) -> RlJobPlan:
     spec = {"kind": "rl", "model": fingerprint(model), "config": _told(config)}
     if (made_of := fingerprint_of_task(found)) is not None:
         spec["task"] = made_of
-    return RlJobPlan(config, model, found, Job.of(spec, model=config.model, revision=revision_of(model)))
+    origin = {"model": config.model, "revision": revision_of(model), "base": str(model.absolute())}
+    return RlJobPlan(config, model, found, Job.of(spec, name=config.name, **origin))
 
 
 def _check_device(config: RlConfig) -> None:
@@ -127,52 +132,63 @@ def run(
     on_resume: OnResume | None = None,
     crew: RankSupervisor | None = None,
 ) -> Path:
-    """Run or resume the job, and return the folder of its result. A finished job is not repeated. After a SIGTERM the
-    job completes its step, saves a checkpoint and ends as paused.
+    """Run or resume the job, and return the folder of its result. A finished job is not repeated. A first Ctrl-C or a
+    SIGTERM raises Paused after the step, with a saved checkpoint.
     """
-    if plan.job.done:
-        return plan.job.result
-    crew = crew or RankSupervisor()
-    with plan.job.hold(), crew.heeding():
-        return _run(plan, crew, on_step, on_resume)
-
-
-def _run(plan: RlJobPlan, crew: RankSupervisor, on_step: OnStep | None, on_resume: OnResume | None) -> Path:
     job, steps = plan.job, plan.config.steps
-    job.set_status("starting", job.step, steps=steps)
-    try:
-        return _train(plan, crew, on_step, on_resume)
-    except (Exception, KeyboardInterrupt) as error:
-        paused = isinstance(error, (KeyboardInterrupt, Paused))
-        reason = str(error) if paused else _reason(error)
-        job.end("paused" if paused else "failed", job.step, steps=steps, reason=reason)
-        raise
+    if job.done:
+        return job.result
+    crew = crew or RankSupervisor()
+    with working(job, steps, _ended, model=plan.model) as log, crew.heeding():
+        try:
+            return _train(plan, crew, log, on_step, on_resume)
+        except StoppedEarly:
+            raise Paused(newest_step(job), steps, interrupted=crew.interrupted) from None
 
 
-def _train(plan: RlJobPlan, crew: RankSupervisor, on_step: OnStep | None, on_resume: OnResume | None) -> Path:
+def _ended(error: BaseException) -> tuple[State, str]:
+    paused = isinstance(error, (KeyboardInterrupt, Paused))
+    return ("paused", str(error) or repr(error)) if paused else ("failed", _reason(error))
+
+
+def _train(
+    plan: RlJobPlan,
+    crew: RankSupervisor,
+    written: JobLog,
+    on_step: OnStep | None,
+    on_resume: OnResume | None,
+) -> Path:
     config, job = plan.config, plan.job
     _check_device(config)
     torch.manual_seed(config.seed)  # the seed of all global random draws, whose state is part of a checkpoint
     loop = Loop(_model(plan), Tokenizer.load(plan.model), plan.task, _with_folder(config, job))
     with (
-        Checkpoints(job.checkpoints, Keep(config.keep)) as saved,
-        telling(config.metrics, job, loop.learner.device, on_step, section="rl") as tell,
         contextlib.closing(loop),
+        telling(config.metrics, job, loop.learner.device, on_step, section="rl") as tell,
+        crew.stepping(),  # ends after the last save
+        Checkpoints(job.checkpoints, Keep(config.keep)) as saved,
     ):
         watch = Watch(job, config)
         loop.observers.append(watch)
         run = _Run(loop, job, saved, crew, watch)
         step = run.resume()
         job.set_status("running", step, steps=config.steps)
-        if step and on_resume:
-            on_resume(step)
+        if step:
+            written.line(f"resumed from step {step}")
+            if on_resume:
+                on_resume(step)
+        run.heed()
         if step == 0:
-            job.log({"step": 0, **_held_out(loop)})
-        while loop.steps_done < config.steps:
+            job.log({"step": 0, **run.held_out()})
+        done = step > 0 and config.reached(job.last_metrics())
+        while loop.steps_done < config.steps and not done:
             metrics = run.step()
+            written.step(loop.steps_done, config.steps, metrics)
             tell(loop.steps_done, metrics)
-            run.heed()
-        held_out = _held_out(loop)
+            done = config.reached(metrics)
+            if not done:
+                run.heed()
+        held_out = run.held_out()
     if loop.idle == config.steps:
         log.warning("no step has changed the weights: %s.", TAUGHT_NOTHING)
     return _leave(loop, job, held_out)
@@ -225,7 +241,7 @@ class _Run:
         metrics = loop.step()
         step = loop.steps_done
         if config.evaluate.every and step % config.evaluate.every == 0 and step < config.steps:
-            metrics |= _held_out(loop)
+            metrics |= self.held_out()
         self.saved.check()
         self.job.log({"step": step, **metrics})
         if step == config.steps or (config.save_every and step % config.save_every == 0):
@@ -238,19 +254,19 @@ class _Run:
         step, steps = self.loop.steps_done, self.loop.config.steps
         if not self.crew.any_asked_to_stop() or step >= steps:
             return
-        if self.last_saved != step:
+        if step and self.last_saved != step:
             self._save()
         self.saved.wait()
-        raise Paused(step, steps)
+        raise Paused(step, steps, interrupted=self.crew.interrupted)
+
+    def held_out(self) -> Metrics:
+        """Metrics of the evaluation on held-out prompts, some of whose answers are stored as samples."""
+        found = self.loop.evaluate(keep=self.watch.keep_held_out)
+        return {f"held_out/{name}": value for name, value in found.items()}
 
     def _save(self) -> None:
         self.last_saved = self.loop.steps_done
         self.saved.save(self.loop.states(), self.last_saved, self.loop.facts())
-
-
-def _held_out(loop: Loop) -> Metrics:
-    """Metrics of the evaluation on held-out prompts."""
-    return {f"held_out/{name}": value for name, value in loop.evaluate().items()}
 
 
 def _leave(loop: Loop, job: Job, held_out: Metrics) -> Path:

@@ -42,6 +42,10 @@ TAUGHT_NOTHING = (
 )
 
 
+KeepGroups = Callable[[int, Sequence[SampleGroup]], None]
+"""Callback with the number of trained steps and the groups of an evaluation."""
+
+
 class NothingToLearn(RondoError):
     """No training signal is left."""
 
@@ -93,9 +97,14 @@ class Loop:
         with self.collector.pushing(self.version + 1):
             pass
 
-    def evaluate(self, seed: int = 0) -> Metrics:
-        """Metrics on held-out prompts, at temperature 1. Another seed selects other prompts."""
-        return evaluation.evaluate(self.collector, self.task, self.config, self.max_tokens, seed)
+    def evaluate(self, seed: int = 0, keep: KeepGroups | None = None) -> Metrics:
+        """Metrics on held-out prompts, at temperature 1. Another seed selects other prompts. `keep` receives the
+        answers.
+        """
+        groups = evaluation.answers(self.collector, self.task, self.config, self.max_tokens, seed)
+        if keep:
+            keep(self.steps_done, groups)
+        return evaluation.measured(groups, self.config)
 
     def close(self) -> None:
         self.collector.close()

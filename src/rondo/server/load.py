@@ -11,6 +11,7 @@ import torch
 from starlette.types import ASGIApp
 
 from rondo.base.errors import ConfigError
+from rondo.base.lock import share
 from rondo.base.storage.paths import path_of
 from rondo.base.telemetry import metrics
 from rondo.base.telemetry.log import get_logger
@@ -23,7 +24,7 @@ from rondo.engine.entrypoints.output import TextSource
 from rondo.engine.metrics.counters import RequestMetrics
 from rondo.engine.speculate.make import check_tokenizer
 from rondo.models import ModelConfig
-from rondo.models.store import name_of, resolve
+from rondo.models.store import job_of, name_of, resolve
 from rondo.server.app import create_app
 from rondo.server.config import ServerConfig
 from rondo.text.tokenizer import Tokenizer
@@ -38,7 +39,8 @@ def load_app(
     if server.otlp_traces_endpoint is not None:
         check_traces(server.otlp_traces_endpoint)
     folder = resolve(model)
-    name, *aliases = server.served_model_name or (name_of(folder), str(model))
+    share(folder)  # `rondo model rm` and `rondo job rm` refuse a model that a server uses
+    name, *aliases = server.served_model_name or _names(folder, str(model))
     tokenizer = _with_template(Tokenizer.load(folder), server.chat_template).called(name)
     adapters = _folders(server.adapters, (name, *aliases))
     load = _vllm if engine.backend == "vllm" else _native
@@ -46,6 +48,12 @@ def load_app(
     metrics.registry.register(counts)
     log.info("loaded", extra={"model": name, "folder": str(folder)})
     return create_app(running, config, tokenizer, name, server, aliases, engine.pooling), running, name
+
+
+def _names(folder: Path, given: str) -> list[str]:
+    """The model's name, and other names that requests may use: a job's hash, and the name on the command line."""
+    job = job_of(folder)
+    return list(dict.fromkeys([name_of(folder), *([job.name] if job else []), given]))
 
 
 def _native(

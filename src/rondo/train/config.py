@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -11,6 +12,7 @@ from rondo.base.settings.config import Section
 from rondo.data.config import LoaderConfig
 from rondo.parallel.config import LayoutConfig, MemoryConfig
 
+CONDITION = re.compile(r"\s*([\w@/.+-]+?)\s*(<=|>=)\s*(-?[0-9.]+(?:e-?[0-9]+)?)\s*", re.IGNORECASE)
 Kind = Literal["pretrain", "sft", "preference", "reward"]
 OverLong = Literal["stop", "skip", "truncate"]
 SFT_EPOCHS = 3.0
@@ -49,12 +51,35 @@ class OptimConfig(MemoryConfig):
         description="update rate of the router bias that balances expert load, for models with such a bias",
     )
 
+    until: str = Field(
+        "",
+        description="condition on a metric that ends the job early, such as evaluate/loss<=1.2 or "
+        "held_out/reward/correct>=0.9",
+    )
     router_aux_loss: float | None = Field(
         None,
         ge=0,
         description="coefficient of the load-balancing loss of softmax routers; by default router_aux_loss_coef of the "
         "model's config (Mixtral, Qwen3-MoE), 0 for other models",
     )
+
+    @field_validator("until")
+    @classmethod
+    def _is_a_condition(cls, text: str) -> str:
+        if text and not CONDITION.fullmatch(text):
+            raise ValueError("must be a metric, <= or >=, and a number, such as evaluate/loss<=1.2")
+        return text
+
+    def reached(self, metrics: Mapping[str, float]) -> bool:
+        """Whether the metrics of a step meet `until`; a metric that only some steps have is not met in the others."""
+        found = CONDITION.fullmatch(self.until)
+        if found is None or found[1] not in metrics:
+            return False
+        value, limit = metrics[found[1]], float(found[3])
+        return value <= limit if found[2] == "<=" else value >= limit
+
+    def neutral(self) -> set[str]:
+        return super().neutral() | (set() if self.until else {"until"})
 
     @model_validator(mode="after")
     def _average_is_kept(self) -> OptimConfig:
@@ -174,9 +199,27 @@ class MetricsConfig(Section):
     )
 
 
+class SamplesConfig(Section):
+    """Answers that are sampled during training, for the log, samples.jsonl and the report."""
+
+    every: int | None = Field(
+        None, ge=0, description="steps between samples; default: a tenth of the steps; 0: no samples"
+    )
+    prompts: int = Field(5, gt=0, description="prompts to sample; the first three answers are logged")
+    max_tokens: int = Field(
+        64, gt=0, description="maximum length of a sampled answer, in SFT and pretraining"
+    )
+
+    def due(self, step: int, steps: int) -> bool:
+        """Whether answers are sampled after a step."""
+        every = max(1, steps // 10) if self.every is None else self.every
+        return every > 0 and (step % every == 0 or step == steps)
+
+
 class TrainConfig(OptimConfig):
     """Settings of `rondo train` for all recipes."""
 
+    name: str = Field("", description="name of the job, by which every command accepts it; default: its hash")
     model: str = Field("", description="a model's folder, or its name under RONDO_HOME/models")
     data: str | list[str] = Field(
         "",
@@ -246,6 +289,7 @@ class TrainConfig(OptimConfig):
     layout: LayoutConfig = Field(LayoutConfig(), description="parallelism")
     metrics: MetricsConfig = Field(MetricsConfig(), description="metric loggers")
     evaluate: EvaluateConfig = Field(EvaluateConfig(), description="evaluation during training")
+    samples: SamplesConfig = Field(SamplesConfig(), description="answers sampled during training")
     profile: str = Field(
         "",
         description="steps to record with torch's profiler, such as 12 or 10-12, in the job's profile/ folder",

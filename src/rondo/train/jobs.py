@@ -10,9 +10,11 @@ from pathlib import Path
 import torch
 
 from rondo.base.errors import ConfigError, RondoError
-from rondo.base.storage.files import atomic_dir
+from rondo.base.storage.files import atomic_dir, write_json
 from rondo.data.batching.prefetch import Prefetch
 from rondo.jobs.job import Job, State
+from rondo.jobs.session import JobLog, working
+from rondo.jobs.summary import LINEAGE, lineage_of
 from rondo.models import Decoder, ModelConfig
 from rondo.models.devices import device_named
 from rondo.models.families import parse
@@ -21,20 +23,21 @@ from rondo.models.heads.scorer import make_scorer
 from rondo.models.quantized.quantize.making import load_nf4
 from rondo.models.store import fingerprint, resolve, revision_of
 from rondo.parallel.layout.degrees import degrees
-from rondo.parallel.ranks.crew import Paused, RankSupervisor
+from rondo.parallel.ranks.crew import Paused, RankSupervisor, StoppedEarly
 from rondo.parallel.ranks.mesh import join
 from rondo.parallel.ranks.world import World
 from rondo.text.tokenizer import Tokenizer
-from rondo.train.checkpoints.checkpoint import try_place
+from rondo.train.checkpoints.checkpoint import existing, try_place
 from rondo.train.checkpoints.export import export_checkpoint
 from rondo.train.checkpoints.reading import read_model
 from rondo.train.checkpoints.states import AVERAGE, MODEL
 from rondo.train.config import Kind, TrainConfig
 from rondo.train.evaluation.evaluate import Evaluation
+from rondo.train.evaluation.samples import AnswerSampler
 from rondo.train.learner import factory
 from rondo.train.learner.factory import learner_of
-from rondo.train.learner.learner import Learner
-from rondo.train.loop import OnResume, OnStep, export, train
+from rondo.train.learner.learner import Learner, Metrics
+from rondo.train.loop import Evaluate, OnResume, OnStep, export, train
 from rondo.train.metrics.sinks import telling
 from rondo.train.recipes import adapter, data
 from rondo.train.recipes.defaults import PlannedConfig, planned
@@ -42,7 +45,7 @@ from rondo.train.recipes.epochs import group_lengths, with_steps
 from rondo.train.recipes.registry import Recipe, RecipeInputs, recipe
 
 HOW = {
-    *("model", "data", "learner", "loader", "layout", "evaluate", "metrics", "profile"),
+    *("name", "model", "data", "samples", "learner", "loader", "layout", "evaluate", "metrics", "profile"),
     *("save_every", "keep", "keep_best", "best_by", "save_to", "preview"),
     *("on_nan", "spike", "most_faults", "stragglers"),
 }
@@ -101,10 +104,11 @@ def plan(
     origin = {
         "model": config.model,
         "revision": revision_of(model),
+        "base": str(model.absolute()),
         "data": _named(config.data),
         "save_to": config.save_to,
     }
-    job = Job.of(spec, writes=crew.first, **origin)
+    job = Job.of(spec, writes=crew.first, name=config.name, **origin)
     chosen = replace(chosen, config=config)
     return TrainJobPlan(kind, config, model, opened, tokenizer, job, chosen, epochs, tokenized)
 
@@ -143,26 +147,38 @@ def run(
     on_step: OnStep | None = None,
     on_resume: OnResume | None = None,
     crew: RankSupervisor | None = None,
+    evaluate: Evaluate | None = None,
 ) -> Path:
-    """Runs the job, and returns the folder of its result. A finished job is not run again. All ranks must call this."""
-    crew, job = crew or RankSupervisor(), plan.job
+    """Runs the job, and returns the folder of its result. A finished job is not run again. All ranks must call this.
+    `evaluate` replaces the evaluation of the config. A first Ctrl-C or a SIGTERM raises Paused after the step.
+    """
+    crew, job, steps = crew or RankSupervisor(), plan.job, plan.config.steps
     crew.doing("meeting over the job")
     if crew.first_says(job.done):
         return job.result
-    with job.hold():
-        job.set_status("starting", job.step, steps=plan.config.steps)
-        crew.on_hang(job.path / "hang", partial(_failed, job, plan.config.steps))
+
+    def ended(error: BaseException) -> tuple[State, str]:
+        if isinstance(error, Paused):
+            return "paused", str(error)
+        why = error if isinstance(error, StoppedEarly) else crew.explained(error)
+        state: State = "paused" if isinstance(why, KeyboardInterrupt) else "failed"
+        return state, why.message if isinstance(why, RondoError) else repr(why)
+
+    with working(job, steps, ended, rank=crew.world.rank, model=plan.model) as log, crew.heeding():
+        crew.on_hang(job.path / "hang", partial(_failed, job, steps))
         try:
-            return _run(plan, crew, on_step, on_resume)
-        except Paused as pause:
-            job.end("paused", job.step, steps=plan.config.steps, reason=str(pause))
-            raise
+            return _run(plan, crew, log, on_step, on_resume, evaluate)
+        except StoppedEarly:
+            raise Paused(newest_step(job), steps, interrupted=crew.interrupted) from None
         except (Exception, KeyboardInterrupt) as error:
-            why = crew.explained(error)
-            reason = why.message if isinstance(why, RondoError) else repr(why)
-            state: State = "paused" if isinstance(why, KeyboardInterrupt) else "failed"
-            job.end(state, job.step, steps=plan.config.steps, reason=reason)
-            raise why from error
+            if isinstance(error, Paused):
+                raise
+            raise crew.explained(error) from error
+
+
+def newest_step(job: Job) -> int:
+    """Step of the newest checkpoint, or 0."""
+    return max((checkpoint.step for checkpoint in existing(job.checkpoints)), default=0)
 
 
 def _failed(job: Job, steps: int, reason: str) -> None:
@@ -170,20 +186,55 @@ def _failed(job: Job, steps: int, reason: str) -> None:
 
 
 def _run(
-    plan: TrainJobPlan, crew: RankSupervisor, on_step: OnStep | None, on_resume: OnResume | None
+    plan: TrainJobPlan,
+    crew: RankSupervisor,
+    log: JobLog,
+    on_step: OnStep | None,
+    on_resume: OnResume | None,
+    evaluate: Evaluate | None,
 ) -> Path:
     config, job, tokenizer = plan.config, plan.job, plan.tokenizer
     device = device_of(config.device, crew.world)
     learner, made, evaluation = _ready(plan, crew, tokenizer, device)
+    sampler = AnswerSampler.of(plan.kind, config, tokenizer, plan.held_out, plan.sources, job, learner)
+    if sampler and not newest_step(job):
+        sampler.forget_after(-1)
+        sampler.take(learner, 0)
+
+    def resumed(step: int) -> None:
+        log.line(f"resumed from step {step}")
+        if sampler:
+            sampler.forget_after(step)
+        if on_resume:
+            on_resume(step)
+
+    def stepped(step: int, metrics: Metrics) -> None:
+        log.step(step, config.steps, metrics)
+        tell(step, metrics)
+
     with (
         Prefetch(made.batches, config.loader.prefetch) as fetched,
         telling(config.metrics, job, device, on_step, crew.world.rank, config.profile) as tell,
     ):
-        train(learner, fetched, config, job, tell, on_resume, made.objective, evaluation, crew)
+        after = _sampled(stepped, sampler, learner)
+        train(learner, fetched, config, job, after, resumed, made.objective, evaluate or evaluation, crew)
+    if sampler:
+        sampler.finish(learner)
     if not job.writes:
         return job.result
     leave = _leave if learner.mesh is None else _leave_gathered
     return leave(plan, learner, tokenizer)
+
+
+def _sampled(stepped: OnStep, sampler: AnswerSampler | None, learner: Learner) -> OnStep:
+    """`stepped`, followed by sampled answers where they are due."""
+
+    def after(step: int, metrics: Metrics) -> None:
+        stepped(step, metrics)
+        if sampler and sampler.due(step):
+            sampler.take(learner, step)
+
+    return after
 
 
 def _ready(
@@ -246,6 +297,7 @@ def _leave_gathered(plan: TrainJobPlan, learner: Learner, tokenizer: Tokenizer) 
         with atomic_dir(job.export, replace=True) as folder:
             export_checkpoint(learner.model.config, last, folder, AVERAGE if averaged else MODEL)
             tokenizer.save(folder)
+            write_json(folder / LINEAGE, lineage_of(job))
         return job.succeed(learner.step)
     whole = Learner(_model(plan, torch.device("cpu")), config.model_copy(update={"offload": "none"}))
     whole.load(last, learner.step)

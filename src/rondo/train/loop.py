@@ -10,11 +10,12 @@ from pathlib import Path
 
 from rondo import models
 from rondo.base.errors import RondoError
-from rondo.base.storage.files import atomic_dir
+from rondo.base.storage.files import atomic_dir, write_json
 from rondo.base.telemetry.log import get_logger
 from rondo.data.batching.loader import Batch
 from rondo.data.batching.sampler import Position
 from rondo.jobs.job import Job
+from rondo.jobs.summary import LINEAGE, lineage_of
 from rondo.parallel.ranks.crew import Paused, RankSupervisor
 from rondo.train.checkpoints.checkpoint import Keep
 from rondo.train.checkpoints.saving import Checkpoints
@@ -35,10 +36,6 @@ OnResume = Callable[[int], None]
 """Callback before the first step with the step of the checkpoint from which a job resumes."""
 
 
-class Stop(Exception):
-    """Raised by `on_step` to end training early, as if this had been the last step."""
-
-
 def train(
     learner: Learner,
     batches: Batches,
@@ -50,10 +47,11 @@ def train(
     evaluate: Evaluate | None = None,
     crew: RankSupervisor | None = None,
 ) -> None:
-    """Trains `learner` until `config.steps`, from the job's last checkpoint if it has one."""
+    """Trains `learner` until `config.steps` or `config.until`, from the job's last checkpoint if it has one."""
     crew = crew or RankSupervisor()
     with contextlib.ExitStack() as stack:
         stack.enter_context(crew.heeding())
+        stack.enter_context(crew.stepping())  # ends after the last save
         meter = Meter(learner, config.metrics.peak)
         run = _Run(learner, batches, config, objective, evaluate, crew, meter, Faults(config))
         if job:
@@ -65,11 +63,14 @@ def train(
             job.set_status("running", learner.step, steps=config.steps)
         if learner.step and on_resume:
             on_resume(learner.step)
-        with contextlib.suppress(Stop):
-            while learner.step < config.steps:
-                metrics = run.step()
-                if on_step:
-                    on_step(learner.step, metrics)
+        run.heed()
+        done = job is not None and learner.step > 0 and run.reached(job.last_metrics())
+        while learner.step < config.steps and not done:
+            metrics = run.step()
+            if on_step:
+                on_step(learner.step, metrics)
+            done = run.reached(metrics)
+            if not done:
                 run.heed()
         crew.doing(f"step {learner.step}: finishing")
 
@@ -148,21 +149,25 @@ class _Run:
                 self._save(rating(metrics, config.best_by))
         self.job.set_status("running", step, steps=config.steps, loss=metrics["loss"])
 
+    def reached(self, metrics: Metrics) -> bool:
+        """Whether `until` ends the job after a step with these metrics; the first rank decides."""
+        return bool(self.config.until) and self.crew.first_says(self.config.reached(metrics))
+
     def heed(self) -> None:
         """Checks for stragglers, and stops all ranks if one of them has a stop request."""
         config, step = self.config, self.learner.step
         self.crew.doing(f"step {step}: its end")
-        if config.stragglers and step % config.stragglers == 0 and self.crew.world.size > 1:
+        if step and config.stragglers and step % config.stragglers == 0 and self.crew.world.size > 1:
             for said in look(self.crew, self.learner.device, self.waited, self.took):
                 self._tell("%s", said)
         if not self.crew.any_asked_to_stop() or step >= config.steps:
             return
-        if self.saved is not None:
+        if self.saved is not None and step:
             if self.last_saved != step:
                 self.crew.doing(f"step {step}: saving")
                 self._save(None)
             self.saved.wait()
-        raise Paused(step, config.steps)
+        raise Paused(step, config.steps, interrupted=self.crew.interrupted)
 
     def resume(self) -> None:
         assert self.job is not None
@@ -238,4 +243,5 @@ def export(learner: Learner, tokenizer_save: Callable[[Path], None], job: Job, *
     with learner.as_left(), atomic_dir(job.export, replace=True, needed=needed) as folder:
         models.save_into(learner.whole(), folder)
         tokenizer_save(folder)
+        write_json(folder / LINEAGE, lineage_of(job, **facts))
     return job.succeed(learner.step, **facts)

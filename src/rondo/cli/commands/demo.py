@@ -24,6 +24,7 @@ def run(argv: list[str]) -> int:
         "--task", choices=("reverse", "add", "sort"), default="reverse", help="what it learns (reverse)"
     )
     parser.add_argument("--seed", type=int, default=0, help="equal seeds make equal models (0)")
+    parser.add_argument("--name", help="name of the model, and the first part of its jobs' names (demo)")
     parser.add_argument("--quick", action="store_true", help="run every part, but too briefly to learn much")
     parser.add_argument("--no-serve", action="store_true", help="stop when the model is saved")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON line")
@@ -36,14 +37,19 @@ def run(argv: list[str]) -> int:
         _check_port(tree)
 
     from rondo.cli.view.demo_view import demo_view
+    from rondo.cli.view.steps import command_line, say_aborted, say_paused
     from rondo.demo.pipeline import NAME, run_demo
     from rondo.demo.recipe import QUICK, recipe_for
+    from rondo.parallel.ranks.crew import Aborted, Paused
 
-    with demo_view() as on_event:
-        recipe, name = (
-            (QUICK, f"{NAME}-quick") if given.quick else (recipe_for(given.task), _name(given.task))
-        )
-        result = run_demo(given.task, given.seed, recipe, on_event, name)
+    recipe, name = (QUICK, f"{NAME}-quick") if given.quick else (recipe_for(given.task), _name(given.task))
+    try:
+        with demo_view() as on_event:
+            result = run_demo(given.task, given.seed, recipe, on_event, given.name or name, command_line())
+    except Paused as pause:
+        return say_paused(pause)
+    except Aborted:
+        return say_aborted()
     url = None if given.no_serve else f"http://{tree.server.host}:{tree.server.port}"
     _tell(result, url, given.json)
     if given.no_serve:
@@ -62,10 +68,12 @@ def _tell(result: DemoResult, url: str | None, as_json: bool) -> None:
     goal = task(result.task)
     problem = goal.prompts(1, 1, "held_out")[0]
     print(
-        f"\n{result.task}: right on {result.reward_start:.0%} of held-out prompts before RL, "
-        f"{result.reward_end:.0%} after {result.steps} steps; {result.seconds:.0f} s in all.\n"
-        f"Largest difference between the learner's and the sampler's log-probabilities: "
-        f"{result.logprob_max_diff:.1e}.\nThe model is in {result.model}.",
+        f"\n{result.task}: {result.reward_start:.0%} of held-out prompts right before RL, "
+        f"{result.reward_end:.0%} after {result.steps} steps; {result.seconds:.0f} s.\n"
+        f"Largest difference of log-probabilities, learner to sampler: {result.logprob_max_diff:.1e}.\n"
+        f"The model is in {result.model}.\n\n"
+        f"Inspect the RL job: rondo job report {result.jobs[-1]}\n"
+        f"                    rondo rl rollouts {result.jobs[-1]}",
         flush=True,
     )
     if url:

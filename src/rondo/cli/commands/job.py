@@ -1,4 +1,4 @@
-"""`rondo job list|show`: the training jobs of this machine, from their folders alone."""
+"""`rondo job list|show|logs|metrics|report|stop|rename|rm`: the jobs of this machine, from their folders alone."""
 
 from __future__ import annotations
 
@@ -6,24 +6,34 @@ import json
 import time
 from typing import Any
 
-from rondo.base.errors import RondoError, StorageError
 from rondo.base.storage.home import jobs_dir
 from rondo.cli.options.arguments import VerbParser
 from rondo.cli.options.verbs import run_verb
-from rondo.cli.subcommands import job_metrics
+from rondo.cli.subcommands import job_control, job_metrics
+from rondo.cli.subcommands.job_control import JOB, steps_of
+from rondo.cli.view.table import aligned, fitted
+from rondo.jobs.folders import name_job
 from rondo.jobs.job import Job
+from rondo.jobs.report import write_report
+from rondo.jobs.summary import JobSummary, shown_score, summaries, summary_of
 from rondo.rl.record.events import EventLog
 from rondo.train.checkpoints.checkpoint import existing
 
 USAGE = """usage: rondo job VERB [options]
 
   list     the jobs of this machine, the last one first
-  show     all that is known about one: rondo job show HASH
-  metrics  its curves: rondo job metrics HASH; or some figures step by step: rondo job metrics HASH loss mfu
+  show     state, settings, checkpoints and result of a job
+  logs     its log; -f follows it
+  metrics  its curves, or some figures step by step: rondo job metrics JOB loss mfu
+  report   write its report (Markdown and HTML) and print the file
+  stop     finish the step, save and end; --now kills the process
+  rename   give it another name
+  rm       remove its folder with checkpoints and result
 
-A job is named by the first 6 or more characters of its hash. Jobs are started by `rondo train` and `rondo rl`.
+JOB is a job's name, or the first 6 or more characters of its hash. Jobs are started
+by `rondo train`, `rondo rl` and `rondo demo`; --name names them.
 
-  rondo job VERB --help   what a verb takes"""
+  rondo job VERB --help   the options of a verb"""
 
 
 def run(argv: list[str]) -> int:
@@ -34,28 +44,30 @@ def _list(argv: list[str]) -> int:
     parser = VerbParser("rondo job list", "The jobs of this machine, the last one first, in RONDO_HOME/jobs.")
     parser.add_argument("--json", action="store_true", help="print one JSON array")
     arguments = parser.parse_args(argv)
-    rows = [_row(job) for job in Job.all()]
+    found = summaries()
     if arguments.json:
-        print(json.dumps(rows))
-    elif not rows:
-        print(f"There are no jobs in {jobs_dir()} yet. `rondo train` and `rondo rl` start them.")
+        print(json.dumps([row.json if isinstance(row, JobSummary) else row for row in found]))
+    elif not found:
+        print(
+            f"There are no jobs in {jobs_dir()} yet. `rondo train`, `rondo rl` and `rondo demo` start them."
+        )
     else:
-        print(_table([_shown(row) for row in rows]))
+        print(_table(found))
     return 0
 
 
 def _show(argv: list[str]) -> int:
-    parser = VerbParser("rondo job show", "What a job is, how far it came and what it left.")
-    parser.add_argument("job", metavar="HASH", help="the first 6 or more characters of its hash")
+    parser = VerbParser("rondo job show", "State, settings, checkpoints and result of a job.")
+    parser.add_argument("job", metavar="JOB", help=JOB)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args(argv)
     job = Job.find(arguments.job)
-    facts = _row(job)
-    if "error" in facts:
-        raise StorageError(str(facts["error"]))
-    facts |= {
+    holder = job.holder()
+    facts = summary_of(job).json | {
         "path": str(job.path),
         "data": job.origin().get("data"),
+        "command": job.origin().get("command"),
+        "pid": holder.pid if holder else None,
         "reason": job.status().get("reason"),
         "result": str(job.result) if job.done else None,
         "alarms": [
@@ -69,64 +81,64 @@ def _show(argv: list[str]) -> int:
     return 0
 
 
-def _row(job: Job) -> dict[str, Any]:
-    """A job with unreadable files is a row with the error, and does not hide the others."""
-    try:
-        status = job.status()
-        return {
-            "job": job.name,
-            "kind": job.spec().get("kind"),
-            "state": _state(job, status.get("state")),
-            "step": status.get("step", 0),
-            "steps": job.spec().get("config", {}).get("steps"),
-            "started": job.started,
-            "model": job.origin().get("model"),
-        }
-    except RondoError as error:
-        return {"job": job.name, "error": error.message}
+def _report(argv: list[str]) -> int:
+    parser = VerbParser(
+        "rondo job report", "Write a job's report, report.md and report.html, and print the file."
+    )
+    parser.add_argument("job", metavar="JOB", help=JOB)
+    parser.add_argument(
+        "--markdown", action="store_true", help="print the Markdown file instead of the HTML file"
+    )
+    arguments = parser.parse_args(argv)
+    file = write_report(Job.find(arguments.job))
+    print(file.with_suffix(".md") if arguments.markdown else file)
+    return 0
 
 
-def _state(job: Job, written: str | None) -> str:
-    """State of a job. A killed job still has the state "running" in its files: the same command resumes it."""
-    if written is None:
-        return "queued"
-    return "paused" if written in ("starting", "running") and not job.held() else written
+def _rename(argv: list[str]) -> int:
+    parser = VerbParser("rondo job rename", "Give a job another name. A running job is not affected.")
+    parser.add_argument("job", metavar="JOB", help=JOB)
+    parser.add_argument("name", metavar="NAME", help="the new name, unique among the jobs")
+    arguments = parser.parse_args(argv)
+    job = Job.find(arguments.job)
+    name_job(job.path, arguments.name)
+    print(f"job {job.short} is named {arguments.name}")
+    return 0
 
 
-def _shown(row: dict[str, Any]) -> list[str]:
-    short = Job(jobs_dir() / row["job"]).short
-    if "error" in row:
-        return [short, f"broken: {row['error']}"]
-    return [short, row["kind"] or "-", row["state"], _steps(row), _clock(row["started"]), row["model"] or "-"]
-
-
-def _steps(row: dict[str, Any]) -> str:
-    return f"{row['step']} of {row['steps']}" if row["steps"] else str(row["step"])
+def _table(found: list[JobSummary | dict[str, Any]]) -> str:
+    rows = [["job", "kind", "state", "step", "score", "started"]]
+    broken = {}
+    for row in found:
+        if isinstance(row, JobSummary):
+            step = steps_of(row.step, row.steps)
+            rows.append(
+                [row.label, row.kind or "-", row.state, step, shown_score(row.score), _clock(row.started)]
+            )
+        else:
+            label = row["name"] or Job(jobs_dir() / row["job"]).short
+            broken[len(rows)] = f"{label}  broken: {row['error']}"
+            rows.append([label, "", "", "", "", ""])
+    lines = aligned(fitted(rows, (0,)))
+    return "\n".join(broken.get(number, line) for number, line in enumerate(lines))
 
 
 def _clock(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds)) if seconds else "-"
 
 
-def _table(rows: list[list[str]]) -> str:
-    whole = [["job", "kind", "state", "step", "started", "model"], *rows]
-    widths = [max(len(row[i]) for row in whole if len(row) == 6) for i in range(5)]
-    lines = []
-    for row in whole:
-        cells = [f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)] + row[5:]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
-
-
 def _sheet(facts: dict[str, Any]) -> str:
     last = "  ".join(f"{name} {value:.4g}" for name, value in facts["metrics"].items() if name != "step")
     alarms = "; ".join(f"{a['alarm']} since step {a['since']}: {a['saw']}" for a in facts["alarms"])
+    process = f" (process {facts['pid']})" if facts["pid"] else ""
     rows = {
-        "job": facts["job"],
+        **({"name": facts["name"]} if facts["name"] else {}),
+        "hash": facts["job"],
         "folder": facts["path"],
         "kind": facts["kind"] or "-",
-        "state": facts["state"] + (f": {facts['reason']}" if facts["reason"] else ""),
-        "step": _steps(facts),
+        "state": facts["state"] + process + (f": {facts['reason']}" if facts["reason"] else ""),
+        "step": steps_of(facts["step"], facts["steps"]),
+        "score": shown_score(facts["score"]),
         "started": _clock(facts["started"]),
         "model": facts["model"] or "-",
         "data": facts["data"] or "-",
@@ -134,9 +146,19 @@ def _sheet(facts: dict[str, Any]) -> str:
         **({"alarms": alarms} if alarms else {}),
         "last metrics": last or "none",
         "result": facts["result"] or "none yet",
+        **({"command": facts["command"]} if facts["command"] else {}),
         "settings": "  ".join(f"{name}={json.dumps(value)}" for name, value in facts["config"].items()),
     }
     return "\n".join(f"{label:<13} {value}" for label, value in rows.items())
 
 
-VERBS = {"list": _list, "show": _show, "metrics": job_metrics.run}
+VERBS = {
+    "list": _list,
+    "show": _show,
+    "logs": job_control.logs,
+    "metrics": job_metrics.run,
+    "report": _report,
+    "stop": job_control.stop,
+    "rename": _rename,
+    "rm": job_control.rm,
+}

@@ -1,13 +1,12 @@
-"""`rondo model new|import|export|quantize|inspect|list`: the models of this machine."""
+"""`rondo model new|import|export|quantize|inspect|list|cp|rename|rm`: the models of this machine."""
 
 import json
 
-from rondo.base.errors import RondoError
-from rondo.base.storage.home import models_dir
 from rondo.base.storage.paths import path_of
 from rondo.base.units import human_bytes, human_count
 from rondo.cli.options.arguments import VerbParser
 from rondo.cli.options.verbs import Verb, run_verb
+from rondo.cli.subcommands import model_manage
 from rondo.cli.view.progress import byte_progress
 
 USAGE = """usage: rondo model VERB [options]
@@ -17,7 +16,10 @@ USAGE = """usage: rondo model VERB [options]
   export    write a model where transformers loads it from
   quantize  make its weights take a half or a quarter of the memory
   inspect   what a model is: family, size, layers, adapter targets
-  list      the models of this machine
+  list      the models of this machine: date, size, parent, job and score
+  cp        copy a model, or the result of a job, to a name
+  rename    give a model another name
+  rm        remove models
 
   rondo model VERB --help   what a verb takes"""
 
@@ -46,9 +48,7 @@ def _import(argv: list[str]) -> int:
 
 def _export(argv: list[str]) -> int:
     parser = VerbParser("rondo model export", "Write a model where transformers loads it from.")
-    parser.add_argument(
-        "model", metavar="MODEL", help="a name from `rondo model list`, a folder, or a job's hash"
-    )
+    parser.add_argument("model", metavar="MODEL", help="a model's name or folder, or a job's name or hash")
     parser.add_argument("destination", metavar="FOLDER", help="a folder that is absent or empty")
     parser.add_argument(
         "--replace", action="store_true", help="put it in the place of the folder that is there"
@@ -66,9 +66,7 @@ def _inspect(argv: list[str]) -> int:
     parser = VerbParser(
         "rondo model inspect", "What a model is, read from its config and the headers of its weights."
     )
-    parser.add_argument(
-        "model", metavar="MODEL", help="a name from `rondo model list`, a folder, or a job's hash"
-    )
+    parser.add_argument("model", metavar="MODEL", help="a model's name or folder, or a job's name or hash")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args(argv)
     from rondo.models.store import facts, resolve
@@ -110,51 +108,6 @@ def _inspect(argv: list[str]) -> int:
     return 0
 
 
-def _list(argv: list[str]) -> int:
-    parser = VerbParser("rondo model list", "The models of this machine, in RONDO_HOME/models.")
-    parser.add_argument("--json", action="store_true", help="print one JSON array")
-    arguments = parser.parse_args(argv)
-    from rondo.models.store import list_models, summary
-
-    rows: list[dict[str, object]] = []
-    for name, path in list_models():
-        try:
-            found = summary(path)
-        except RondoError as error:
-            rows.append({"name": name, "path": str(path), "error": error.message})
-            continue
-        except Exception as error:  # one folder that nobody thought of must not hide the others
-            said = " ".join(f"{type(error).__name__}: {error}".split())
-            rows.append({"name": name, "path": str(path), "error": said})
-            continue
-        rows.append(
-            {
-                "name": name,
-                "path": str(path),
-                "family": found.family,
-                "parameters": found.parameters,
-                "dtypes": list(found.dtypes),
-                "disk_bytes": found.disk_bytes,
-            }
-        )
-    if arguments.json:
-        print(json.dumps(rows))
-    elif not rows:
-        print(f"There are no models in {models_dir()} yet. Make one: rondo model new NAME --preset tiny")
-    else:
-        width = max(len(str(row["name"])) for row in rows)
-        print("\n".join(f"{row['name']:<{width}}  {_summary(row)}" for row in rows))
-    return 0
-
-
-def _summary(row: dict[str, object]) -> str:
-    match row:
-        case {"family": family, "parameters": int(count), "dtypes": list(dtypes), "disk_bytes": int(size)}:
-            return f"{family}  {human_count(count)}  {'/'.join(dtypes)}  {human_bytes(size)}"
-        case _:
-            return f"broken: {row['error']}"
-
-
 def _new(argv: list[str]) -> int:
     from rondo.cli.subcommands.model_new import run as make
 
@@ -173,5 +126,8 @@ VERBS: dict[str, Verb] = {
     "export": _export,
     "quantize": _quantize,
     "inspect": _inspect,
-    "list": _list,
+    "list": model_manage.list_verb,
+    "cp": model_manage.cp_verb,
+    "rename": model_manage.rename_verb,
+    "rm": model_manage.rm_verb,
 }

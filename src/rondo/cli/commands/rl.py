@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import sys
 from functools import partial
 
 from rondo.base.errors import ConfigError
@@ -39,6 +38,7 @@ def run(argv: list[str]) -> int:
         "--task",
         help="reverse, add, sort, guess, calculator, a JSON Lines file, or module:attribute",
     )
+    parser.add_argument("--name", help="name of the job; every command accepts it in place of the hash")
     parser.epilog = "Inspect a job: rondo rl rollouts JOB, rondo rl alarms JOB, rondo rl plot JOB."
     command = read_settings(parser, _with_config(argv))
     if command is None:
@@ -54,8 +54,8 @@ def run(argv: list[str]) -> int:
         fetch_model(model)
 
     from rondo.cli.view.start import show_rl
-    from rondo.cli.view.steps import follow
-    from rondo.parallel.ranks.crew import Paused
+    from rondo.cli.view.steps import follow, say_aborted, say_paused
+    from rondo.parallel.ranks.crew import Aborted, Paused
     from rondo.rl import jobs
 
     plan = jobs.plan(config)
@@ -64,8 +64,9 @@ def run(argv: list[str]) -> int:
     try:
         return follow(plan.job, f"rl {config.task}", config.steps, partial(run, plan))
     except Paused as pause:
-        print(pause, file=sys.stderr)
-        return 0
+        return say_paused(pause)
+    except Aborted:
+        return say_aborted()
 
 
 def _stray(word: str) -> ConfigError:

@@ -58,6 +58,7 @@ def _train(kind: Kind, argv: list[str]) -> int:
         help="a .jsonl, .json, .csv, .tsv, .txt or .parquet file, a folder of them, or prepared shards, here or at "
         "s3://; or ORG/NAME[@REVISION][:SPLIT] of the Hugging Face Hub; more than one are mixed",
     )
+    parser.add_argument("--name", help="name of the job; every command accepts it in place of the hash")
     command = read_settings(parser, argv)
     if command is None:
         return 0
@@ -76,8 +77,8 @@ def _train(kind: Kind, argv: list[str]) -> int:
     opened = _read(kind, config) if world.size == 1 else None
 
     from rondo.cli.view.start import show_training
-    from rondo.cli.view.steps import follow
-    from rondo.parallel.ranks.crew import Paused, together
+    from rondo.cli.view.steps import follow, say_aborted, say_paused
+    from rondo.parallel.ranks.crew import Aborted, Paused, together
     from rondo.train import jobs
 
     try:
@@ -89,8 +90,9 @@ def _train(kind: Kind, argv: list[str]) -> int:
                 return follow(plan.job, kind, plan.config.steps, partial(_run, plan, crew))
             jobs.run(plan, crew=crew)
     except Paused as pause:
-        if world.first:
-            print(pause, file=sys.stderr)
+        return say_paused(pause) if world.first else pause.exit_code
+    except Aborted:
+        return say_aborted()
     return 0
 
 

@@ -24,18 +24,30 @@ def run(argv: list[str]) -> int:
     parser = VerbParser(
         "rondo up", "Serve the demo model; make it first if there is none (a few minutes, once)."
     )
+    parser.add_argument("--name", help="name of the model, and the first part of its jobs' names (demo)")
     command = read_short(parser, FLAGS, argv)
     if command is None:
         return 0
-    parser.parse_args(command.rest)
+    given = parser.parse_args(command.rest)
     tree = command.config.tree
     _check_port(tree)
-    return serve(_demo_model(), tree, banner=True)
+    from rondo.cli.view.steps import say_aborted, say_paused
+    from rondo.demo.pipeline import NAME
+    from rondo.parallel.ranks.crew import Aborted, Paused
+
+    try:
+        model = _demo_model(given.name or NAME)
+    except Paused as pause:
+        return say_paused(pause)
+    except Aborted:
+        return say_aborted()
+    return serve(model, tree, banner=True)
 
 
-def _demo_model() -> Path:
+def _demo_model(name: str) -> Path:
     """The view opens with the first event: where the model is there already, there is nothing to see."""
     from rondo.cli.view.demo_view import demo_view
+    from rondo.cli.view.steps import command_line
     from rondo.demo.pipeline import ensure_demo_model
 
     show: Callable[[Event], None] | None = None
@@ -47,7 +59,7 @@ def _demo_model() -> Path:
                 show = stack.enter_context(demo_view())
             show(event)
 
-        return ensure_demo_model(on_event)
+        return ensure_demo_model(on_event, name, command_line())
 
 
 def _check_port(tree: RondoConfig) -> None:

@@ -87,7 +87,7 @@ def latency(argv: list[str]) -> int:
 def _parser(verb: str, text: str, input_len: int, output_len: int) -> VerbParser:
     parser = VerbParser(f"rondo bench {verb}", text)
     parser.usage = f"rondo bench {verb} MODEL [flags]"
-    parser.add_argument("model", help="a model's name, a folder in Hugging Face layout, or a job's hash")
+    parser.add_argument("model", help="a model's name or folder, or a job's name or hash")
     parser.add_argument(
         "--input-len", type=types.positive, default=input_len, help=f"tokens of a prompt ({input_len})"
     )

@@ -23,7 +23,9 @@ def run(argv: list[str]) -> int:
         "rondo job metrics",
         "The curve of each metric of a job; of those that are named, the figures of some steps.",
     )
-    parser.add_argument("job", metavar="HASH", help="the first 6 or more characters of its hash")
+    parser.add_argument(
+        "job", metavar="JOB", help="a job's name, or the first 6 or more characters of its hash"
+    )
     parser.add_argument("names", metavar="NAME", nargs="*", help="metrics, such as loss tokens_per_second")
     parser.add_argument("--rows", type=int, default=ROWS, help=f"the most steps to print ({ROWS})")
     parser.add_argument("--json", action="store_true", help="print one JSON array of all steps")

@@ -47,9 +47,7 @@ def _parser() -> VerbParser:
     parser = VerbParser(
         "rondo model quantize", "Write a model with weights of 4 or 8 bits, for Rondo, vLLM, transformers."
     )
-    parser.add_argument(
-        "model", metavar="MODEL", help="a name from `rondo model list`, a folder, or a job's hash"
-    )
+    parser.add_argument("model", metavar="MODEL", help="a model's name or folder, or a job's name or hash")
     parser.add_argument(
         "--method",
         choices=sorted(METHODS),

@@ -12,7 +12,9 @@ def run(argv: list[str]) -> int:
     parser = VerbParser(
         "rondo rl alarms", "What was seen of a job that should not be: since when, and what to do."
     )
-    parser.add_argument("job", metavar="JOB", help="the first 6 or more characters of its hash")
+    parser.add_argument(
+        "job", metavar="JOB", help="a job's name, or the first 6 or more characters of its hash"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON array")
     given = parser.parse_args(argv)
 

@@ -29,7 +29,9 @@ def run(argv: list[str]) -> int:
     parser = VerbParser(
         "rondo rl rollouts", "The rollouts that a job has stored, those of the last step first."
     )
-    parser.add_argument("job", metavar="JOB", help="the first 6 or more characters of its hash")
+    parser.add_argument(
+        "job", metavar="JOB", help="a job's name, or the first 6 or more characters of its hash"
+    )
     parser.add_argument("--step", type=int, metavar="N", help="of this step alone")
     parser.add_argument("--sort", default="step", metavar="NAME", help="by reward, a part of it, tokens, ...")
     parser.add_argument("--order", choices=("desc", "asc"), default="desc", help="largest first, or least")

@@ -17,15 +17,16 @@ if TYPE_CHECKING:
     from rondo.demo.pipeline import Event
 
 PHASES = {
-    "corpus": "Text, tokenizer and model, all made here",
-    "pretrain": "Pretraining on simple English",
-    "sft": "Fine-tuning until the task succeeds now and then",
-    "rl": "Reinforcement learning until it nearly always does",
+    "corpus": "Text, tokenizer, model",
+    "pretrain": "Pretraining",
+    "sft": "Fine-tuning",
+    "rl": "Reinforcement learning",
     "save": "Saving",
 }
 PLAIN_SECONDS = 5.0
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 60
+HELD_OUT = "held_out/reward/correct"
 
 
 @contextlib.contextmanager
@@ -72,8 +73,8 @@ class View:
         self.latest[event.phase] = event
         self.facts |= event.metrics
         if event.phase == "sft":
-            self.tuned = event.metrics.get("reward/correct", self.tuned)
-        if event.phase == "rl":
+            self.tuned = event.metrics.get("evaluate/reward/correct", self.tuned)
+        if event.phase == "rl" and "reward/correct" in event.metrics:
             self.rewards.append(event.metrics["reward/correct"])
 
     def render(self) -> RenderableType:
@@ -115,15 +116,16 @@ class View:
             parameters = event.metrics.get("parameters")
             return f"{parameters / 1e6:.1f} M parameters" if parameters else ""
         loss = f"loss {event.metrics['loss']:.3f}  " if name != "rl" and "loss" in event.metrics else ""
-        speed = f"{event.metrics['tokens_per_second']:,.0f} tokens/s"
+        speed = f"{event.metrics['tokens_per_second']:,.0f} tokens/s" if event.metrics else ""
         rate = f"  success {self.tuned:.0%}" if name == "sft" and self.tuned is not None else ""
         return f"{loss}{speed}{rate}"
 
     def _parts(self) -> str:
         parts = [f"{k.partition('/')[2]} {v:.2f}" for k, v in self.facts.items() if k.startswith("reward/")]
-        held_out = [f"held-out {self.facts['held_out']:.0%}"] if "held_out" in self.facts else []
+        held_out = [f"held-out {self.facts[HELD_OUT]:.0%}"] if HELD_OUT in self.facts else []
         difference = self.facts.get("logprob_diff_max", 0.0)
-        return "  ".join([*parts, *held_out, f"learner vs sampler {difference:.1e}"])
+        rewards = "  ".join([*parts, *held_out])
+        return f"{rewards}\nlargest difference of learner and sampler: {difference:.1e} nats"
 
 
 def plain() -> Callable[[Event], None]:
@@ -141,7 +143,7 @@ def plain() -> Callable[[Event], None]:
         elif now - last < PLAIN_SECONDS and event.step != event.steps:
             return
         last = now
-        shown = ("loss", "reward", "reward/correct", "held_out", "tokens_per_second", "logprob_diff_max")
+        shown = ("loss", "reward", "reward/correct", HELD_OUT, "tokens_per_second", "logprob_diff_max")
         facts = "  ".join(f"{name} {event.metrics[name]:.4g}" for name in shown if name in event.metrics)
         if facts:
             print(

@@ -62,6 +62,9 @@ class RankSupervisor:
     ) -> None:
         self.world = world or World()
         self.asked_to_stop = False
+        self.interrupted = False
+        """Whether the stop request is a Ctrl-C."""
+        self._heeding = self._in_steps = False
         self._watch = _Watch(board, config or LayoutConfig()) if board else None
 
     @property
@@ -98,15 +101,42 @@ class RankSupervisor:
 
     @contextlib.contextmanager
     def heeding(self) -> Iterator[None]:
-        """Context in which a SIGTERM does not end the process but sets `asked_to_stop`. torchrun sends a SIGTERM after
-        another rank has ended; then the next collective fails.
+        """Context in which a first Ctrl-C or a SIGTERM sets `asked_to_stop`, and a second Ctrl-C raises
+        Aborted. A process without other ranks stops at once while it is not `stepping`, because it has
+        nothing to finish. torchrun sends a SIGTERM after another rank has ended; then the next collective fails.
         """
-
-        def stop(number: int, frame: object) -> None:
-            self.asked_to_stop = True
-
-        with _handling(stop, among=self._watch is not None):
+        if self._heeding:
             yield
+            return
+        self._heeding = True
+        try:
+            among = self._watch is not None
+            with _handling(self._stop, among, signal.SIGINT), _handling(self._stop, among):
+                yield
+        finally:
+            self._heeding = False
+
+    @contextlib.contextmanager
+    def stepping(self) -> Iterator[None]:
+        """Context of steps and their checkpoints, which a stop request lets finish."""
+        self._in_steps = True
+        try:
+            yield
+        finally:
+            self._in_steps = False
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and self.interrupted:
+            raise Aborted
+        self.asked_to_stop = True
+        self.interrupted |= number == signal.SIGINT
+        if self._watch is None and not self._in_steps:
+            raise StoppedEarly
+        if self.first:
+            # A thread, because the interrupted code may be writing to the same stream.
+            again = "; Ctrl-C again aborts at once" if self.interrupted else ""
+            said = ("the job stops after this step and saves a checkpoint%s", again)
+            threading.Thread(target=log.warning, args=said, daemon=True).start()
 
     def any_asked_to_stop(self) -> bool:
         """Whether any rank has a stop request. The result is equal on all ranks, which must all call this at the same
@@ -160,14 +190,16 @@ def together(world: World, config: LayoutConfig, device: torch.device) -> Iterat
 
 
 @contextlib.contextmanager
-def _handling(handler: Callable[[int, FrameType | None], None], among: bool) -> Iterator[None]:
-    """Sets a handler of SIGTERM. After an error, SIGTERM is ignored if there are other ranks: the process is about to
-    end and to report the reason.
+def _handling(
+    handler: Callable[[int, FrameType | None], None], among: bool, number: int = signal.SIGTERM
+) -> Iterator[None]:
+    """Sets a handler of a signal. After an error, the signal is ignored if there are other ranks: the process is about
+    to end and to report the reason.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, handler)
+    before = signal.signal(number, handler)
     after: Any = before
     try:
         yield
@@ -175,14 +207,24 @@ def _handling(handler: Callable[[int, FrameType | None], None], among: bool) -> 
         after = signal.SIG_IGN if among else before
         raise
     finally:
-        signal.signal(signal.SIGTERM, after)
+        signal.signal(number, after)
 
 
 class Paused(Exception):
     """All ranks have stopped after the same step because one of them had a stop request, and their state is saved."""
 
-    def __init__(self, step: int, steps: int) -> None:
-        super().__init__(f"step {step} of {steps} is saved: resume me with the same command")
+    def __init__(self, step: int, steps: int, *, interrupted: bool = False) -> None:
+        done = f"step {step} of {steps} is saved" if step else "stopped before the first step"
+        super().__init__(done)
+        self.exit_code = INTERRUPTED if interrupted else 0
+
+
+class StoppedEarly(KeyboardInterrupt):
+    """A stop request outside of the steps of a job."""
+
+
+class Aborted(KeyboardInterrupt):
+    """A second Ctrl-C: the job ends without finishing its step or a running save."""
 
 
 class Terminated(RondoError):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
 
 from rondo.base.errors import StorageError
 from rondo.base.telemetry.log import get_logger
+from rondo.jobs.samples import SHOWN, SampledAnswer, add_samples, forget_samples_after
 from rondo.rl.record.alarms import Alarm, Alarms
 from rondo.rl.record.events import EventLog
 from rondo.rl.record.store import FOLDER, RolloutStore
@@ -13,7 +15,7 @@ from rondo.rl.record.store import FOLDER, RolloutStore
 if TYPE_CHECKING:
     from rondo.jobs.job import Job
     from rondo.rl.config import RlConfig
-    from rondo.rl.rollout.types import RlStep
+    from rondo.rl.rollout.types import RlStep, SampleGroup
 
 log = get_logger(__name__)
 
@@ -36,9 +38,12 @@ class Watch:
         self._lost = max((row.get("rollouts_lost", 0.0) for row in rows), default=0.0)
         self._events.forget_after(step)
         self._store.forget_after(step)
+        forget_samples_after(self._job.path, step or -1)
 
     def __call__(self, step: RlStep) -> None:
         self._keep(step)
+        if self._config.samples.due(step.number, self._config.steps):
+            self._keep_samples([_sampled(step.number, "rollout", *each) for each in enumerate(step.groups)])
         step.metrics["rollouts_lost"] = self._lost
         before = self._alarms.standing
         for alarm in self._alarms.look(step.number, step.metrics):
@@ -49,6 +54,21 @@ class Watch:
             self._events.add("alarm_over", step.number, alarm=kind)
         step.metrics["alarms"] = float(len(standing))
         step.metrics.update({f"alarm/{kind}": 1.0 for kind in standing})
+
+    def keep_held_out(self, step: int, groups: Sequence[SampleGroup]) -> None:
+        """Store answers of an evaluation, as samples before, during and after training."""
+        if self._config.samples.every != 0:
+            found = [_sampled(step, "held_out", *each) for each in enumerate(groups)]
+            self._keep_samples(found, log_them=not step)
+
+    def _keep_samples(self, found: Sequence[SampledAnswer | None], log_them: bool = True) -> None:
+        samples = [sample for sample in found if sample][: self._config.samples.prompts]
+        try:
+            add_samples(self._job.path, samples)
+        except StorageError as error:
+            log.warning("sampled answers are not stored: %s", error.message)
+        for sample in samples[:SHOWN] if log_them else ():
+            log.info("step %d: %s", sample.step, sample)
 
     def _keep(self, step: RlStep) -> None:
         try:
@@ -65,3 +85,15 @@ class Watch:
         self._events.add(
             "alarm", alarm.step, alarm=alarm.kind, since=alarm.since, saw=alarm.saw, advice=advice
         )
+
+
+def _sampled(
+    step: int, split: Literal["held_out", "rollout"], index: int, group: SampleGroup
+) -> SampledAnswer | None:
+    """The first sample of a group; None for an empty group."""
+    if not group.samples:
+        return None
+    sample, score = group.samples[0], group.samples[0].score
+    reward = score.total if score and score.outcome == "ok" else None
+    asked = group.problem.question or str(group.problem.messages[-1].get("content", ""))
+    return SampledAnswer(step, split, index, asked, sample.text, reward=reward)

@@ -21,6 +21,7 @@ from rondo.base.errors import RondoError, StorageError
 from rondo.base.storage.files import storage_error
 from rondo.base.telemetry.log import get_logger
 from rondo.data.storage.places import folder_of
+from rondo.parallel.ranks.crew import Aborted
 from rondo.train.checkpoints import dcp
 from rondo.train.checkpoints.checkpoint import MANIFEST, STATE, Checkpoint, Keep, existing, prune, remove
 
@@ -76,11 +77,11 @@ class Checkpoints:
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         """Waits for the running save; after an error only for a limited time if there are other ranks, since they may
-        be gone.
+        be gone, and not at all after an abort by the user.
         """
         if error is None:
             self.wait()
-        elif self._work:
+        elif self._work and not isinstance(error, Aborted):
             self._work.give_up(None if self._ranks.count == 1 else PARTING_SECONDS)
 
     def newest(self) -> Checkpoint | None:

@@ -12,11 +12,9 @@ from rondo.data.batching.packing import Document
 from rondo.data.input.records import Record
 from rondo.data.input.texts import closed, text_of
 from rondo.text.tokenizer import Tokenizer
-from rondo.train.config import TrainConfig
-from rondo.train.recipes.batches import loader
 
 if TYPE_CHECKING:
-    from rondo.train.loop import Batches
+    pass
 
 
 def documents(tokenizer: Tokenizer, records: Sequence[Record]) -> list[list[int]]:
@@ -27,7 +25,3 @@ def documents(tokenizer: Tokenizer, records: Sequence[Record]) -> list[list[int]
 
 def dataset(tokens: Sequence[Sequence[int]]) -> InMemory:
     return InMemory(Document(ids, [1.0] * len(ids)) for ids in tokens)
-
-
-def batches(tokens: Sequence[Sequence[int]], config: TrainConfig) -> Batches:
-    return loader([dataset(tokens)], [1.0], config, longest=config.max_length)
