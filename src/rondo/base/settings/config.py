@@ -18,7 +18,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
 from rondo.base.errors import ConfigError
-from rondo.base.settings.config_errors import not_a_section, unknown_key
 from rondo.base.settings.config_keys import (
     SettingKey,
     env_names,
@@ -26,7 +25,9 @@ from rondo.base.settings.config_keys import (
     is_secret,
     keys_of,
     members,
+    not_a_section,
     takes_bool,
+    unknown_key,
 )
 from rondo.base.settings.config_text import from_text, is_bool_word, toml_lines
 

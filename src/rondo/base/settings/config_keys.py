@@ -1,4 +1,4 @@
-"""The shape of a config tree: which keys exist, and which one a wrong key was meant to be."""
+"""The shape of a config tree: which keys exist, and errors that name the key that was meant."""
 
 import difflib
 import inspect
@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
+
+from rondo.base.errors import ConfigError
 
 SECRETS = ("_key", "_token", "_secret", "_password")
 
@@ -112,3 +114,23 @@ def nearest(path: str, keys: Mapping[str, SettingKey], flat: str | None = None) 
     same_name = [key for key in keys if key.rpartition(".")[2] == name]
     best = difflib.get_close_matches(path, same_name or list(keys), n=1, cutoff=0)
     return best[0] if best else None
+
+
+def unknown_key(
+    path: str, where: str, keys: Mapping[str, SettingKey], flat: str | None = None
+) -> ConfigError:
+    if path in keys:
+        said = f"{path!r} in quotes is one name, which no key has ({where}). Write {path} without quotes."
+        return ConfigError(said, param=path, code="unknown_key")
+    above, _, name = path.rpartition(".")
+    if above in keys and get_origin(keys[above].annotation) is dict:
+        hint = f" {above} is written whole: --{above}='{{\"{name}\": ...}}'."
+        return ConfigError(f"Unknown config key {path} ({where}).{hint}", param=path, code="unknown_key")
+    right = nearest(path, keys, flat)
+    hint = f" Did you mean {right}?" if right else ""
+    return ConfigError(f"Unknown config key {path} ({where}).{hint}", param=path, code="unknown_key")
+
+
+def not_a_section(path: str, where: str, keys: Mapping[str, SettingKey]) -> ConfigError:
+    inner = next(name for name in keys if name.startswith(path + "."))
+    return ConfigError(f"{path} ({where}) is a section, not a value. Set one of its keys, such as {inner}.")

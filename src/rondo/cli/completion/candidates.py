@@ -195,7 +195,7 @@ def _jobs() -> list[Candidate]:
         for file in jobs_dir().glob("*/spec.json"):
             origin, kind = _read(file.with_name("origin.json")), _read(file).get("kind", "")
             text = f"{kind} {origin.get('model', '')}".strip()
-            started = origin.get("started", 0.0)
+            started = float(str(origin.get("started", 0)))
             found.append((started, (file.parent.name[:SHORT_HASH], text)))
             if origin.get("name"):
                 found.append((started, (str(origin["name"]), text)))

@@ -6,7 +6,7 @@ import argparse
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from rondo.base.errors import ConfigError
 from rondo.base.units import parse_count
@@ -34,13 +34,17 @@ class VerbParser(argparse.ArgumentParser):
         self.essential = essential
         self.add_argument("-h", "--help", nargs="?", const="", action=_HelpAction)
 
-    def print_help(self, file: IO[str] | None = None, topic: str = "") -> None:
+    def print_help(self, file: Any = None) -> None:
+        self.show_help()
+
+    def show_help(self, topic: str = "") -> None:
+        """Prints the plain page, or the matches of a topic."""
         if VerbParser.captured is not None:
             VerbParser.captured.append(self)
             return
         from rondo.cli.options.help import help_page
 
-        print(help_page(self, topic), file=file)
+        print(help_page(self, topic))
 
     def options(self) -> list[str]:
         """The verb's own flags."""
@@ -73,7 +77,7 @@ class _HelpAction(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         assert isinstance(parser, VerbParser)
-        parser.print_help(topic=str(values or ""))
+        parser.show_help(str(values or ""))
         parser.exit()
 
 

@@ -26,7 +26,7 @@ def read_settings(parser: VerbParser, argv: list[str]) -> CommandLine | None:
     scope = parser.scope
     assert scope is not None
     if (topic := help_topic(argv)) is not None:
-        parser.print_help(topic=topic)
+        parser.show_help(topic)
         return None
     spelled = spell_out(scope, argv, parser.options())
     try:
