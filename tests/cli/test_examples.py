@@ -1,5 +1,6 @@
 """The example on each help page works as it is printed, on a smaller model and with fewer steps."""
 
+import io
 import json
 import os
 import shlex
@@ -19,6 +20,7 @@ from rondo.cli.main import main
 from rondo.cli.options.examples import EXAMPLES
 from rondo.jobs.job import Job
 from support.home import own_home
+from support.hub import FakeHub
 from support.ports import free_port
 from support.tiny import tiny_model, tiny_tokenizer
 from support.waiting import scaled, wait_until
@@ -45,6 +47,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("RONDO_HOME", str(own_home(folder / "home")))
         patch.delenv("RONDO_CONFIG", raising=False)
         patch.setenv("HOME", str(folder))
+        patch.setenv("HF_HOME", str(folder / "hf"))
         (folder / ".rondo").mkdir()
         patch.chdir(folder)
         for path in (models_dir() / "demo", folder / "Qwen3-0.6B"):
@@ -112,16 +115,32 @@ class serving:
         self.process.wait(timeout=scaled(60))
 
 
+@pytest.fixture
+def hub(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A hub on loopback with the model that is pulled."""
+    found = FakeHub()
+    found.repo("Qwen/Qwen3-0.6B", place / "Qwen3-0.6B")
+    with found.running():
+        monkeypatch.setenv("HF_ENDPOINT", found.url)
+        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+        yield
+
+
 VERBS = dict.fromkeys(name.split()[1] for name in EXAMPLES if name not in SERVERS)
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_the_examples_of_a_verb_work(verb: str, jobs: dict[str, str], request: pytest.FixtureRequest):
+def test_the_examples_of_a_verb_work(
+    verb: str, jobs: dict[str, str], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hello\n"))
     names = [name for name in EXAMPLES if name.split()[1] == verb and name not in FIRST]
     for name in names:
         replace = {"JOB": jobs["rondo rl" if verb == "rl" else "rondo train sft"]}
         if name == "rondo bench serve":
             replace["http://127.0.0.1:8001"] = request.getfixturevalue("server")
+        if name == "rondo pull":
+            request.getfixturevalue("hub")
         assert run(name, replace) == 0, name
 
 

@@ -78,6 +78,8 @@ def dispatch(arguments: list[str]) -> int:
         return 0
     if arguments[0] in ALIASES:
         return dispatch([*ALIASES[arguments[0]], *arguments[1:]])
+    if arguments[0] == "rm":
+        return dispatch([_owner(arguments[1:]), *arguments])
     verb, rest = arguments[0], arguments[1:]
     if verb in ("--version", "-V", "version"):
         from rondo import __version__
@@ -89,6 +91,18 @@ def dispatch(arguments: list[str]) -> int:
     with spinner():
         code: int = importlib.import_module(VERBS[verb][0]).run(rest)
     return code
+
+
+def _owner(names: Sequence[str]) -> str:
+    """The verb that removes these: `job`, if the first is one, else `model`."""
+    from rondo.jobs.folders import find_job
+
+    first = next((name for name in names if not name.startswith("-")), "")
+    try:
+        find_job(first)
+    except RondoError:
+        return "model"
+    return "job"
 
 
 def usage() -> str:
@@ -106,7 +120,7 @@ def usage() -> str:
         f"{chr(10).join(blocks)}\n\n"
         "  rondo VERB --help    options, essential settings and an example\n"
         "  rondo --help=WORD    search all settings: rondo --help=lr\n"
-        "  rondo ls, rondo ps   models, jobs; rondo --version\n\n"
+        "  rondo ls|ps|rm       list models, list jobs, remove; rondo --version\n\n"
         "Settings come from defaults, a TOML file (--config FILE), RONDO_* variables and\n"
         "flags such as --train.lr=3e-4; `rondo config --explain` describes them. Models\n"
         "and jobs are in RONDO_HOME (~/.rondo)."

@@ -196,7 +196,9 @@ def _run(
     config, job, tokenizer = plan.config, plan.job, plan.tokenizer
     device = device_of(config.device, crew.world)
     learner, made, evaluation = _ready(plan, crew, tokenizer, device)
-    sampler = AnswerSampler.of(plan.kind, config, tokenizer, plan.held_out, plan.sources, job, learner)
+    sampler = AnswerSampler.of(
+        plan.kind, config, tokenizer, plan.opened.held_out, plan.opened.training, job, learner
+    )
     if sampler and not newest_step(job):
         sampler.forget_after(-1)
         sampler.take(learner, 0)

@@ -36,7 +36,10 @@ def candidates(words: Sequence[str]) -> list[Candidate]:
     if not before:
         verbs = [(verb, text) for verb, (_, text) in VERBS.items()]
         aliases = [(alias, f"rondo {' '.join(verb)}") for alias, verb in ALIASES.items()]
-        return _starting(current, [*verbs, *aliases, ("--help", ""), ("--version", "")])
+        more = [("rm", "remove jobs or models"), ("--help", ""), ("--version", "")]
+        return _starting(current, [*verbs, *aliases, *more])
+    if before[0] == "rm":
+        return _starting(current, [*_jobs(), *_models()])
     before = [*ALIASES.get(before[0], (before[0],)), *before[1:]]
     verb, *rest = before
     if verb == "help":

@@ -34,6 +34,7 @@ GUESSES = {
     "--max-seq-len": "--max-length",
     "--seq-len": "--max-length",
     "--cutoff-len": "--max-length",
+    "--load-in-4bit": "--qlora",
     "--lora-rank": "--lora=16",
     "--lora-r": "--lora=16",
     "--lora-alpha": "--adapter.alpha",
@@ -159,10 +160,16 @@ def _batch(path: str) -> Flag:
     return Flag("", "", read, "N", path=path)
 
 
-def _lora(section: str) -> Flag:
+def _lora(section: str, qlora: bool = False) -> Flag:
     def read(values: Sequence[str]) -> Mapping[str, str]:
-        rank = {} if values[-1] == "true" else {f"{section}.adapter.r": values[-1]}
-        return {f"{section}.adapter.kind": "lora", **rank}
+        found = {f"{section}.adapter.kind": "lora"}
+        if values[-1] != "true":
+            found[f"{section}.adapter.r"] = values[-1]
+        return found | ({f"{section}.adapter.quantize_base": "nf4"} if qlora else {})
+
+    if qlora:
+        text = "train a LoRA adapter over 4-bit base weights; --qlora=R sets its rank (16)"
+        return Flag(text, "", read, alone="true")
 
     return Flag(
         "train a LoRA adapter instead of the full weights; --lora=R sets its rank (16)",
@@ -177,12 +184,16 @@ def _same(path: str) -> Flag:
 
 
 _TRAIN_GROUPS = {
-    "training": ("train.steps", "--batch", "train.max_length", "train.lr", "train.seed"),
-    "adapter": ("--lora", "train.adapter.targets"),
+    "training": ("train.epochs", "train.steps", "--batch", "train.max_length", "train.lr", "train.seed"),
+    "adapter": ("--lora", "--qlora", "train.adapter.targets"),
     "memory and devices": ("train.precision", "train.checkpointing", "train.device"),
-    "results": ("train.evaluate.data", "train.evaluate.every", "train.save_every"),
+    "results": ("train.evaluate.data", "train.evaluate.held_out", "train.evaluate.every", "train.save_every"),
 }
-_TRAIN_FLAGS = {"--batch": _batch("train.tokens_per_step"), "--lora": _lora("train")}
+_TRAIN_FLAGS = {
+    "--batch": _batch("train.tokens_per_step"),
+    "--lora": _lora("train"),
+    "--qlora": _lora("train", qlora=True),
+}
 
 
 def train_scope(kind: str) -> SettingScope:
@@ -193,7 +204,7 @@ def train_scope(kind: str) -> SettingScope:
     }
     groups = {"recipe": own[kind], **_TRAIN_GROUPS} if kind in own else _TRAIN_GROUPS
     others = tuple(f"train.{name}" for name in own if name != kind)
-    without = ("train.model", "train.data", *others)
+    without = ("train.model", "train.data", "train.name", *others)
     return SettingScope(("train", "log"), groups, _TRAIN_FLAGS, "train", without)
 
 
@@ -211,7 +222,7 @@ RL = SettingScope(
         "--lora": _lora("rl"),
     },
     "rl",
-    ("rl.model", "rl.task"),
+    ("rl.model", "rl.task", "rl.name"),
 )
 
 EVALUATE = SettingScope(

@@ -8,7 +8,7 @@ Verb = Callable[[list[str]], int]
 HELP = ("-h", "--help")
 
 ALIASES = {"ls": ("model", "list"), "ps": ("job", "list")}
-"""Short names of verbs, as other tools have them."""
+"""Short names of verbs, as other tools have them; `rondo rm` removes a job or a model."""
 
 GROUPS = {
     "first steps": ("up", "demo", "run", "chat", "pull"),
