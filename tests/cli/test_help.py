@@ -65,7 +65,7 @@ def test_defaults_are_shown(every: dict[str, VerbParser]):
     page = help_page(every["rondo train sft"])
     assert "peak learning rate (0.0003)" in page
     assert "optimizer steps (100)" in page
-    assert "number of GPUs (8)" in help_page(every["rondo plan"])
+    assert "prompt tokens (1024)" in help_page(every["rondo plan"])
 
 
 def test_search_by_name(capsys: pytest.CaptureFixture[str]):
