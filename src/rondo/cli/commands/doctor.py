@@ -138,7 +138,7 @@ def _kernel_lines(found: dict[str, Any]) -> list[str]:
     sandbox = found["sandbox"]
     return [
         *_row("kernels", f"{both}; this CPU has {', '.join(found['available'])} (RONDO_CPU selects)"),
-        *(_row("missing", found["missing"]) if found["missing"] else []),
+        *(_row("missing", found["missing"]) if found["missing"] and found["compiler"] else []),
         *_row("sandbox", f"{'' if sandbox['available'] else 'none; '}{sandbox['about']}"),
     ]
 
