@@ -47,8 +47,8 @@ K = "model.layers.0.self_attn.k_proj"
         ("int4", "quant_method is 'int4'"),
         ({"bits": 4}, "quant_method is None"),
         (
-            {"quant_method": "bitsandbytes"},
-            "'bitsandbytes', which is not supported; supported: awq, compressed-tensors",
+            {"quant_method": "quanto"},
+            "'quanto', which is not supported; supported: awq, bitsandbytes, compressed-tensors",
         ),
         ({"quant_method": ["gptq"]}, "quant_method"),
         (GPTQ | {"bits": 3}, "quantization_config.bits is 3, which is not supported; supported: 4"),

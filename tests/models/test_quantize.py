@@ -25,6 +25,8 @@ from support.families import VOCAB, reference
 from support.tiny import tiny_model, tiny_tokenizer
 
 SHAPE = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
+HERE = [method for method in METHODS if method != "nf4"]
+"""nf4 has groups of 64, which these models are too small for: `test_nf4.py`."""
 NOISE = {"awq": 0.5, "gptq": 0.5, "int8": 0.05, "fp8": 0.15}
 """The most that logits may change, as a share of how far they spread."""
 MOST_NOISE = 0.8
@@ -54,7 +56,7 @@ def apart(ours: Tensor, theirs: Tensor) -> float:
     return float((ours - theirs).square().mean().sqrt() / theirs.std())
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", HERE)
 def test_what_is_written(method: Method, folder: Path, tmp_path: Path):
     found = quantize_folder(folder, tmp_path / "out", recipe_of(method, 32))
     model = load(tmp_path / "out")
@@ -204,7 +206,7 @@ def test_inputs_that_are_not_finite(method: Method, spoilt: float):
         quantize(model, QuantizationRecipe(method, 32), token_rows(), lambda count: None)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", HERE)
 @pytest.mark.parametrize("spoilt", [torch.nan, -torch.inf])
 def test_a_weight_that_is_not_finite(method: Method, spoilt: float):
     """No other method is advised: none would do."""
@@ -258,7 +260,7 @@ def test_each_tensor_is_made_once(method: Method, packed: int, monkeypatch: pyte
     assert len(made) == packed * len(weights)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", HERE)
 @pytest.mark.parametrize("family", ["phi3", "gemma2", "mixtral", "qwen3-moe", "deepseek-v3"])
 def test_every_kind_of_module(family: str, method: Method, tmp_path: Path):
     """Fused and renamed modules, experts and latents are written as others would, and read back."""

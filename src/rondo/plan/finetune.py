@@ -34,6 +34,9 @@ NF4_BYTES = (4 + 8 / 64 + 32 / (64 * 256)) / 8
 """Bytes of a weight: 4 bits, 8 bits for 64 weights, and 32 bits for 256 of these scales."""
 DEQUANTIZED_BYTES = 8
 """Bytes per element while one weight is dequantized."""
+HEAP_FACTOR = 2.0
+"""Heap per byte of activations with an adapter on a CPU: small tensors of the adapter are placed into the gaps that
+large ones leave (measured, `bench/lora.py`)."""
 LEAST_TOKENS = 2048
 """Microbatch below which other ways to save memory are tried first."""
 FULL_SHARE, LORA_SHARE = 6, 4
@@ -133,6 +136,8 @@ def memory(shape: ModelShape, tuning: Tuning) -> TuningMemory:
     moments = 1 if tuning.optimizer == "muon" and full else 2
     policy, layout = tuning.policy, Layout()
     activations = shape.layers * saved_a_layer(shape, layout, policy, tuning.length) * tuning.tokens * width
+    if tuning.kind == "cpu" and not full:
+        activations *= HEAP_FACTOR
     working = 0.0
     if tuning.checkpointing != "none":
         working = everything(shape, layout, policy, tuning.length) * tuning.tokens * width

@@ -14,8 +14,8 @@ from typing import Any, get_args
 
 from rondo.base.errors import ConfigError
 from rondo.models.files.headers import read_config
+from rondo.plan.cost.cluster import GIB
 from rondo.plan.finetune import (
-    GIB,
     METHODS,
     Fit,
     Method,
@@ -139,7 +139,7 @@ def _wanted(kind: Kind, config: TrainConfig) -> Wanted:
         return getattr(config, name) if name in given else None
 
     compute = own("precision")
-    masters = "float32" if compute in ("float32", "float16") else None
+    masters: Number | None = "float32" if compute in ("float32", "float16") else None
     return Wanted(
         _methods(kind, config),
         own("dtype") or masters,

@@ -190,6 +190,7 @@ def load_nf4(folder: Path, dtype: torch.dtype | None, device: torch.device) -> D
     model = load(folder)
     _, _, quantization = planned(model, QuantizationRecipe("nf4"))
     for index, layer in enumerate(model.layers):
+        assert isinstance(layer, DecoderLayer)
         prefix = f"layers.{index}"
         weights = {key: weight.to(device).float() for key, weight in matrices(layer, prefix).items()}
         _check_weights(weights)
