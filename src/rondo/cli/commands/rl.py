@@ -10,7 +10,7 @@ from functools import partial
 from rondo.base.errors import ConfigError
 from rondo.cli.options.arguments import VerbParser
 from rondo.cli.options.tree import read_command_line
-from rondo.cli.view.fetch import fetch_model
+from rondo.cli.view.fetch import fetch_named_models
 from rondo.rl.config import RlConfig
 
 VERBS = {
@@ -49,9 +49,13 @@ def run(argv: list[str]) -> int:
     if (stray := given.pop("file", None)) is not None:
         raise _stray(stray)
     config = command.config.tree.rl.model_copy(update=given)
-    models = (config.model, config.critic.model, config.reward_model.model, config.distill.teacher)
-    for model in filter(None, models):
-        fetch_model(model)
+    models = {
+        "rl.model": config.model,
+        "rl.critic.model": config.critic.model,
+        "rl.reward_model.model": config.reward_model.model,
+        "rl.distill.teacher": config.distill.teacher,
+    }
+    fetch_named_models(models)
 
     from rondo.cli.view.steps import follow
     from rondo.parallel.ranks.crew import Paused
