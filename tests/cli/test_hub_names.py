@@ -95,6 +95,17 @@ def test_plan_downloads_the_config_only(hub: FakeHub, capsys: pytest.CaptureFixt
     assert {Path(each.path).name for each in hub.requests if "resolve" in each.path} == {"config.json"}
 
 
+def test_prepare_downloads_the_tokenizer_only(
+    hub: FakeHub, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    hub.repo("datasets/tiny/text", {"train.jsonl": b'{"text": "hello"}\n' * 50})
+    out = str(tmp_path / "shards")
+    arguments = ["tiny/text", "--tokenizer", NAME, "--out", out, "--workers", "1", "--json"]
+    assert main(["data", "prepare", *arguments]) == 0
+    assert json.loads(capsys.readouterr().out)["documents"] == 50
+    assert hub.ranges("/model.safetensors") == []
+
+
 def test_train_records_the_commit(hub: FakeHub, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
     hub.repo("datasets/tiny/talk", {"train.jsonl": json.dumps({"messages": turns}).encode()})
@@ -146,6 +157,16 @@ def test_errors_with_a_remedy(
     resolve(NAME)
     assert main(arguments) == code
     assert message in capsys.readouterr().err
+
+
+def test_a_cached_model_is_resolved_without_http_client_and_torch(hub: FakeHub) -> None:
+    folder = resolve(NAME)
+    code = (
+        f"import sys; from rondo.models.store import resolve; print(resolve({NAME!r}))\n"
+        "print({'huggingface_hub', 'httpx', 'torch', 'rich'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [str(folder), "set()"]
 
 
 def test_offline_errors_name_the_command(

@@ -23,6 +23,7 @@ from rondo.hub import transfer
 from rondo.hub.cache import hub_cache, remove_snapshot, snapshots
 from rondo.hub.models import cached_model, ensure_model, pull_config, pull_model
 from rondo.hub.names import HubName, hub_name
+from support import hub as hub_server
 from support.hub import FakeHub, fake_hub
 from support.ports import free_port
 
@@ -335,6 +336,13 @@ def test_paths_out_of_the_repository_are_ignored(fake_hub: FakeHub) -> None:
     fake_hub.repo("org/model", {**FILES, "additional_chat_templates/../../../x.jinja": b"x", "/y.json": b"y"})
     assert names_in(ensure_model(NAME)) == names_in(pull_model(NAME))
     assert not list(hub_cache().rglob("x.jinja"))
+
+
+def test_a_digest_that_is_a_path_is_refused(fake_hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_server, "_git_hash", lambda data: "../../escaped")
+    fake_hub.repo("org/model", FILES)
+    with pytest.raises(Unavailable, match="no valid checksums"):
+        ensure_model(NAME)
 
 
 @pytest.mark.parametrize(

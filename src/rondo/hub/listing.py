@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -23,6 +24,8 @@ from rondo.hub.cache import LISTINGS, cached_commit, is_offline, repo_folder, sn
 from rondo.hub.names import HubName
 
 PUBLIC = "https://huggingface.co"
+DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+"""Digests and commits become names of files, so that a mirror must not choose them freely."""
 SECONDS = 30.0
 """Timeout of a request for a file list."""
 TOKEN_HELP = "set HF_TOKEN to a token of https://huggingface.co/settings/tokens, or run `hf auth login`"
@@ -77,12 +80,17 @@ def request_listing(name: HubName) -> Listing:
         info: Any = api.repo_info(
             name.repo, repo_type=name.kind, revision=name.revision, files_metadata=True, timeout=SECONDS
         )
-    files = tuple(
-        HubFile(each.rfilename, each.size or 0, each.lfs.sha256 if each.lfs else each.blob_id)
+    files = [
+        HubFile(each.rfilename, each.size or 0, str(each.lfs.sha256 if each.lfs else each.blob_id))
         for each in info.siblings
-        if (each.lfs or each.blob_id) and not _leaves(each.rfilename)
-    )
-    return Listing(name, str(info.sha), files)
+        if not _leaves(each.rfilename)
+    ]
+    commit = str(info.sha)
+    if not all(DIGEST.fullmatch(text) for text in (commit, *(file.digest for file in files))):
+        raise Unavailable(
+            f"{endpoint()} sends no valid checksums for {name}. Check HF_ENDPOINT.", code="hub_error"
+        )
+    return Listing(name, commit, tuple(files))
 
 
 def store_listing(listing: Listing) -> None:

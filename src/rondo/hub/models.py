@@ -55,15 +55,22 @@ def pull_config(name: HubName) -> Path:
     return fetch(listing, _headers(listing))
 
 
+def pull_tokenizer(name: HubName) -> Path:
+    """A folder with everything but the weights, for work with the tokenizer."""
+    commit = cached_commit(name)
+    if commit is not None and _has_tokenizer(snapshot_folder(name, commit)):
+        return snapshot_folder(name, commit)
+    listing = request_listing(name)
+    return fetch(listing, [file for file in listing.files if _is_companion(file)])
+
+
 def cached_model(name: HubName) -> Path | None:
     """The complete model in the cache. A cache filled by another program counts as complete with a config, all weights
     and a tokenizer."""
     listing = cached_listing(name)
     if listing is None:
         usable = _usable(name)
-        return (
-            usable if usable is not None and any((usable / file).is_file() for file in TOKENIZERS) else None
-        )
+        return usable if usable is not None and _has_tokenizer(usable) else None
     folder = snapshot_folder(name, listing.commit)
     if not listing.is_cached(_headers(listing)):
         return None
@@ -75,6 +82,10 @@ def _headers(listing: Listing) -> list[HubFile]:
     if listing.file(CONFIG) is None:
         raise _no_model(listing)
     return [file for path in (CONFIG, INDEX) if (file := listing.file(path)) is not None]
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    return any((folder / file).is_file() for file in TOKENIZERS)
 
 
 def has_weights(folder: Path) -> bool:
@@ -155,7 +166,8 @@ def _no_weights(listing: Listing, missing: list[str]) -> ModelError:
 
 
 def _only_gguf(listing: Listing) -> ModelError:
+    file = next(file.path for file in listing.files if file.path.endswith(".gguf"))
     return ModelError(
         f"{listing.name} has its weights as GGUF only. Pull the original model, which usually has the same name "
-        "without -GGUF."
+        f"without -GGUF; or run `hf download {listing.name.repo} {file}` and give the path of the file."
     )

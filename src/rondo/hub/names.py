@@ -8,7 +8,6 @@ from typing import Literal
 
 Kind = Literal["model", "dataset"]
 
-COMMIT = re.compile(r"[0-9a-f]{40}")
 _PART = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
 _REVISION = r"[A-Za-z0-9_][A-Za-z0-9._+/-]{0,199}"
 _NAME = re.compile(

@@ -10,7 +10,7 @@ from rondo.base.errors import ConfigError
 from rondo.cli.options.arguments import VerbParser
 from rondo.cli.options.scopes import RL
 from rondo.cli.options.short import read_settings
-from rondo.cli.view.fetch import fetch_model
+from rondo.cli.view.fetch import fetch_named_models
 
 VERBS = {
     "rollouts": "rondo.cli.subcommands.rl_rollouts",
@@ -49,9 +49,13 @@ def run(argv: list[str]) -> int:
     if (stray := given.pop("file", None)) is not None:
         raise _stray(stray)
     config = command.config.tree.rl.model_copy(update=given)
-    models = (config.model, config.critic.model, config.reward_model.model, config.distill.teacher)
-    for model in filter(None, models):
-        fetch_model(model)
+    models = {
+        "rl.model": config.model,
+        "rl.critic.model": config.critic.model,
+        "rl.reward_model.model": config.reward_model.model,
+        "rl.distill.teacher": config.distill.teacher,
+    }
+    fetch_named_models(models)
 
     from rondo.cli.view.start import show_rl
     from rondo.cli.view.steps import follow, say_aborted, say_paused

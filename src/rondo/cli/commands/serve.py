@@ -14,7 +14,7 @@ from rondo.cli.options.arguments import VerbParser
 from rondo.cli.options.flags import FLAGS
 from rondo.cli.options.short import read_short
 from rondo.cli.options.tree import RondoConfig
-from rondo.cli.view.fetch import fetch_model
+from rondo.cli.view.fetch import fetch_model, fetch_named_models
 
 if TYPE_CHECKING:
     import socket
@@ -34,8 +34,8 @@ def run(argv: list[str]) -> int:
     if command is None:
         return 0
     model, tree = parser.parse_args(command.rest).model, command.config.tree
-    for each in filter(None, (model, tree.engine.draft_model)):
-        fetch_model(each)
+    fetch_model(model)
+    fetch_named_models({"engine.draft_model": tree.engine.draft_model})
     return serve(model, tree)
 
 

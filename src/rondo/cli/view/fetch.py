@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from rondo.base.errors import NotFound
 from rondo.cli.view.progress import byte_progress
 
 Report = Callable[[str, int, int], None]
@@ -18,6 +19,19 @@ def fetch_model(name: str | Path) -> Path:
 
     with fetch_progress(str(name)) as report:
         return resolve(name, report)
+
+
+def fetch_named_models(settings: Mapping[str, str | None]) -> None:
+    """Downloads the models of the Hugging Face Hub that settings name. The engine and the trainer check the others,
+    with the setting in the error."""
+    from rondo.hub.names import hub_name
+
+    for setting, model in settings.items():
+        if model and hub_name(model) is not None:
+            try:
+                fetch_model(model)
+            except NotFound as error:
+                raise NotFound(f"{setting}: {error.message}", param=setting, code=error.code) from error
 
 
 def fetch_data(sources: str | Sequence[str]) -> None:
