@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
+from rondo.base.telemetry.activity import activity
 from rondo.cli.options.arguments import VerbParser
 from rondo.cli.options.tree import read_command_line
 
@@ -35,12 +36,14 @@ def run(argv: list[str]) -> int:
     asked = {name: getattr(given, name) for name in ("data", "tasks") if getattr(given, name)}
     evaluate = config.evaluate.model_copy(update=asked)
 
-    from rondo.train.evaluation.evaluate import PREFIX
-    from rondo.train.evaluation.evaluate_model import evaluate_model
+    with activity("importing torch"):
+        from rondo.train.evaluation.evaluate import PREFIX
+        from rondo.train.evaluation.evaluate_model import evaluate_model
 
-    found = evaluate_model(
-        config.model_copy(update={"model": given.model, "evaluate": evaluate}), given.adapter
-    )
+    with activity(f"evaluating {given.model}"):
+        found = evaluate_model(
+            config.model_copy(update={"model": given.model, "evaluate": evaluate}), given.adapter
+        )
     found = {name.removeprefix(PREFIX): value for name, value in found.items()}
     print(json.dumps(found) if given.json else _sheet(found))
     return 0

@@ -8,6 +8,7 @@ import sys
 from functools import partial
 
 from rondo.base.errors import ConfigError
+from rondo.base.telemetry.activity import activity
 from rondo.cli.options.arguments import VerbParser
 from rondo.cli.options.tree import read_command_line
 from rondo.rl.config import RlConfig
@@ -47,9 +48,10 @@ def run(argv: list[str]) -> int:
         raise _stray(stray)
     config = command.config.tree.rl.model_copy(update=given)
 
-    from rondo.cli.view.steps import follow
-    from rondo.parallel.ranks.crew import Paused
-    from rondo.rl import jobs
+    with activity("importing torch"):
+        from rondo.cli.view.steps import follow
+        from rondo.parallel.ranks.crew import Paused
+        from rondo.rl import jobs
 
     plan = jobs.plan(config)
     run = importlib.import_module("rondo.rl.remote.ray").run if config.ray.engines else jobs.run

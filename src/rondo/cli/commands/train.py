@@ -6,6 +6,7 @@ import sys
 from functools import partial
 from typing import get_args
 
+from rondo.base.telemetry.activity import activity
 from rondo.cli.options.arguments import VerbParser
 from rondo.cli.options.tree import read_command_line
 from rondo.cli.options.verbs import unknown_verb
@@ -54,10 +55,11 @@ def run(argv: list[str]) -> int:
     }
     config = command.config.tree.train.model_copy(update=given)
 
-    from rondo.cli.view.steps import follow
-    from rondo.parallel.ranks.crew import Paused, together
-    from rondo.parallel.ranks.world import read_world
-    from rondo.train import jobs
+    with activity("importing torch"):
+        from rondo.cli.view.steps import follow
+        from rondo.parallel.ranks.crew import Paused, together
+        from rondo.parallel.ranks.world import read_world
+        from rondo.train import jobs
 
     world = read_world()
     try:
