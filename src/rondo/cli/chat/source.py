@@ -98,7 +98,7 @@ def load_speaker(model: str, tree: RondoConfig) -> Speaker:
 
         from rondo.client.http import Client
         from rondo.server.load import load_app
-        from rondo.server.run import make_server
+        from rondo.web.run import make_server
 
     config = tree.server.model_copy(
         update={"access_log": False, "api_key": None, "admin_key": None, "otlp_traces_endpoint": None}

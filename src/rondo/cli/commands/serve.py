@@ -37,8 +37,8 @@ def run(argv: list[str]) -> int:
 
 def serve(model: str | Path, tree: RondoConfig, banner: bool = False) -> int:
     """Blocks until a signal ends the server."""
-    from rondo.server.exposure import listen
-    from rondo.server.run import url_of
+    from rondo.web.exposure import listen
+    from rondo.web.run import url_of
 
     listener = listen(tree.server)
     try:
@@ -63,9 +63,9 @@ def _serve(model: str | Path, tree: RondoConfig, listener: socket.socket, url: s
     with without_collector():
         with activity("importing torch"):
             from rondo.client.engine import fault_of
-            from rondo.server.exposure import warn_of_no_key
             from rondo.server.load import load_app
-            from rondo.server.run import make_server, run_server
+            from rondo.web.exposure import warn_of_no_key
+            from rondo.web.run import make_server, run_server
 
         app, engine, name = load_app(model, tree.engine, tree.server)
 
