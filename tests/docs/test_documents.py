@@ -49,6 +49,7 @@ def test_statements_of_a_block() -> None:
 
 
 def test_expected_output() -> None:
-    check_output("step 3  loss 0.25\n...\nsaved in ...x\n", "step 4   loss 1.5e-3\nmore\nsaved in /tmp/x\n")
+    output = "step 4   loss 1.5e-3 (+2.5%)\nmore\nsaved in /tmp/x\n"
+    check_output("step 3  loss 0.25 (-1%)\n...\nsaved in ...x\n", output)
     with pytest.raises(AssertionError, match="no line 'b'"):
         check_output("a\nb\n", "b\na\n")

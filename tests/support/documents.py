@@ -52,7 +52,8 @@ PORTS = re.compile(r"(?<![\w.])(8000|8001)(?!\w)")
 GROUPS = frozenset(["gpu", "slurm", "vllm", "hub", "s3", "install", "minutes", "peer"])
 ASSIGNED = re.compile(r"\w+=")
 SECONDS = 240.0
-NUMBER = re.compile(r"\\?-?\d[\d.,]*(?:e-?\d+)?")
+ANY_NUMBER = r"[-+]?\d[\d.,]*(?:e[-+]?\d+)?"
+NUMBER = re.compile(ANY_NUMBER)
 KEPT = r"^declare -(-|x) [A-Za-z_]+="
 OWN = r" (BASH\w*|_|SHLVL|PWD|OLDPWD|PIPESTATUS|EUID|UID|PPID)="
 
@@ -278,8 +279,8 @@ def check_output(expected: str, output: str) -> None:
     for line in filter(str.strip, expected.splitlines()):
         if line.strip() == "...":
             continue
-        pattern = NUMBER.sub(r"-?[\\d][\\d.,]*(?:e-?\\d+)?", re.escape(line.strip()))
-        pattern = pattern.replace(r"\.\.\.", r".*?")
+        pieces = NUMBER.split(line.strip())
+        pattern = ANY_NUMBER.join(re.escape(piece) for piece in pieces).replace(r"\.\.\.", ".*?")
         pattern = re.sub(r"(\\ )+", r"\\s+", pattern)
         match = re.compile(pattern).search(output, position)
         assert match, f"the output has no line {line!r}:\n{output[position:][-3000:]}"

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from rondo.cli.chat.sampling import SETTINGS
+from rondo.cli.chat.session import HELP
 from support.ports import free_port
 from support.terminal import Terminal
 from support.waiting import scaled
@@ -61,6 +63,12 @@ def test_a_conversation(environment: dict[str, str], tmp_path: Path, chat_home: 
     history = chat_home / "chat_history"
     assert "/system Be brief." in history.read_text()
     assert history.stat().st_mode & 0o077 == 0
+
+
+def test_lists_fit_80_columns() -> None:
+    lines = [f"{command:<16} {meaning}" for command, meaning in HELP.items()]
+    lines += [f"{name:<19} {'default':<9} {meaning}" for name, (_, meaning) in SETTINGS.items()]
+    assert max(map(len, lines)) <= 80
 
 
 def test_comparison_of_two_models(environment: dict[str, str], tmp_path: Path) -> None:

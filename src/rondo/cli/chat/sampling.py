@@ -10,9 +10,9 @@ from rondo.base.errors import ConfigError
 
 SETTINGS: dict[str, tuple[Callable[[str], Any], str]] = {
     "temperature": (float, "0 is greedy"),
-    "top_p": (float, "sample from the likeliest tokens with this total probability"),
-    "top_k": (int, "sample from this many likeliest tokens"),
-    "min_p": (float, "least probability of a token, relative to the likeliest one"),
+    "top_p": (float, "likeliest tokens with this total probability"),
+    "top_k": (int, "number of likeliest tokens"),
+    "min_p": (float, "least probability, relative to the likeliest token"),
     "max_tokens": (int, "longest answer"),
     "seed": (int, "the same seed samples the same answer"),
     "stop": (str, "text that ends an answer"),

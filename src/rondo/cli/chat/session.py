@@ -17,12 +17,12 @@ from rondo.cli.chat.speaker import Answer, Message, Speaker, Token
 from rondo.cli.chat.terminal import Terminal
 
 HELP = {
-    "/system TEXT": "set the system prompt; without TEXT show it, with 'off' remove it",
+    "/system TEXT": "set the system prompt; 'off' removes it, no TEXT shows it",
     "/regenerate": "answer the last input again",
     "/compare A B": "send each input to two models; /compare off ends it",
     "/set NAME VALUE": "change a sampling setting; /set alone lists them",
     "/logprobs": "log-probabilities of the last answer's tokens",
-    "/save [FILE]": "append the conversation to FILE (chat.jsonl), as data for training",
+    "/save [FILE]": "append the conversation to FILE (chat.jsonl) as training data",
     "/clear": "forget the conversation",
     "/help": "this list",
     "/exit": "leave; so does Ctrl-D",
@@ -89,9 +89,7 @@ class Session:
         }
         found = [command for command in commands if command.startswith(name)]
         if len(found) != 1 and name not in commands:
-            raise ConfigError(
-                f"There is no command {name}. /help lists the commands; begin a text with a space."
-            )
+            raise ConfigError(f"There is no command {name}. See /help, or begin the text with a space.")
         commands[name if name in commands else found[0]](rest.strip())
         return True
 

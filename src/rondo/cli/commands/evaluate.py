@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
+from rondo.base.telemetry.activity import activity
 from rondo.cli.options.arguments import VerbParser
 from rondo.cli.options.scopes import EVALUATE
 from rondo.cli.options.short import read_settings
@@ -40,12 +41,14 @@ def run(argv: list[str]) -> int:
     fetch_model(given.model)
     fetch_data(evaluate.data or [])
 
-    from rondo.train.evaluation.evaluate import PREFIX
-    from rondo.train.evaluation.evaluate_model import evaluate_model
+    with activity("importing torch"):
+        from rondo.train.evaluation.evaluate import PREFIX
+        from rondo.train.evaluation.evaluate_model import evaluate_model
 
-    found = evaluate_model(
-        config.model_copy(update={"model": given.model, "evaluate": evaluate}), given.adapter
-    )
+    with activity(f"evaluating {given.model}"):
+        found = evaluate_model(
+            config.model_copy(update={"model": given.model, "evaluate": evaluate}), given.adapter
+        )
     found = {name.removeprefix(PREFIX): value for name, value in found.items()}
     print(json.dumps(found) if given.json else _sheet(found))
     return 0

@@ -7,6 +7,7 @@ import importlib
 from functools import partial
 
 from rondo.base.errors import ConfigError
+from rondo.base.telemetry.activity import activity
 from rondo.cli.options.arguments import VerbParser
 from rondo.cli.options.scopes import RL
 from rondo.cli.options.short import read_settings
@@ -57,10 +58,11 @@ def run(argv: list[str]) -> int:
     }
     fetch_named_models(models)
 
-    from rondo.cli.view.start import show_rl
-    from rondo.cli.view.steps import follow, say_aborted, say_paused
-    from rondo.parallel.ranks.crew import Aborted, Paused
-    from rondo.rl import jobs
+    with activity("importing torch"):
+        from rondo.cli.view.start import show_rl
+        from rondo.cli.view.steps import follow, say_aborted, say_paused
+        from rondo.parallel.ranks.crew import Aborted, Paused
+        from rondo.rl import jobs
 
     plan = jobs.plan(config)
     show_rl(plan)

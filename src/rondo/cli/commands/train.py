@@ -6,6 +6,7 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING, get_args
 
+from rondo.base.telemetry.activity import activity
 from rondo.cli.options.arguments import VerbParser
 from rondo.cli.options.scopes import train_scope
 from rondo.cli.options.short import read_settings
@@ -76,10 +77,11 @@ def _train(kind: Kind, argv: list[str]) -> int:
     world = read_world()
     opened = _read(kind, config) if world.size == 1 else None
 
-    from rondo.cli.view.start import show_training
-    from rondo.cli.view.steps import follow, say_aborted, say_paused
-    from rondo.parallel.ranks.crew import Aborted, Paused, together
-    from rondo.train import jobs
+    with activity("importing torch"):
+        from rondo.cli.view.start import show_training
+        from rondo.cli.view.steps import follow, say_aborted, say_paused
+        from rondo.parallel.ranks.crew import Aborted, Paused, together
+        from rondo.train import jobs
 
     try:
         with together(world, config.layout, jobs.device_of(config.device, world)) as crew:

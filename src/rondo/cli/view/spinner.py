@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import threading
 import time
@@ -70,7 +69,7 @@ class _Spinner:
             return
         frame = FRAMES[int(seconds / PERIOD) % len(FRAMES)]
         line = f"{frame} {text}  {seconds:.0f} s"
-        sys.stderr.write(ERASE + line[: shutil.get_terminal_size().columns - 1])
+        sys.stderr.write(ERASE + line[: _columns() - 1])
         sys.stderr.flush()
         self._drawn = True
 
@@ -79,6 +78,13 @@ class _Spinner:
             sys.stderr.write(ERASE)
             sys.stderr.flush()
             self._drawn = False
+
+
+def _columns() -> int:
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns or 80
+    except (OSError, ValueError):  # a terminal without a size, or a replaced stream
+        return 80
 
 
 def on_terminal() -> bool:
