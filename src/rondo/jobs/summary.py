@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -83,7 +82,6 @@ def lineage_of(job: Job, **facts: float) -> dict[str, Any]:
         "job": job.name,
         "kind": job.spec().get("kind"),
         "parent": job.origin().get("model"),
-        "made": time.time(),
         "score": _score(facts) or _last_score(job.path),
     }
 

@@ -147,7 +147,7 @@ def _row(name: str, path: Path, jobs: dict[str, Path], of: Job | None = None) ->
         lineage = _lineage(path)
         made = of or (Job(jobs[lineage["job"]]) if lineage.get("job") in jobs else None)
         return row | {
-            "date": lineage.get("made") or (path / "config.json").stat().st_mtime,
+            "date": (path / "config.json").stat().st_mtime,
             "family": found.family,
             "parameters": found.parameters,
             "dtypes": list(found.dtypes),
