@@ -1,4 +1,4 @@
-"""Prefixes of prompts that were sent to each engine, as an estimate of what its cache holds.
+"""PrefixIndex of prompts that were sent to each engine, as an estimate of what its cache holds.
 
 A prompt is cut into pieces. The hash of a piece covers everything before it, so one hash names one prefix. For each
 hash there is one integer with a bit per engine: the cost of a lookup does not grow with the number of engines.
@@ -22,7 +22,7 @@ def hashes(model: str, prompt: bytes, size: int, most: int) -> list[int]:
     return found
 
 
-class Prefixes:
+class PrefixIndex:
     def __init__(self, capacity: int) -> None:
         """`capacity`: prefixes remembered per engine, the least recently used are forgotten first."""
         self.capacity = capacity

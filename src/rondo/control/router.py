@@ -13,7 +13,7 @@ from time import monotonic
 
 from rondo.base.errors import NotFound, Unavailable
 from rondo.control.config import RouterConfig
-from rondo.control.prefixes import Prefixes, hashes
+from rondo.control.prefixes import PrefixIndex, hashes
 
 MEAN_SHARE = 0.05
 """Weight of the latest request in the mean work of a request."""
@@ -58,7 +58,7 @@ class Router:
     ) -> None:
         self.config, self._now = config, now
         self.instances: list[Instance] = []
-        self.prefixes = Prefixes(config.pieces)
+        self.prefixes = PrefixIndex(config.pieces)
         self._chosen = 0
         self._mean_work = 0.0
         for instance in instances:

@@ -24,11 +24,12 @@ from rondo.gateway.config import GatewayConfig
 from rondo.gateway.fleet import Fleet
 from rondo.gateway.proxy.forward import Forward
 from rondo.gateway.proxy.upstream import Upstream
-from rondo.gateway.routes import engines, health, keys, logs, models, page
+from rondo.gateway.routes import engines, health, keys, page
 from rondo.web.access import Access
 from rondo.web.errors import error_body, on_bug, on_http_error, on_rondo_error
 from rondo.web.hosts import protect
 
+ROUTERS = tuple(part.router for part in (keys, engines, health, page))
 EXPOSED_HEADERS = ("x-request-id", "x-ratelimit-*", "retry-after")
 
 
@@ -92,8 +93,8 @@ def make_control(gateway: Gateway) -> FastAPI:
             Exception: on_bug,
         },
     )
-    for part in (keys, engines, health, logs, models, page):
-        app.include_router(part.router)
+    for router in ROUTERS:
+        app.include_router(router)
     state: dict[str, Any] = {
         "auth": gateway.auth,
         "keys": gateway.keys,

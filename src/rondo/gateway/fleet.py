@@ -24,7 +24,7 @@ MODELS_EVERY = 5
 
 
 @dataclass
-class Engine:
+class FleetEngine:
     """An engine and its latest report."""
 
     instance: Instance
@@ -78,17 +78,17 @@ class Fleet:
     def __init__(self, config: GatewayConfig, upstream: Upstream) -> None:
         self.config, self.upstream = config, upstream
         self.router = Router((), config.router)
-        self.engines: dict[str, Engine] = {}
+        self.engines: dict[str, FleetEngine] = {}
         self.changed = asyncio.Event()
         self._polls: dict[str, asyncio.Task[None]] = {}
 
-    def add(self, url: str) -> Engine:
+    def add(self, url: str) -> FleetEngine:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.netloc:
             raise InvalidRequest(
                 f"{url!r} is not the URL of an engine: give one such as http://127.0.0.1:8001.", param="url"
             )
-        engine = Engine(Instance(url.rstrip("/"), frozenset(), healthy=False))
+        engine = FleetEngine(Instance(url.rstrip("/"), frozenset(), healthy=False))
         if engine.id in self.engines:
             raise Conflict(f"The engine {engine.id} is registered already.", param="url")
         self.engines[engine.id] = engine
@@ -96,7 +96,7 @@ class Fleet:
         self._polls[engine.id] = asyncio.create_task(self._poll(engine))
         return engine
 
-    def find(self, id: str) -> Engine:
+    def find(self, id: str) -> FleetEngine:
         if id not in self.engines:
             known = ", ".join(self.engines) or "none"
             raise NotFound(f"There is no engine {id!r}. Registered: {known}.", param="id")
@@ -109,11 +109,16 @@ class Fleet:
         self._polls.pop(id).cancel()
         self._note_change()
 
-    def set_draining(self, id: str, draining: bool) -> Engine:
+    def set_draining(self, id: str, draining: bool) -> FleetEngine:
         engine = self.find(id)
         engine.instance.draining = draining
         self._note_change()
         return engine
+
+    @property
+    def starting(self) -> bool:
+        """Whether an engine has not answered yet, so that its models are unknown."""
+        return any(each.state == "starting" for each in self.engines.values())
 
     def models(self) -> list[dict[str, Any]]:
         """Cards of all models, each once, of engines that can answer."""
@@ -136,12 +141,12 @@ class Fleet:
                 self._polls[engine.id].cancel()
                 self._polls[engine.id] = asyncio.create_task(self._poll(engine))
 
-    async def _poll(self, engine: Engine) -> None:
+    async def _poll(self, engine: FleetEngine) -> None:
         while True:
             await self._check(engine)
             await asyncio.sleep(self.config.poll_seconds)
 
-    async def _check(self, engine: Engine) -> None:
+    async def _check(self, engine: FleetEngine) -> None:
         was = engine.instance.healthy
         try:
             await self._read(engine)
@@ -160,7 +165,7 @@ class Fleet:
             )
         self._note_change()
 
-    def _set_health(self, engine: Engine, healthy: bool) -> None:
+    def _set_health(self, engine: FleetEngine, healthy: bool) -> None:
         instance = engine.instance
         if healthy and not instance.healthy:
             if engine.seen is not None and engine.checks:
@@ -169,7 +174,7 @@ class Fleet:
             self.router.forget(instance)
         instance.healthy = healthy
 
-    async def _read(self, engine: Engine) -> None:
+    async def _read(self, engine: FleetEngine) -> None:
         instance = engine.instance
         if engine.checks % MODELS_EVERY == 0 or not instance.healthy:
             models = await self.upstream.get_json(instance.url + "/v1/models")

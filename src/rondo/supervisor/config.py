@@ -18,7 +18,12 @@ class PoolConfig(Section):
 
 class UpConfig(Section):
     pools: list[PoolConfig] = Field([], description="pools of engines to start")
-    first_port: int = Field(8001, ge=1, le=65535, description="port of the first engine; the others follow")
+    first_port: int | None = Field(
+        None,
+        ge=1,
+        le=65535,
+        description="port of the first engine, by default the gateway's plus one; ports in use are left out",
+    )
     restart_seconds: float = Field(
         0.5, gt=0, description="time before the first restart of a part; doubles with each failure in a row"
     )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import secrets
+import socket
 import sys
 from collections.abc import Iterator, Sequence
 
+from rondo.base.errors import ConfigError
 from rondo.supervisor.config import PoolConfig, UpConfig
 from rondo.supervisor.part import Part
 
@@ -23,7 +25,7 @@ def make_parts(config: UpConfig, host: str, port: int, url: str, settings: Seque
         "RONDO_SERVER_ADMIN_KEY": admin_key,
         "PYTHONUNBUFFERED": "1",
     }
-    engines = list(_engines(config, env, settings))
+    engines = list(_engines(config, config.first_port or port + 1, env, settings))
     command = [
         *RONDO,
         GATEWAY,
@@ -35,11 +37,11 @@ def make_parts(config: UpConfig, host: str, port: int, url: str, settings: Seque
     return [Part(GATEWAY, command, env, url), *engines]
 
 
-def _engines(config: UpConfig, env: dict[str, str], settings: Sequence[str]) -> Iterator[Part]:
+def _engines(config: UpConfig, port: int, env: dict[str, str], settings: Sequence[str]) -> Iterator[Part]:
     number = 0
     for pool in config.pools:
         for _ in range(pool.engines):
-            port = config.first_port + number
+            port = _free_from(port)
             number += 1
             yield Part(
                 f"engine-{number}",
@@ -48,6 +50,21 @@ def _engines(config: UpConfig, env: dict[str, str], settings: Sequence[str]) -> 
                 f"http://127.0.0.1:{port}",
                 pool.model,
             )
+            port += 1
+
+
+def _free_from(port: int) -> int:
+    for candidate in range(port, 65536):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", candidate))
+            except OSError:
+                continue
+            return candidate
+    raise ConfigError(
+        f"No port from {port} on is free for an engine: set up.first_port.", param="up.first_port"
+    )
 
 
 def _engine_command(pool: PoolConfig, port: int, settings: Sequence[str]) -> list[str]:

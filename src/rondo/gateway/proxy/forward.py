@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from rondo.base.errors import RondoError, Unavailable
+from rondo.base.errors import NotFound, RondoError, Unavailable
 from rondo.base.ids import new_id
 from rondo.base.telemetry import metrics
 from rondo.base.telemetry.account import current
@@ -25,7 +25,7 @@ from rondo.gateway.auth import PROXIED, Authenticator
 from rondo.gateway.config import GatewayConfig
 from rondo.gateway.fleet import Fleet
 from rondo.gateway.proxy.fields import Fields, read_fields, with_usage
-from rondo.gateway.proxy.metering import Meter
+from rondo.gateway.proxy.metering import TokenMeter
 from rondo.gateway.proxy.upstream import Upstream, passed_on
 from rondo.web.errors import error_body, of_rondo
 from rondo.web.http import check_json, event_of, read_body, unless_gone
@@ -128,7 +128,7 @@ class Forward:
         return forwarded
 
     async def _forward(self, request: Forwarded, send: Send) -> None:
-        meter = Meter(
+        meter = TokenMeter(
             stream=request.fields.stream,
             strip=request.fields.stream
             and request.path in STREAMED_WITH_OPTIONS
@@ -141,10 +141,10 @@ class Forward:
         finally:
             self._account(request, meter)
 
-    async def _attempt(self, request: Forwarded, body: bytes, meter: Meter, send: Send) -> bool:
+    async def _attempt(self, request: Forwarded, body: bytes, meter: TokenMeter, send: Send) -> bool:
         """Whether the response was sent; otherwise another engine may be tried."""
         fields = request.fields
-        route = self.fleet.router.choose(fields.model, fields.prompt, fields.answer_bytes, request.tried)
+        route = self._choose(fields, request.tried)
         url = route.instance.url
         well = True
         try:
@@ -160,6 +160,17 @@ class Forward:
             return await self._failed(request, route, error, send)
         finally:
             self.fleet.router.ended(route, well)
+
+    def _choose(self, fields: Fields, tried: list[str]) -> Route:
+        try:
+            return self.fleet.router.choose(fields.model, fields.prompt, fields.answer_bytes, tried)
+        except NotFound:
+            if self.fleet.starting:
+                raise Unavailable(
+                    f"No engine serves {fields.model!r} yet, and some are still starting: try again in a few seconds.",
+                    code="engines_starting",
+                ) from None
+            raise
 
     @asynccontextmanager
     async def _response(
@@ -208,7 +219,7 @@ class Forward:
         return True
 
     async def _pass_on(
-        self, response: aiohttp.ClientResponse, request: Forwarded, meter: Meter, send: Send
+        self, response: aiohttp.ClientResponse, request: Forwarded, meter: TokenMeter, send: Send
     ) -> None:
         headers = passed_on(response)
         headers += [(name.encode(), value.encode()) for name, value in request.limits.items()]
@@ -221,7 +232,12 @@ class Forward:
         REQUESTS.labels(request_engine(response), str(response.status)).inc()
 
     async def _send_body(
-        self, response: aiohttp.ClientResponse, request: Forwarded, meter: Meter, start: Message, send: Send
+        self,
+        response: aiohttp.ClientResponse,
+        request: Forwarded,
+        meter: TokenMeter,
+        start: Message,
+        send: Send,
     ) -> None:
         """The status is sent with the first bytes of the body, so that an engine that dies before can be replaced."""
         async for chunk in response.content.iter_any():
@@ -236,7 +252,7 @@ class Forward:
             await send(start)
         await send({"type": "http.response.body", "body": meter.finish(), "more_body": False})
 
-    def _account(self, request: Forwarded, meter: Meter) -> None:
+    def _account(self, request: Forwarded, meter: TokenMeter) -> None:
         used = meter.tokens
         key, estimate = request.key, request.fields.tokens
         self.limits.settle(key, estimate, used if used is not None else estimate if request.started else 0)

@@ -33,7 +33,7 @@ class _Answer(msgspec.Struct):
 _decoder = msgspec.json.Decoder(_Answer)
 
 
-class Meter:
+class TokenMeter:
     """Reads the token counts of one response as it passes. `strip`: the event with the counts was not requested by the
     client and is removed."""
 

@@ -1,4 +1,4 @@
-"""Engines: list, register, remove, drain, and their state as live events."""
+"""Engines: list, register, remove, drain, their state as live events, and their models."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import StreamingResponse
 
-from rondo.gateway.fleet import Engine, Fleet
+from rondo.base.errors import NotFound
+from rondo.control.key import Key
+from rondo.gateway.fleet import Fleet, FleetEngine
 from rondo.gateway.routes.security import AdminKey, AnyKey
 
 router = APIRouter(tags=["engines"])
@@ -88,6 +90,25 @@ async def engine_events(request: Request, key: AnyKey) -> StreamingResponse:
     return StreamingResponse(_events(_fleet(request)), media_type="text/event-stream")
 
 
+@router.get("/v1/models")
+async def list_models(request: Request, key: AnyKey) -> dict[str, Any]:
+    """Models that the key may use, of all engines that are ready."""
+    return {"object": "list", "data": _usable(request, key)}
+
+
+@router.get("/v1/models/{name:path}")
+async def show_model(request: Request, name: str, key: AnyKey) -> dict[str, Any]:
+    """One model."""
+    for card in _usable(request, key):
+        if card["id"] == name:
+            return card
+    raise NotFound(
+        f"The model {name!r} does not exist: GET /v1/models lists the models.",
+        param="model",
+        code="model_not_found",
+    )
+
+
 async def _events(fleet: Fleet) -> AsyncGenerator[bytes, None]:
     while True:
         changed = fleet.changed
@@ -105,6 +126,12 @@ def _fleet(request: Request) -> Fleet:
     return fleet
 
 
-def _state(engine: Engine) -> EngineState:
+def _state(engine: FleetEngine) -> EngineState:
     values: dict[str, Any] = engine.as_dict()
     return EngineState(**values)
+
+
+def _usable(request: Request, key: Key) -> list[dict[str, Any]]:
+    cards: list[dict[str, Any]] = request.app.state.fleet.models()
+    allowed = key.rights.models
+    return [card for card in cards if not allowed or card["id"] in allowed]

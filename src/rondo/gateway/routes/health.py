@@ -1,26 +1,44 @@
-"""Liveness, readiness, the state of each component, and metrics."""
+"""Liveness, readiness, the state of each component, metrics, and the logs of parts by byte offset."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
+from typing import Annotated, Any
 
 import sqlalchemy as sa
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
+from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response
 
 from rondo import __version__
 from rondo.base.errors import RondoError
 from rondo.base.telemetry import metrics
 from rondo.gateway.fleet import Fleet
-from rondo.gateway.routes.security import AnyKey
+from rondo.gateway.routes.security import AdminKey, AnyKey
+from rondo.supervisor.logs import parts_with_logs, read_log
 
 router = APIRouter(tags=["health"])
 STORE_SECONDS = 2.0
 
 ENGINES = metrics.gauge("gateway_engines", "Engines, by state", ("state",))
 STATES = ("ready", "starting", "unreachable", "draining")
+
+
+class LogList(BaseModel):
+    object: str = "list"
+    data: list[str]
+
+
+class LogText(BaseModel):
+    part: str
+    file: str
+    """Changes when the log is rotated."""
+    start: int
+    end: int
+    """Offset for the next request, to follow the log."""
+    size: int
+    text: str
 
 
 @router.get("/health")
@@ -58,6 +76,29 @@ async def show_metrics(request: Request, key: AnyKey) -> Response:
     for state in STATES:
         ENGINES.labels(state).set(states.count(state))
     return Response(metrics.render(), media_type=metrics.CONTENT_TYPE)
+
+
+@router.get("/v1/health/logs")
+def list_logs(key: AdminKey) -> LogList:
+    """Parts that have a log."""
+    return LogList(data=parts_with_logs())
+
+
+@router.get("/v1/health/logs/{part}")
+def read_part(
+    part: str,
+    key: AdminKey,
+    offset: Annotated[
+        int | None, Query(ge=0, description="first byte; without it, the end of the log")
+    ] = None,
+    limit: Annotated[int, Query(ge=1, le=1 << 20, description="most bytes")] = 64 << 10,
+    file: Annotated[str | None, Query(max_length=100, description="`file` of an earlier answer")] = None,
+) -> LogText:
+    """Whole lines of a part's log. To follow it, set `offset` to `end` and `file` to that of the earlier answer;
+    to scroll back, set an `offset` below `start`."""
+    piece = read_log(part, offset, limit, file)
+    text = piece.data.decode(errors="replace")
+    return LogText(part=part, file=piece.file, start=piece.start, end=piece.end, size=piece.size, text=text)
 
 
 async def _report(request: Request) -> dict[str, Any]:

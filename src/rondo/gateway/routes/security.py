@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated, cast, get_args
 
-from fastapi import FastAPI, Request, Security
+from fastapi import APIRouter, Request, Security
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer, SecurityScopes
 
@@ -41,12 +41,13 @@ AdminKey = Annotated[Key, Security(authorize, scopes=[ADMIN])]
 AnyKey = Annotated[Key, Security(authorize, scopes=[ANY])]
 
 
-def route_table(app: FastAPI) -> Iterator[tuple[str, str, str]]:
-    """Method, path and needed scope of every route."""
+def route_table(routers: Iterable[APIRouter]) -> Iterator[tuple[str, str, str]]:
+    """Method, path and needed scope of every route: those of the routers, and the proxied ones."""
     for path, scope in PROXIED.items():
         yield "POST", path, scope
-    for route in app.routes:
-        if isinstance(route, APIRoute):
+    for router in routers:
+        for route in router.routes:
+            assert isinstance(route, APIRoute), route
             for method in sorted(route.methods or ()):
                 yield method, route.path, _scope_of(route)
 

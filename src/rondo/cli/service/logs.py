@@ -13,9 +13,7 @@ LAST_BYTES = 256 << 10
 
 def run(argv: list[str]) -> int:
     parser = VerbParser("rondo logs", "Show or follow the log of a part that `rondo up` runs.")
-    parser.add_argument(
-        "part", nargs="?", metavar="PART", help="gateway, engine-1, ...; without it, a list"
-    )
+    parser.add_argument("part", nargs="?", metavar="PART", help="gateway, engine-1, ...; without it, a list")
     parser.add_argument("-f", "--follow", action="store_true", help="print further lines as they are written")
     parser.add_argument("-n", "--lines", type=int, default=50, metavar="N", help="lines to begin with (50)")
     given = parser.parse_args(argv)

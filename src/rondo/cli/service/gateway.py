@@ -6,7 +6,7 @@ from rondo.base.telemetry.log import get_logger
 from rondo.cli.options.arguments import VerbParser
 from rondo.cli.options.tree import read_command_line
 
-log = get_logger("rondo.cli.commands.gateway")
+log = get_logger("rondo.cli.service.gateway")
 
 SHORT = {"--host": "--gateway.host", "--port": "--gateway.port", "--engine": "--gateway.engines"}
 
