@@ -12,7 +12,7 @@ from rondo.base.errors import NotFound
 router = APIRouter(include_in_schema=False)
 FOLDER = Path(__file__).parent.parent / "static"
 HEADERS = {
-    "Content-Security-Policy": "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; "
     "frame-ancestors 'none'; base-uri 'none'; form-action 'self'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -25,7 +25,7 @@ MISSING = """<!doctype html><html lang="en"><title>Rondo</title><body>
 <p><a href="/openapi.json">API description</a></p></body></html>"""
 
 
-@router.get("/")
+@router.api_route("/", methods=["GET", "HEAD"])
 async def index() -> Response:
     page = FOLDER / "index.html"
     if not page.is_file():
@@ -33,7 +33,7 @@ async def index() -> Response:
     return FileResponse(page, headers=HEADERS | {"Cache-Control": "no-cache"})
 
 
-@router.get("/assets/{name}")
+@router.api_route("/assets/{name}", methods=["GET", "HEAD"])
 async def asset(name: str) -> Response:
     """File names contain a hash of their content."""
     file = FOLDER / "assets" / name
