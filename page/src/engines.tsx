@@ -58,8 +58,8 @@ function Card({ engine }: { engine: EngineState }) {
       </h2>
       <p class="models">{engine.models.join(", ") || "no model yet"}</p>
       <dl>
-        <Figure name="running" value={`${engine.running} requests`} />
-        <Figure name="waiting" value={`${engine.waiting} requests`} />
+        <Figure name="running" value={count(engine.running)} />
+        <Figure name="waiting" value={count(engine.waiting)} />
         <Figure name="KV cache" value={engine.kv_usage === null ? "unknown" : `${(engine.kv_usage * 100).toFixed(0)} %`} />
         <Figure name="weights" value={engine.weight_version === null ? "unknown" : `version ${engine.weight_version}`} />
         <Figure name="restarts" value={String(engine.restarts)} />
@@ -77,6 +77,10 @@ function Card({ engine }: { engine: EngineState }) {
       )}
     </article>
   );
+}
+
+function count(requests: number): string {
+  return `${requests} request${requests === 1 ? "" : "s"}`;
 }
 
 function Figure({ name, value }: { name: string; value: string }) {

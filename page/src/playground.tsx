@@ -102,6 +102,7 @@ function Parameters() {
   return (
     <details class="parameters">
       <summary>Parameters and system prompt</summary>
+      <div class="row wrap">
       <label class="wide">
         System prompt
         <textarea
@@ -115,6 +116,7 @@ function Parameters() {
       {number("max_tokens", "Most tokens", "1", "1000000")}
       {toggle("logprobs", "Log-probabilities")}
       {toggle("json", "JSON output")}
+      </div>
     </details>
   );
 }

@@ -11,10 +11,10 @@ import { go, view } from "./route";
 import { Usage } from "./usage";
 
 const VIEWS: { name: string; label: string; icon: string; shortcut: string; show: ComponentType }[] = [
-  { name: "playground", label: "Playground", icon: "▷", shortcut: "p", show: Playground },
-  { name: "engines", label: "Engines", icon: "▦", shortcut: "e", show: Engines },
-  { name: "keys", label: "Keys", icon: "⚿", shortcut: "k", show: Keys },
-  { name: "usage", label: "Usage", icon: "∑", shortcut: "u", show: Usage },
+  { name: "playground", label: "Playground", icon: "M8 5v14l11-7z", shortcut: "p", show: Playground },
+  { name: "engines", label: "Engines", icon: "M4 5h16v5H4zM4 14h16v5H4zM7 7.5h.01M7 16.5h.01", shortcut: "e", show: Engines },
+  { name: "keys", label: "Keys", icon: "M14 10a4 4 0 1 0-3.5 4L12 15.5h2V18h2v2h4v-3.5l-6-6", shortcut: "k", show: Keys },
+  { name: "usage", label: "Usage", icon: "M5 20V10M12 20V4M19 20v-7", shortcut: "u", show: Usage },
 ];
 const THEMES = ["system", "light", "dark"] as const;
 const theme = signal(localStorage.getItem("rondo-theme") ?? "system");
@@ -44,7 +44,10 @@ export function App() {
             href={`#/${each.name}`}
             aria-current={each.name === view.value ? "page" : undefined}
           >
-            <span aria-hidden="true">{each.icon}</span> {each.label}
+            <svg class="icon" viewBox="0 0 24 24" aria-hidden="true">
+              <path d={each.icon} />
+            </svg>
+            {each.label}
           </a>
         ))}
       </nav>

@@ -39,6 +39,7 @@ class FleetEngine:
     error: str | None = None
     """Cause of the latest failed check."""
     restarts: int = 0
+    """How often it became ready again."""
     checks: int = 0
 
     @property
@@ -147,7 +148,7 @@ class Fleet:
             await asyncio.sleep(self.config.poll_seconds)
 
     async def _check(self, engine: FleetEngine) -> None:
-        was = engine.instance.healthy
+        was, known = engine.instance.healthy, engine.seen is not None
         try:
             await self._read(engine)
         except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError, OSError) as error:
@@ -157,6 +158,7 @@ class Fleet:
             engine.error = None
             engine.seen = time.time()
             self._set_health(engine, True)
+            engine.restarts += known and not was
         engine.checks += 1
         if was != engine.instance.healthy:
             log.info(
@@ -168,8 +170,6 @@ class Fleet:
     def _set_health(self, engine: FleetEngine, healthy: bool) -> None:
         instance = engine.instance
         if healthy and not instance.healthy:
-            if engine.seen is not None and engine.checks:
-                engine.restarts += bool(instance.models)
             instance.failures, instance.open_until = 0, 0.0
             self.router.forget(instance)
         instance.healthy = healthy
