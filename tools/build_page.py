@@ -16,7 +16,9 @@ BUILT = ROOT / "src" / "rondo" / "gateway" / "static" / "index.html"
 def build() -> None:
     npm = shutil.which("npm")
     if npm is None:
-        sys.exit("error: the web page is built with npm, which is not installed: install Node.js 20 or later.")
+        sys.exit(
+            "error: the web page is built with npm, which is not installed: install Node.js 20 or later."
+        )
     for arguments in (("ci", "--no-progress"), ("run", "build")):
         subprocess.run([npm, *arguments], cwd=PAGE, check=True)
 
@@ -29,7 +31,7 @@ else:
 
     class PageBuildHook(BuildHookInterface):  # type: ignore[type-arg]
         def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-            """A wheel without npm has no page: its gateway says how to build one. An editable install uses `make page`."""
+            """Without npm the wheel has no page, and its gateway says how to build one."""
             if version == "standard" and PAGE.is_dir() and not BUILT.is_file() and shutil.which("npm"):
                 build()
 
