@@ -28,6 +28,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "plan": ("rondo.cli.commands.plan", "say how to lay a model out over GPUs, and what that comes to"),
     "data": ("rondo.cli.commands.data", "tokenize text into shards for training, and look into them"),
     "job": ("rondo.cli.commands.job", "list the training jobs of this machine and show one"),
+    "pull": ("rondo.cli.commands.pull", "download a model or data set of the Hugging Face Hub by name"),
     "model": ("rondo.cli.commands.model", "make, import, export, quantize, inspect and list models"),
     "gateway": ("rondo.cli.service.gateway", "serve one URL with keys in front of engines"),
     "keys": ("rondo.cli.service.keys", "create, list and revoke API keys of the gateway, and show usage"),
