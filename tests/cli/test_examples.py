@@ -32,7 +32,9 @@ SMALLER = {
     "rondo bench throughput": "--num-prompts 2 --input-len 8 --output-len 2",
     "rondo bench latency": "--input-len 8 --output-len 2 --num-iters 1 --num-iters-warmup 0",
 }
-SERVERS = ("rondo serve", "rondo up")
+SERVERS = ("rondo serve",)
+ELSEWHERE = ("up", "ps", "logs", "down", "gateway", "keys", "pull")
+"""Verbs of the service and the hub, which tests/gateway and tests/hub run with their processes."""
 FIRST = ("rondo rl", "rondo train sft")
 """Jobs that the examples of other verbs read: `rl` ones the first."""
 
@@ -112,7 +114,9 @@ class serving:
         self.process.wait(timeout=scaled(60))
 
 
-VERBS = dict.fromkeys(name.split()[1] for name in EXAMPLES if name not in SERVERS)
+VERBS = dict.fromkeys(
+    name.split()[1] for name in EXAMPLES if name not in SERVERS and name.split()[1] not in ELSEWHERE
+)
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -123,8 +127,3 @@ def test_the_examples_of_a_verb_work(verb: str, jobs: dict[str, str], request: p
         if name == "rondo bench serve":
             replace["http://127.0.0.1:8001"] = request.getfixturevalue("server")
         assert run(name, replace) == 0, name
-
-
-def test_up_serves(place: Path):
-    with serving("rondo up", free_port()) as url:
-        assert httpx.get(f"{url}/v1/models").json()["data"][0]["id"] == "demo"

@@ -11,6 +11,7 @@ from rondo.base.errors import ConfigError
 from rondo.cli.options.arguments import VerbParser
 from rondo.cli.options.scopes import RL
 from rondo.cli.options.short import read_settings
+from rondo.cli.view.fetch import fetch_named_models
 
 VERBS = {
     "rollouts": "rondo.cli.subcommands.rl_rollouts",
@@ -30,7 +31,9 @@ def run(argv: list[str]) -> int:
         "file", nargs="?", metavar="CONFIG.toml", help="settings under [rl]; flags go over it"
     )
     parser.add_argument(
-        "--model", metavar="MODEL", help="a name from `rondo model list`, a folder, or a job's hash"
+        "--model",
+        metavar="MODEL",
+        help="a name from `rondo model list`, a folder, a job's hash, or ORG/NAME[@REVISION]",
     )
     parser.add_argument(
         "--task",
@@ -46,6 +49,13 @@ def run(argv: list[str]) -> int:
     if (stray := given.pop("file", None)) is not None:
         raise _stray(stray)
     config = command.config.tree.rl.model_copy(update=given)
+    models = {
+        "rl.model": config.model,
+        "rl.critic.model": config.critic.model,
+        "rl.reward_model.model": config.reward_model.model,
+        "rl.distill.teacher": config.distill.teacher,
+    }
+    fetch_named_models(models)
 
     from rondo.cli.view.steps import follow
     from rondo.parallel.ranks.crew import Paused

@@ -10,6 +10,7 @@ from rondo.cli.options.arguments import VerbParser
 from rondo.cli.options.scopes import train_scope
 from rondo.cli.options.short import read_settings
 from rondo.cli.options.verbs import run_verb
+from rondo.cli.view.fetch import fetch_data, fetch_model
 from rondo.train.config import Kind
 
 USAGE = """usage: rondo train RECIPE --model MODEL --data SOURCE [--SETTING=VALUE ...]
@@ -38,14 +39,16 @@ def _train(kind: Kind, argv: list[str]) -> int:
     about = "Train a model; the same command again resumes."
     parser = VerbParser(f"rondo train {kind}", about, train_scope(kind))
     parser.add_argument(
-        "--model", metavar="MODEL", help="a name from `rondo model list`, a folder, or a job's hash"
+        "--model",
+        metavar="MODEL",
+        help="a name from `rondo model list`, a folder, a job's hash, or ORG/NAME[@REVISION]",
     )
     parser.add_argument(
         "--data",
         action="append",
         metavar="SOURCE[@WEIGHT]",
-        help="prepared shards, a .jsonl, .txt or .parquet file, or a folder of them, here or at s3://; "
-        "more than one are mixed",
+        help="prepared shards, a .jsonl, .txt or .parquet file, or a folder of them, here or at s3://; or "
+        "ORG/NAME[@REVISION][:SPLIT] of the Hugging Face Hub; more than one are mixed",
     )
     command = read_settings(parser, argv)
     if command is None:
@@ -54,6 +57,10 @@ def _train(kind: Kind, argv: list[str]) -> int:
         name: value for name, value in vars(parser.parse_args(command.rest)).items() if value is not None
     }
     config = command.config.tree.train.model_copy(update=given)
+    if config.model:
+        fetch_model(config.model)
+    fetch_data(config.data or [])
+    fetch_data(config.evaluate.data or [])
 
     from rondo.cli.view.steps import follow
     from rondo.parallel.ranks.crew import Paused, together

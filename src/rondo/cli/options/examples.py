@@ -6,6 +6,15 @@ The names stand for files of a fresh user: the model `demo`, a folder `Qwen3-0.6
 
 EXAMPLES: dict[str, str] = {
     "rondo up": "rondo up --port 8001",
+    "rondo ps": "rondo ps",
+    "rondo logs": "rondo logs gateway",
+    "rondo down": "rondo down",
+    "rondo gateway": "rondo gateway http://127.0.0.1:8001",
+    "rondo keys create": "rondo keys create laptop",
+    "rondo keys list": "rondo keys list",
+    "rondo keys usage": "rondo keys usage",
+    "rondo keys revoke": "rondo keys revoke ID",
+    "rondo pull": "rondo pull Qwen/Qwen3-0.6B",
     "rondo serve": "rondo serve demo --port 8001 --max-model-len 1k",
     "rondo demo": "rondo demo --task sort --no-serve",
     "rondo train pretrain": "rondo train pretrain --model demo --data text.txt --steps 200",
