@@ -19,7 +19,6 @@ EXTRAS = {
     "vllm": ("vllm", "vLLM as a second engine"),
     "data": ("pyarrow", "Parquet and .zst files"),
     "s3": ("s3fs", "s3:// data and checkpoints"),
-    "hub": ("huggingface_hub", "models of the Hugging Face hub"),
     "graders": ("math_verify", "mathematics, JSON schemas, OpenAI's grader types"),
     "plot": ("matplotlib", "plots of benchmarks and RL jobs"),
     "wandb": ("wandb", "Weights & Biases"),
