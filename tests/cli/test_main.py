@@ -188,7 +188,7 @@ def test_quick_verbs_import_no_torch_and_no_http(line: str, tmp_path):
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
 
 
-@pytest.mark.parametrize(("alias", "verb"), [("ls", ["model", "list"]), ("ps", ["job", "list"])])
+@pytest.mark.parametrize(("alias", "verb"), [("ls", ["model", "list"])])
 def test_aliases(alias: str, verb: list[str], capsys: pytest.CaptureFixture[str], monkeypatch, tmp_path):
     monkeypatch.setenv("RONDO_HOME", str(tmp_path))
     assert main([*verb, "--json"]) == 0

@@ -14,7 +14,13 @@ from rondo.cli.options.verbs import ALIASES, GROUPS, unknown_verb
 from rondo.cli.view.spinner import spinner
 
 VERBS: dict[str, tuple[str, str]] = {
-    "up": ("rondo.cli.commands.up", "serve the demo model; it is made first if it is missing"),
+    "up": (
+        "rondo.cli.service.up",
+        "serve models (the demo) behind one URL, with keys and a page",
+    ),
+    "ps": ("rondo.cli.service.ps", "show the parts that `rondo up` runs"),
+    "logs": ("rondo.cli.service.logs", "show or follow the log of a part"),
+    "down": ("rondo.cli.service.down", "end everything that `rondo up` started"),
     "chat": ("rondo.cli.chat.chat", "chat with a model in the terminal"),
     "run": ("rondo.cli.chat.run", "answer one prompt and print the answer"),
     "serve": ("rondo.cli.commands.serve", "serve a model over the OpenAI API"),
@@ -27,7 +33,9 @@ VERBS: dict[str, tuple[str, str]] = {
     "job": ("rondo.cli.commands.job", "list and show the training jobs of this machine"),
     "pull": ("rondo.cli.commands.pull", "download a model or data set of the Hugging Face Hub by name"),
     "model": ("rondo.cli.commands.model", "make, import, export, quantize, inspect and list models"),
-    "db": ("rondo.cli.commands.db", "upgrade, back up, restore and check the store of requests and keys"),
+    "gateway": ("rondo.cli.service.gateway", "serve one URL with keys in front of engines"),
+    "keys": ("rondo.cli.service.keys", "create, list and revoke API keys of the gateway, and show usage"),
+    "db": ("rondo.cli.service.db", "upgrade, back up, restore and check the store of requests and keys"),
     "bench": ("rondo.cli.commands.bench", "measure a server, or a model without one"),
     "doctor": ("rondo.cli.commands.doctor", "check this machine: devices, compiler, kernels, extras"),
     "config": ("rondo.cli.commands.config", "show and explain every setting and the source of its value"),
@@ -120,7 +128,7 @@ def usage() -> str:
         f"{chr(10).join(blocks)}\n\n"
         "  rondo VERB --help    options, essential settings and an example\n"
         "  rondo --help=WORD    search all settings: rondo --help=lr\n"
-        "  rondo ls|ps|rm       list models, list jobs, remove; rondo --version\n\n"
+        "  rondo ls, rondo rm   list models, remove models or jobs; rondo --version\n\n"
         "Settings come from defaults, a TOML file (--config FILE), RONDO_* variables and\n"
         "flags such as --train.lr=3e-4; `rondo config --explain` describes them. Models\n"
         "and jobs are in RONDO_HOME (~/.rondo)."

@@ -7,12 +7,12 @@ from rondo.base.errors import ConfigError
 Verb = Callable[[list[str]], int]
 HELP = ("-h", "--help")
 
-ALIASES = {"ls": ("model", "list"), "ps": ("job", "list")}
+ALIASES = {"ls": ("model", "list")}
 """Short names of verbs, as other tools have them; `rondo rm` removes a job or a model."""
 
 GROUPS = {
     "first steps": ("up", "demo", "run", "chat", "pull"),
-    "serve": ("serve", "bench", "db"),
+    "serve": ("serve", "gateway", "ps", "logs", "down", "keys", "bench", "db"),
     "train": ("train", "rl", "evaluate", "data", "plan"),
     "manage": ("model", "job", "config", "doctor", "completion"),
 }
