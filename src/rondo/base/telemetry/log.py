@@ -65,6 +65,18 @@ def bind(**values: object) -> Iterator[None]:
         _bound.reset(token)
 
 
+@contextlib.contextmanager
+def quiet(name: str) -> Iterator[None]:
+    """Omits lines below warnings of one logger during the block."""
+    logger = get_logger(name)
+    before = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
 class HumanFormatter(logging.Formatter):
     """`12:34:56 INFO    rondo.engine  model loaded  model=demo seconds=1.2`"""
 
