@@ -19,7 +19,7 @@ from rondo.models import Decoder
 from rondo.models.devices import device_named
 from rondo.models.families import parse
 from rondo.models.files.headers import read_config
-from rondo.models.store import fingerprint, resolve
+from rondo.models.store import fingerprint, resolve, revision_of
 from rondo.parallel.ranks.crew import Paused, RankSupervisor, StoppedEarly
 from rondo.parallel.ranks.world import read_world
 from rondo.rl.config import RlConfig
@@ -92,9 +92,8 @@ def plan(config: RlConfig) -> RlJobPlan:
     spec = {"kind": "rl", "model": fingerprint(model), "config": _told(config)}
     if (made_of := fingerprint_of_task(found)) is not None:
         spec["task"] = made_of
-    return RlJobPlan(
-        config, model, found, Job.of(spec, name=config.name, model=config.model, base=str(model.absolute()))
-    )
+    origin = {"model": config.model, "base": str(model.absolute()), "revision": revision_of(model)}
+    return RlJobPlan(config, model, found, Job.of(spec, name=config.name, **origin))
 
 
 def _check_device(config: RlConfig) -> None:

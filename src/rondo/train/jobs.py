@@ -19,7 +19,7 @@ from rondo.models.devices import device_named
 from rondo.models.families import parse
 from rondo.models.files.headers import read_config
 from rondo.models.heads.scorer import make_scorer
-from rondo.models.store import fingerprint, resolve
+from rondo.models.store import fingerprint, resolve, revision_of
 from rondo.parallel.layout.degrees import degrees
 from rondo.parallel.ranks.crew import Paused, RankSupervisor, StoppedEarly
 from rondo.parallel.ranks.mesh import join
@@ -83,6 +83,7 @@ def plan(kind: Kind, config: TrainConfig, crew: RankSupervisor | None = None) ->
     origin = {
         "model": config.model,
         "base": str(model.absolute()),
+        "revision": revision_of(model),
         "data": _named(config.data),
         "save_to": config.save_to,
     }

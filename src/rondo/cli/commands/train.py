@@ -8,6 +8,7 @@ from typing import get_args
 from rondo.cli.options.arguments import VerbParser
 from rondo.cli.options.tree import read_command_line
 from rondo.cli.options.verbs import unknown_verb
+from rondo.cli.view.fetch import fetch_data, fetch_model
 from rondo.train.config import Kind, TrainConfig
 
 USAGE = """usage: rondo train RECIPE --model MODEL --data SOURCE [--train.KEY=VALUE ...]
@@ -35,13 +36,15 @@ def run(argv: list[str]) -> int:
     kind = KINDS[argv[0]]
     about = "Train a model; the same command again resumes."
     parser = VerbParser(f"rondo train {kind}", about, "train", TrainConfig.model_fields)
-    parser.add_argument("--model", help="a model's name or folder, or a job's name or hash")
+    parser.add_argument(
+        "--model", help="a name from `rondo model list`, a folder, a job's name or hash, or ORG/NAME[@REVISION]"
+    )
     parser.add_argument(
         "--data",
         action="append",
         metavar="SOURCE[@WEIGHT]",
-        help="prepared shards, a .jsonl, .txt or .parquet file, or a folder of them, here or at s3://; "
-        "more than one are mixed",
+        help="prepared shards, a .jsonl, .txt or .parquet file, or a folder of them, here or at s3://; or "
+        "ORG/NAME[@REVISION][:SPLIT] of the Hugging Face Hub; more than one are mixed",
     )
     parser.add_argument("--name", help="name of the job; every command accepts it in place of the hash")
     parser.epilog = "Every setting is a flag too: --train.lr=3e-4; `rondo config` lists them."
@@ -53,6 +56,10 @@ def run(argv: list[str]) -> int:
         name: value for name, value in vars(parser.parse_args(command.rest)).items() if value is not None
     }
     config = command.config.tree.train.model_copy(update=given)
+    if config.model:
+        fetch_model(config.model)
+    fetch_data(config.data or [])
+    fetch_data(config.evaluate.data or [])
 
     from rondo.cli.view.steps import follow, say_aborted, say_paused
     from rondo.parallel.ranks.crew import Aborted, Paused, together
