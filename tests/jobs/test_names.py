@@ -5,6 +5,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from starlette.testclient import TestClient
 
 from jobs.conftest import train_command
 from rondo.base.errors import Conflict, InvalidRequest, NotFound
@@ -12,12 +13,13 @@ from rondo.cli.main import main
 from rondo.jobs.folders import find_job, free_name, name_job
 from rondo.jobs.job import Job
 from rondo.models.store import name_of, resolve
+from support.home import own_home
 
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("RONDO_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
+    monkeypatch.setenv("RONDO_HOME", str(own_home(tmp_path)))
+    return tmp_path
 
 
 def job(number: int, name: str = "") -> Job:
@@ -103,6 +105,27 @@ def test_every_command_accepts_the_name(ground: Path, home: Path, capsys: pytest
     assert main(["model", "rename", "copy", "tuned"]) == 5, "a job has this name"
     assert main([*train_command(ground, 3), "--name", "tuned"]) == 5
     assert "already has the name 'tuned'" in capsys.readouterr().err
+
+
+def test_a_served_job_has_its_name_and_keeps_its_hash(ground: Path) -> None:
+    from rondo.engine.config import EngineConfig
+    from rondo.server.config import ServerConfig
+    from rondo.server.load import load_app
+
+    assert main([*train_command(ground, 2), "--name", "tuned"]) == 0
+    (made,) = Job.all()
+    app, engine, name = load_app(made.short, EngineConfig(), ServerConfig())
+    try:
+        assert name == "tuned"
+        with TestClient(app, base_url="http://localhost") as client:
+            assert client.get("/v1/models").json()["data"][0]["id"] == "tuned"
+            for accepted in ("tuned", made.name, made.short):
+                body = {"model": accepted, "prompt": "the user", "max_tokens": 2}
+                answer = client.post("/v1/completions", json=body)
+                assert (answer.status_code, answer.json()["model"]) == (200, "tuned"), answer.text
+        assert main(["job", "rm", "tuned", "--yes"]) == 5, "its model is in use"
+    finally:
+        engine.stop()
 
 
 def test_a_model_with_the_name_of_a_job_is_ambiguous(home: Path) -> None:

@@ -20,14 +20,15 @@ from rondo.jobs.samples import (
     read_samples,
 )
 from rondo.jobs.summary import score_of
+from support.home import own_home
 
 VOID = {"meta", "br", "hr", "path", "polyline", "img"}
 
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("RONDO_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
+    monkeypatch.setenv("RONDO_HOME", str(own_home(tmp_path)))
+    return tmp_path
 
 
 class Page(HTMLParser):

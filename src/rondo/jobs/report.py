@@ -42,14 +42,14 @@ CURVES: Mapping[str, tuple[str, ...]] = {
 }
 """Metrics of each chart; a chart without values is left out."""
 COLORS = ("#2563eb", "#dc2626", "#059669")
-WIDTH, HEIGHT, MARGIN = 420, 180, 46
+WIDTH, HEIGHT, MARGIN = 420, 180, 60
 MOST_POINTS = 400
 STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:960px;margin:2em auto;padding:0 1em;color:#1f2328}
 h1{font-size:1.5em}h2{font-size:1.15em;margin-top:2em;border-bottom:1px solid #d0d7de}
 table{border-collapse:collapse}td,th{padding:.2em .8em .2em 0;text-align:left;vertical-align:top}
 pre,code{font-family:ui-monospace,monospace;font-size:13px}
 pre{background:#f6f8fa;padding:.8em;overflow:auto;white-space:pre-wrap;overflow-wrap:anywhere}
-.charts{display:flex;flex-wrap:wrap;gap:12px}figure{margin:0}figcaption{font-size:13px;color:#59636e}
+.charts{display:flex;flex-wrap:wrap;gap:12px}figure{margin:0;width:420px}figcaption{font-size:13px;color:#59636e}
 svg{background:#fff;border:1px solid #d0d7de;border-radius:6px}svg text{font-size:11px;fill:#59636e}
 @media(prefers-color-scheme:dark){body{background:#0d1117;color:#e6edf3}pre{background:#161b22}
 h2{border-color:#30363d}svg{background:#161b22;border-color:#30363d}svg text{fill:#9198a1}}"""
@@ -243,8 +243,8 @@ def _chart(title: str, curves: Mapping[str, Sequence[tuple[float, float]]]) -> s
     bottom = 10 + tall
     axes = (
         f'<path d="M{MARGIN},10V{bottom}H{WIDTH - 10}" fill="none" stroke="#8c959f"/>'
-        f'<text x="{MARGIN - 4}" y="18" text-anchor="end">{_figure(high)}</text>'
-        f'<text x="{MARGIN - 4}" y="{bottom}" text-anchor="end">{_figure(low)}</text>'
+        f'<text x="{MARGIN - 4}" y="18" text-anchor="end">{high + 0.0:.3g}</text>'
+        f'<text x="{MARGIN - 4}" y="{bottom}" text-anchor="end">{low + 0.0:.3g}</text>'
         f'<text x="{MARGIN}" y="{bottom + 16}">{left:g}</text>'
         f'<text x="{WIDTH - 10}" y="{bottom + 16}" text-anchor="end">step {right:g}</text>'
     )

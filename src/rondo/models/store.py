@@ -65,9 +65,9 @@ class Facts(Summary):
 
 
 def resolve(name_or_path: str | Path, report: Report | None = None) -> Path:
-    """The folder of a model: a name under `RONDO_HOME/models`, the path of a folder with a config.json, the name, the
-    hash or a hash prefix of a job for the model that the job produced, or `ORG/NAME[@revision]` of the Hugging Face
-    Hub, from its cache or downloaded into it."""
+    """The folder of a model: a name under `RONDO_HOME/models`, the path of a folder with a config.json, the name,
+    hash or hash prefix of a job for the model that the job produced, or `ORG/NAME[@revision]` of the Hugging Face Hub,
+    from its cache or downloaded into it."""
     text = str(name_or_path)
     if NAME.fullmatch(text) and _has_config(models_dir() / text):
         _refuse_job_of_same_name(text)

@@ -98,8 +98,9 @@ def plan(config: RlConfig) -> RlJobPlan:
     spec = {"kind": "rl", "model": fingerprint(model), "config": _told(config)}
     if (made_of := fingerprint_of_task(found)) is not None:
         spec["task"] = made_of
-    origin = {"model": config.model, "revision": revision_of(model), "base": str(model.absolute())}
-    return RlJobPlan(config, model, found, Job.of(spec, name=config.name, **origin))
+    base, revision = str(model.absolute()), revision_of(model)
+    job = Job.of(spec, name=config.name, model=config.model, base=base, revision=revision)
+    return RlJobPlan(config, model, found, job)
 
 
 def _check_device(config: RlConfig) -> None:

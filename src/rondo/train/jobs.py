@@ -103,8 +103,8 @@ def plan(
     }
     origin = {
         "model": config.model,
-        "revision": revision_of(model),
         "base": str(model.absolute()),
+        "revision": revision_of(model),
         "data": _named(config.data),
         "save_to": config.save_to,
     }

@@ -82,6 +82,18 @@ class ShortLine:
         return self._text
 
 
+@contextlib.contextmanager
+def quiet(name: str) -> Iterator[None]:
+    """Omits lines below warnings of one logger during the block."""
+    logger = get_logger(name)
+    before = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
 class HumanFormatter(logging.Formatter):
     """`12:34:56 INFO    rondo.engine  model loaded  model=demo seconds=1.2`; `brief` lines of level INFO lack the level
     and the logger, to fit a terminal."""

@@ -33,7 +33,7 @@ def run(argv: list[str]) -> int:
     parser.add_argument(
         "--model",
         metavar="MODEL",
-        help="a name from `rondo model list`, a folder, a job's hash, or ORG/NAME[@REVISION]",
+        help="a name from `rondo model list`, a folder, a job's name or hash, or ORG/NAME[@REVISION]",
     )
     parser.add_argument(
         "--task",

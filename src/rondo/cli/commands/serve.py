@@ -27,7 +27,7 @@ def run(argv: list[str]) -> int:
     parser.add_argument(
         "model",
         metavar="MODEL",
-        help="a model's name, a folder, a job's hash, or ORG/NAME[@REVISION] of the Hugging Face Hub",
+        help="a model's name, a folder, a job's name or hash, or ORG/NAME[@REVISION] of the Hugging Face Hub",
     )
     parser.epilog = "A flag of `vllm serve` without an effect here is refused with its replacement."
     command = read_short(parser, tuple(FLAGS), argv)

@@ -50,7 +50,7 @@ def _train(kind: Kind, argv: list[str]) -> int:
     parser.add_argument(
         "--model",
         metavar="MODEL",
-        help="a name from `rondo model list`, a folder, a job's hash, or ORG/NAME[@REVISION]",
+        help="a name from `rondo model list`, a folder, a job's name or hash, or ORG/NAME[@REVISION]",
     )
     parser.add_argument(
         "--data",

@@ -36,6 +36,9 @@ def run(argv: list[str]) -> int:
         "is made first if there is none (a few minutes, once).",
     )
     parser.add_argument("models", nargs="*", metavar="MODEL", help="a model's name, folder or job")
+    parser.add_argument(
+        "--name", default="demo", help="name of the demo model, and the first part of its jobs' names (demo)"
+    )
     parser.add_argument("--engines", type=int, metavar="N", help="engines for each model (1)")
     parser.add_argument("--tensor-parallel", type=int, metavar="K", help="ranks of each engine (1)")
     parser.add_argument("--host", help="address of the gateway (gateway.host, 127.0.0.1)")
@@ -70,7 +73,7 @@ def _pools(config: UpConfig, given: argparse.Namespace) -> list[PoolConfig]:
             raise ConfigError(f"{flag} is at least 1, not {value}.", param=flag)
     if config.pools and not given.models:
         return [pool.model_copy(update=shape) for pool in config.pools]
-    models = given.models or [str(_demo_model())]
+    models = given.models or [str(_demo_model(given.name))]
     return [PoolConfig(model=model, **shape) for model in models]
 
 
@@ -166,18 +169,27 @@ def _check_ports(gateway: GatewayConfig) -> int:
         return port
 
 
-def _demo_model() -> Path:
-    """The view opens with the first event: where the model is there already, there is nothing to see."""
+def _demo_model(name: str) -> Path:
+    """The view opens with the first event: where the model is there already, there is nothing to see. After Ctrl-C the
+    command ends, and prints how to resume.
+    """
     from rondo.cli.view.demo_view import demo_view
+    from rondo.cli.view.steps import command_line, say_aborted, say_paused
     from rondo.demo.pipeline import ensure_demo_model
+    from rondo.parallel.ranks.crew import Aborted, Paused
 
     show: Callable[[Event], None] | None = None
-    with ExitStack() as stack:
+    try:
+        with ExitStack() as stack:
 
-        def on_event(event: Event) -> None:
-            nonlocal show
-            if show is None:
-                show = stack.enter_context(demo_view())
-            show(event)
+            def on_event(event: Event) -> None:
+                nonlocal show
+                if show is None:
+                    show = stack.enter_context(demo_view())
+                show(event)
 
-        return ensure_demo_model(on_event)
+            return ensure_demo_model(on_event, name, command_line())
+    except Paused as pause:
+        raise SystemExit(say_paused(pause)) from None
+    except Aborted:
+        raise SystemExit(say_aborted()) from None

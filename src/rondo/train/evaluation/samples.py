@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from rondo.base.telemetry.log import get_logger
+from rondo.base.telemetry.log import get_logger, quiet
 from rondo.client.types import SamplingParams
 from rondo.data.input.records import Record
 from rondo.data.input.texts import text_of
@@ -106,7 +106,8 @@ class AnswerSampler:
         longest = max(len(prompt.tokens) for prompt in self.prompts) + self.config.max_tokens
         room = min(longest, learner.model.config.max_positions)
         settings = EngineConfig(max_num_seqs=len(self.prompts), max_model_len=room, autotune=False)
-        engine = LLM(learner.computing, self.tokenizer, settings)
+        with quiet("rondo.engine.metrics.startup_log"):
+            engine = LLM(learner.computing, self.tokenizer, settings)
         try:
             asked = [
                 SamplingParams(
