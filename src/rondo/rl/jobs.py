@@ -166,6 +166,7 @@ def _train(plan: RlJobPlan, crew: RankSupervisor, on_step: OnStep | None, on_res
             metrics = run.step()
             tell(loop.steps_done, metrics)
             run.heed()
+        loop.check_judged()
         held_out = _held_out(loop)
     if loop.idle == config.steps:
         log.warning("no step has changed the weights: %s.", TAUGHT_NOTHING)
