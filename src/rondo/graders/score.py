@@ -42,10 +42,10 @@ class Grader(Protocol):
     async def score(self, sample: Sample) -> Score: ...
 
 
-def check_sample(grader: Grader, sample: Sample) -> None:
+def check_gradable(grader: Grader, sample: Sample) -> None:
     """Raises InvalidRequest if the sample lacks what the grader needs for any answer, such as a reference answer.
-    Graders with such needs have a method `check`."""
-    check = getattr(grader, "check", None)
+    Graders with such needs have a method `check_sample`."""
+    check = getattr(grader, "check_sample", None)
     if check is not None:
         check(sample)
 

@@ -68,7 +68,8 @@ class RlJobPlan:
     job: Job
 
 
-def plan(config: RlConfig) -> RlJobPlan:
+def plan(config: RlConfig, task: AnyTask | None = None) -> RlJobPlan:
+    """`task` is the task of the config, if it was read already."""
     if (size := read_world().size) > 1:
         raise ConfigError(
             f"rondo rl runs in one process, and a launcher (torchrun, mpirun or srun) has started {size}: start it "
@@ -76,7 +77,7 @@ def plan(config: RlConfig) -> RlJobPlan:
         )
     if not config.model:
         raise ConfigError("which model? Give --model.", param="rl.model")
-    found = find(config.task, config.grader, config.max_broken)
+    found = task or find(config.task, config.grader, config.max_broken)
     model = resolve(config.model)
     adapter.check("sft", config.adapter, parse(read_config(model)))
     if (config.engine.url or config.ray.engines) and config.adapter.kind == "tokenformer":

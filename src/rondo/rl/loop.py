@@ -48,7 +48,7 @@ class NothingToLearn(RondoError):
     """No training signal is left."""
 
 
-class GraderFailed(RondoError):
+class NoAnswerJudged(RondoError):
     """The grader has judged no answer of the run."""
 
 
@@ -150,7 +150,7 @@ class Loop:
     def check_judged(self) -> None:
         """Raises if the grader has failed for every answer of the run so far."""
         if self.unjudged:
-            raise GraderFailed(
+            raise NoAnswerJudged(
                 f"the grader of {self.task.name} has judged no answer in {self.steps_done} steps: {self.unjudged}"
             )
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from rondo.base.errors import ConfigError
 from rondo.graders.definition.formula import formula
-from rondo.graders.score import Grader, Outcome, Sample, Score, check_sample
+from rondo.graders.score import Grader, Outcome, Sample, Score, check_gradable
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Combined:
     graders: Mapping[str, Grader]
     weights: Mapping[str, float]
 
-    def check(self, sample: Sample) -> None:
+    def check_sample(self, sample: Sample) -> None:
         _check(self.graders, sample)
 
     async def score(self, sample: Sample) -> Score:
@@ -41,7 +41,7 @@ class Multi:
             raise ConfigError("graders must name at least one grader.", param="graders")
         formula(self.calculate_output, self.graders)
 
-    def check(self, sample: Sample) -> None:
+    def check_sample(self, sample: Sample) -> None:
         _check(self.graders, sample)
 
     async def score(self, sample: Sample) -> Score:
@@ -66,7 +66,7 @@ def combine(graders: Mapping[str, Grader], weights: Mapping[str, float]) -> Comb
 
 def _check(graders: Mapping[str, Grader], sample: Sample) -> None:
     for grader in graders.values():
-        check_sample(grader, sample)
+        check_gradable(grader, sample)
 
 
 async def _scores(graders: Mapping[str, Grader], sample: Sample) -> dict[str, Score]:

@@ -64,7 +64,7 @@ class CodeGrader:
         require()
         self._threads.append(ThreadPoolExecutor(self.sandbox.workers, thread_name_prefix="sandbox"))
 
-    def check(self, sample: Sample) -> None:
+    def check_sample(self, sample: Sample) -> None:
         _asked(sample.metadata)
 
     async def score(self, sample: Sample) -> Score:

@@ -58,7 +58,7 @@ class ScoreModel:
             )
         _check(self.input, self.model, self.sampling_params)
 
-    def check(self, sample: Sample) -> None:
+    def check_sample(self, sample: Sample) -> None:
         _check_fields(self.input, sample)
 
     async def score(self, sample: Sample) -> Score:
@@ -91,7 +91,7 @@ class LabelModel:
             )
         _check(self.input, self.model, self.sampling_params)
 
-    def check(self, sample: Sample) -> None:
+    def check_sample(self, sample: Sample) -> None:
         _check_fields(self.input, sample)
 
     async def score(self, sample: Sample) -> Score:

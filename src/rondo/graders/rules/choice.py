@@ -52,7 +52,7 @@ class ChoiceGrader:
         if self.letters != self.letters.upper():
             raise ConfigError(f"letters must be capitals: {self.letters.upper()}.", param="letters")
 
-    def check(self, sample: Sample) -> None:
+    def check_sample(self, sample: Sample) -> None:
         self._right(sample)
 
     def _right(self, sample: Sample) -> set[str | None]:

@@ -85,7 +85,7 @@ class AnswerMatcher:
         if not 0 <= self.tolerance < 1:
             raise ConfigError(f"tolerance is {self.tolerance}; it must be at least 0 and below 1.")
 
-    def check(self, sample: Sample) -> None:
+    def check_sample(self, sample: Sample) -> None:
         for reference in references_of(sample):
             self.equal("", reference)  # raises for a reference that is not a number, if numbers are compared
 

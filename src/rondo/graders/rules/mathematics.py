@@ -39,7 +39,7 @@ class MathAnswer:
             raise ConfigError(f"digits is {self.digits}; it must be from 0 to 50.", param="digits")
         needs("math_verify", "math-verify")
 
-    def check(self, sample: Sample) -> None:
+    def check_sample(self, sample: Sample) -> None:
         if not all(reference.strip() for reference in references_of(sample)):
             raise InvalidRequest("the reference answer is empty.", param="reference")
 

@@ -69,7 +69,7 @@ class TextSimilarity:
         template(self.input, "input")
         template(self.reference, "reference")
 
-    def check(self, sample: Sample) -> None:
+    def check_sample(self, sample: Sample) -> None:
         template(self.input, "input").check(sample)
         template(self.reference, "reference").check(sample)
 

@@ -15,7 +15,7 @@ from rondo.data.input.records import Record
 from rondo.data.input.sources import read_source
 from rondo.graders import Grader, Sample, Score
 from rondo.graders.registry import grader_of
-from rondo.graders.score import check_sample
+from rondo.graders.score import check_gradable
 from rondo.rl.tasks.registry import Problem, Split, split_of
 
 MAX_TOKENS = 1024
@@ -133,18 +133,18 @@ class _Reader:
                 self.own[_key(spec)] = grader_of(spec)
             grader = self.general if spec is None else self.own[_key(spec)]
             assert grader is not None
-            _check_gradable(grader, spec or self.spec, record)
+            _check_record(grader, spec or self.spec, record)
         except RondoError as error:
             return error.message
         return None
 
 
-def _check_gradable(grader: Grader, spec: Any, record: Record) -> None:
+def _check_record(grader: Grader, spec: Any, record: Record) -> None:
     """Raises if the record lacks what its grader needs for any answer."""
     item = _problem(record).facts["item"]
     reference = _reference(item)
     try:
-        check_sample(grader, Sample("", "", reference, {**item, "item": item}))
+        check_gradable(grader, Sample("", "", reference, {**item, "item": item}))
     except InvalidRequest as error:
         kind = spec.get("type") if isinstance(spec, Mapping) else None
         if reference is None and error.param == "reference":
