@@ -192,9 +192,9 @@ ALPACA = {"instruction": "a", "input": "b", "output": "c"}
         (
             [{"instruciton": "a", "output": "b"}],
             'line 1: no "instruction" .* fields are instruciton, output. The nearest format is Alpaca: .*'
-            "Set train.loader.fields to instruction=instruciton",
+            "--field instruction=instruciton",
         ),
-        ([{"body": "a"}], "line 1: no format has these fields: body. .*such as text=body"),
+        ([{"body": "a"}], "line 1: no format has these fields: body. .*--field text=body"),
         ([{"conversations": [{"from": "robot", "value": "x"}]}], r'conversations\[0\]: "from" is .robot.'),
         ([{"question": "a", "answer": None}], '"answer" must be a string, not null'),
         ([{"instruction": "a", "output": "b", "history": ["x"]}], '"history" must be a list of pairs'),

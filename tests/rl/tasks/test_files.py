@@ -166,6 +166,12 @@ STRINGS = {
     "reference": "{{ item.city }}",
     "operation": "eq",
 }
+SIMILARITY = {
+    "type": "text_similarity",
+    "input": "x",
+    "reference": "{{ item.city }}",
+    "evaluation_metric": "bleu",
+}
 JUDGE = {"type": "score_model", "model": "judge", "input": [{"role": "user", "content": "{{ item.rubric }}"}]}
 
 
@@ -182,11 +188,7 @@ JUDGE = {"type": "score_model", "model": "judge", "input": [{"role": "user", "co
         (MATCH, {"answer": "four"}, "the match grader cannot judge answers to this record: .* not a number"),
         ({"type": "choice"}, {"answer": "E"}, "none of the letters ABCD"),
         (STRINGS, {"answer": "Lima"}, r"the item has no item\.city"),
-        (
-            {**STRINGS, "type": "text_similarity", "evaluation_metric": "bleu"},
-            {},
-            r"the item has no item\.city",
-        ),
+        (SIMILARITY, {}, r"the item has no item\.city"),
         (JUDGE, {"answer": "x"}, r"the item has no item\.rubric"),
         ({"type": "code"}, {"answer": "x"}, "one of cases, calls, tests; this one has none"),
         (

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
@@ -258,13 +259,18 @@ def explain(record: Mapping[str, Any], name: FormatName | None = None) -> str:
     if name is None and len(near.missing) == len(spec.required) and not near.renames:
         known = "; ".join(f"{each.title} ({', '.join(each.required)})" for each in FORMATS.values())
         first = next(iter(record), "body")
-        return (
-            f"no format has these fields: {fields}. Formats: {known}. Name the fields with train.loader.fields, "
-            f"such as text={first}"
-        )
+        return f"no format has these fields: {fields}. Formats: {known}. Name the fields: {_renaming([(first, 'text')])}"
     lacks = " and ".join(f'no "{each}"' for each in near.missing) or "no record of this format"
     which = "The nearest format" if name is None else "The format"
     error = f"{lacks} in this record; its fields are {fields}. {which} is {spec.title}: {spec.example}"
     if near.renames:
-        error += f". Set train.loader.fields to {','.join(f'{wanted}={own}' for own, wanted in near.renames)}"
+        error += f". Name the fields: {_renaming(near.renames)}"
     return error
+
+
+def _renaming(renames: Iterable[tuple[str, str]]) -> str:
+    """The flags for (field of the record, required field)."""
+    pairs = list(renames)
+    flags = " ".join(f"--field {wanted}={own}" for own, wanted in pairs)
+    setting = json.dumps({wanted: own for own, wanted in pairs}, ensure_ascii=False)
+    return f"--train.loader.fields='{setting}', or {flags} of `rondo data`"
