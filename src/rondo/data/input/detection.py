@@ -259,7 +259,8 @@ def explain(record: Mapping[str, Any], name: FormatName | None = None) -> str:
     if name is None and len(near.missing) == len(spec.required) and not near.renames:
         known = "; ".join(f"{each.title} ({', '.join(each.required)})" for each in FORMATS.values())
         first = next(iter(record), "body")
-        return f"no format has these fields: {fields}. Formats: {known}. Name the fields: {_renaming([(first, 'text')])}"
+        known += f". Name the fields: {_renaming([(first, 'text')])}"
+        return f"no format has these fields: {fields}. Formats: {known}"
     lacks = " and ".join(f'no "{each}"' for each in near.missing) or "no record of this format"
     which = "The nearest format" if name is None else "The format"
     error = f"{lacks} in this record; its fields are {fields}. {which} is {spec.title}: {spec.example}"
