@@ -9,6 +9,7 @@ import difflib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Literal, get_args
 
 FormatName = Literal[
@@ -138,7 +139,17 @@ class DetectedFormat:
 
 def detect(record: Mapping[str, Any]) -> DetectedFormat | None:
     """The format of a record; None if its fields fit none."""
-    return next((found for name in FORMAT_NAMES if (found := detect_as(name, record))), None)
+    if any(name in record for name in CONVERSATIONS):
+        return next((found for name in FORMAT_NAMES if (found := detect_as(name, record))), None)
+    known = _format_of_names(tuple(record))
+    return detect_as(known, record) if known else None
+
+
+@lru_cache(256)
+def _format_of_names(names: tuple[str, ...]) -> FormatName | None:
+    """The format of records without turns, which depends on the names of their fields alone."""
+    record = dict.fromkeys(names)
+    return next((name for name in FORMAT_NAMES if _REQUIRED[name](record)), None)
 
 
 def detect_as(name: FormatName, record: Mapping[str, Any]) -> DetectedFormat | None:
