@@ -226,6 +226,14 @@ def test_the_format_and_the_fields_can_be_given(tmp_path: Path) -> None:
     assert read_source(path, named).format == "Alpaca: instruction, output"
 
 
+def test_the_label_of_a_classified_record_judges_no_answer(tmp_path: Path) -> None:
+    talk = {"messages": [user("q"), assistant("a")]}
+    assert read_records(write(tmp_path / "x.jsonl", {**talk, "label": "maths"})) == [talk]
+    assert read_records(write(tmp_path / "y.jsonl", {"text": "t", "label": 3})) == [{"text": "t"}]
+    (judged,) = read_records(write(tmp_path / "z.jsonl", {**talk, "label": False}))
+    assert judged == {"messages": [user("q")], "completion": [assistant("a")], "label": False}
+
+
 def test_each_file_of_a_folder_has_its_own_format(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", ALPACA)
     write(tmp_path / "b.jsonl", {"text": "t"}, {"text": "u"})
