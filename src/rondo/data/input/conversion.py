@@ -109,9 +109,12 @@ def _opening(record: Mapping[str, Any]) -> list[Message]:
     system = next((name for name in SYSTEMS if record.get(name)), None)
     if system:
         messages.append({"role": "system", "content": string_of(record[system], system)})
-    for turn in record.get("history") or []:
-        if not isinstance(turn, Sequence) or isinstance(turn, str) or len(turn) != 2:
-            raise RecordProblem('"history" must be a list of pairs: [["question", "answer"], ...]')
+    history = record.get("history") or []
+    if not isinstance(history, list) or not all(
+        isinstance(turn, list) and len(turn) == 2 for turn in history
+    ):
+        raise RecordProblem('"history" must be a list of pairs: [["question", "answer"], ...]')
+    for turn in history:
         messages += [{"role": "user", "content": turn[0]}, {"role": "assistant", "content": turn[1]}]
     return messages
 
