@@ -68,7 +68,8 @@ class RlJobPlan:
     job: Job
 
 
-def plan(config: RlConfig) -> RlJobPlan:
+def plan(config: RlConfig, task: AnyTask | None = None) -> RlJobPlan:
+    """`task` is the task of the config, if it was read already."""
     if (size := read_world().size) > 1:
         raise ConfigError(
             f"rondo rl runs in one process, and a launcher (torchrun, mpirun or srun) has started {size}: start it "
@@ -82,7 +83,7 @@ def plan(config: RlConfig) -> RlJobPlan:
             "rl.adapter.quantize_base=none, or train with `rondo train sft` or `preference`.",
             param="rl.adapter.quantize_base",
         )
-    found = find(config.task, config.grader, config.max_broken)
+    found = task or find(config.task, config.grader, config.max_broken)
     model = resolve(config.model)
     adapter.check("sft", config.adapter, parse(read_config(model)))
     if (config.engine.url or config.ray.engines) and config.adapter.kind == "tokenformer":
@@ -172,6 +173,7 @@ def _train(plan: RlJobPlan, crew: RankSupervisor, on_step: OnStep | None, on_res
             metrics = run.step()
             tell(loop.steps_done, metrics)
             run.heed()
+        loop.check_judged()
         held_out = _held_out(loop)
     if loop.idle == config.steps:
         log.warning("no step has changed the weights: %s.", TAUGHT_NOTHING)
