@@ -43,7 +43,10 @@ def on(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_qlora_is_chosen_said_and_recorded(command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any):
-    on(device_for(Tuning("qlora", checkpointing="full", logits="chunked", **BATCH)), monkeypatch)
+    on(
+        device_for(Tuning("qlora", "bfloat16", "bfloat16", checkpointing="full", logits="chunked", **BATCH)),
+        monkeypatch,
+    )
     assert main(command) == 0
     said = capsys.readouterr().err
     assert "LoRA of rank 16 over 4-bit weights (nf4)" in said

@@ -55,7 +55,9 @@ def test_parquet_by_row_groups(tmp_path: Path) -> None:
     assert [(number, each.problem) for number, each in found if each.record is None] == [
         (34, 'no "body" in this record')
     ]
-    with pytest.raises(InvalidRequest, match=r"no format has these fields: body, other\. .*text=body"):
+    with pytest.raises(
+        InvalidRequest, match=r"no format has these fields: body, other\. .*--field text=body"
+    ):
         read_records(tmp_path / "x.parquet")
     (tmp_path / "y.parquet").write_text("text")
     with pytest.raises(InvalidRequest, match="not a Parquet file"):

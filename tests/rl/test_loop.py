@@ -16,7 +16,7 @@ from rondo.engine.entrypoints.llm import LLM
 from rondo.graders import Sample, Score
 from rondo.rl import jobs
 from rondo.rl.config import RlConfig
-from rondo.rl.loop import Loop, NothingToLearn
+from rondo.rl.loop import Loop, NoAnswerJudged, NothingToLearn
 from rondo.rl.rollout.sync_collector import SyncCollector
 from rondo.rl.rollout.types import RlStep, Rollout, SampleGroup
 from rondo.rl.tasks.registry import Problem, Split, task
@@ -177,6 +177,35 @@ def test_a_step_without_anything_to_learn_changes_no_weight_and_many_end_the_run
     assert all(map(torch.equal, before, loop.learner.model.parameters()))
     with pytest.raises(NothingToLearn, match="earned the same for 2 steps"):
         loop.step()
+
+
+def test_a_run_without_a_judged_answer_ends_with_the_graders_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken:
+        name, max_tokens = "broken", 6
+        prompts = staticmethod(task("reverse").prompts)
+
+        async def score(self, sample: Sample) -> Score:
+            raise ValueError("no key for the judge")
+
+    loop = Loop(tiny_model(), tiny_tokenizer(), Broken(), CONFIG)
+    for _ in range(3):
+        assert loop.step()["unjudged"] == 16
+    again = Loop(tiny_model(), tiny_tokenizer(), Broken(), CONFIG)
+    again.unjudged, again.steps_done = loop.facts()["unjudged"], 3  # as after resuming
+    for each in (loop, again):
+        with pytest.raises(NoAnswerJudged, match=r"judged no answer in 3 steps: .*no key for the judge"):
+            each.step()
+    monkeypatch.setenv("RONDO_HOME", str(own_home(tmp_path)))
+    with atomic_dir(tmp_path / "model") as folder:
+        models.save_into(tiny_model(), folder)
+        tiny_tokenizer().save(folder)
+    short = CONFIG.model_copy(update={"steps": 1, "model": str(tmp_path / "model")})
+    plan = jobs.plan(short, Broken())
+    with pytest.raises(NoAnswerJudged, match="in 1 steps"):
+        jobs.run(plan)
+    assert plan.job.state() == "failed"
 
 
 def test_several_optimizer_steps_from_one_rollout() -> None:

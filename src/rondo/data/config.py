@@ -18,9 +18,10 @@ class LoaderConfig(Section):
     max_broken: int = Field(0, ge=0, description="malformed lines or rows to skip before the job fails")
     fields: dict[str, str] = Field(
         {},
-        description="field names in the data for text, messages, prompt, completion, chosen, ...: text=content",
+        description="field names in the data for text, messages, prompt, completion, chosen, ...; for example "
+        '{"text": "content"}',
     )
-    format: Literal["auto"] | FormatName = Field(
+    format: Literal["auto", FormatName] = Field(
         "auto", description="format of the records; auto: detected in each file from the names of the fields"
     )
     text_unit: Literal["file", "line"] = Field("file", description="document unit of plain text files")

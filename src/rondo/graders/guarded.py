@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from rondo.base.errors import ConfigError
 from rondo.base.telemetry.log import get_logger
 from rondo.base.telemetry.metrics import counter
-from rondo.graders.score import Grader, Sample, Score
+from rondo.graders.score import Grader, Sample, Score, check_gradable
 
 _log = get_logger(__name__)
 _scores = counter("grader_scores", "Scores asked of graders, by how they ended.", ("grader", "outcome"))
@@ -72,6 +72,9 @@ class Guarded:
     grader: Grader
     timeout_s: float
     name: str
+
+    def check_sample(self, sample: Sample) -> None:
+        check_gradable(self.grader, sample)
 
     async def score(self, sample: Sample) -> Score:
         score = await self._score(sample)

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, get_args
 
+from rondo.base.errors import InvalidRequest
+
 Outcome = Literal["ok", "timeout", "error"]
 
 
@@ -38,6 +40,22 @@ class Score:
 
 class Grader(Protocol):
     async def score(self, sample: Sample) -> Score: ...
+
+
+def check_gradable(grader: Grader, sample: Sample) -> None:
+    """Raises InvalidRequest if the sample lacks what the grader needs for any answer, such as a reference answer.
+    Graders with such needs have a method `check_sample`."""
+    check = getattr(grader, "check_sample", None)
+    if check is not None:
+        check(sample)
+
+
+def references_of(sample: Sample) -> tuple[str, ...]:
+    """The reference answers of a sample; raises InvalidRequest if there is none."""
+    references = (sample.reference,) if isinstance(sample.reference, str) else sample.reference or ()
+    if not references:
+        raise InvalidRequest("the sample has no reference answer to compare with.", param="reference")
+    return references
 
 
 def judged(parts: dict[str, float], detail: str = "") -> Score:

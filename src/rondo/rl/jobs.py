@@ -72,7 +72,8 @@ class RlJobPlan:
     job: Job
 
 
-def plan(config: RlConfig) -> RlJobPlan:
+def plan(config: RlConfig, task: AnyTask | None = None) -> RlJobPlan:
+    """`task` is the task of the config, if it was read already."""
     if (size := read_world().size) > 1:
         raise ConfigError(
             f"rondo rl runs in one process, and a launcher (torchrun, mpirun or srun) has started {size}: start it "
@@ -86,7 +87,7 @@ def plan(config: RlConfig) -> RlJobPlan:
             "rl.adapter.quantize_base=none, or train with `rondo train sft` or `preference`.",
             param="rl.adapter.quantize_base",
         )
-    found = find(config.task, config.grader, config.max_broken)
+    found = task or find(config.task, config.grader, config.max_broken)
     model = resolve(config.model)
     adapter.check("sft", config.adapter, parse(read_config(model)))
     if (config.engine.url or config.ray.engines) and config.adapter.kind == "tokenformer":
@@ -189,6 +190,7 @@ def _train(
             done = config.reached(metrics)
             if not done:
                 run.heed()
+        loop.check_judged()
         held_out = run.held_out()
     if loop.idle == config.steps:
         log.warning("no step has changed the weights: %s.", TAUGHT_NOTHING)

@@ -36,6 +36,8 @@ from rondo.rl.update.learning import Learning
 from rondo.text.tokenizer import Tokenizer
 from rondo.train.learner.learner import Learner, Metrics
 
+UNJUDGED_STEPS = 3
+"""Steps without any judged answer after which the run ends."""
 TAUGHT_NOTHING = (
     "the task is too hard or too easy for this model, or its grader fails (`unjudged` says how often). "
     "Fine-tune first, or choose another task"
@@ -48,6 +50,10 @@ KeepGroups = Callable[[int, Sequence[SampleGroup]], None]
 
 class NothingToLearn(RondoError):
     """No training signal is left."""
+
+
+class NoAnswerJudged(RondoError):
+    """The grader has judged no answer of the run."""
 
 
 class Loop:
@@ -63,6 +69,8 @@ class Loop:
         self.steps_done = 0
         self.idle = 0
         """Number of consecutive steps without a gradient signal."""
+        self.unjudged: str | None = ""
+        """The grader's last error as long as it has judged no answer; None after the first judged answer."""
 
     @property
     def learner(self) -> Learner:
@@ -74,6 +82,8 @@ class Loop:
         return self.collector.version
 
     def step(self) -> Metrics:
+        if self.steps_done >= UNJUDGED_STEPS:
+            self.check_judged()
         self._check_idle()
         clock, number, version = LoopTimer(self.collector.graded), self.steps_done, self.version
         found = self.collector.collect(number, clock)
@@ -87,6 +97,7 @@ class Loop:
         self.idle = 0 if batches else self.idle + 1
         self.collector.trained(self.steps_done)
         metrics |= self._seen(found, version)
+        self._note_unjudged(found)
         with clock("store"):
             self._tell(RlStep(number + 1, version, [*found.groups, *found.dropped], advantages, metrics))
         metrics |= clock.metrics(_sampled(found.groups))
@@ -124,6 +135,7 @@ class Loop:
         return {
             "version": self.version,
             "idle": self.idle,
+            "unjudged": self.unjudged,
             "learning": self.learning.facts(),
             "collector": self.collector.state(),
         }
@@ -131,6 +143,7 @@ class Loop:
     def restore(self, folder: str | Path, step: int, facts: Mapping[str, Any]) -> None:
         self.learning.load(folder, facts["learning"])
         self.steps_done, self.idle = step, facts["idle"]
+        self.unjudged = facts["unjudged"]
         self.collector.restore(facts["collector"], step)
         with self.collector.pushing(max(facts["version"], self.version + 1)):
             pass
@@ -142,6 +155,23 @@ class Loop:
     def _tell(self, step: RlStep) -> None:
         for observer in self.observers:
             observer(step)
+
+    def check_judged(self) -> None:
+        """Raises if the grader has failed for every answer of the run so far."""
+        if self.unjudged:
+            raise NoAnswerJudged(
+                f"the grader of {self.task.name} has judged no answer in {self.steps_done} steps: {self.unjudged}"
+            )
+
+    def _note_unjudged(self, found: RolloutBatch) -> None:
+        if self.unjudged is None:
+            return
+        groups = [*found.groups, *found.dropped]
+        scores = [sample.score for group in groups for sample in group.samples if sample.score is not None]
+        if any(score.outcome == "ok" for score in scores):
+            self.unjudged = None
+        elif scores:
+            self.unjudged = scores[-1].detail or f"outcome {scores[-1].outcome} without details"
 
     def _check_idle(self) -> None:
         most = self.config.most_idle

@@ -158,3 +158,54 @@ def test_the_fingerprint_is_of_the_records_and_the_grader(tmp_path: Path) -> Non
     assert fingerprint(read_task(write(tmp_path, *sums(101)), MATCH)) != fingerprint(first)
     assert fingerprint(read_task(write(tmp_path, *sums()), {"type": "match"})) != fingerprint(first)
     assert fingerprint(find("reverse")) is None
+
+
+STRINGS = {
+    "type": "string_check",
+    "input": "{{ sample.output_text }}",
+    "reference": "{{ item.city }}",
+    "operation": "eq",
+}
+SIMILARITY = {
+    "type": "text_similarity",
+    "input": "x",
+    "reference": "{{ item.city }}",
+    "evaluation_metric": "bleu",
+}
+JUDGE = {"type": "score_model", "model": "judge", "input": [{"role": "user", "content": "{{ item.rubric }}"}]}
+
+
+@pytest.mark.parametrize(
+    ("grader", "record", "said"),
+    [
+        (
+            {"type": "math"},
+            {"solution": "4"},
+            'no "answer" in this record, with which the math grader compares',
+        ),
+        ({"type": "math", "timeout_s": 5}, {}, "with which the math grader compares; its fields are prompt"),
+        ({"type": "math"}, {"answer": " "}, "the math grader cannot judge .* reference answer is empty"),
+        (MATCH, {"answer": "four"}, "the match grader cannot judge answers to this record: .* not a number"),
+        ({"type": "choice"}, {"answer": "E"}, "none of the letters ABCD"),
+        (STRINGS, {"answer": "Lima"}, r"the item has no item\.city"),
+        (SIMILARITY, {}, r"the item has no item\.city"),
+        (JUDGE, {"answer": "x"}, r"the item has no item\.rubric"),
+        ({"type": "code"}, {"answer": "x"}, "one of cases, calls, tests; this one has none"),
+        (
+            {"type": "weighted", "graders": {"a": {"type": "format", "tags": ["b"]}, "b": STRINGS}},
+            {"answer": "x"},
+            r"the item has no item\.city",
+        ),
+        (
+            {"type": "multi", "graders": {"b": STRINGS}, "calculate_output": "b"},
+            {"answer": "x"},
+            r"the item has no item\.city",
+        ),
+    ],
+)
+def test_a_record_without_what_its_grader_needs_is_rejected(
+    tmp_path: Path, grader: dict[str, Any], record: dict[str, Any], said: str
+) -> None:
+    """The file is read before the model: such a record would never be judged."""
+    with pytest.raises(InvalidRequest, match=f"line 1: .*{said}"):
+        read_task(write(tmp_path, {"prompt": "x", **record}), grader)

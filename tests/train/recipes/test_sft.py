@@ -1,11 +1,14 @@
+from pathlib import Path
+
 import pytest
+import transformers
 
 from rondo.base.errors import InvalidRequest
 from rondo.text.bpe import train_bpe
 from rondo.text.conversation.dialogue import Dialogue
 from rondo.train.config import TrainConfig
 from rondo.train.recipes.pretrain import documents
-from rondo.train.recipes.sft import conversation, examples
+from rondo.train.recipes.sft import conversation, examples, tokenize
 from server.families import HERMES
 from support.tiny import tiny_tokenizer
 
@@ -91,9 +94,58 @@ def test_prompts_and_completions_and_plain_text() -> None:
     assert all(text.weights)
 
 
-def test_an_example_that_is_too_long_is_named() -> None:
-    with pytest.raises(InvalidRequest, match=r"example 2 has \d+ tokens, more than max_length=16"):
-        examples(tiny_tokenizer(), [{"text": "short"}, {"text": "z" * 99}], 16)
+LONG = [{"text": "short"}, {"text": "z" * 99}, {"text": "z" * 50}]
+
+
+def test_the_longest_example_above_the_maximum_length_is_named() -> None:
+    said = (
+        r"2 of 3 records have more than train\.max_length=16 tokens; the longest has 100: record 2\. .*=skip"
+    )
+    with pytest.raises(InvalidRequest, match=said):
+        examples(tiny_tokenizer(), LONG, 16)
+    with pytest.raises(InvalidRequest, match=r"the longest has 100: x\.jsonl, line 2"):
+        tokenize(tiny_tokenizer(), LONG, 16, place=lambda index: f"x.jsonl, line {index + 1}")
+
+
+def test_over_long_examples_are_skipped_or_truncated() -> None:
+    tokenizer = tiny_tokenizer()
+    skipped = tokenize(tokenizer, LONG, 16, "skip")
+    assert (len(skipped.documents), skipped.skipped, skipped.truncated, skipped.longest) == (1, 2, 0, 100)
+    cut = tokenize(tokenizer, LONG, 16, "truncate")
+    assert [len(document.tokens) for document in cut.documents[1:]] == [16, 16]
+    assert (cut.skipped, cut.truncated) == (0, 2)
+    prompt = [{"prompt": "z" * 50, "completion": "answer"}, LONG[0]]
+    unlearned = tokenize(tokenizer, prompt, 16, "truncate")
+    assert (len(unlearned.documents), unlearned.skipped) == (1, 1)
+    with pytest.raises(InvalidRequest, match=r"every example has more than train\.max_length=16"):
+        tokenize(tokenizer, LONG[1:], 16, "skip")
+
+
+def test_a_message_of_weight_0_is_context() -> None:
+    tokenizer = tiny_tokenizer()
+    talk = [{**message, "weight": 0} if message["content"] == "cba" else message for message in TALK]
+    (document,) = conversation(tokenizer, talk)
+    assert [tokenizer.decode(run) for run in learned(document)] == ["fed"]
+    assert document.tokens == conversation(tokenizer, TALK)[0].tokens
+
+
+GENERATION = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' %}{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}"
+    "{% else %}{{ m.content }}<|im_end|>{% endif %}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def test_the_loss_mask_is_transformers_mask_of_the_assistant(tmp_path: Path) -> None:
+    """TRL's `assistant_only_loss` uses this mask."""
+    tokenizer = tiny_tokenizer().with_chat_template(GENERATION)
+    tokenizer.save(tmp_path)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    found = theirs.apply_chat_template(TALK, return_dict=True, return_assistant_tokens_mask=True)
+    (document,) = conversation(tokenizer, TALK)
+    assert document.tokens == found["input_ids"]
+    assert document.weights == found["assistant_masks"]
 
 
 def test_pretraining_documents_end_once() -> None:

@@ -28,18 +28,20 @@ USAGE = """usage: rondo data VERB [options]
 
   rondo data VERB --help   what a verb takes"""
 
-FIELDS = (
-    "text",
-    "messages",
-    "conversations",
-    "prompt",
-    "completion",
-    "instruction",
-    "output",
-    "question",
-    "answer",
+FIELDS: tuple[str, ...] = (
+    *(
+        "text",
+        "messages",
+        "conversations",
+        "system",
+        "tools",
+        "prompt",
+        "completion",
+        "instruction",
+        "output",
+    ),
+    *("question", "answer", "chosen", "rejected", "label"),
 )
-FIELDS += ("chosen", "rejected", "label", "system", "tools")
 
 
 def run(argv: list[str]) -> int:

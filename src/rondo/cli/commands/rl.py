@@ -58,13 +58,19 @@ def run(argv: list[str]) -> int:
     }
     fetch_named_models(models)
 
+    from rondo.rl.tasks.registry import FILES, find
+
+    # A file is validated before torch is imported, so that a mistake in it is reported at once.
+    is_file = config.model and config.task.endswith(FILES)
+    task = find(config.task, config.grader, config.max_broken) if is_file else None
+
     with activity("importing torch"):
         from rondo.cli.view.start import show_rl
         from rondo.cli.view.steps import follow, say_aborted, say_paused
         from rondo.parallel.ranks.crew import Aborted, Paused
         from rondo.rl import jobs
 
-    plan = jobs.plan(config)
+    plan = jobs.plan(config, task)
     show_rl(plan)
     run = importlib.import_module("rondo.rl.remote.ray").run if config.ray.engines else jobs.run
     try:

@@ -117,9 +117,11 @@ def _run(plan: TrainJobPlan, crew: RankSupervisor, on_step: OnStep, on_resume: O
 
 
 def _preview(plan: TrainJobPlan) -> None:
-    from rondo.cli.view.preview import show_preview
+    from rondo.cli.view.preview import show_over_long, show_preview
     from rondo.train.recipes.preview import preview
 
+    if plan.tokenized:
+        show_over_long(plan.tokenized, plan.config.max_length, sys.stderr)
     if plan.config.preview and not plan.job.done:
         examples = preview(plan.kind, plan.opened.training, plan.tokenizer, plan.config, plan.config.preview)
         show_preview(examples, sys.stderr)

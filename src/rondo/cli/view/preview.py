@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 from rondo.data.input.records import PAIR, is_learned
-from rondo.train.recipes.data import OpenedData
+from rondo.train.recipes.data import OpenedData, Tokenized
 from rondo.train.recipes.preview import PreviewExample, PreviewSegment
 
 MOST_WIDTH = 100
@@ -34,6 +34,18 @@ def show_data(opened: OpenedData, stream: TextIO) -> None:
         count += f", {aside:,} more held out" if aside else ""
         print(f"data      {source.told.source}: {count}", file=stream)
         print(f"format    {source.read.format}", file=stream)
+
+
+def show_over_long(tokenized: Tokenized, max_length: int, stream: TextIO) -> None:
+    """One line on the examples that were skipped or truncated, if there are any."""
+    counts = [
+        f"{count:,} examples {word}"
+        for count, word in ((tokenized.skipped, "skipped"), (tokenized.truncated, "truncated"))
+        if count
+    ]
+    if counts:
+        reason = f"more than train.max_length={max_length} tokens, the longest {tokenized.longest:,}"
+        print(f"too long  {' and '.join(counts)}: {reason}", file=stream)
 
 
 def show_preview(examples: Sequence[PreviewExample], stream: TextIO) -> None:
@@ -81,7 +93,8 @@ def preview_lines(examples: Sequence[PreviewExample], width: int = 80, color: bo
     if not examples:
         return
     marks = "in green, after |" if color else "after |"
-    yield f"The first {len(examples)} training examples; the loss covers the text {marks}."
+    count = f"{len(examples)} training examples" if len(examples) > 1 else "training example"
+    yield f"The first {count}; the loss covers the text {marks}."
     for example in examples:
         yield ""
         yield _cut(example.title, width, at_start=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from typing import Any, BinaryIO
 
 from rondo.base.errors import InvalidRequest
@@ -78,7 +78,7 @@ def _records_in(value: Any) -> list[Any]:
 
 def table_rows(
     stream: BinaryIO, name: str, delimiter: str
-) -> Iterator[tuple[int, dict[str, Any] | None, str]]:
+) -> Generator[tuple[int, dict[str, Any] | None, str], None, None]:
     """Yields (line, row, problem) of a table whose first row has the field names. Values that are JSON lists or objects
     are parsed, empty values are left out."""
     csv.field_size_limit(LARGEST_CELL)

@@ -13,6 +13,7 @@ from rondo.data.input.detection import (
     PAIR,
     PROMPTS,
     SYSTEMS,
+    TOOLS,
     DetectedFormat,
     FormatName,
     detect,
@@ -86,7 +87,7 @@ def _conversation(name: str, record: Mapping[str, Any]) -> Record:
     messages, tools = _prompt(record, name), tools_of(record)
     if messages != record.get("messages"):
         return _with_tools(messages, record)
-    others = {each: value for each, value in record.items() if each not in ("tools", "functions")}
+    others = {each: value for each, value in record.items() if each not in (*TOOLS, *LABELS)}
     return others | ({"tools": tools} if tools else {})
 
 
@@ -108,9 +109,12 @@ def _opening(record: Mapping[str, Any]) -> list[Message]:
     system = next((name for name in SYSTEMS if record.get(name)), None)
     if system:
         messages.append({"role": "system", "content": string_of(record[system], system)})
-    for turn in record.get("history") or []:
-        if not isinstance(turn, Sequence) or isinstance(turn, str) or len(turn) != 2:
-            raise RecordProblem('"history" must be a list of pairs: [["question", "answer"], ...]')
+    history = record.get("history") or []
+    if not isinstance(history, list) or not all(
+        isinstance(turn, list) and len(turn) == 2 for turn in history
+    ):
+        raise RecordProblem('"history" must be a list of pairs: [["question", "answer"], ...]')
+    for turn in history:
         messages += [{"role": "user", "content": turn[0]}, {"role": "assistant", "content": turn[1]}]
     return messages
 
@@ -119,11 +123,9 @@ def _turns(value: Any, name: str, role: str) -> list[Message]:
     """Messages of a field: a list of turns, a single turn, or a string by `role`."""
     if isinstance(value, Mapping):
         value = [value]
-    return (
-        messages_of(value, name)
-        if isinstance(value, list)
-        else [{"role": role, "content": string_of(value, name)}]
-    )
+    if isinstance(value, list):
+        return messages_of(value, name)
+    return [{"role": role, "content": string_of(value, name)}]
 
 
 def _prompt_completion(record: Mapping[str, Any]) -> Record:
@@ -142,8 +144,6 @@ def _preference(record: Mapping[str, Any]) -> Record:
     if name and _is_canonical(record, name, answers.values()):
         return dict(record)
     turns = {label: _turns(answer, label, "assistant") for label, answer in answers.items()}
-    if any(not each for each in turns.values()):
-        raise RecordProblem('"chosen" and "rejected" must have at least one turn')
     chosen, rejected = turns.values()
     if chosen[:-1] != rejected[:-1]:
         raise RecordProblem(
@@ -157,19 +157,16 @@ def _preference(record: Mapping[str, Any]) -> Record:
 
 def _joined(prompt: list[Message], before: list[Message]) -> list[Message]:
     """The prompt and the turns that both answers begin with, which may repeat the prompt."""
-    return (
-        before
-        if before[: len(prompt)] == prompt
-        else before
-        if before[-len(prompt) :] == prompt
-        else [*prompt, *before]
-    )
+    repeated = prompt in (before[: len(prompt)], before[-len(prompt) :])
+    return before if repeated else [*prompt, *before]
 
 
 def _is_canonical(record: Mapping[str, Any], name: str, answers: Any) -> bool:
     """Whether the record has a form of `records.py` already: a text prompt with text answers, without a chat template,
     or messages with answers of one turn."""
     if any(record.get(each) for each in (*SYSTEMS, *CONTEXTS, "functions")):
+        return False
+    if tools_of(record) != (record.get("tools") or None):
         return False
     if name == "prompt":
         return all(isinstance(each, str) for each in (record[name], *answers))

@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Literal, get_args
 
 FormatName = Literal[
@@ -137,7 +139,17 @@ class DetectedFormat:
 
 def detect(record: Mapping[str, Any]) -> DetectedFormat | None:
     """The format of a record; None if its fields fit none."""
-    return next((found for name in FORMAT_NAMES if (found := detect_as(name, record))), None)
+    if any(name in record for name in CONVERSATIONS):
+        return next((found for name in FORMAT_NAMES if (found := detect_as(name, record))), None)
+    known = _format_of_names(tuple(record))
+    return detect_as(known, record) if known else None
+
+
+@lru_cache(256)
+def _format_of_names(names: tuple[str, ...]) -> FormatName | None:
+    """The format of records without turns, which depends on the names of their fields alone."""
+    record = dict.fromkeys(names)
+    return next((name for name in FORMAT_NAMES if _REQUIRED[name](record)), None)
 
 
 def detect_as(name: FormatName, record: Mapping[str, Any]) -> DetectedFormat | None:
@@ -258,13 +270,19 @@ def explain(record: Mapping[str, Any], name: FormatName | None = None) -> str:
     if name is None and len(near.missing) == len(spec.required) and not near.renames:
         known = "; ".join(f"{each.title} ({', '.join(each.required)})" for each in FORMATS.values())
         first = next(iter(record), "body")
-        return (
-            f"no format has these fields: {fields}. Formats: {known}. Name the fields with train.loader.fields, "
-            f"such as text={first}"
-        )
+        known += f". Name the fields: {_renaming([(first, 'text')])}"
+        return f"no format has these fields: {fields}. Formats: {known}"
     lacks = " and ".join(f'no "{each}"' for each in near.missing) or "no record of this format"
     which = "The nearest format" if name is None else "The format"
     error = f"{lacks} in this record; its fields are {fields}. {which} is {spec.title}: {spec.example}"
     if near.renames:
-        error += f". Set train.loader.fields to {','.join(f'{wanted}={own}' for own, wanted in near.renames)}"
+        error += f". Name the fields: {_renaming(near.renames)}"
     return error
+
+
+def _renaming(renames: Iterable[tuple[str, str]]) -> str:
+    """The flags for (field of the record, required field)."""
+    pairs = list(renames)
+    flags = " ".join(f"--field {wanted}={own}" for own, wanted in pairs)
+    setting = json.dumps({wanted: own for own, wanted in pairs}, ensure_ascii=False)
+    return f"--train.loader.fields='{setting}', or {flags} of `rondo data`"

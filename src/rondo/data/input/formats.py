@@ -7,6 +7,7 @@ import io
 import json
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Literal, cast
 
@@ -267,8 +268,10 @@ def _json(part: FilePart, convert: Convert) -> Iterator[ParsedRecord]:
 
 
 def _table(part: FilePart, delimiter: str, convert: Convert) -> Iterator[ParsedRecord]:
-    with open_file(part.file.name) as raw:
-        rows = table_rows(_stream(raw, part.file.name), part.file.name, delimiter)
+    with (
+        open_file(part.file.name) as raw,
+        closing(table_rows(_stream(raw, part.file.name), part.file.name, delimiter)) as rows,
+    ):
         try:
             for number, (line, row, problem) in enumerate(rows, 1):
                 record, problem = (None, problem) if row is None else convert(row)

@@ -46,7 +46,7 @@ def _check_learned(messages: list[dict[str, Any]]) -> str | None:
 
 def is_learned(message: dict[str, Any]) -> bool:
     """Whether SFT trains on the message: an assistant's, unless its `weight` is 0 (OpenAI's fine-tuning format)."""
-    return message["role"] == "assistant" and message.get("weight", 1) != 0
+    return bool(message["role"] == "assistant" and message.get("weight", 1) != 0)
 
 
 def _check_judged(record: Record, answers: tuple[str, ...]) -> str | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from rondo.base.errors import ConfigError
 from rondo.graders.definition.formula import formula
-from rondo.graders.score import Grader, Outcome, Sample, Score
+from rondo.graders.score import Grader, Outcome, Sample, Score, check_gradable
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,9 @@ class Combined:
 
     graders: Mapping[str, Grader]
     weights: Mapping[str, float]
+
+    def check_sample(self, sample: Sample) -> None:
+        _check(self.graders, sample)
 
     async def score(self, sample: Sample) -> Score:
         def total(totals: Mapping[str, float]) -> float:
@@ -38,6 +41,9 @@ class Multi:
             raise ConfigError("graders must name at least one grader.", param="graders")
         formula(self.calculate_output, self.graders)
 
+    def check_sample(self, sample: Sample) -> None:
+        _check(self.graders, sample)
+
     async def score(self, sample: Sample) -> Score:
         """A formula without a value, such as a division by 0, results in an error, not in a score of 0."""
         scores = await _scores(self.graders, sample)
@@ -56,6 +62,11 @@ def combine(graders: Mapping[str, Grader], weights: Mapping[str, float]) -> Comb
     if not all(map(math.isfinite, weights.values())):
         raise ConfigError(f"grader weights must be finite numbers, not {dict(weights)}.")
     return Combined(dict(graders), dict(weights))
+
+
+def _check(graders: Mapping[str, Grader], sample: Sample) -> None:
+    for grader in graders.values():
+        check_gradable(grader, sample)
 
 
 async def _scores(graders: Mapping[str, Grader], sample: Sample) -> dict[str, Score]:

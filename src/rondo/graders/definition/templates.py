@@ -46,6 +46,12 @@ class Template:
             piece if isinstance(piece, str) else _text(_found(piece, sample)) for piece in self.pieces
         )
 
+    def check(self, sample: Sample) -> None:
+        """Raises `InvalidRequest` if the item lacks a field."""
+        for piece in self.pieces:
+            if not isinstance(piece, str) and piece.root == "item":
+                _found(piece, sample)
+
 
 @lru_cache(1024)
 def template(text: str, param: str = "input") -> Template:

@@ -58,6 +58,9 @@ class ScoreModel:
             )
         _check(self.input, self.model, self.sampling_params)
 
+    def check_sample(self, sample: Sample) -> None:
+        _check_fields(self.input, sample)
+
     async def score(self, sample: Sample) -> Score:
         low, high = self.range
         schema = _schema("result", {"type": "number", "description": f"the score, from {low:g} to {high:g}"})
@@ -87,6 +90,9 @@ class LabelModel:
                 param="passing_labels",
             )
         _check(self.input, self.model, self.sampling_params)
+
+    def check_sample(self, sample: Sample) -> None:
+        _check_fields(self.input, sample)
 
     async def score(self, sample: Sample) -> Score:
         schema = _schema("label", {"type": "string", "enum": list(self.labels)})
@@ -166,6 +172,11 @@ def _written(content: Any, where: str) -> str:
     if isinstance(content, list | tuple) and content:
         return "\n".join(_written(part, where) for part in content)
     raise ConfigError(f"{where}.content must be text.", param=f"{where}.content")
+
+
+def _check_fields(messages: Sequence[Mapping[str, Any]], sample: Sample) -> None:
+    for at, message in enumerate(messages):
+        template(_written(message["content"], "input"), f"input[{at}]").check(sample)
 
 
 def _filled(messages: Sequence[Mapping[str, Any]], sample: Sample) -> list[dict[str, str]]:

@@ -9,7 +9,7 @@ from functools import lru_cache
 from rondo.base.errors import ConfigError, InvalidRequest
 from rondo.graders.rules.format import tag_content
 from rondo.graders.rules.match import boxed
-from rondo.graders.score import Sample, Score
+from rondo.graders.score import Sample, Score, references_of
 
 MARKS = " \t\n*_`$().:,;[]{}\"'"
 """Characters that may surround a letter."""
@@ -52,16 +52,21 @@ class ChoiceGrader:
         if self.letters != self.letters.upper():
             raise ConfigError(f"letters must be capitals: {self.letters.upper()}.", param="letters")
 
-    async def score(self, sample: Sample) -> Score:
-        if sample.reference is None:
-            raise InvalidRequest("the sample has no reference answer to compare with.", param="reference")
-        references = (sample.reference,) if isinstance(sample.reference, str) else sample.reference
-        right = {_alone(reference, self.letters) for reference in references}
+    def check_sample(self, sample: Sample) -> None:
+        self._right(sample)
+
+    def _right(self, sample: Sample) -> set[str | None]:
+        """The right letters."""
+        right = {_alone(reference, self.letters) for reference in references_of(sample)}
         if None in right:
             raise InvalidRequest(
                 f"the reference {sample.reference!r} is none of the letters {self.letters}.",
                 param="reference",
             )
+        return right
+
+    async def score(self, sample: Sample) -> Score:
+        right = self._right(sample)
         letter = chosen(sample.completion, self.letters)
         parts = {"found": float(letter is not None), "correct": float(letter in right)}
         return Score("ok", parts["correct"], parts, f"chose {letter}" if letter else "no letter found")

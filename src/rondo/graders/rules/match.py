@@ -10,7 +10,7 @@ from typing import Literal
 from rondo.base.errors import ConfigError, InvalidRequest
 from rondo.graders.rules.format import tag_content
 from rondo.graders.rules.numbers import close, last_number, parse_number
-from rondo.graders.score import Sample, Score
+from rondo.graders.score import Sample, Score, references_of
 
 Extract = Literal["all", "last_number", "boxed", "answer_tag", "last_line"]
 Compare = Literal["exact", "normalised", "numeric"]
@@ -85,10 +85,12 @@ class AnswerMatcher:
         if not 0 <= self.tolerance < 1:
             raise ConfigError(f"tolerance is {self.tolerance}; it must be at least 0 and below 1.")
 
+    def check_sample(self, sample: Sample) -> None:
+        for reference in references_of(sample):
+            self.equal("", reference)  # raises for a reference that is not a number, if numbers are compared
+
     async def score(self, sample: Sample) -> Score:
-        if sample.reference is None:
-            raise InvalidRequest("the sample has no reference answer to compare with.", param="reference")
-        references = (sample.reference,) if isinstance(sample.reference, str) else sample.reference
+        references = references_of(sample)
         answer = _EXTRACT[self.extract](sample.completion)
         correct = answer is not None and any(self.equal(answer, reference) for reference in references)
         parts = {"found": float(answer is not None), "correct": float(correct)}

@@ -14,7 +14,7 @@ from rondo.graders.extras import needs
 from rondo.graders.processes import pool
 from rondo.graders.rules.match import boxed, last_line
 from rondo.graders.rules.numbers import parse_number
-from rondo.graders.score import Sample, Score
+from rondo.graders.score import Sample, Score, references_of
 
 SECONDS = 10.0
 TAIL = 4000
@@ -39,10 +39,12 @@ class MathAnswer:
             raise ConfigError(f"digits is {self.digits}; it must be from 0 to 50.", param="digits")
         needs("math_verify", "math-verify")
 
+    def check_sample(self, sample: Sample) -> None:
+        if not all(reference.strip() for reference in references_of(sample)):
+            raise InvalidRequest("the reference answer is empty.", param="reference")
+
     async def score(self, sample: Sample) -> Score:
-        if sample.reference is None:
-            raise InvalidRequest("the sample has no reference answer to compare with.", param="reference")
-        references = [sample.reference] if isinstance(sample.reference, str) else list(sample.reference)
+        references = list(references_of(sample))
         answer = final(sample.completion)
         if any(plainly_equal(answer, reference) for reference in references):
             return _scored(True, True)

@@ -69,6 +69,10 @@ class TextSimilarity:
         template(self.input, "input")
         template(self.reference, "reference")
 
+    def check_sample(self, sample: Sample) -> None:
+        template(self.input, "input").check(sample)
+        template(self.reference, "reference").check(sample)
+
     async def score(self, sample: Sample) -> Score:
         try:
             given = template(self.input, "input").fill(sample)

@@ -15,6 +15,7 @@ from rondo.data.input.records import Record
 from rondo.data.input.sources import read_source
 from rondo.graders import Grader, Sample, Score
 from rondo.graders.registry import grader_of
+from rondo.graders.score import check_gradable
 from rondo.rl.tasks.registry import Problem, Split, split_of
 
 MAX_TOKENS = 1024
@@ -87,6 +88,7 @@ class _Reader:
     """Checks records during reading, so that errors contain line numbers."""
 
     def __init__(self, grader: Mapping[str, Any]) -> None:
+        self.spec = grader
         self.general = grader_of(grader, "rl.grader") if grader else None
         self.own: dict[str, Grader] = {}
         self._splits: dict[str, str] = {}
@@ -125,15 +127,35 @@ class _Reader:
     def _grader(self, record: Record) -> str | None:
         spec = record.get("grader")
         try:
-            if spec is None:
-                _reference(record)
-                return None if self.general else 'no "grader" in this record, and rl.grader is not set'
-            if _key(spec) not in self.own:
+            if spec is None and self.general is None:
+                return 'no "grader" in this record, and rl.grader is not set'
+            if spec is not None and _key(spec) not in self.own:
                 self.own[_key(spec)] = grader_of(spec)
-            _reference(record)
+            grader = self.general if spec is None else self.own[_key(spec)]
+            assert grader is not None
+            _check_record(grader, spec or self.spec, record)
         except RondoError as error:
             return error.message
         return None
+
+
+def _check_record(grader: Grader, spec: Any, record: Record) -> None:
+    """Raises if the record lacks what its grader needs for any answer."""
+    item = _problem(record).facts["item"]
+    reference = _reference(item)
+    try:
+        check_gradable(grader, Sample("", "", reference, {**item, "item": item}))
+    except InvalidRequest as error:
+        kind = spec.get("type") if isinstance(spec, Mapping) else None
+        if reference is None and error.param == "reference":
+            raise InvalidRequest(
+                f'no "answer" in this record, with which the {kind} grader compares; its fields are '
+                f"{', '.join(record)}. {' and '.join(ANSWERS[1:])} are read too",
+                param="answer",
+            ) from None
+        raise InvalidRequest(
+            f"the {kind} grader cannot judge answers to this record: {error.message}"
+        ) from None
 
 
 def _problem(record: Record) -> Problem:

@@ -118,6 +118,8 @@ class Tokenized:
     skipped: int = 0
     truncated: int = 0
     """SFT examples above the maximum length."""
+    longest: int = 0
+    """Tokens of the longest SFT example, before it was cut."""
 
 
 def datasets(
@@ -142,6 +144,7 @@ def _sft(sources: Sequence[TrainingSource], tokenizer: Tokenizer, config: TrainC
         [InMemory(each.documents) for each in found],
         skipped=sum(each.skipped for each in found),
         truncated=sum(each.truncated for each in found),
+        longest=max(each.longest for each in found),
     )
 
 

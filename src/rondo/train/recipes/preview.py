@@ -72,7 +72,7 @@ def _documents_of(
         found = sft.record_documents(tokenizer, record)
         if config.over_long == "skip":
             found = [document for document in found if len(document.tokens) <= longest]
-        kept = [sft.cut(document, longest) for document in found]
+        kept = [each for each in (sft.cut(each, longest) for each in found) if any(each.weights[1:])]
         return [(f", part {at}" if at > 1 else "", document) for at, document in enumerate(kept, 1)]
 
     def judged(record: Record) -> list[tuple[str, Document]]:
