@@ -148,7 +148,7 @@ def test_text_of_ones_own(name: str, folder: Path, tmp_path: Path, capsys: Any):
         ("empty.jsonl", b"", 2, "empty.jsonl holds no records"),
         ("deep.jsonl", b"[" * 100_000, 2, "deep.jsonl, line 1: not JSON"),
         ("digits.jsonl", b'{"text": ' + b"9" * 5000 + b"}", 2, "digits.jsonl, line 1: not JSON"),
-        ("other.jsonl", b'{"words": "a"}', 2, 'other.jsonl, line 1: no "text" in this record'),
+        ("other.jsonl", b'{"words": "a"}', 2, "other.jsonl, line 1: no format has these fields"),
         ("surrogate.jsonl", b'{"text": "\\ud800"}', 2, "lone surrogates"),
         ("~nobody-here/x.txt", None, 2, "--data '~nobody-here/x.txt' is no path: there is no user"),
         ("x" * 300, None, 2, "longer than the file system allows"),
