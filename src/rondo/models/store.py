@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from rondo.base.errors import InvalidRequest, ModelError, NotFound, StorageError
 from rondo.base.storage.files import atomic_dir, refuse_existing
+from rondo.base.storage.gguf import SUFFIX, gguf_in, is_gguf, read_gguf
 from rondo.base.storage.hashing import sha256_file, sha256_json
 from rondo.base.storage.home import jobs_dir, models_dir
 from rondo.base.storage.paths import path_of
@@ -61,19 +62,24 @@ class Facts(Summary):
 
 
 def resolve(name_or_path: str | Path) -> Path:
-    """The folder of a model: a name under `RONDO_HOME/models`, the path of a folder with a config.json, or the hash of
-    a job (or a prefix of it) for the model that the job produced."""
+    """The folder or the GGUF file of a model: a name under `RONDO_HOME/models`, the path of a folder with a config.json
+    or one GGUF file, the path of a GGUF file, or the hash of a job (or a prefix of it) for the model that the job
+    produced."""
     text = str(name_or_path)
     if NAME.fullmatch(text) and _has_config(models_dir() / text):
-        return models_dir() / text
+        return gguf_in(models_dir() / text) or models_dir() / text
     path = path_of(text, "model")
     if (path / "config.json").is_file():
         return path.absolute()
+    if (file := gguf_in(path)) is not None:
+        return file.absolute()
     left = _left_by_job(text) if HASH.fullmatch(text) else None
     if left is not None:
         return left
     if path.is_dir():
-        raise NotFound(f"{path} is a folder without config.json, so it is not a model.", param="model")
+        raise NotFound(
+            f"{path} is a folder without config.json and without a GGUF file, so it is not a model.", param="model"
+        )
     close = difflib.get_close_matches(text, [name for name, _ in list_models()], n=3, cutoff=0.4)
     hint = f"Did you mean {' or '.join(close)}?" if close else "`rondo model list` shows what there is."
     raise NotFound(
@@ -106,8 +112,11 @@ def _left_by_job(prefix: str) -> Path | None:
 
 
 def name_of(folder: Path) -> str:
-    """The default name of the model in the folder: the job's hash for the output of a job, else the folder's name."""
+    """The default name of the model in the folder: the job's hash for the output of a job, else the folder's name. A
+    GGUF file in `RONDO_HOME/models` has the name of its folder, others their own."""
     job = folder.parent
+    if is_gguf(folder):
+        return job.name if job.parent == models_dir() else folder.stem
     return job.name if folder.name == EXPORT and job.parent == jobs_dir() else folder.name
 
 
@@ -123,9 +132,10 @@ def list_models() -> list[tuple[str, Path]]:
 
 
 def _has_config(folder: Path) -> bool:
-    """Whether the folder has a config.json. An inaccessible folder counts: opening it raises the reason."""
+    """Whether the folder has a config.json or a GGUF file. An inaccessible folder counts: opening it raises the
+    reason."""
     try:
-        return (folder / "config.json").is_file()
+        return (folder / "config.json").is_file() or any(folder.glob(f"*{SUFFIX}"))
     except OSError:
         return True
 
@@ -133,19 +143,26 @@ def _has_config(folder: Path) -> bool:
 def import_model(
     source: str | Path, name: str, *, replace: bool = False, report: Report | None = None
 ) -> Path:
-    """Validates the folder `source` completely and copies it, with its tokenizer, to the model `name`."""
+    """Validates the folder or GGUF file `source` completely and copies it, with its tokenizer, to the model `name`."""
     target = place(name)
     source = path_of(source, "source")
-    if not source.is_dir():
-        raise NotFound(f"There is no folder {source} to import.", param="source")
-    return _copy(source, target, replace, report)
+    file = gguf_in(source)
+    if file is None and not source.is_dir():
+        raise NotFound(f"There is no folder and no GGUF file {source} to import.", param="source")
+    return _copy(file or source, target, replace, report)
 
 
 def export_model(
     name: str | Path, destination: str | Path, *, replace: bool = False, report: Report | None = None
 ) -> Path:
-    """Copies the model to a folder that `transformers` can load."""
-    return _copy(resolve(name), path_of(destination, "destination"), replace, report)
+    """Copies the model to a folder that `transformers` can load. A GGUF file is dequantized."""
+    source, target = resolve(name), path_of(destination, "destination")
+    if is_gguf(source):
+        from rondo.models.files.checkpoint import load
+        from rondo.text.tokenizer import Tokenizer
+
+        return _write(load(source), Tokenizer.load(source).save, target, replace, report)
+    return _copy(source, target, replace, report)
 
 
 def create_model(
@@ -164,6 +181,7 @@ def create_model(
 
 
 def summary(folder: Path) -> Summary:
+    folder = gguf_in(folder) or folder
     config = read_config(folder)
     families.check(config)
     return _summary(folder, str(config["model_type"]), read_headers(folder), bool(config.get(FIELD)))
@@ -176,9 +194,7 @@ def facts(folder: Path) -> Facts:
         **vars(_summary(folder, config.family, headers, config.quantization is not None)),
         config=config,
         adapter_targets=_adapter_targets(shapes),
-        has_tokenizer=any(
-            (folder / file).is_file() for file in ("tokenizer.json", "tokenizer.model", "vocab.json")
-        ),
+        has_tokenizer=_has_tokenizer(folder),
     )
 
 
@@ -192,6 +208,12 @@ def _summary(folder: Path, family: str, headers: list[Header], quantized: bool) 
         weight_bytes=sum(entry.stop - entry.start for _, entry in entries),
         disk_bytes=_size_on_disk(folder),
     )
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    if is_gguf(folder):
+        return "tokenizer.ggml.tokens" in read_gguf(folder).metadata
+    return any((folder / file).is_file() for file in ("tokenizer.json", "tokenizer.model", "vocab.json"))
 
 
 def _numbers(name: str, shape: tuple[int, ...], quantized: bool) -> int:
@@ -222,14 +244,15 @@ def _copy(source: Path, target: Path, replace: bool, report: Report | None) -> P
     from rondo.text.tokenizer import Tokenizer
 
     weights = {tensor.file.path for tensor in checkpoint.check(source).values()}
-    if (source / "tokenizer.json").is_file():
+    if is_gguf(source) or (source / "tokenizer.json").is_file():
         Tokenizer.load(source)  # raises for a broken tokenizer at import, not at serving
-    files = [*sorted(weights), *companions(source)]
+    files = [source] if is_gguf(source) else [*sorted(weights), *companions(source)]
+    folder = source.parent if is_gguf(source) else source
     total = sum(file.stat().st_size for file in files)
     count = _counting("copying", total, report)
     with atomic_dir(target, replace=replace, needed=total) as partial:
         for file in files:
-            copy_file(file, partial / file.relative_to(source), count)
+            copy_file(file, partial / file.relative_to(folder), count)
         if report is not None:
             report("flushing to disk", 0, 0)
     return target
@@ -301,7 +324,8 @@ def _is_companion(path: Path) -> bool:
 
 def _size_on_disk(folder: Path) -> int:
     try:
-        return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        files = [folder] if folder.is_file() else folder.rglob("*")
+        return sum(path.stat().st_size for path in files if path.is_file())
     except OSError as error:
         raise ModelError(f"cannot read {folder}: {error.strerror}") from error
 

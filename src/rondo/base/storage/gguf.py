@@ -313,13 +313,14 @@ Encode = Callable[[Any], bytes]
 
 
 def metadata_bytes(key: str, value: Any) -> bytes:
-    """A pair of the metadata: whole numbers are written as uint32, lists with the type of their first value."""
+    """A pair of the metadata. Whole numbers are uint32, and int32 in lists, as llama.cpp expects them."""
     return _text_bytes(key) + _value_bytes(value)
 
 
 def _value_bytes(value: Any) -> bytes:
     if isinstance(value, list):
-        kind, encode = _encoding(value[0])
+        whole = isinstance(value[0], int) and not isinstance(value[0], bool)
+        kind, encode = (5, struct.Struct("<i").pack) if whole else _encoding(value[0])
         return struct.pack("<IIQ", ARRAY, kind, len(value)) + b"".join(map(encode, value))
     kind, encode = _encoding(value)
     return struct.pack("<I", kind) + encode(value)
@@ -330,7 +331,7 @@ def _encoding(value: Any) -> tuple[int, Encode]:
         case bool():
             return 7, struct.Struct("<?").pack
         case int():
-            return (4, struct.Struct("<I").pack) if value >= 0 else (5, struct.Struct("<i").pack)
+            return 4, struct.Struct("<I").pack
         case float():
             return FLOAT32, struct.Struct("<f").pack
         case _:

@@ -7,7 +7,7 @@ import json
 import re
 import shlex
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rondo.base.errors import ConfigError
 from rondo.base.storage.home import models_dir
@@ -108,11 +108,11 @@ def _job_lines(config: str, command: list[str], file: str, write: str | None) ->
 def _model(given: argparse.Namespace, shape: ModelShape) -> ModelConfig:
     """The model itself, where there is one; else one of these sizes."""
     from rondo.models import parse
-    from rondo.plan.sizes.hf import hf_of, read_config
+    from rondo.plan.sizes.hf import hf_of
 
     path = _path(given)
     sizes = {key: getattr(given, key) for key in SIZES if getattr(given, key) is not None}
-    return parse(read_config(path) | sizes if path is not None else hf_of(shape))
+    return parse(_config(path) | sizes if path is not None else hf_of(shape))
 
 
 def _serve(given: argparse.Namespace, shape: ModelShape, cluster: Cluster) -> int:
@@ -132,8 +132,8 @@ def _serve(given: argparse.Namespace, shape: ModelShape, cluster: Cluster) -> in
 
 
 def _shape(given: argparse.Namespace) -> ModelShape:
-    """A known name, a name from `rondo model list`, a folder or a config.json; single sizes by flags."""
-    from rondo.plan.sizes.hf import read_config, shape_of
+    """A known name, a name from `rondo model list`, a folder, a config.json or a GGUF file; single sizes by flags."""
+    from rondo.plan.sizes.hf import shape_of
     from rondo.plan.sizes.shapes import SHAPES
 
     sizes = {key: getattr(given, key) for key in SIZES if getattr(given, key) is not None}
@@ -163,7 +163,17 @@ def _shape(given: argparse.Namespace) -> ModelShape:
             param="model",
         )
     name = path.parent.name if path.name == "config.json" else path.name
-    return shape_of(read_config(path) | sizes, name or "the model")
+    return shape_of(_config(path) | sizes, name or "the model")
+
+
+def _config(path: Path) -> dict[str, Any]:
+    """The config.json at `path` or in that folder, or the one that a GGUF file amounts to."""
+    from rondo.base.storage.gguf import gguf_in
+    from rondo.models.files import headers
+    from rondo.plan.sizes.hf import read_config
+
+    file = gguf_in(path)
+    return read_config(path) if file is None else headers.read_config(file)
 
 
 def _trained_model(given: argparse.Namespace) -> str:
