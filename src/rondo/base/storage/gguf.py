@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import mmap
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -76,21 +76,21 @@ class GgufEntry:
 
 @dataclass(frozen=True)
 class Strings:
-    """An array of strings, decoded on demand: a vocabulary takes longer than all other metadata together."""
+    """An array of strings, decoded on first use: a vocabulary takes longer than all other metadata together."""
 
     data: mmap.mmap
     start: int
     count: int
 
-    def __len__(self) -> int:
-        return self.count
-
-    def __iter__(self) -> Iterator[str]:
-        position = self.start
+    @cached_property
+    def values(self) -> list[str]:
+        data, position, read = self.data, self.start, struct.Struct("<Q").unpack_from
+        found = []
         for _ in range(self.count):
-            stop = position + 8 + int.from_bytes(self.data[position : position + 8], "little")
-            yield self.data[position + 8 : stop].decode("utf-8", "replace")
-            position = stop
+            start = position + 8
+            position = start + read(data, position)[0]
+            found.append(data[start:position].decode("utf-8", "replace"))
+        return found
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ GPT4O = (
     rf"{_CASED}*{_LOWER}+{_CONTRACTIONS}?|{_CASED}+{_LOWER}*{_CONTRACTIONS}?|\p{{N}}{{1,3}}|{_SLASHED}"
 )
 DIGIT = r"\p{N}"
+DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+", DIGIT)
 DEFAULT = (r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")
 
 
@@ -50,7 +51,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "qwen2": PreTokenizer((QWEN2,), nfc=True),
     "stablelm2": PreTokenizer((QWEN2,)),
     "deepseek-r1-qwen": PreTokenizer((QWEN2,)),
-    "qwen35": PreTokenizer((QWEN35,), nfc=True),
+    "qwen35": PreTokenizer((QWEN35,)),
     "gpt-2": _GPT2,
     **dict.fromkeys(("phi-2", "mpt", "olmo", "jais", "mellum", "a.x-4.0"), _GPT2),
     "smollm": _DIGITS,
@@ -58,6 +59,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "tekken": PreTokenizer((TEKKEN,), ignore_merges=True),
     "gpt-4o": PreTokenizer((GPT4O,)),
     "llama4": PreTokenizer((GPT4O,)),
+    "deepseek-coder": PreTokenizer(DEEPSEEK_CODER),
     "default": PreTokenizer(DEFAULT),
 }
 """The first of several names for the same expressions is the one that is written."""

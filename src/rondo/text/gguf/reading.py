@@ -45,7 +45,7 @@ def tokenizer_files(gguf: Gguf) -> dict[str, bytes]:
 
 def tokens_of(gguf: Gguf) -> tuple[list[str], list[int]]:
     """The text and the type of each token."""
-    tokens = list(gguf.need(f"{PREFIX}tokens", Strings))
+    tokens = gguf.need(f"{PREFIX}tokens", Strings).values
     types = gguf.get(f"{PREFIX}token_type", list) or [1] * len(tokens)
     if len(types) != len(tokens):
         raise gguf.error(f"{PREFIX}token_type", f"has {len(types)} entries for {len(tokens)} tokens")
@@ -85,7 +85,8 @@ def _templates(gguf: Gguf) -> dict[str, bytes]:
     """The chat templates: the default one, and those that `tokenizer.chat_templates` names."""
     template = gguf.get(TEMPLATE, str)
     files = {} if template is None else {"chat_template.jinja": template.encode()}
-    for name in gguf.get("tokenizer.chat_templates", Strings, ()):
+    listed = gguf.get("tokenizer.chat_templates", Strings)
+    for name in listed.values if listed else ():
         text = gguf.need(f"{TEMPLATE}.{name}", str)
         if name.replace("_", "").replace("-", "").isalnum() and name != "default":
             files[f"additional_chat_templates/{name}.jinja"] = text.encode()
@@ -114,7 +115,7 @@ def _bpe(gguf: Gguf, tokens: list[str], types: list[int]) -> Spec:
             f"{', '.join(PRE_TOKENIZERS)}. Import the model from its Hugging Face folder.",
             param=f"{PREFIX}pre",
         )
-    merges = [_halves(merge) for merge in gguf.need(f"{PREFIX}merges", Strings)]
+    merges = gguf.need(f"{PREFIX}merges", Strings).values
     model = {"type": "BPE", "ignore_merges": pre.ignore_merges, **_vocabulary(tokens, types, merges)}
     return _whole(
         gguf,
@@ -126,11 +127,6 @@ def _bpe(gguf: Gguf, tokens: list[str], types: list[int]) -> Spec:
         decoder={"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
         adds_bos=pre.adds_bos,
     )
-
-
-def _halves(merge: str) -> tuple[str, str]:
-    place = merge.find(" ", 1)
-    return merge[:place], merge[place + 1 :]
 
 
 def _sentencepiece(gguf: Gguf, tokens: list[str], types: list[int]) -> Spec:
@@ -172,7 +168,7 @@ def merges_of(scores: Mapping[str, float]) -> list[tuple[str, str]]:
     return [(left, right) for _, _, left, right in found]
 
 
-def _vocabulary(tokens: list[str], types: list[int], merges: list[tuple[str, str]]) -> Spec:
+def _vocabulary(tokens: list[str], types: list[int], merges: Sequence[str | tuple[str, str]]) -> Spec:
     """Unused ids are left out: their made-up texts must not match."""
     vocabulary = {token: i for i, token in enumerate(tokens) if types[i] != UNUSED}
     return {"vocab": vocabulary, "merges": merges}

@@ -54,13 +54,25 @@ def _part(entry: GgufEntry, expert: int | None) -> Placed:
 
 
 def kept_names(gguf: Gguf) -> dict[str, list[str]]:
-    """The linear modules whose weights can stay quantized, by type. Embeddings, whose rows are looked up, cannot."""
+    """The linear modules whose weights can stay quantized, by type. Embeddings, whose rows are looked up, cannot; the
+    experts of a layer are one module, so that all of their weights stay or none."""
+    inside = {
+        name.removesuffix(".weight"): place.entry.type.name
+        for name, place in placed(gguf).items()
+        if name == "lm_head.weight" or (".layers." in name and name.endswith(".weight"))
+    }
+    mixed = {_owner(name) for name, kind in inside.items() if kind not in KEPT_TYPES} - {None}
     found: dict[str, list[str]] = {}
-    for name, place in placed(gguf).items():
-        inside = ".layers." in name or name == "lm_head.weight"
-        if inside and place.entry.type.name in KEPT_TYPES and name.endswith(".weight"):
-            found.setdefault(place.entry.type.name, []).append(name.removesuffix(".weight"))
+    for name, kind in inside.items():
+        if kind in KEPT_TYPES and _owner(name) not in mixed:
+            found.setdefault(kind, []).append(name)
     return found
+
+
+def _owner(name: str) -> str | None:
+    """The module of a layer's experts; None for other modules."""
+    found = EXPERT.search(name)
+    return None if found is None else name[: found.start()]
 
 
 def kept_quantization(path: Path) -> dict[str, Any]:
