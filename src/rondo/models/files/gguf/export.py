@@ -93,7 +93,8 @@ def export_gguf(
 def _general(source: Path, tensors: list[WrittenTensor]) -> dict[str, Any]:
     sizes: dict[str, int] = {}
     for tensor in tensors:
-        sizes[tensor.type_name] = sizes.get(tensor.type_name, 0) + tensor.nbytes
+        if tensor.name not in OUTER:
+            sizes[tensor.type_name] = sizes.get(tensor.type_name, 0) + tensor.nbytes
     most = max((name for name in sizes if name in FILE_TYPES), key=lambda name: sizes[name])
     return {
         "general.name": source.stem or "model",
