@@ -36,17 +36,9 @@ def python_of(peer: str) -> Path:
     return python
 
 
-def run(peer: str, script: str, *arguments: object) -> None:
-    """Once, until it ends."""
-    command = [python_of(peer), Path(__file__).with_name(script), *map(str, arguments)]
-    done = subprocess.run(command, env=environment({}), capture_output=True, text=True, timeout=SECONDS)
-    if done.returncode:
-        raise Absent(f"{script} failed: {first_error(done.stderr)}")
-
-
 def gguf(folder: Path, dtype: str) -> Path:
-    """A model's file for llama.cpp, beside its folder; written where there is none. `dtype` is torch's name of a type, or
-    a GGUF one."""
+    """A model's file for llama.cpp, beside its folder; written where there is none. `dtype` is torch's name of a type, or a
+    GGUF one."""
     file = folder.with_name(f"{folder.name}-{dtype}.gguf")
     if not file.exists():
         export_gguf(folder, file, GGUF_TYPES.get(dtype, dtype.upper()))

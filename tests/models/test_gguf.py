@@ -23,7 +23,16 @@ from rondo.models.quantized.quantize.making import QuantizationRecipe
 from rondo.models.store import facts, fingerprint, import_model, list_models, name_of, resolve, summary
 from rondo.text.tokenizer import Tokenizer
 from support.gguf_files import write_metadata, write_qwen3
-from support.tiny import TINY_BIASES, TINY_GEMMA, TINY_GPT_OSS, TINY_MOE, TINY_OLMO, tiny_config, tiny_model, tiny_tokenizer
+from support.tiny import (
+    TINY_BIASES,
+    TINY_GEMMA,
+    TINY_GPT_OSS,
+    TINY_MOE,
+    TINY_OLMO,
+    tiny_config,
+    tiny_model,
+    tiny_tokenizer,
+)
 
 WIDE = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
 GEMMA2 = TINY_GEMMA | {"query_pre_attn_scalar": 16, "num_hidden_layers": 3}
@@ -49,7 +58,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "llama": LLAMA,
     "llama with biases": TINY_BIASES,
     "llama 3": LLAMA | {"rope_scaling": ROPE3 | {"factor": 32.0, "original_max_position_embeddings": 8192}},
-    "llama, other bands": LLAMA | {"rope_scaling": ROPE3 | {"factor": 3.0, "original_max_position_embeddings": 64}},
+    "llama, other bands": LLAMA
+    | {"rope_scaling": ROPE3 | {"factor": 3.0, "original_max_position_embeddings": 64}},
     "llama, linear": LLAMA | {"rope_scaling": {"rope_type": "linear", "factor": 3.0}},
     "mistral": LLAMA | {"model_type": "mistral", "sliding_window": 7},
     "mixtral": LLAMA | MIXTRAL,
@@ -246,7 +256,10 @@ def metadata(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"general.architecture": "mamba"}, "architecture 'mamba' .*not supported in GGUF files; supported: llama"),
+        (
+            {"general.architecture": "mamba"},
+            "architecture 'mamba' .*not supported in GGUF files; supported: llama",
+        ),
         ({"general.architecture": None}, "'general.architecture' is missing"),
         ({"qwen3.embedding_length": None}, "'qwen3.embedding_length' is missing"),
         ({"qwen3.block_count": 0}, "'qwen3.block_count' is 0, not a whole number above 0"),
@@ -306,7 +319,9 @@ def test_export_leaves_nothing_behind(tmp_path: Path) -> None:
         model.layers[0].mlp.up.weight[3, 5] = 1e6  # type: ignore[union-attr]
     models.save(model, tmp_path / "large")
     tiny_tokenizer().save(tmp_path / "large")
-    with pytest.raises(ModelError, match=r"blk\.0\.ffn_up\.weight: a weight is not finite, or too large for F16: use bf16"):
+    with pytest.raises(
+        ModelError, match=r"blk\.0\.ffn_up\.weight: a weight is not finite, or too large for F16: use bf16"
+    ):
         export_gguf(tmp_path / "large", tmp_path / "out" / "large.gguf", "F16")
     assert list((tmp_path / "out").iterdir()) == []
     done = export_gguf(tmp_path / "model", tmp_path / "out" / "fine.gguf")
@@ -314,5 +329,5 @@ def test_export_leaves_nothing_behind(tmp_path: Path) -> None:
         export_gguf(tmp_path / "model", done)
     export_gguf(tmp_path / "model", done, replace=True)
     quantize_folder(tmp_path / "model", tmp_path / "int8", QuantizationRecipe("int8", None))
-    with pytest.raises(InvalidRequest, match="quantized .*Export the plain model"):
+    with pytest.raises(InvalidRequest, match=r"quantized .*Export the plain model"):
         export_gguf(tmp_path / "int8", tmp_path / "out" / "int8.gguf")

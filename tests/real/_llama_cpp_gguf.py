@@ -1,9 +1,9 @@
 """llama.cpp's side of test_gguf_llama_cpp.py: each line of JSON is a task, each reply a line of JSON.
 
-    {"quantize": FILE, "to": FILE, "type": "Q4_K_M"}
-    {"file": FILE, "tokens": [...]}                  logits after each token
-    {"file": FILE, "texts": [...]}                   token ids of each text, without BOS
-    {"file": FILE, "prompt": [...], "count": N}      greedy continuation
+{"quantize": FILE, "to": FILE, "type": "Q4_K_M"}
+{"file": FILE, "tokens": [...]}                  logits after each token
+{"file": FILE, "texts": [...]}                   token ids of each text, without BOS
+{"file": FILE, "prompt": [...], "count": N}      greedy continuation
 """
 
 import ctypes

@@ -87,7 +87,9 @@ def memorized(changes: dict[str, Any]) -> tuple[Decoder, list[list[int]]]:
     differs between the engines for 16-bit weights."""
     torch.manual_seed(0)
     model = tiny_model(**SHAPE | changes | {"initializer_range": 0.05})
-    rows = [[(a * i + b * (i % 5)) % (VOCAB - 3) + 3 for i in range(32)] for a, b in ((7, 11), (13, 29), (31, 3))]
+    rows = [
+        [(a * i + b * (i % 5)) % (VOCAB - 3) + 3 for i in range(32)] for a, b in ((7, 11), (13, 29), (31, 3))
+    ]
     packed = Packed([0, 31, 62, 93])
     inputs = torch.tensor([token for row in rows for token in row[:-1]])
     targets = torch.tensor([token for row in rows for token in row[1:]])
@@ -144,7 +146,21 @@ def test_llama_cpp_reads_what_we_quantize(type_name: str, tmp_path: Path) -> Non
     assert torch.nn.functional.cosine_similarity(ours, torch.tensor(theirs)).min() > 0.995
 
 
-NAMES = ("llama-bpe", "llama-spm", "qwen2", "qwen35", "gpt-2", "phi-3", "command-r", "starcoder", "refact", "mpt", "deepseek-coder")  # fmt: skip
+NAMES = (
+    *(
+        "llama-bpe",
+        "llama-spm",
+        "qwen2",
+        "qwen35",
+        "gpt-2",
+        "phi-3",
+        "command-r",
+        "starcoder",
+        "refact",
+        "mpt",
+    ),
+    "deepseek-coder",
+)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -27,15 +27,21 @@ def stored_as(numbers: np.ndarray, type_name: str) -> np.ndarray:
     shape = (*numbers.shape[:-1], numbers.shape[-1] // block.numbers, block.size)
     raw = random.integers(0, 256, shape, dtype=np.uint8)
     for at in HALVES[type_name]:
-        raw[..., at : at + 2] = random.uniform(0.0005, 0.002, shape[:-1]).astype("<f2")[..., None].view(np.uint8)
+        raw[..., at : at + 2] = (
+            random.uniform(0.0005, 0.002, shape[:-1]).astype("<f2")[..., None].view(np.uint8)
+        )
     return raw.reshape(*numbers.shape[:-1], -1)
 
 
 def write_qwen3(
-    file: Path, config: Mapping[str, Any], tensors: Iterable[tuple[str, Tensor]], types: Mapping[str, str], rest: str
+    file: Path,
+    config: Mapping[str, Any],
+    tensors: Iterable[tuple[str, Tensor]],
+    types: Mapping[str, str],
+    rest: str,
 ) -> dict[str, Tensor]:
-    """Writes a Qwen3 checkpoint with matrices in the type that `types` gives for a part of their GGUF name, else `rest`.
-    Returns the stored tensors under their Hugging Face names, dequantized by the package."""
+    """Writes a Qwen3 checkpoint with matrices in the type that `types` gives for a part of their GGUF name, else
+    `rest`. Returns the stored tensors under their Hugging Face names, dequantized by the package."""
     writer = gguf.GGUFWriter(file, "qwen3")
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -52,7 +58,9 @@ def write_qwen3(
     for name, tensor in tensors:
         known, numbers = names.get_name(name, try_suffixes=(".weight",)), tensor.float().numpy()
         assert known is not None
-        kind = next((kind for part, kind in types.items() if part in known), rest) if tensor.dim() > 1 else "F32"
+        kind = (
+            next((kind for part, kind in types.items() if part in known), rest) if tensor.dim() > 1 else "F32"
+        )
         raw, number = stored_as(numbers, kind), gguf.GGMLQuantizationType[kind]
         writer.add_tensor(known, raw, raw_dtype=number)
         read[name] = torch.from_numpy(gguf.quants.dequantize(raw, number).copy())

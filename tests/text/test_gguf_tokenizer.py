@@ -1,5 +1,5 @@
-"""Tokenizers of GGUF files have the token ids of the Hugging Face tokenizers that they were made from. The same with the
-vocabularies of real models: tests/real/test_gguf_llama_cpp.py."""
+"""Tokenizers of GGUF files have the token ids of the Hugging Face tokenizers that they were made from. The same with
+the vocabularies of real models: tests/real/test_gguf_llama_cpp.py."""
 
 import json
 from pathlib import Path
@@ -67,7 +67,9 @@ def sentencepiece(prefix: bool) -> TokenizerFolder:
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     backend.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefix else steps)
     backend.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")
-    trainer = trainers.BpeTrainer(vocab_size=700, special_tokens=pieces, limit_alphabet=120, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=700, special_tokens=pieces, limit_alphabet=120, show_progress=False
+    )
     backend.train_from_iterator(CORPUS, trainer=trainer)
     backend.pre_tokenizer = None
     spec = json.loads(backend.to_str())
@@ -102,7 +104,9 @@ def check_same(original: Tokenizer, read: Tokenizer) -> None:
     assert read.special_ids == original.special_ids
 
 
-@pytest.mark.parametrize("pre", ["llama-bpe", "qwen2", "gpt-2", "smollm", "tekken", "gpt-4o", "dbrx", "default"])
+@pytest.mark.parametrize(
+    "pre", ["llama-bpe", "qwen2", "gpt-2", "smollm", "tekken", "gpt-4o", "dbrx", "default"]
+)
 def test_byte_level(pre: str, tmp_path: Path) -> None:
     folder = byte_level(pre)
     metadata = metadata_of(folder)

@@ -78,7 +78,8 @@ def resolve(name_or_path: str | Path) -> Path:
         return left
     if path.is_dir():
         raise NotFound(
-            f"{path} is a folder without config.json and without a GGUF file, so it is not a model.", param="model"
+            f"{path} is a folder without config.json and without a GGUF file, so it is not a model.",
+            param="model",
         )
     close = difflib.get_close_matches(text, [name for name, _ in list_models()], n=3, cutoff=0.4)
     hint = f"Did you mean {' or '.join(close)}?" if close else "`rondo model list` shows what there is."
@@ -148,7 +149,7 @@ def import_model(
     source = path_of(source, "source")
     file = gguf_in(source)
     if file is None and not source.is_dir():
-        raise NotFound(f"There is no folder and no GGUF file {source} to import.", param="source")
+        raise NotFound(f"There is no folder {source} to import, and no such GGUF file.", param="source")
     return _copy(file or source, target, replace, report)
 
 

@@ -1,7 +1,7 @@
 """The container of a GGUF file: its metadata and the places of its tensors, read without torch or NumPy.
 
-The `gguf` package has a reader too, but it needs half a second and 100 MB for the strings of a large vocabulary, and its
-errors do not name the damaged field.
+The `gguf` package has a reader too, but it holds each string of a vocabulary as several arrays, and its errors do not
+name the damaged field.
 """
 
 from __future__ import annotations
@@ -26,8 +26,17 @@ DEEPEST = 4
 """Limit of nested arrays, which a garbage file could nest endlessly."""
 
 SCALARS = {
-    **{0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?"},
-    **{10: "<Q", 11: "<q", 12: "<d"},
+    0: "<B",
+    1: "<b",
+    2: "<H",
+    3: "<h",
+    4: "<I",
+    5: "<i",
+    6: "<f",
+    7: "<?",
+    10: "<Q",
+    11: "<q",
+    12: "<d",
 }
 """Value type in the file -> its struct format."""
 FLOAT32, STRING, ARRAY = 6, 8, 9
@@ -57,9 +66,29 @@ READABLE = {
 }
 """Tensor types that are read: number in the file -> storage."""
 OTHER_TYPES = {
-    **{9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S"},
-    **{20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64"},
-    **{28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0"},
+    9: "Q8_1",
+    10: "Q2_K",
+    11: "Q3_K",
+    15: "Q8_K",
+    16: "IQ2_XXS",
+    17: "IQ2_XS",
+    18: "IQ3_XXS",
+    19: "IQ1_S",
+    20: "IQ4_NL",
+    21: "IQ3_S",
+    22: "IQ2_S",
+    23: "IQ4_XS",
+    24: "I8",
+    25: "I16",
+    26: "I32",
+    27: "I64",
+    28: "F64",
+    29: "IQ1_M",
+    34: "TQ1_0",
+    35: "TQ2_0",
+    39: "MXFP4",
+    40: "NVFP4",
+    41: "Q1_0",
 }
 
 
@@ -147,7 +176,9 @@ def read_gguf(path: Path) -> Gguf:
         state = path.stat()
         return _read(path, state.st_size, state.st_mtime_ns)
     except OSError as error:
-        raise ModelError(f"Cannot read {path}: {error.strerror}. Check the path and its permissions.") from error
+        raise ModelError(
+            f"Cannot read {path}: {error.strerror}. Check the path and its permissions."
+        ) from error
 
 
 @lru_cache(maxsize=2)
@@ -244,7 +275,9 @@ class _Reader:
 
     def _value(self, kind: int, field: str, depth: int) -> Any:
         if kind in SCALARS:
-            return shortest(self.number("<f", field)) if kind == FLOAT32 else self.number(SCALARS[kind], field)
+            return (
+                shortest(self.number("<f", field)) if kind == FLOAT32 else self.number(SCALARS[kind], field)
+            )
         if kind == STRING:
             return self.text(field)
         if kind != ARRAY or depth == DEEPEST:
@@ -293,7 +326,9 @@ class _Reader:
         )
 
     def broken(self, field: str, problem: str) -> ModelError:
-        return ModelError(f"{self.path} is damaged: {field!r} {problem}. Download the file again.", param=field)
+        return ModelError(
+            f"{self.path} is damaged: {field!r} {problem}. Download the file again.", param=field
+        )
 
 
 def shortest(value: float) -> float:

@@ -28,7 +28,9 @@ def run(argv: list[str]) -> int:
 
 def _import(argv: list[str]) -> int:
     parser = VerbParser("rondo model import", "Take in a Hugging Face folder, checked as a whole.")
-    parser.add_argument("source", metavar="FOLDER", help="config.json, safetensors and the tokenizer's files, or a GGUF file")
+    parser.add_argument(
+        "source", metavar="FOLDER", help="config.json, safetensors and the tokenizer's files, or a GGUF file"
+    )
     parser.add_argument(
         "name", metavar="NAME", nargs="?", help="what to call it; the folder's own name by default"
     )

@@ -12,7 +12,10 @@ TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")
 def run(argv: list[str]) -> int:
     arguments = _parser().parse_args(argv)
     if (arguments.destination is None) == (arguments.gguf is None):
-        raise InvalidRequest("Give one destination: a FOLDER, or --gguf FILE.", param="destination")
+        raise InvalidRequest(
+            "Give one destination: a FOLDER, or --gguf FILE. See rondo model export --help.",
+            param="destination",
+        )
     if arguments.type is not None and arguments.gguf is None:
         raise InvalidRequest("--type is for GGUF files: add --gguf FILE, or leave it out.", param="type")
     with byte_progress(f"exporting {arguments.model}") as report:

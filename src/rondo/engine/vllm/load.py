@@ -35,7 +35,7 @@ def load_vllm(
     check(config)
     if is_gguf(folder):
         raise ConfigError(
-            f"vLLM reads no GGUF files: convert it with `rondo model export {folder} FOLDER`, or set backend to native.",
+            f"vLLM reads no GGUF files: run `rondo model export {folder} FOLDER`, or set backend to native.",
             param="backend",
         )
     check_checkpoint(folder)

@@ -232,8 +232,8 @@ def _mxfp4_read(scheme: Scheme, shape: Shape, tensors: Tensors) -> Quantized:
     return Quantized("mxfp4", tensors["_blocks"].flatten(-2), tensors["_scales"])
 
 
-# GGUF: rows of blocks of an fp16 scale and 32 numbers. A byte of Q4_0 has number j in its low half and j + 16 in its high
-# half.
+# GGUF: rows of blocks of an fp16 scale and 32 numbers. A byte of Q4_0 has number j in its low half and j + 16 in its
+# high half.
 
 
 def _gguf_wants(scheme: Scheme, shape: Shape) -> list[Want]:

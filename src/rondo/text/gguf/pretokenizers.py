@@ -19,9 +19,7 @@ _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]
 _CASED = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}"
 _SLASHED = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 TEKKEN = rf"{_CASED}*{_LOWER}+|{_CASED}+{_LOWER}*|\p{{N}}|{_SLASHED}"
-GPT4O = (
-    rf"{_CASED}*{_LOWER}+{_CONTRACTIONS}?|{_CASED}+{_LOWER}*{_CONTRACTIONS}?|\p{{N}}{{1,3}}|{_SLASHED}"
-)
+GPT4O = rf"{_CASED}*{_LOWER}+{_CONTRACTIONS}?|{_CASED}+{_LOWER}*{_CONTRACTIONS}?|\p{{N}}{{1,3}}|{_SLASHED}"
 DIGIT = r"\p{N}"
 DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+", DIGIT)
 DEFAULT = (r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")
@@ -87,7 +85,12 @@ def patterns_of(spec: Mapping[str, Any] | None) -> tuple[str, ...] | None:
     patterns: list[str] = []
     for step in _flat(spec):
         match step:
-            case {"type": "Split", "pattern": {"Regex": str(pattern)}, "behavior": behavior, "invert": invert}:
+            case {
+                "type": "Split",
+                "pattern": {"Regex": str(pattern)},
+                "behavior": behavior,
+                "invert": invert,
+            }:
                 if (behavior, invert) not in (("Isolated", False), ("Removed", True)):
                     return None
                 patterns.append(pattern)

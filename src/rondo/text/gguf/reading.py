@@ -18,7 +18,16 @@ UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 2, 3, 4, 5
 """Values of `tokenizer.ggml.token_type`."""
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 ENDS = (
-    *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>", "</s>"),
+    *(
+        "<|eot_id|>",
+        "<|im_end|>",
+        "<|end|>",
+        "<|return|>",
+        "<|call|>",
+        "<end_of_turn>",
+        "<|endoftext|>",
+        "</s>",
+    ),
     *("<|eom_id|>", "<EOT>", "<|end_of_text|>", "<eos>"),
 )
 """Control tokens that end a text in llama.cpp, besides those that the metadata name."""
@@ -31,7 +40,9 @@ def tokenizer_files(gguf: Gguf) -> dict[str, bytes]:
     """tokenizer.json and its companions by name."""
     tokens, types = tokens_of(gguf)
     embedded = gguf.get(EMBEDDED, str)
-    spec = embedded.encode() if embedded else json.dumps(_spec(gguf, tokens, types), ensure_ascii=False).encode()
+    spec = (
+        embedded.encode() if embedded else json.dumps(_spec(gguf, tokens, types), ensure_ascii=False).encode()
+    )
     ends = end_ids(gguf, tokens, types)
     named = {name: tokens[index] for name, index in _named(gguf, len(tokens)).items()}
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **named}
@@ -134,7 +145,9 @@ def _sentencepiece(gguf: Gguf, tokens: list[str], types: list[int]) -> Spec:
     scores = gguf.need(f"{PREFIX}scores", list)
     if len(scores) != len(tokens):
         raise gguf.error(f"{PREFIX}scores", f"has {len(scores)} entries for {len(tokens)} tokens")
-    tokens = [t.replace(" ", SPACE) if kind == USER_DEFINED else t for t, kind in zip(tokens, types, strict=True)]
+    tokens = [
+        t.replace(" ", SPACE) if kind == USER_DEFINED else t for t, kind in zip(tokens, types, strict=True)
+    ]
     prefix = gguf.get(f"{PREFIX}add_space_prefix", bool, True)
     merges = merges_of({t: s for t, s, k in zip(tokens, scores, types, strict=True) if k == 1})
     unknown = next((token for token, kind in zip(tokens, types, strict=True) if kind == UNKNOWN), None)
@@ -221,12 +234,15 @@ def _template(gguf: Gguf, tokens: list[str], adds_bos: bool) -> Spec | None:
         special = {
             name: {"SpecialToken": {"id": tokens[index], "type_id": number}} for name, index in found.items()
         }
-        return [special[name] for name in ("bos",) if name in special] + [text] + [
-            special[name] for name in ("eos",) if name in special
-        ]
+        return (
+            [special[name] for name in ("bos",) if name in special]
+            + [text]
+            + [special[name] for name in ("eos",) if name in special]
+        )
 
     names = {
-        tokens[index]: {"id": tokens[index], "ids": [index], "tokens": [tokens[index]]} for index in found.values()
+        tokens[index]: {"id": tokens[index], "ids": [index], "tokens": [tokens[index]]}
+        for index in found.values()
     }
     return {
         "type": "TemplateProcessing",

@@ -45,9 +45,7 @@ def tokenizer_metadata(folder: TokenizerFolder, vocab_size: int, eos_ids: Sequen
     return metadata | {EMBEDDED: folder.files["tokenizer.json"].decode()} | _templates(folder)
 
 
-def _tokens(
-    spec: Mapping[str, Any], folder: TokenizerFolder, vocab_size: int
-) -> tuple[list[str], list[int]]:
+def _tokens(spec: Mapping[str, Any], folder: TokenizerFolder, vocab_size: int) -> tuple[list[str], list[int]]:
     """The text and the type of every row of the embedding."""
     model = spec["model"]
     if model.get("type", "BPE") != "BPE":
@@ -92,11 +90,14 @@ def _model(
 def _sentencepiece(
     spec: Mapping[str, Any], tokens: list[str], types: list[int], merges: list[tuple[str, ...]]
 ) -> dict[str, Any]:
-    """llama.cpp joins the pair whose token has the best score: the earlier a merge, the better the score of its token."""
+    """llama.cpp joins the pair whose token has the best score: the earlier a merge, the better its token's score."""
     rank: dict[str, float] = {}
     for place, (left, right) in enumerate(merges):
         rank.setdefault(left + right, -float(place))
-    scores = [rank.get(token, UNSCORED if kind != NORMAL else -1e6) for token, kind in zip(tokens, types, strict=True)]
+    scores = [
+        rank.get(token, UNSCORED if kind != NORMAL else -1e6)
+        for token, kind in zip(tokens, types, strict=True)
+    ]
     prefix = SPACE in str(spec.get("normalizer", {}) or {}) and "Prepend" in str(spec.get("normalizer"))
     prefix |= "Metaspace" in str(spec.get("pre_tokenizer"))
     return {"model": "llama", "pre": "default", "scores": scores, "add_space_prefix": prefix}

@@ -113,7 +113,11 @@ def _sizes_of_mlp(fields: Fields, kind: Architecture) -> Config:
         wide = fields.size("feed_forward_length")
         return {"intermediate_size": wide, "num_local_experts": count, "num_experts_per_tok": chosen}
     narrow = fields.size("expert_feed_forward_length")
-    dense = [i for i in range(fields.size("block_count")) if f"blk.{i}.ffn_gate_inp.weight" not in fields.gguf.tensors]
+    dense = [
+        i
+        for i in range(fields.size("block_count"))
+        if f"blk.{i}.ffn_gate_inp.weight" not in fields.gguf.tensors
+    ]
     return {
         "intermediate_size": fields.size("feed_forward_length", narrow),
         "moe_intermediate_size": narrow,
@@ -166,7 +170,9 @@ def _rope(gguf: Gguf, fields: Fields, head_dim: int, context: int) -> Config:
 
 def _floats(gguf: Gguf, entry: GgufEntry) -> list[float]:
     if entry.type.name != "F32" or len(entry.shape) != 1:
-        raise gguf.error(entry.name, f"is a {entry.type.name} tensor {list(entry.shape)}, not a list of F32 numbers")
+        raise gguf.error(
+            entry.name, f"is a {entry.type.name} tensor {list(entry.shape)}, not a list of F32 numbers"
+        )
     return [shortest(value) for value in struct.unpack_from(f"<{entry.shape[0]}f", gguf.data, entry.start)]
 
 
@@ -204,7 +210,11 @@ def _of_family(kind: Architecture, fields: Fields, config: Config) -> Config:
     window = fields.optional("attention.sliding_window", int)
     match kind.model_type:
         case "llama" if window and kind is LLAMA:
-            return {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": window}
+            return {
+                "model_type": "mistral",
+                "architectures": ["MistralForCausalLM"],
+                "sliding_window": window,
+            }
         case "mixtral" | "phi3":
             return {"sliding_window": window or None}
         case "smollm3":

@@ -67,10 +67,15 @@ class WrittenTensor:
 
 
 def export_gguf(
-    source: Path, file: Path, type_name: str | None = None, *, replace: bool = False, report: Report | None = None
+    source: Path,
+    file: Path,
+    type_name: str | None = None,
+    *,
+    replace: bool = False,
+    report: Report | None = None,
 ) -> Path:
-    """Writes the model folder `source` to `file`. `type_name` is the type of the matrices, by default that of the stored
-    weights."""
+    """Writes the model folder `source` to `file`. `type_name` is the type of the matrices, by default that of the
+    stored weights."""
     file = file.absolute()
     if file.is_dir() or (file.exists() and not replace):
         raise Conflict(f"{file} already exists. Choose another path, or give --replace.")
@@ -78,10 +83,16 @@ def export_gguf(
     config = parse(hf)
     if config.quantization is not None or config.scores:
         kind = "a reward model" if config.scores else f"quantized ({config.quantization.method})"  # type: ignore[union-attr]
-        raise InvalidRequest(f"{source} is {kind}, which is not written as GGUF. Export the plain model.", param="model")
+        raise InvalidRequest(
+            f"{source} is {kind}, which is not written as GGUF. Export the plain model.", param="model"
+        )
     name, architecture = family_architecture(hf)
     tensors = _tensors(source, config, architecture, type_name)
-    metadata = {"general.architecture": name, **_general(source, tensors), **architecture_fields(name, architecture, config)}
+    metadata = {
+        "general.architecture": name,
+        **_general(source, tensors),
+        **architecture_fields(name, architecture, config),
+    }
     _check_expressed(file, metadata, tensors, config)
     folder = read_folder(source)
     metadata |= tokenizer_metadata(folder, config.vocab_size, config.eos_ids)
@@ -113,7 +124,10 @@ def _tensors(
         if found is None:
             raise ModelError(f"GGUF has no name for {slot.name} of a {config.family} model.", param=slot.name)
         parts.setdefault(found.name, []).append(stored[slot.name])
-    heads = {"attn_q": config.layers[0].attention.num_heads, "attn_k": config.layers[0].attention.num_kv_heads}
+    heads = {
+        "attn_q": config.layers[0].attention.num_heads,
+        "attn_k": config.layers[0].attention.num_kv_heads,
+    }
     tensors = []
     for name, pieces in parts.items():
         swapped = heads.get(name.split(".")[-2]) if architecture.swaps_pairs else None

@@ -116,7 +116,9 @@ def _mlp(kind: Architecture, config: ModelConfig, hf: Mapping[str, Any]) -> Fiel
     if kind.experts is None or moe is None:
         return fields
     fields |= {"expert_count": moe.router.num_experts, "expert_used_count": moe.router.top_k}
-    return fields if kind.model_type == "mixtral" else fields | {"expert_feed_forward_length": moe.intermediate}
+    return (
+        fields if kind.model_type == "mixtral" else fields | {"expert_feed_forward_length": moe.intermediate}
+    )
 
 
 def _family(kind: Architecture, config: ModelConfig) -> Fields:

@@ -36,8 +36,8 @@ def placed(gguf: Gguf) -> dict[str, Placed]:
         names = list(hf_names(architecture, entry.name, entry.shape[0]))
         if not names:
             raise ModelError(
-                f"{gguf.path}: a {architecture.model_type} model has no tensor {entry.name!r}. The file may be a variant "
-                "of this architecture: use the model's safetensors files.",
+                f"{gguf.path}: a {architecture.model_type} model has no tensor {entry.name!r}. The file may be a "
+                "variant of this architecture: use the model's safetensors files.",
                 param=entry.name,
             )
         for each in names:

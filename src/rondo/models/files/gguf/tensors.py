@@ -58,7 +58,9 @@ class GgufTensor(StoredTensor):
     def _finished(self, blocks: Tensor) -> Tensor:
         numbers = blocks if self.raw else decoded(blocks, self.type_name)
         if self.heads is not None:
-            numbers = numbers.view(self.heads, -1, 2, *numbers.shape[1:]).transpose(1, 2).reshape(numbers.shape)
+            numbers = (
+                numbers.view(self.heads, -1, 2, *numbers.shape[1:]).transpose(1, 2).reshape(numbers.shape)
+            )
         return numbers - self.offset if self.offset else numbers
 
 
