@@ -37,8 +37,8 @@ def python_of(peer: str) -> Path:
 
 
 def gguf(folder: Path, dtype: str) -> Path:
-    """A model's file for llama.cpp, beside its folder; written where there is none. `dtype` is torch's name of a type, or a
-    GGUF one."""
+    """A model's file for llama.cpp, beside its folder; written where there is none. `dtype` is one of torch's or GGUF's
+    names."""
     file = folder.with_name(f"{folder.name}-{dtype}.gguf")
     if not file.exists():
         export_gguf(folder, file, GGUF_TYPES.get(dtype, dtype.upper()))
