@@ -60,7 +60,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "llama 3": LLAMA | {"rope_scaling": ROPE3 | {"factor": 32.0, "original_max_position_embeddings": 8192}},
     "llama, other bands": LLAMA
     | {"rope_scaling": ROPE3 | {"factor": 3.0, "original_max_position_embeddings": 64}},
-    "llama, linear": LLAMA | {"rope_scaling": {"rope_type": "linear", "factor": 3.0}},
+    "llama, linear": LLAMA | {"rope_scaling": {"rope_type": "linear", "factor": 3}},
     "mistral": LLAMA | {"model_type": "mistral", "sliding_window": 7},
     "mixtral": LLAMA | MIXTRAL,
     "qwen2": {"model_type": "qwen2"},
@@ -211,7 +211,7 @@ def test_types_of_tensors(tmp_path: Path) -> None:
 
 
 def test_the_package_reads_what_is_written(tmp_path: Path) -> None:
-    model = made(tmp_path / "model", **LLAMA)
+    model = made(tmp_path / "model", **FAMILIES["llama, linear"])
     reader = gguf.GGUFReader(export_gguf(tmp_path / "model", tmp_path / "file.gguf"))
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 2)
@@ -221,6 +221,7 @@ def test_the_package_reads_what_is_written(tmp_path: Path) -> None:
     expected = model.layers[1].mlp.down.weight.detach().view(torch.int16).numpy()  # type: ignore[union-attr]
     assert np.array_equal(down.data.view(np.int16), expected)
     assert reader.get_field("llama.attention.head_count_kv").contents() == 2
+    assert reader.get_field("llama.rope.scaling.factor").types == [gguf.GGUFValueType.FLOAT32]
     assert reader.get_field("tokenizer.chat_template").contents() == tiny_tokenizer().chat_template
 
 

@@ -107,7 +107,7 @@ class GgufEntry:
 class Strings:
     """An array of strings, decoded on first use: a vocabulary takes longer than all other metadata together."""
 
-    data: mmap.mmap
+    data: mmap.mmap | bytes
     start: int
     count: int
 
@@ -127,7 +127,7 @@ class Gguf:
     """A file's metadata by key, and its tensors by name, validated against the file's size."""
 
     path: Path
-    data: mmap.mmap
+    data: mmap.mmap | bytes
     metadata: Mapping[str, Any]
     tensors: Mapping[str, GgufEntry]
 
@@ -162,9 +162,12 @@ def gguf_in(path: Path) -> Path | None:
     """The GGUF file of a model: the path itself, or the only one in a folder that has no config.json."""
     if is_gguf(path):
         return path
-    if not path.is_dir() or (path / "config.json").exists():
-        return None
-    found = sorted(file for file in path.iterdir() if is_gguf(file) and not file.name.startswith("."))
+    try:
+        if not path.is_dir() or (path / "config.json").exists():
+            return None
+        found = sorted(file for file in path.iterdir() if is_gguf(file) and not file.name.startswith("."))
+    except OSError as error:
+        raise ModelError(f"cannot read {error.filename or path}: {error.strerror}") from error
     if len(found) > 1:
         names = ", ".join(file.name for file in found[:8])
         raise ModelError(f"{path} has {len(found)} GGUF files: give the path of one of them ({names}).")

@@ -27,12 +27,14 @@ def run(argv: list[str]) -> int:
             )
         else:
             from rondo.models.files.gguf.export import export_gguf
-            from rondo.models.store import resolve
+            from rondo.models.store import name_of, resolve
 
+            source = resolve(arguments.model)
             path = export_gguf(
-                resolve(arguments.model),
+                source,
                 path_of(arguments.gguf, "--gguf"),
                 arguments.type and arguments.type.upper(),
+                name=name_of(source),
                 replace=arguments.replace,
                 report=report,
             )

@@ -56,7 +56,7 @@ def load(
     """
     folder = Path(folder)
     if not folder.is_dir() and not is_gguf(folder):
-        raise ModelError(f"{folder} is neither a folder nor a GGUF file")
+        raise ModelError(f"{folder} is not a folder, and not a GGUF file")
     config = read_config(folder)
     if keep_quantized and is_gguf(folder):
         config |= kept_quantization(folder)

@@ -158,11 +158,11 @@ def _sentencepiece(gguf: Gguf, tokens: list[str], types: list[int]) -> Spec:
         "byte_fallback": True,
         **_vocabulary(tokens, types, merges),
     }
-    replace = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+    replace: Spec = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
     back = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
-    decoders = [back, {"type": "ByteFallback"}, {"type": "Fuse"}]
+    decoders: list[Spec] = [back, {"type": "ByteFallback"}, {"type": "Fuse"}]
     if prefix:
-        prepend = {"type": "Prepend", "prepend": SPACE}
+        prepend: Spec = {"type": "Prepend", "prepend": SPACE}
         replace = {"type": "Sequence", "normalizers": [prepend, replace]}
         decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
     decoder = {"type": "Sequence", "decoders": decoders}

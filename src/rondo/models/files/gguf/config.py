@@ -147,7 +147,12 @@ def _rope(gguf: Gguf, fields: Fields, head_dim: int, context: int) -> Config:
     if all(name in gguf.tensors for name in PHI3_SCALING):
         short, long = (_floats(gguf, gguf.tensors[name]) for name in PHI3_SCALING)
         attention = fields.optional("rope.scaling.attn_factor", NUMBER)
-        scaling = {"rope_type": "longrope", "type": "longrope", "short_factor": short, "long_factor": long}
+        scaling: Config = {
+            "rope_type": "longrope",
+            "type": "longrope",
+            "short_factor": short,
+            "long_factor": long,
+        }
         if attention is not None:
             scaling["attention_factor"] = attention
         return config | {"rope_scaling": scaling, "original_max_position_embeddings": original}
@@ -226,15 +231,16 @@ def _of_family(kind: Architecture, fields: Fields, config: Config) -> Config:
 
 
 def _gemma(kind: Architecture, fields: Fields, config: Config) -> Config:
-    layers, large = config["num_hidden_layers"], LARGE_GEMMAS[kind.model_type]
-    every = fields.optional("attention.sliding_window_pattern", (int, list)) or kind.window_every
-    slides = every if isinstance(every, list) else [(i + 1) % every != 0 for i in range(layers)]
+    layers = config["num_hidden_layers"]
+    large = layers == LARGE_GEMMAS[kind.model_type]
     own: Config = {
         "hidden_activation": "gelu_pytorch_tanh",
         "sliding_window": fields.size("attention.sliding_window", 4096),
-        "layer_types": ["sliding_attention" if each else "full_attention" for each in slides],
+        "layer_types": [
+            "sliding_attention" if each else "full_attention" for each in _slides(kind, fields, layers)
+        ],
         "query_pre_attn_scalar": config["hidden_size"] // config["num_attention_heads"]
-        if layers == large
+        if large
         else config["head_dim"],
     }
     if kind.model_type == "gemma2":
@@ -244,3 +250,15 @@ def _gemma(kind: Architecture, fields: Fields, config: Config) -> Config:
         own["rope_local_base_freq"] = fields.number("rope.freq_base_swa", 10000.0)
         own["final_logit_softcapping"] = fields.optional("final_logit_softcapping", NUMBER)
     return own
+
+
+def _slides(kind: Architecture, fields: Fields, layers: int) -> list[bool]:
+    """Whether each layer has a sliding window: a Gemma 3 file without a window has none."""
+    key = "attention.sliding_window_pattern"
+    pattern = fields.optional(key, (int, list))
+    if kind.model_type == "gemma3_text" and not fields.optional("attention.sliding_window", int):
+        return [False] * layers
+    if isinstance(pattern, list):
+        return [bool(each) for each in pattern]
+    every = fields.size(key, kind.window_every)
+    return [(i + 1) % every != 0 for i in range(layers)]

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import torch
 from torch import Tensor
@@ -71,11 +71,12 @@ def export_gguf(
     file: Path,
     type_name: str | None = None,
     *,
+    name: str = "",
     replace: bool = False,
     report: Report | None = None,
 ) -> Path:
     """Writes the model folder `source` to `file`. `type_name` is the type of the matrices, by default that of the
-    stored weights."""
+    stored weights; `name` is the model's name in the file."""
     file = file.absolute()
     if file.is_dir() or (file.exists() and not replace):
         raise Conflict(f"{file} already exists. Choose another path, or give --replace.")
@@ -86,12 +87,13 @@ def export_gguf(
         raise InvalidRequest(
             f"{source} is {kind}, which is not written as GGUF. Export the plain model.", param="model"
         )
-    name, architecture = family_architecture(hf)
+    arch, architecture = family_architecture(hf)
     tensors = _tensors(source, config, architecture, type_name)
     metadata = {
-        "general.architecture": name,
-        **_general(source, tensors),
-        **architecture_fields(name, architecture, config),
+        "general.architecture": arch,
+        "general.name": name or source.name,
+        **_general(tensors),
+        **architecture_fields(arch, architecture, config),
     }
     _check_expressed(file, metadata, tensors, config)
     folder = read_folder(source)
@@ -101,17 +103,13 @@ def export_gguf(
     return file
 
 
-def _general(source: Path, tensors: list[WrittenTensor]) -> dict[str, Any]:
+def _general(tensors: list[WrittenTensor]) -> dict[str, Any]:
     sizes: dict[str, int] = {}
     for tensor in tensors:
         if tensor.name not in OUTER:
             sizes[tensor.type_name] = sizes.get(tensor.type_name, 0) + tensor.nbytes
     most = max((name for name in sizes if name in FILE_TYPES), key=lambda name: sizes[name])
-    return {
-        "general.name": source.stem or "model",
-        "general.file_type": FILE_TYPES[most],
-        "general.quantization_version": 2,
-    }
+    return {"general.file_type": FILE_TYPES[most], "general.quantization_version": 2}
 
 
 def _tensors(
@@ -156,7 +154,7 @@ def _type_of(name: str, stored: StoredTensor, type_name: str | None) -> str:
     """llama.cpp expects vectors and routers in F32. The embedding and the head lose most by 4 bits."""
     if len(stored.shape) == 1 or "ffn_gate_inp" in name:
         return "F32"
-    own = OF_DTYPE[stored.dtype]
+    own = OF_DTYPE.get(stored.dtype, "F32")
     chosen = type_name or own
     if chosen == "Q4_0" and name in OUTER:
         chosen = "Q8_0"
@@ -210,14 +208,14 @@ def _comparable(spec: RopeSpec) -> RopeSpec:
 
 
 @contextlib.contextmanager
-def _new_file(path: Path, needed: int) -> Iterator[BinaryIO]:
+def _new_file(path: Path, needed: int) -> Iterator[IO[bytes]]:
     """A file that appears at `path` when the block ends well."""
     temporary: Path | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
             temporary = Path(file.name)
-            yield file
+            yield file.file
         os.chmod(temporary, 0o644)
         move_file(temporary, path)
     except OSError as error:
@@ -228,7 +226,7 @@ def _new_file(path: Path, needed: int) -> Iterator[BinaryIO]:
 
 
 def _write(
-    file: BinaryIO, metadata: Mapping[str, Any], tensors: list[WrittenTensor], report: Report | None
+    file: IO[bytes], metadata: Mapping[str, Any], tensors: list[WrittenTensor], report: Report | None
 ) -> None:
     file.write(MAGIC + struct.pack("<IQQ", 3, len(tensors), len(metadata)))
     for key, value in metadata.items():
@@ -258,7 +256,7 @@ def _pieces(tensor: WrittenTensor) -> Iterator[Tensor]:
         rows = make()
         row_bytes = 4 * math.prod(rows.shape[1:])
         try:
-            for piece in rows.split(max(1, PIECE_BYTES // row_bytes)):
+            for piece in rows.split(max(1, PIECE_BYTES // row_bytes)):  # type: ignore[no-untyped-call]
                 yield encoded(piece, tensor.type_name).flatten()
         except ModelError as error:
             raise ModelError(f"{tensor.name}: {error.message}", param="type") from None

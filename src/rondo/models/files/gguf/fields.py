@@ -12,6 +12,14 @@ from rondo.models.files.gguf.config import llama3_factors
 from rondo.ops.pointwise.rope import RopeSpec
 
 Fields = dict[str, Any]
+FLOATS = frozenset(
+    {
+        *("attention.layer_norm_rms_epsilon", "attn_logit_softcapping", "final_logit_softcapping"),
+        *("rope.freq_base", "rope.freq_base_swa", "rope.scaling.factor", "rope.scaling.attn_factor"),
+        *("rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"),
+    }
+)
+"""Fields that llama.cpp reads as fp32 only, although a config may have whole numbers."""
 
 
 def architecture_fields(name: str, kind: Architecture, config: ModelConfig) -> Fields:
@@ -34,7 +42,11 @@ def architecture_fields(name: str, kind: Architecture, config: ModelConfig) -> F
     }
     spec = _main_rope(config)
     fields |= {"rope.dimension_count": spec.dim, "rope.freq_base": spec.theta, **_scaling(spec)}
-    return {f"{name}.{key}": value for key, value in fields.items() if value is not None}
+    return {
+        f"{name}.{key}": float(value) if key in FLOATS else value
+        for key, value in fields.items()
+        if value is not None
+    }
 
 
 def rope_tensors(config: ModelConfig) -> dict[str, list[float]]:
