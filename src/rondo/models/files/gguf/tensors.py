@@ -15,10 +15,10 @@ from rondo.models.files.gguf.architectures import Architecture, architecture_of
 from rondo.models.files.gguf.blocks import PLAIN, decoded
 from rondo.models.files.gguf.config import config_of
 from rondo.models.files.gguf.header import Placed, kept_names, placed
-from rondo.models.files.safetensors import STAGING_BYTES, MappedFile, StoredTensor
+from rondo.models.files.safetensors import MappedFile, StoredTensor
 
-WIDENING = 8
-"""At most so many bytes of fp32 numbers from one byte of blocks."""
+PIECE_BYTES = 1 << 20
+"""Blocks that are dequantized at once: their fp32 numbers, eight times as many bytes, reuse the same memory."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class GgufTensor(StoredTensor):
         if self.heads is not None or target.dim() == 0:
             target.copy_(self._finished(blocks))
             return
-        step = max(1, STAGING_BYTES // WIDENING // max(1, blocks[0].nbytes))
+        step = max(1, PIECE_BYTES // max(1, blocks[0].nbytes))
         for first in range(0, blocks.shape[0], step):
             target[first : first + step].copy_(self._finished(blocks[first : first + step]))
 
