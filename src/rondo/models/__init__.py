@@ -2,8 +2,8 @@
 export.
 
 Inputs are a Hugging Face folder (`config.json`, safetensors), a GGUF file or a config alone. Output is a `Decoder`, a
-plain `nn.Module` over flat rows of tokens, whose attention is supplied by the caller: packed documents when training, a paged
-KV cache when serving. A token therefore has the same log-probability in both.
+plain `nn.Module` over flat rows of tokens, whose attention is supplied by the caller: packed documents when training, a
+paged KV cache when serving. A token therefore has the same log-probability in both.
 
     architecture.py  `ModelConfig`: sizes and variants that the families share
     decoder.py       the decoder, built from `parts.py`
