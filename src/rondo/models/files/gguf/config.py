@@ -29,7 +29,7 @@ def read_config(path: Path) -> Config:
 
 def config_of(gguf: Gguf) -> Config:
     kind, name = architecture_of(gguf), str(gguf.metadata["general.architecture"])
-    fields = Fields(gguf, name)
+    fields = GgufFields(gguf, name)
     heads = fields.size("attention.head_count")
     hidden = fields.size("embedding_length")
     head_dim = fields.size("attention.key_length", hidden // heads)
@@ -58,7 +58,7 @@ def config_of(gguf: Gguf) -> Config:
     return config | _of_family(kind, fields, config)
 
 
-class Fields:
+class GgufFields:
     """Metadata of the architecture, whose name is the prefix of the keys."""
 
     def __init__(self, gguf: Gguf, prefix: str) -> None:
@@ -105,7 +105,7 @@ def _dtype(gguf: Gguf) -> str:
     return {"F32": "float32", "F16": "float16"}.get(most, "bfloat16")
 
 
-def _sizes_of_mlp(fields: Fields, kind: Architecture) -> Config:
+def _sizes_of_mlp(fields: GgufFields, kind: Architecture) -> Config:
     if kind.experts is None:
         return {"intermediate_size": fields.size("feed_forward_length")}
     count, chosen = fields.size("expert_count"), fields.size("expert_used_count")
@@ -138,7 +138,7 @@ def _biases(gguf: Gguf, kind: Architecture) -> Config:
     return found
 
 
-def _rope(gguf: Gguf, fields: Fields, head_dim: int, context: int) -> Config:
+def _rope(gguf: Gguf, fields: GgufFields, head_dim: int, context: int) -> Config:
     config: Config = {}
     rotated = fields.size("rope.dimension_count", head_dim)
     if rotated != head_dim:
@@ -211,7 +211,7 @@ def llama3_factors(settings: Mapping[str, Any], theta: float, dim: int) -> list[
     return factors
 
 
-def _of_family(kind: Architecture, fields: Fields, config: Config) -> Config:
+def _of_family(kind: Architecture, fields: GgufFields, config: Config) -> Config:
     window = fields.optional("attention.sliding_window", int)
     match kind.model_type:
         case "llama" if window and kind is LLAMA:
@@ -230,7 +230,7 @@ def _of_family(kind: Architecture, fields: Fields, config: Config) -> Config:
             return {}
 
 
-def _gemma(kind: Architecture, fields: Fields, config: Config) -> Config:
+def _gemma(kind: Architecture, fields: GgufFields, config: Config) -> Config:
     layers = config["num_hidden_layers"]
     large = layers == LARGE_GEMMAS[kind.model_type]
     own: Config = {
@@ -252,7 +252,7 @@ def _gemma(kind: Architecture, fields: Fields, config: Config) -> Config:
     return own
 
 
-def _slides(kind: Architecture, fields: Fields, layers: int) -> list[bool]:
+def _slides(kind: Architecture, fields: GgufFields, layers: int) -> list[bool]:
     """Whether each layer has a sliding window: a Gemma 3 file without a window has none."""
     key = "attention.sliding_window_pattern"
     pattern = fields.optional(key, (int, list))
