@@ -14,10 +14,12 @@ from typing import Any, Self
 
 from common import THREADS
 from rondo.engine.vllm.child.process import first_error
+from rondo.models.files.gguf.export import export_gguf
 
 ROOT = Path(os.environ.get("RONDO_PEERS") or "~/.cache/rondo/peers").expanduser()
 SECONDS = 600
 """The longest that a peer may take to start, or to answer."""
+GGUF_TYPES = {"float32": "F32", "bfloat16": "BF16"}
 
 
 class Absent(Exception):
@@ -34,21 +36,12 @@ def python_of(peer: str) -> Path:
     return python
 
 
-def run(peer: str, script: str, *arguments: object) -> None:
-    """Once, until it ends."""
-    command = [python_of(peer), Path(__file__).with_name(script), *map(str, arguments)]
-    done = subprocess.run(command, env=environment({}), capture_output=True, text=True, timeout=SECONDS)
-    if done.returncode:
-        raise Absent(f"{script} failed: {first_error(done.stderr)}")
-
-
 def gguf(folder: Path, dtype: str) -> Path:
-    """A model's file for llama.cpp, beside its folder; written where there is none. `dtype` is one of _to_gguf.py's."""
+    """A model's file for llama.cpp, beside its folder; written where there is none. `dtype` is one of torch's or GGUF's
+    names."""
     file = folder.with_name(f"{folder.name}-{dtype}.gguf")
     if not file.exists():
-        part = file.with_suffix(".part")
-        run("llama", "_to_gguf.py", folder, part, dtype)
-        part.replace(file)
+        export_gguf(folder, file, GGUF_TYPES.get(dtype, dtype.upper()))
     return file
 
 

@@ -9,7 +9,7 @@ python=${1:-python3}
 shift || true
 here=$(dirname "${BASH_SOURCE[0]}")
 root=${RONDO_PEERS:-$HOME/.cache/rondo/peers}
-peers=(trl llama triton vllm webdataset trackers megatron ray bitsandbytes)
+peers=(trl llama llama_vocab triton vllm webdataset trackers megatron ray bitsandbytes)
 peers+=(lm_eval guidellm langchain llamaindex pydantic_ai instructor litellm vercel)
 
 # How each peer is installed; `pip` is its own. A change here, or in its files, makes the environment anew.
@@ -22,7 +22,14 @@ install_trl() {
 # Built for this machine, without what reads pictures and sound.
 install_llama() {
   CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF" pip --no-binary llama-cpp-python llama-cpp-python==0.3.36
-  pip gguf==0.19.0 safetensors==0.8.0
+}
+
+# Vocabularies of real models from the sources of llama.cpp, with texts and the tokens of the original tokenizers.
+install_llama_vocab() {
+  nice -n 10 "$folder/bin/python" -m pip --disable-pip-version-check download --quiet --no-input --no-deps \
+    --no-binary llama-cpp-python --dest "$folder" llama-cpp-python==0.3.36
+  tar -xzf "$folder"/llama_cpp_python-*.tar.gz -C "$folder" --strip-components=4 --wildcards '*/llama.cpp/models/ggml-vocab-*'
+  rm "$folder"/llama_cpp_python-*.tar.gz
 }
 
 # With what the package itself needs: it runs our own tests, with Triton's interpreter in place of a GPU.

@@ -3,7 +3,6 @@ processes of these peers are what is asked, so that what they time is checked to
 
 import json
 import random
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,8 @@ from rondo import models
 from rondo.client.types import SamplingParams
 from rondo.engine.config import EngineConfig
 from rondo.engine.entrypoints.llm import LLM
-from support.peers import peer_python, run_peer
+from rondo.models.files.gguf.export import export_gguf
+from support.peers import run_peer
 from support.tiny import VOCAB, tiny_model, tiny_tokenizer
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
@@ -77,21 +77,9 @@ def check(replies: list[dict[str, Any]], ours: list[Any]) -> None:
 
 def test_llama_cpp(folder: Path, questions: list[dict[str, Any]], ours: list[Any], tmp_path: Path) -> None:
     file = tmp_path / "tiny.gguf"
-    run("llama", BENCH / "_to_gguf.py", folder, file, lines=[])
+    export_gguf(folder, file, "F32")
     settings = {"file": str(file), "sequences": 12, "context": 64, "threads": 1, "exact": True}
     check(run("llama", BENCH / "_llama_cpp.py", lines=[settings, *questions]), ours)
-
-
-def test_the_converter_names_what_it_does_not_know(folder: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    other.mkdir()
-    config = json.loads((folder / "config.json").read_text()) | {"model_type": "llama"}
-    (other / "config.json").write_text(json.dumps(config))
-    command = [peer_python("llama"), BENCH / "_to_gguf.py", other, tmp_path / "other.gguf"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1
-    assert "only Qwen3 checkpoints are converted" in done.stderr
-    assert not (tmp_path / "other.gguf").exists()
 
 
 @pytest.mark.parametrize("prefix_cache", [False, True], ids=["no prefix cache", "prefix cache"])

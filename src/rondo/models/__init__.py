@@ -1,14 +1,14 @@
 """Model definitions: one implementation of each architecture for training and serving, with Hugging Face import and
 export.
 
-Inputs are a Hugging Face folder (`config.json`, safetensors) or a config alone. Output is a `Decoder`, a plain
-`nn.Module` over flat rows of tokens, whose attention is supplied by the caller: packed documents when training, a paged
-KV cache when serving. A token therefore has the same log-probability in both.
+Inputs are a Hugging Face folder (`config.json`, safetensors), a GGUF file or a config alone. Output is a `Decoder`, a
+plain `nn.Module` over flat rows of tokens, whose attention is supplied by the caller: packed documents when training, a
+paged KV cache when serving. A token therefore has the same log-probability in both.
 
     architecture.py  `ModelConfig`: sizes and variants that the families share
     decoder.py       the decoder, built from `parts.py`
     families/        one file a family (Llama, Qwen, Gemma, DeepSeek, ...): config fields and tensor names
-    files/           safetensors, headers, name mapping, loading and saving checkpoints
+    files/           safetensors, headers, name mapping, loading and saving checkpoints, GGUF
     quantized/       quantized checkpoints (GPTQ, AWQ, compressed-tensors) and quantization
     adapters/        LoRA in PEFT's format, Tokenformer
     heads/           reward-model and value heads, additive hooks for many adapters in one batch

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from rondo.base.errors import InvalidRequest, ModelError, NotFound, StorageError, Unavailable
 from rondo.base.storage.files import atomic_dir, refuse_existing
+from rondo.base.storage.gguf import SUFFIX, gguf_in, is_gguf, read_gguf
 from rondo.base.storage.hashing import sha256_file, sha256_json
 from rondo.base.storage.home import jobs_dir, models_dir
 from rondo.base.storage.paths import path_of
@@ -65,21 +66,26 @@ class Facts(Summary):
 
 
 def resolve(name_or_path: str | Path, report: Report | None = None) -> Path:
-    """The folder of a model: a name under `RONDO_HOME/models`, the path of a folder with a config.json, the name,
-    hash or hash prefix of a job for the model that the job produced, or `ORG/NAME[@revision]` of the Hugging Face Hub,
-    from its cache or downloaded into it."""
+    """The folder or the GGUF file of a model: a name under `RONDO_HOME/models`, the path of a folder with a config.json
+    or one GGUF file, the path of a GGUF file, the name, hash or hash prefix of a job for the model that the job
+    produced, or `ORG/NAME[@revision]` of the Hugging Face Hub, from its cache or downloaded into it."""
     text = str(name_or_path)
     if NAME.fullmatch(text) and _has_config(models_dir() / text):
         _refuse_job_of_same_name(text)
-        return models_dir() / text
+        return gguf_in(models_dir() / text) or models_dir() / text
     path = path_of(text, "model")
     if (path / "config.json").is_file():
         return path.absolute()
+    if (file := gguf_in(path)) is not None:
+        return file.absolute()
     left = _left_by_job(text) if JOB_NAME.fullmatch(text) else None
     if left is not None:
         return left
     if path.is_dir():
-        raise NotFound(f"{path} is a folder without config.json, so it is not a model.", param="model")
+        raise NotFound(
+            f"{path} is a folder without config.json and without a GGUF file, so it is not a model.",
+            param="model",
+        )
     if (name := hub_name(text)) is not None:
         return _from_hub(name, report)
     raise NotFound(
@@ -165,9 +171,16 @@ def _left_by_job(prefix: str) -> Path | None:
 
 def name_of(folder: Path) -> str:
     """The default name of the model in the folder: the job's name, else its hash, for the output of a job, `ORG/NAME`
-    for a model of the Hugging Face Hub, else the folder's name."""
+    for a model of the Hugging Face Hub, else the folder's name. A GGUF file in `RONDO_HOME/models` has the name of its
+    folder, others their own."""
     if (found := repo_of_snapshot(folder)) is not None:
         return found[0]
+    if is_gguf(folder):
+        return (
+            folder.parent.name
+            if folder.parent.parent == models_dir() or folder.parent == models_dir()
+            else folder.stem
+        )
     job = job_of(folder)
     return folder.name if job is None else name_of_job(job) or job.name
 
@@ -211,9 +224,10 @@ def list_models() -> list[tuple[str, Path]]:
 
 
 def _has_config(folder: Path) -> bool:
-    """Whether the folder has a config.json. An inaccessible folder counts: opening it raises the reason."""
+    """Whether the folder has a config.json or a GGUF file. An inaccessible folder counts: opening it raises the
+    reason."""
     try:
-        return (folder / "config.json").is_file()
+        return (folder / "config.json").is_file() or any(folder.glob(f"*{SUFFIX}"))
     except OSError:
         return True
 
@@ -221,19 +235,26 @@ def _has_config(folder: Path) -> bool:
 def import_model(
     source: str | Path, name: str, *, replace: bool = False, report: Report | None = None
 ) -> Path:
-    """Validates the folder `source` completely and copies it, with its tokenizer, to the model `name`."""
+    """Validates the folder or GGUF file `source` completely and copies it, with its tokenizer, to the model `name`."""
     target = place(name)
     source = path_of(source, "source")
-    if not source.is_dir():
-        raise NotFound(f"There is no folder {source} to import.", param="source")
-    return _copy(source, target, replace, report)
+    file = gguf_in(source)
+    if file is None and not source.is_dir():
+        raise NotFound(f"There is no folder {source} to import, and no such GGUF file.", param="source")
+    return _copy(file or source, target, replace, report)
 
 
 def export_model(
     name: str | Path, destination: str | Path, *, replace: bool = False, report: Report | None = None
 ) -> Path:
-    """Copies the model to a folder that `transformers` can load."""
-    return _copy(resolve(name), path_of(destination, "destination"), replace, report)
+    """Copies the model to a folder that `transformers` can load. A GGUF file is dequantized."""
+    source, target = resolve(name), path_of(destination, "destination")
+    if is_gguf(source):
+        from rondo.models.files.checkpoint import load
+        from rondo.text.tokenizer import Tokenizer
+
+        return _write(load(source), Tokenizer.load(source).save, target, replace, report)
+    return _copy(source, target, replace, report)
 
 
 def create_model(
@@ -252,6 +273,7 @@ def create_model(
 
 
 def summary(folder: Path) -> Summary:
+    folder = gguf_in(folder) or folder
     config = read_config(folder)
     families.check(config)
     return _summary(folder, str(config["model_type"]), read_headers(folder), bool(config.get(FIELD)))
@@ -264,9 +286,7 @@ def facts(folder: Path) -> Facts:
         **vars(_summary(folder, config.family, headers, config.quantization is not None)),
         config=config,
         adapter_targets=_adapter_targets(shapes),
-        has_tokenizer=any(
-            (folder / file).is_file() for file in ("tokenizer.json", "tokenizer.model", "vocab.json")
-        ),
+        has_tokenizer=_has_tokenizer(folder),
     )
 
 
@@ -280,6 +300,12 @@ def _summary(folder: Path, family: str, headers: list[Header], quantized: bool) 
         weight_bytes=sum(entry.stop - entry.start for _, entry in entries),
         disk_bytes=_size_on_disk(folder),
     )
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    if is_gguf(folder):
+        return "tokenizer.ggml.tokens" in read_gguf(folder).metadata
+    return any((folder / file).is_file() for file in ("tokenizer.json", "tokenizer.model", "vocab.json"))
 
 
 def _numbers(name: str, shape: tuple[int, ...], quantized: bool) -> int:
@@ -310,14 +336,15 @@ def _copy(source: Path, target: Path, replace: bool, report: Report | None) -> P
     from rondo.text.tokenizer import Tokenizer
 
     weights = {tensor.file.path for tensor in checkpoint.check(source).values()}
-    if (source / "tokenizer.json").is_file():
+    if is_gguf(source) or (source / "tokenizer.json").is_file():
         Tokenizer.load(source)  # raises for a broken tokenizer at import, not at serving
-    files = [*sorted(weights), *companions(source)]
+    files = [source] if is_gguf(source) else [*sorted(weights), *companions(source)]
+    folder = source.parent if is_gguf(source) else source
     total = sum(file.stat().st_size for file in files)
     count = _counting("copying", total, report)
     with atomic_dir(target, replace=replace, needed=total) as partial:
         for file in files:
-            copy_file(file, partial / file.relative_to(source), count)
+            copy_file(file, partial / file.relative_to(folder), count)
         if report is not None:
             report("flushing to disk", 0, 0)
     return target
@@ -389,7 +416,8 @@ def _is_companion(path: Path) -> bool:
 
 def _size_on_disk(folder: Path) -> int:
     try:
-        return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        files = [folder] if folder.is_file() else folder.rglob("*")
+        return sum(path.stat().st_size for path in files if path.is_file())
     except OSError as error:
         raise ModelError(f"cannot read {folder}: {error.strerror}") from error
 

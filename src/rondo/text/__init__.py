@@ -9,6 +9,7 @@ Results equal the output of transformers; torch is not imported.
     bpe.py          training of a byte-level BPE tokenizer
     conversation/   chat templates, messages, multi-turn token sequences, special tokens
     parsing/        streaming parsers of reasoning and tool calls, one format a model family
+    gguf/           tokenizers in GGUF files, read and written
     bound.py        upper bound of a text's tokens, without tokenizing it
 
 Read `tokenizer.py`, then `conversation/chat.py` and `parsing/dialect.py`.

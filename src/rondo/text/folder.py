@@ -1,4 +1,4 @@
-"""The tokenizer's files in a Hugging Face model folder."""
+"""The tokenizer's files in a Hugging Face model folder, or made from a GGUF file."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import Any
 
 from rondo.base.errors import ModelError
 from rondo.base.storage.files import parse_json
+from rondo.base.storage.gguf import is_gguf, read_gguf
 
 TEMPLATE_DIR = "additional_chat_templates"
 
@@ -38,6 +39,10 @@ class TokenizerFolder:
 
 
 def read_folder(path: Path) -> TokenizerFolder:
+    if is_gguf(path):
+        from rondo.text.gguf.reading import tokenizer_files
+
+        return TokenizerFolder(path, tokenizer_files(read_gguf(path)))
     if not path.is_dir():
         raise ModelError(f"{path} is not a folder. Give the folder that holds tokenizer.json.")
     names = [name for name in _FILES if (path / name).is_file()]

@@ -13,7 +13,7 @@ USAGE = """usage: rondo model VERB [options]
 
   new       make a small model with random weights
   import    take in a Hugging Face folder, checked as a whole
-  export    write a model where transformers loads it from
+  export    write a model for transformers, or as a GGUF file for llama.cpp
   quantize  make its weights take a half or a quarter of the memory
   inspect   what a model is: family, size, layers, adapter targets
   list      the models of this machine: date, size, parent, job and score
@@ -30,13 +30,15 @@ def run(argv: list[str]) -> int:
 
 def _import(argv: list[str]) -> int:
     parser = VerbParser("rondo model import", "Take in a Hugging Face folder, checked as a whole.")
-    parser.add_argument("source", metavar="FOLDER", help="config.json, safetensors and the tokenizer's files")
+    parser.add_argument(
+        "source", metavar="FOLDER", help="config.json, safetensors and the tokenizer's files, or a GGUF file"
+    )
     parser.add_argument(
         "name", metavar="NAME", nargs="?", help="what to call it; the folder's own name by default"
     )
     parser.add_argument("--replace", action="store_true", help="put it in the place of a model of that name")
     arguments = parser.parse_args(argv)
-    name = arguments.name or path_of(arguments.source, "FOLDER").resolve().name
+    name = arguments.name or path_of(arguments.source, "FOLDER").resolve().name.removesuffix(".gguf")
     from rondo.models.store import import_model, place
 
     place(name)
@@ -47,19 +49,9 @@ def _import(argv: list[str]) -> int:
 
 
 def _export(argv: list[str]) -> int:
-    parser = VerbParser("rondo model export", "Write a model where transformers loads it from.")
-    parser.add_argument("model", metavar="MODEL", help="a model's name or folder, or a job's name or hash")
-    parser.add_argument("destination", metavar="FOLDER", help="a folder that is absent or empty")
-    parser.add_argument(
-        "--replace", action="store_true", help="put it in the place of the folder that is there"
-    )
-    arguments = parser.parse_args(argv)
-    from rondo.models.store import export_model
+    from rondo.cli.subcommands.model_export import run as export
 
-    with byte_progress(f"exporting {arguments.model}") as report:
-        path = export_model(arguments.model, arguments.destination, replace=arguments.replace, report=report)
-    print(f"{arguments.model} is in {path}")
-    return 0
+    return export(argv)
 
 
 def _inspect(argv: list[str]) -> int:

@@ -6,7 +6,7 @@ import argparse
 import json
 import shlex
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rondo.base.errors import ConfigError
 from rondo.base.storage.home import models_dir
@@ -114,11 +114,11 @@ def _job_lines(config: str, command: list[str], file: str, write: str | None) ->
 def _model(given: argparse.Namespace, shape: ModelShape) -> ModelConfig:
     """The model itself, where there is one; else one of these sizes."""
     from rondo.models import parse
-    from rondo.plan.sizes.hf import hf_of, read_config
+    from rondo.plan.sizes.hf import hf_of
 
     path = _path(given)
     sizes = {key: getattr(given, key) for key in SIZES if getattr(given, key) is not None}
-    return parse(read_config(path) | sizes if path is not None else hf_of(shape))
+    return parse(_config(path) | sizes if path is not None else hf_of(shape))
 
 
 def _serve(given: argparse.Namespace, shape: ModelShape, cluster: Cluster) -> int:
@@ -138,10 +138,10 @@ def _serve(given: argparse.Namespace, shape: ModelShape, cluster: Cluster) -> in
 
 
 def _shape(given: argparse.Namespace) -> ModelShape:
-    """A known name, a name from `rondo model list`, a folder, a config.json, or a name of the Hugging Face Hub; single
-    sizes by flags."""
+    """A known name, a name from `rondo model list`, a folder, a config.json, a GGUF file, or a name of the Hugging Face
+    Hub; single sizes by flags."""
     from rondo.hub.cache import repo_of_snapshot
-    from rondo.plan.sizes.hf import read_config, shape_of
+    from rondo.plan.sizes.hf import shape_of
     from rondo.plan.sizes.shapes import SHAPES
 
     sizes = {key: getattr(given, key) for key in SIZES if getattr(given, key) is not None}
@@ -173,7 +173,17 @@ def _shape(given: argparse.Namespace) -> ModelShape:
     name = path.parent.name if path.name == "config.json" else path.name
     if (snapshot := repo_of_snapshot(path)) is not None:
         name = snapshot[0]
-    return shape_of(read_config(path) | sizes, name or "the model")
+    return shape_of(_config(path) | sizes, name or "the model")
+
+
+def _config(path: Path) -> dict[str, Any]:
+    """The config.json at `path` or in that folder, or the one that a GGUF file amounts to."""
+    from rondo.base.storage.gguf import gguf_in
+    from rondo.models.files import headers
+    from rondo.plan.sizes.hf import read_config
+
+    file = gguf_in(path)
+    return read_config(path) if file is None else headers.read_config(file)
 
 
 def _trained_model(given: argparse.Namespace) -> str:

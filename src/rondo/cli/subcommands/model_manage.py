@@ -147,7 +147,7 @@ def _row(name: str, path: Path, jobs: dict[str, Path], of: Job | None = None) ->
         lineage = _lineage(path)
         made = of or (Job(jobs[lineage["job"]]) if lineage.get("job") in jobs else None)
         return row | {
-            "date": (path / "config.json").stat().st_mtime,
+            "date": _date(path),
             "family": found.family,
             "parameters": found.parameters,
             "dtypes": list(found.dtypes),
@@ -161,6 +161,12 @@ def _row(name: str, path: Path, jobs: dict[str, Path], of: Job | None = None) ->
         return row | {"error": error.message}
     except Exception as error:  # an unexpected fault of one folder must not hide the others
         return row | {"error": " ".join(f"{type(error).__name__}: {error}".split())}
+
+
+def _date(path: Path) -> float:
+    """When the model was written: a folder in Hugging Face layout, one with a GGUF file, or the file itself."""
+    config = path / "config.json"
+    return (config if config.is_file() else path).stat().st_mtime
 
 
 def _lineage(path: Path) -> dict[str, Any]:

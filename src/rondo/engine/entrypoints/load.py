@@ -24,7 +24,9 @@ def load_core(
         from rondo.engine.ranks.tp import lead
 
         return lead(folder, config, eos_ids, weight_version)
-    read = partial(load, folder, torch_dtype(config.dtype), device_named(config.device))
+    device = device_named(config.device)
+    kept = device.type == "cpu"  # other devices have no kernel for quantized weights
+    read = partial(load, folder, torch_dtype(config.dtype), device, keep_quantized=kept)
     return EngineCore(read().eval(), config, eos_ids, weight_version, reload=read)
 
 

@@ -7,6 +7,8 @@ from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
+from rondo.base.errors import ConfigError
+from rondo.base.storage.gguf import is_gguf
 from rondo.engine.config import EngineConfig
 from rondo.engine.entrypoints.output import TextSource
 from rondo.engine.kv.cache import DEFAULT_CPU_BYTES
@@ -31,6 +33,11 @@ def load_vllm(
 ) -> VllmEngine:
     """Blocks until vLLM has started. `eos_ids` default to the model's own; `adapters` are folders by name."""
     check(config)
+    if is_gguf(folder):
+        raise ConfigError(
+            f"vLLM reads no GGUF files: run `rondo model export {folder} FOLDER`, or set backend to native.",
+            param="backend",
+        )
     check_checkpoint(folder)
     model = parse(read_config(folder))
     length = max_model_len(config, model.max_positions)

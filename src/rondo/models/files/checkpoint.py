@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from rondo.base.errors import ModelError
 from rondo.base.storage.files import atomic_dir
+from rondo.base.storage.gguf import is_gguf
 from rondo.base.telemetry.activity import activity
 from rondo.models.adapters.merged import is_quantized_base, merged_outgoing
 from rondo.models.architecture import ModelConfig
@@ -20,6 +21,7 @@ from rondo.models.decoder import Decoder
 from rondo.models.devices import device_named
 from rondo.models.families import family_of, parse
 from rondo.models.files import safetensors
+from rondo.models.files.gguf.header import kept_quantization
 from rondo.models.files.headers import read_config
 from rondo.models.files.mapping import Slot, outgoing, slots
 from rondo.models.files.safetensors import StoredTensor
@@ -46,16 +48,21 @@ def load(
     dtype: torch.dtype | None = None,
     device: str | torch.device = "cpu",
     progress: Progress | None = None,
+    *,
+    keep_quantized: bool = False,
 ) -> Decoder:
-    """Load a Hugging Face folder. `dtype=None` selects the dtype of most of the stored weights.
+    """Load a Hugging Face folder or a GGUF file. `dtype=None` selects the dtype of most of the stored weights.
 
     On a CPU, tensors that need no conversion are memory-mapped: the pages are shared with other processes until
-    written.
+    written. Weights of a GGUF file are dequantized; with `keep_quantized`, those of type Q8_0 and Q4_0 are not.
     """
     folder = Path(folder)
-    if not folder.is_dir():
-        raise ModelError(f"{folder} is not a folder")
-    model = build(parse(read_config(folder)))
+    if not folder.is_dir() and not is_gguf(folder):
+        raise ModelError(f"{folder} is not a folder, and not a GGUF file")
+    config = read_config(folder)
+    if keep_quantized and is_gguf(folder):
+        config |= kept_quantization(folder)
+    model = build(parse(config))
     with activity(f"loading the weights of {folder.name}"):
         fill(model, slots(model), folder, dtype, device, progress)
     model.folder = folder.absolute()
@@ -72,7 +79,7 @@ def fill(
 ) -> None:
     """Fills the parameters of a model on the meta device. `table` lists every stored tensor, but its pieces may cover
     only parts of them."""
-    stored = safetensors.open_checkpoint(folder)
+    stored = safetensors.open_checkpoint(folder, keep_quantized=model.config.quantization is not None)
     plain, weights = divide(model, table)
     _check(model, plain, check_quantized(weights, plain, stored, folder), folder)
     target, count = device_named(device), progress or (lambda count: None)

@@ -10,6 +10,7 @@ from typing import Any
 
 from rondo.base.errors import ModelError
 from rondo.base.storage.files import parse_json
+from rondo.base.storage.gguf import is_gguf, read_gguf
 
 DTYPES = {
     "F64": ("float64", 8),
@@ -49,6 +50,11 @@ class Header:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
+    """The config.json of a model folder, or the one that a GGUF file's metadata amount to."""
+    if is_gguf(folder):
+        from rondo.models.files.gguf.config import read_config as read_gguf_config
+
+        return read_gguf_config(folder)
     path = folder / "config.json"
     try:
         if not path.exists():
@@ -62,7 +68,10 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_headers(folder: Path) -> list[Header]:
-    """Headers of all safetensors files of a checkpoint folder: one file, or several with an index."""
+    """Headers of all safetensors files of a checkpoint folder: one file, or several with an index. A GGUF file's header
+    has its tensors under their Hugging Face names."""
+    if is_gguf(folder):
+        return [_read_gguf_header(folder)]
     index = folder / INDEX
     if index.exists():
         return _read_sharded(folder, index)
@@ -73,6 +82,17 @@ def read_headers(folder: Path) -> list[Header]:
             f"{folder} holds PyTorch pickles (*.bin), which are not loaded; convert it to safetensors"
         )
     raise ModelError(f"{folder} has no {SINGLE} and no {INDEX}; is it a model folder?")
+
+
+def _read_gguf_header(path: Path) -> Header:
+    from rondo.models.files.gguf.header import placed
+
+    gguf = read_gguf(path)
+    tensors = {
+        name: TensorHeader(each.entry.type.name, each.shape, each.start, each.stop)
+        for name, each in placed(gguf).items()
+    }
+    return Header(path, len(gguf.data), tensors)
 
 
 def read_header(path: Path) -> Header:

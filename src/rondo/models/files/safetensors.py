@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rondo.base.errors import ModelError
+from rondo.base.storage.gguf import is_gguf
 from rondo.models.files import headers
 from rondo.models.files.headers import Header, some
 
@@ -27,7 +28,7 @@ STAGING_BYTES = 32 << 20
 class StoredTensor:
     """One tensor in a file."""
 
-    file: "SafetensorsFile"
+    file: "MappedFile"
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -68,17 +69,11 @@ class StoredTensor:
         return buffer.view(self.dtype)
 
 
-class SafetensorsFile:
-    """An open safetensors file, with its header validated against its size."""
+class MappedFile:
+    """A file of tensors, mapped on first use."""
 
-    def __init__(self, source: Path | Header) -> None:
-        header = source if isinstance(source, Header) else headers.read_header(source)
-        self.path = header.path
-        self.size = header.size
-        self.tensors = {
-            name: StoredTensor(self, name, getattr(torch, entry.dtype), entry.shape, entry.start, entry.stop)
-            for name, entry in header.tensors.items()
-        }
+    def __init__(self, path: Path, size: int) -> None:
+        self.path, self.size = path, size
 
     @cached_property
     def mapping(self) -> Tensor:
@@ -96,12 +91,29 @@ class SafetensorsFile:
                 view, offset = view[count:], offset + count
 
 
+class SafetensorsFile(MappedFile):
+    """An open safetensors file, with its header validated against its size."""
+
+    def __init__(self, source: Path | Header) -> None:
+        header = source if isinstance(source, Header) else headers.read_header(source)
+        super().__init__(header.path, header.size)
+        self.tensors = {
+            name: StoredTensor(self, name, getattr(torch, entry.dtype), entry.shape, entry.start, entry.stop)
+            for name, entry in header.tensors.items()
+        }
+
+
 def _bytes_of(tensor: Tensor) -> Tensor:
     return tensor.detach().view(-1).view(torch.uint8)
 
 
-def open_checkpoint(folder: Path) -> dict[str, StoredTensor]:
-    """All tensors of a checkpoint folder, from one file or several with an index."""
+def open_checkpoint(folder: Path, keep_quantized: bool = False) -> dict[str, StoredTensor]:
+    """All tensors of a checkpoint folder, from one file or several with an index, or of a GGUF file. With
+    `keep_quantized`, weights of a GGUF file that can be used as they are stay blocks."""
+    if is_gguf(folder):
+        from rondo.models.files.gguf.tensors import open_gguf
+
+        return open_gguf(folder, keep_quantized)
     files = [SafetensorsFile(header) for header in headers.read_headers(folder)]
     return {name: stored for file in files for name, stored in file.tensors.items()}
 

@@ -317,6 +317,26 @@ def _swapped(data: Tensor) -> Tensor:
     return data << 4 | data >> 4
 
 
+# GGUF: rows of blocks of an fp16 scale and 32 numbers. A byte of Q4_0 has number j in its low half and j + 16 in its
+# high half.
+
+
+def _gguf_wants(scheme: Scheme, shape: Shape) -> list[Want]:
+    rows, columns = shape
+    return [Want(".weight", (torch.uint8,), ((rows, columns // 32 * (2 + 4 * scheme.bits)),))]
+
+
+def _gguf_read(scheme: Scheme, shape: Shape, tensors: Tensors) -> Quantized:
+    rows, columns = shape
+    blocks = tensors[".weight"].view(rows, columns // 32, -1)
+    scales = blocks[..., :2].contiguous().view(torch.float16).float().view(rows, -1)
+    codes = blocks[..., 2:]
+    if scheme.bits == 8:
+        return Quantized("int8", codes.reshape(shape).view(torch.int8), scales)
+    halves = torch.cat([codes & 15, codes >> 4], dim=-1)
+    return Quantized("int4", pack(halves.view(shape)), scales)
+
+
 LAYOUTS: dict[Format, QuantizedLayout] = {
     "gptq": QuantizedLayout(_gptq_wants, _gptq_read, _gptq_write),
     "awq": QuantizedLayout(_awq_wants, _awq_read, _awq_write),
@@ -326,6 +346,8 @@ LAYOUTS: dict[Format, QuantizedLayout] = {
     "block_fp8": QuantizedLayout(_plain_wants, _plain_read),
     "mxfp4": QuantizedLayout(_mxfp4_wants, _mxfp4_read),
     "nf4": QuantizedLayout(_nf4_wants, _nf4_read, _nf4_write),
+    "q8_0": QuantizedLayout(_gguf_wants, _gguf_read),
+    "q4_0": QuantizedLayout(_gguf_wants, _gguf_read),
 }
 
 

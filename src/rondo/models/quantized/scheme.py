@@ -12,7 +12,7 @@ from rondo.base.errors import ModelError
 
 FIELD = "quantization_config"
 Settings = Mapping[str, Any]
-Format = Literal["gptq", "awq", "packed", "int8", "fp8", "block_fp8", "mxfp4", "nf4"]
+Format = Literal["gptq", "awq", "packed", "int8", "fp8", "block_fp8", "mxfp4", "nf4", "q8_0", "q4_0"]
 ANY = ".*"
 NF4_GROUP = 64
 
@@ -227,6 +227,16 @@ def _mxfp4(settings: Settings) -> tuple[SchemeRule, ...]:
     return SchemeRule(kept, None), SchemeRule((experts,), Scheme("mxfp4", 4, group=32))
 
 
+def _gguf(settings: Settings) -> tuple[SchemeRule, ...]:
+    """Weights of a GGUF file that stay quantized: their modules by type, with `*` for all experts."""
+    schemes = {"Q8_0": Scheme("q8_0", 8, group=32), "Q4_0": Scheme("q4_0", 4, group=32)}
+    rules = []
+    for name, scheme in schemes.items():
+        modules = "|".join(re.escape(module) for module in names(settings, name)).replace(r"\*", r"\d+")
+        rules += [SchemeRule((f"^(?:{modules})$",), scheme)] if modules else []
+    return tuple(rules)
+
+
 def _compressed(settings: Settings) -> tuple[SchemeRule, ...]:
     from rondo.models.quantized.compressed import rules
 
@@ -238,6 +248,7 @@ READERS = {
     "bitsandbytes": _bitsandbytes,
     "compressed-tensors": _compressed,
     "fp8": _fp8,
+    "gguf": _gguf,
     "gptq": _gptq,
     "mxfp4": _mxfp4,
 }
