@@ -156,7 +156,8 @@ class VllmEngine:
             )
         await self.backend.sleep(level, mode)
         self._asleep = frozenset(TAGS)
-        self._update.torn |= level == 2
+        if level == 2:
+            self._update.lose()
 
     async def wake(self, tags: Sequence[str] | None = None) -> None:
         wanted = self._asleep & check_tags(tags)
@@ -166,7 +167,7 @@ class VllmEngine:
         self._asleep -= wanted
         if "weights" in wanted and self._update.torn:
             await self.backend.transfer(str(self.folder), self.weight_version)
-            self._update.torn = False
+            self._update.restore()
 
     def adapters(self) -> Sequence[str]:
         return self._adapters.names()
@@ -190,12 +191,10 @@ class VllmEngine:
         old weights again."""
         await self.check_weights(path, version)
         self._check_update(version)
-        self._update.updating = True
-        try:
-            with self.metrics.operation("update_weights"):
-                await asyncio.shield(self._transfer(path, version))
-        finally:
-            self._update.updating = False
+        self._update.stage()
+        with self.metrics.operation("update_weights"):
+            # A cancelled caller leaves the transfer running; the update ends with the transfer.
+            await asyncio.shield(self._transfer(path, version))
 
     async def start_weight_update(self) -> None:
         raise ConfigError(
@@ -274,22 +273,30 @@ class VllmEngine:
             )
 
     async def _transfer(self, folder: Path, version: int) -> None:
-        await self.backend.pause("keep")
         try:
-            await self._quiet()
+            await self.backend.pause("keep")
             try:
-                await self.backend.transfer(str(folder), version)
-            except RondoError:
-                self._update.torn = True
-                with suppress(Unavailable):  # vLLM has ended, and restarts with the old weights
-                    await self.backend.transfer(str(self.folder), self.weight_version)
-                self._update.torn = False
-                raise
-            self.folder, self.weight_version, self._update.torn = folder, version, False
+                await self._quiet()
+                await self._replace(folder, version)
+            finally:
+                if not self.is_paused:
+                    with suppress(Unavailable):
+                        await self.backend.resume()
         finally:
-            if not self.is_paused:
-                with suppress(Unavailable):
-                    await self.backend.resume()
+            self._update.abort()
+
+    async def _replace(self, folder: Path, version: int) -> None:
+        """Transfers the new weights, or the old ones again after an error. If that fails too, the weights stay torn."""
+        try:
+            await self.backend.transfer(str(folder), version)
+        except RondoError:
+            self._update.lose()
+            with suppress(Unavailable):  # vLLM has ended, and restarts with the old weights
+                await self.backend.transfer(str(self.folder), self.weight_version)
+            self._update.restore()
+            raise
+        self._update.finish(version, self.weight_version)
+        self.folder, self.weight_version = folder, version
 
     async def _quiet(self) -> None:
         """Waits until all output computed before the pause has arrived."""
