@@ -14,30 +14,27 @@ from hashlib import blake2b
 from time import monotonic
 
 from rondo.base.errors import NotFound, Unavailable
+from rondo.client.pool import LeastLoaded, PooledEngine
 from rondo.control.config import RouterConfig
 
 Pieces = tuple[bytes, ...]
 """Names of a prompt's beginnings, each a piece longer than the one before."""
 
 
-@dataclass
-class Instance:
-    """One engine, at `url`. `models` are the names that it answers to, adapters that it has loaded included."""
+@dataclass(eq=False)
+class Instance(PooledEngine):
+    """An engine with its served models and its circuit breaker. The unit of `work` is a character of unanswered
+    prompts and of the longest possible answers."""
 
-    url: str
-    models: frozenset[str]
-    healthy: bool = True
+    models: frozenset[str] = frozenset()
+    """Served names, with the loaded adapters."""
     draining: bool = False
-    work: int = 0
-    """Characters of prompts, and of answers at most, that it has not answered yet."""
-    requests: int = 0
     failures: int = 0
-    """In a row."""
+    """Number of consecutive failures."""
     shut_until: float = 0.0
-    """After too many failures nothing is sent until then, and then one request, which decides."""
+    """After too many failures the engine gets no request until this time, and then a single one as a probe."""
     seen: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
-    last: int = 0
-    """When it was last chosen, as a count."""
+    """Prefix pieces sent to the engine, the most recent last."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +52,7 @@ class Router:
         self, instances: Sequence[Instance], config: RouterConfig, now: Callable[[], float] = monotonic
     ) -> None:
         self.instances, self.config, self._now = list(instances), config, now
-        self._chosen = 0
+        self._balance = LeastLoaded()
 
     def choose(self, model: str, prompt: str, answer: int = 0, without: Sequence[str] = ()) -> Route:
         """`answer`: how many characters it may have, about. `without`: URLs that have been tried."""
@@ -69,14 +66,13 @@ class Router:
             raise Unavailable(f"no engine that serves {model!r} is ready: try again in a few seconds")
         pieces = tuple(self._pieces(model, prompt))
         known = {each.url: self._known(each, pieces, len(prompt)) for each in ready}
-        chosen = min(ready, key=lambda each: (each.work - known[each.url], each.requests, each.last))
+        chosen = self._balance.choose(ready, lambda each: known[each.url])
         return self._send(chosen, pieces, known[chosen.url], len(prompt) + answer)
 
     def ended(self, route: Route, well: bool) -> None:
         """`well`: it was answered, be it with a refusal. Not so: it could not be reached, or broke off."""
         instance = route.instance
-        instance.work -= route.work
-        instance.requests -= 1
+        self._balance.end(instance, route.work)
         if well:
             instance.failures, instance.shut_until = 0, 0.0
             return
@@ -93,11 +89,8 @@ class Router:
         return self._now() >= instance.shut_until and not instance.requests
 
     def _send(self, instance: Instance, pieces: Pieces, known: int, work: int) -> Route:
-        self._chosen += 1
-        instance.last = self._chosen
-        instance.requests += 1
         route = Route(instance, max(1, work - known), known)
-        instance.work += route.work
+        self._balance.begin(instance, route.work)
         for piece in reversed(pieces):  # so that a beginning is forgotten after what follows it
             instance.seen[piece] = None
             instance.seen.move_to_end(piece)

@@ -25,8 +25,8 @@ from rondo.client.types import GenerateRequest, SamplingParams
 from rondo.engine.config import EngineConfig, VllmConfig
 from rondo.engine.vllm.adapters import VllmAdapters
 from rondo.engine.vllm.backend import OutputDelta, likeliest, spread
+from rondo.engine.vllm.client import pieces, prompt_logprobs, refusal
 from rondo.engine.vllm.engine import VllmEngine
-from rondo.engine.vllm.wire import pieces, prompt_logprobs, refusal
 from rondo.models import parse, read_config, save
 from support.engines import collect
 from support.tiny import tiny_model, tiny_tokenizer

@@ -149,7 +149,7 @@ def test_an_engine_killed_while_it_generates_is_waited_for_and_has_the_weights_a
     fleet = fleet_of(loop)
 
     def kill() -> None:
-        wait_until(lambda: fleet.engines[0].under_way)
+        wait_until(lambda: fleet.engines[0].requests)
         mortal.kill()
         mortal.start()
 
@@ -204,7 +204,7 @@ def test_with_two_engines_the_other_goes_on(served: Served, mortal: Served) -> N
     loop.step()
     assert all(asked.values())
     mortal.kill()
-    back = threading.Thread(target=lambda: (wait_until(lambda: not fleet.engines[1].up), mortal.start()))
+    back = threading.Thread(target=lambda: (wait_until(lambda: not fleet.engines[1].healthy), mortal.start()))
     back.start()
     loop.step()
     back.join()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import cast
 
 from rondo.base.errors import ConfigError, Conflict, InvalidRequest, RondoError, Unavailable
+from rondo.client.pool import PooledEngine
 from rondo.client.types import FinishReason, GenerateRequest, TokenChunk
 from rondo.engine.entrypoints.output import SampleReader, TextSource
 from rondo.engine.schedule.intake import InputProcessor
@@ -26,15 +27,12 @@ PROBE = "The policy's tokens, 1 2 3:\n\tdéjà vu — 東京 🙂"
 """A text for which different tokenizers rarely have the same tokens."""
 
 
-class RemoteEngine:
+class RemoteEngine(PooledEngine):
     def __init__(self, dialect: ServerApi, intake: InputProcessor, tokenizer: Tokenizer) -> None:
+        super().__init__(dialect.door.base_url)
         self.dialect = dialect
-        self.url = dialect.door.base_url
         self.version = 0
         """Version of the last pushed weights."""
-        self.up = True
-        self.under_way = 0
-        """Number of running requests."""
         self.giving = asyncio.Lock()
         """Lock of a weight push."""
         self._intake = intake
@@ -44,8 +42,8 @@ class RemoteEngine:
         """Check that the server supports weight updates and has the policy's tokenizer."""
         await self.dialect.check()
         self.version = await self.dialect.version()
-        theirs = await self.dialect.door.tokens_of(PROBE, self.dialect.model)
-        if theirs != self._tokenizer.encode(PROBE, add_special=False):
+        theirs = await self.dialect.door.tokenize(PROBE, self.dialect.model, add_special_tokens=False)
+        if theirs["tokens"] != self._tokenizer.encode(PROBE, add_special=False):
             raise ConfigError(
                 f"the engine at {self.url} has another tokenizer than the policy: start it with the policy's model.",
                 param=FIELD,

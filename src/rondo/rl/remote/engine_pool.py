@@ -16,6 +16,7 @@ from pathlib import Path
 
 from rondo.base.errors import Conflict, Overloaded, RondoError, Unavailable
 from rondo.base.telemetry.log import get_logger
+from rondo.client.pool import LeastLoaded
 from rondo.client.types import GenerateRequest, TokenChunk
 from rondo.rl.remote.engine import RemoteEngine
 
@@ -35,6 +36,7 @@ class EnginePool:
         """The newest version, which all engines have or are receiving."""
         self.counts: Counter[str] = Counter()
         self._folder = Path()
+        self._balance = LeastLoaded()
         self._wait, self._waits = wait, waits
         self._coming: dict[str, asyncio.Task[None]] = {}
 
@@ -45,7 +47,7 @@ class EnginePool:
         """Time of the first of consecutive failed attempts."""
         while len(ended) < request.sampling.n:
             engine = await self._free()
-            engine.under_way += 1
+            self._balance.begin(engine, request.sampling.n)
             try:
                 async with aclosing(self._whole(engine, request)) as samples:
                     async for sample in samples:
@@ -65,7 +67,7 @@ class EnginePool:
                     self._lose(engine, error)
                 await asyncio.sleep(LOOK_SECONDS)
             finally:
-                engine.under_way -= 1
+                self._balance.end(engine, request.sampling.n)
 
     async def push(self, version: int, folder: Path) -> None:
         """Push weights, and return when all engines have them."""
@@ -108,9 +110,9 @@ class EnginePool:
             for task in self._coming.values():
                 if task.done():
                     task.result()
-            there = [engine for engine in self.engines if engine.up]
+            there = [engine for engine in self.engines if engine.healthy]
             if there:
-                return min(there, key=lambda engine: engine.under_way)
+                return self._balance.choose(there)
             await asyncio.sleep(LOOK_SECONDS)
 
     def _lose(self, engine: RemoteEngine, error: RondoError) -> None:
@@ -121,8 +123,8 @@ class EnginePool:
             self._coming[engine.url] = asyncio.create_task(self._give(engine))
 
     def _gone(self, engine: RemoteEngine, error: RondoError) -> None:
-        if engine.up:
-            engine.up = False
+        if engine.healthy:
+            engine.healthy = False
             self.counts["lost"] += 1
             log.warning("an engine is gone", extra={"url": engine.url, "reason": error.message})
 
@@ -131,12 +133,12 @@ class EnginePool:
         loop = asyncio.get_running_loop()
         async with engine.giving:
             deadline = loop.time() + self._wait
-            while not (engine.up and engine.version == self.version):
+            while not (engine.healthy and engine.version == self.version):
                 version, folder = self.version, self._folder
                 try:
                     if await engine.dialect.version() != version:
                         await engine.push(folder, version, self._waits)
-                    engine.version, engine.up = version, True
+                    engine.version, engine.healthy = version, True
                 except (Unavailable, Conflict) as error:
                     self._gone(engine, error)
                     if loop.time() > deadline:

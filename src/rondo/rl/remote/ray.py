@@ -13,11 +13,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from rondo.base.errors import ConfigError, MissingExtra, RondoError, Unavailable
 from rondo.base.process import start
 from rondo.base.storage.home import home
+from rondo.client.http import Client
 from rondo.rl import jobs
 from rondo.rl.config import RlConfig
 from rondo.rl.remote.config import RayConfig
@@ -30,6 +29,7 @@ PLACE_SECONDS = 120.0
 START_SECONDS = 300.0
 """Timeout of an engine's start, including the load of its model."""
 LOOK_SECONDS = 0.2
+PROBE_SECONDS = 5.0
 SHOWN = 2000
 """Characters from the end of a server's log that an error message contains."""
 
@@ -149,11 +149,9 @@ class EngineRole:
         """The server's URL, as soon as it is ready."""
         deadline = time.monotonic() + START_SECONDS
         while self._process.poll() is None and time.monotonic() < deadline:
-            try:
-                if httpx.get(f"{self._url}/ready", timeout=5).is_success:
+            with Client(self._url) as client:
+                if client.ready(PROBE_SECONDS):
                     return self._url
-            except httpx.HTTPError:
-                pass  # the server does not listen yet
             time.sleep(LOOK_SECONDS)
         raise Unavailable(f"an engine did not start on {self._url}: {self._said()}")
 

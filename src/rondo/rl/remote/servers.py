@@ -13,11 +13,9 @@ import httpx
 from rondo.base.errors import ConfigError, InvalidRequest, RondoError, Unavailable
 from rondo.client.http import AsyncClient
 from rondo.engine.vllm.backend import OutputDelta, VllmRequest, likeliest, number_of
-from rondo.engine.vllm.remote import GENERATE
-from rondo.engine.vllm.wire import generation, pieces
+from rondo.engine.vllm.client import NO_LIMITS, generate
 
 FIELD = "rl.engine.url"
-NO_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=64)
 ADMIN_KEY = "RONDO_ADMIN_KEY"
 NO_KEY = "none"
 """A placeholder for vLLM's endpoints, which accept any key."""
@@ -32,25 +30,13 @@ class EngineClient(AsyncClient):
         key = os.environ.get(ADMIN_KEY) or NO_KEY
         super().__init__(url, transport=httpx.AsyncHTTPTransport(limits=NO_LIMITS), admin_key=key)
 
-    async def about(self) -> dict[str, Any]:
-        return await self._call("GET", "/version")
-
     async def card(self) -> dict[str, Any]:
-        """Model card of the base model, which precedes its adapters in the list."""
-        cards = (await self._call("GET", "/v1/models"))["data"]
+        """Model card of the base model."""
+        cards = (await self.model_cards())["data"]
         if not cards:
             raise ConfigError(f"the engine at {self.base_url} has no model.", param=FIELD)
         found: dict[str, Any] = cards[0]
         return found
-
-    async def tokens_of(self, text: str, model: str) -> list[int]:
-        body = {"model": model, "prompt": text, "add_special_tokens": False}
-        tokens: list[int] = (await self._call("POST", "/tokenize", body))["tokens"]
-        return tokens
-
-    async def events(self, path: str, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
-        async for event in self._stream(path, body):
-            yield event
 
 
 class ServerApi(Protocol):
@@ -146,9 +132,7 @@ class Vllm(_OfServer):
     async def push(self, folder: Path, version: int, waits: bool) -> None:
         await self.door.pause("wait" if waits else "keep")
         try:
-            await self.door.start_weight_update()
-            await self.door.update_weights({"path": str(folder), "version": version})
-            await self.door.finish_weight_update(str(version))
+            await self.door.send_weights(folder, version)
         finally:
             await _go_on(self.door)
 
@@ -159,11 +143,9 @@ class Vllm(_OfServer):
                 "vLLM gives log-probabilities before the temperature: set rl.temperature to 1, or take `rondo serve`.",
                 param="rl.temperature",
             )
-        body = generation(asked, asked.sampling()) | {"model": self.model, "stream": True}
-        async with aclosing(self.door.events(GENERATE, body)) as events:
-            async for event in events:
-                for piece in pieces(event, asked):
-                    yield piece
+        async with aclosing(generate(self.door, asked, self.model)) as pieces:
+            async for piece in pieces:
+                yield piece
 
 
 VLLM_COMMAND = (
@@ -177,7 +159,7 @@ async def dialect_of(url: str) -> ServerApi:
     """Connect to a URL and detect the kind of server."""
     door = EngineClient(url)
     try:
-        about, card = await door.about(), await door.card()
+        about, card = await door.server_version(), await door.card()
     except Unavailable as error:
         await door.close()
         raise ConfigError(
