@@ -19,7 +19,8 @@ from rondo.rl.config import RlConfig
 from rondo.rl.loop import Loop, NothingToLearn
 from rondo.rl.rollout.sync_collector import SyncCollector
 from rondo.rl.rollout.types import RlStep, Rollout, SampleGroup
-from rondo.rl.tasks.registry import Problem, Split, task
+from rondo.rl.tasks.registry import task
+from rondo.rl.tasks.types import Problem, Split
 from rondo.rl.update.learning import Learning
 from support.home import own_home
 from support.tiny import tiny_model, tiny_tokenizer

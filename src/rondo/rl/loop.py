@@ -31,7 +31,7 @@ from rondo.rl.record.timer import LoopTimer
 from rondo.rl.rollout.engines import collector_for, shared_engine
 from rondo.rl.rollout.requests import RolloutBatch
 from rondo.rl.rollout.types import RlStep, SampleGroup
-from rondo.rl.tasks.registry import AnyTask
+from rondo.rl.tasks.types import AnyTask
 from rondo.rl.update.learning import Learning
 from rondo.text.tokenizer import Tokenizer
 from rondo.train.learner.learner import Learner, Metrics

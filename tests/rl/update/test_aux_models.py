@@ -11,12 +11,13 @@ from rondo import models
 from rondo.base.errors import ConfigError
 from rondo.base.storage.files import atomic_dir
 from rondo.graders import Sample, Score
-from rondo.models.heads.scorer import make_scorer
+from rondo.models.fresh import make_scorer
 from rondo.rl.config import RlConfig
 from rondo.rl.loop import Loop
 from rondo.rl.rollout.engines import shared_engine
 from rondo.rl.rollout.types import RlStep
-from rondo.rl.tasks.registry import Problem, Split, task
+from rondo.rl.tasks.registry import task
+from rondo.rl.tasks.types import Problem, Split
 from rondo.rl.update.device_sharing import Role, Roles, engine_role, parked
 from rondo.train.checkpoints.checkpoint import Keep
 from rondo.train.checkpoints.saving import Checkpoints

@@ -23,7 +23,7 @@ from rondo.rl.environments.recording import Recorder
 from rondo.rl.environments.segment import Segment
 from rondo.rl.environments.user_code import Aside, Late
 from rondo.rl.rollout.types import Rollout
-from rondo.rl.tasks.registry import Problem, Split
+from rondo.rl.tasks.types import Problem, Split
 from rondo.text.tokenizer import Tokenizer
 
 log = get_logger(__name__)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from rondo.graders import Grader, Sample
 from rondo.rl.environments.tools import Tool
-from rondo.rl.tasks.registry import Problem
+from rondo.rl.tasks.types import Problem
 
 Message = Mapping[str, Any]
 """A message in OpenAI's format, with a role and a content."""

@@ -22,7 +22,7 @@ from rondo.rl.environments.tools import Tool, answer_call, as_tools
 from rondo.rl.environments.user_code import Aside, Late
 from rondo.rl.rollout.seeds import seed_of
 from rondo.rl.rollout.types import Rollout
-from rondo.rl.tasks.registry import Problem
+from rondo.rl.tasks.types import Problem
 from rondo.text.conversation.answers import ParsedAnswer, read_answer
 from rondo.text.conversation.dialogue import Dialogue, ParsedTurn, Prompt
 from rondo.text.parsing import choose_dialect

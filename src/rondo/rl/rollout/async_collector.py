@@ -25,7 +25,7 @@ from rondo.rl.rollout.prompt_sampler import PromptSampler
 from rondo.rl.rollout.requests import RolloutBatch, RolloutBuilder
 from rondo.rl.rollout.staleness import admitted
 from rondo.rl.rollout.types import Rollout, SampleGroup, packed_up, unpacked
-from rondo.rl.tasks.registry import Problem
+from rondo.rl.tasks.types import Problem
 from rondo.train.evaluation.evaluator import Metrics
 
 log = get_logger(__name__)

@@ -18,7 +18,7 @@ from rondo.rl.rollout.prompt_sampler import PromptSampler
 from rondo.rl.rollout.requests import RolloutBuilder
 from rondo.rl.rollout.scoring import RolloutScorer
 from rondo.rl.rollout.sync_collector import Collector, SyncCollector
-from rondo.rl.tasks.registry import AnyTask
+from rondo.rl.tasks.types import AnyTask
 from rondo.rl.update.aux_models import AuxiliaryModels
 from rondo.text.tokenizer import Tokenizer
 from rondo.train.learner.learner import Learner, Metrics

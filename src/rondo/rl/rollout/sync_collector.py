@@ -12,11 +12,12 @@ from typing import Any, Protocol
 from rondo.client.types import CompletionOutput, SamplingParams
 from rondo.engine.entrypoints.llm import LLM
 from rondo.graders import Score
+from rondo.models.files.mapping import to_hf
 from rondo.rl.record.timer import LoopTimer
 from rondo.rl.rollout.prompt_sampler import PromptSampler
 from rondo.rl.rollout.requests import ENDED, RolloutBatch, RolloutBuilder
 from rondo.rl.rollout.types import Rollout, SampleGroup, as_sample, rollout_of
-from rondo.rl.tasks.registry import Problem
+from rondo.rl.tasks.types import Problem
 from rondo.weights.in_place import InPlace, Receiver
 
 
@@ -55,7 +56,7 @@ class SyncCollector:
 
     def __init__(self, engine: LLM, asking: RolloutBuilder, draws: PromptSampler, weights: InPlace) -> None:
         self.engine, self.asking, self.draws, self.weights = engine, asking, draws, weights
-        self._receivers = [Receiver("engine", engine, engine.core.model.to_hf)]
+        self._receivers = [Receiver("engine", engine, lambda: to_hf(engine.core.model))]
 
     @property
     def version(self) -> int:

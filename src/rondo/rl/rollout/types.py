@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from rondo.client.types import CompletionOutput
 from rondo.graders import Sample, Score
-from rondo.rl.tasks.registry import Problem
+from rondo.rl.tasks.types import Problem
 
 if TYPE_CHECKING:
     from rondo.train.evaluation.evaluator import Metrics

@@ -15,7 +15,7 @@ from torch import Tensor
 from rondo.base.errors import ConfigError
 from rondo.data.batching.packing import Floats, PackedRow
 from rondo.models import Decoder
-from rondo.models.heads.scorer import make_scorer
+from rondo.models.fresh import make_scorer
 from rondo.models.heads.value_head import add_value_head
 from rondo.rl.config import RlConfig
 from rondo.rl.update.config import CriticConfig
