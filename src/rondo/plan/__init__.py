@@ -9,7 +9,6 @@ step time, with reasons in plain words. Nothing is measured and no device is nee
     choice/      search over all layouts, classic rules, comparison and reasons
     serving.py   number of replicas and GPUs for serving, throughput and latency
     report.py    tables and JSON
-    published/   published training runs, against which the formulas are tested
 
 Read `sizes/model.py`, then `cost/memory.py` and `choice/search.py`.
 """
