@@ -185,7 +185,7 @@ def test_several_optimizer_steps_from_one_rollout() -> None:
     loop = grpo(minibatches=2, epochs=2, deterministic=True, kl=0.1)
     for _ in range(2):
         metrics = loop.step()
-        told = loop.learning.told
+        told = loop.learning.update_metrics
         assert len(told) == metrics["updates"] == 4
         assert told[0]["ratio"] == told[0]["ratio_max"] == 1.0
         assert told[0]["policy_kl"] == told[0]["sampler_kl"] == told[0]["logprob_diff_max"] == 0.0

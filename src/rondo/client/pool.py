@@ -17,7 +17,7 @@ class PooledEngine:
 
     url: str
     healthy: bool = True
-    work: int = 0
+    work: float = 0
     requests: int = 0
     last: int = 0
     """Number of the choice that took this engine last; engines with equal work take turns."""
@@ -32,16 +32,16 @@ class LeastLoaded:
     def __init__(self) -> None:
         self._choices = 0
 
-    def choose(self, ready: Iterable[Pooled], saved: Callable[[Pooled], int] = lambda engine: 0) -> Pooled:
+    def choose(self, ready: Iterable[Pooled], saved: Callable[[Pooled], float] = lambda engine: 0) -> Pooled:
         """`saved` is the part of the request's work that the engine has in its cache."""
         return min(ready, key=lambda engine: (engine.work - saved(engine), engine.requests, engine.last))
 
-    def begin(self, engine: PooledEngine, work: int) -> None:
+    def begin(self, engine: PooledEngine, work: float) -> None:
         self._choices += 1
         engine.last = self._choices
         engine.requests += 1
         engine.work += work
 
-    def end(self, engine: PooledEngine, work: int) -> None:
+    def end(self, engine: PooledEngine, work: float) -> None:
         engine.requests -= 1
-        engine.work -= work
+        engine.work = engine.work - work if engine.requests else 0  # without rounding errors of floats

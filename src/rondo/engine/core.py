@@ -161,7 +161,7 @@ class EngineCore:
                 ended += self.abort(samples[0].id)
         return ended
 
-    def knows(self, request_id: str) -> bool:
+    def has_request(self, request_id: str) -> bool:
         """Whether a sample of the request is waiting or running."""
         return request_id in self._requests
 

@@ -28,7 +28,7 @@ def evaluate(
     problems = task.prompts(seed, config.eval_prompts, "held_out")
     sampling = SamplingParams(n=config.evaluate.samples, max_tokens=max_tokens)
     seeds = [seed * SPREAD + index for index in range(len(problems))]
-    groups = collector.ask(problems, sampling, seeds)
+    groups = collector.answer(problems, sampling, seeds)
     return reward_metrics(groups) | pass_metrics(groups, config.evaluate.k, config.evaluate.correct)
 
 

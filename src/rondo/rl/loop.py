@@ -54,7 +54,7 @@ class Loop:
         self.max_tokens = config.max_tokens or task.max_tokens
         self.learning = Learning(model, tokenizer, config, self.max_tokens)
         self.collector = collector_for(self.learner, tokenizer, task, config, self.learning.company)
-        self.learning.company.take_turns(shared_engine(self.collector))
+        self.learning.company.share_device(shared_engine(self.collector))
         self.observers: list[Callable[[RlStep], None]] = []
         self.steps_done = 0
         self.idle = 0

@@ -134,7 +134,8 @@ def test_a_checkpoint_that_does_not_match_is_refused_as_it_is_whole(tmp_path, ra
 
 
 def test_a_shard_cannot_be_exported(folder_of, ranks, tmp_path):
-    (model, _) = ranks.run(2, lambda group: sharded.load(folder_of("llama2"), group))
+    folder = folder_of("llama2")
+    (model, _) = ranks.run(2, lambda group: sharded.load(folder, group))
     for export in (lambda: dict(to_hf(model)), lambda: save(model, tmp_path / "out")):
         with pytest.raises(ConfigError, match="rank 0 of 2"):
             export()

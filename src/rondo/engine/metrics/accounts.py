@@ -9,7 +9,9 @@ from rondo.client.types import GenerateRequest
 from rondo.engine.schedule.request import Request
 
 
-def tell(account: RequestStats, request: GenerateRequest, samples: Sequence[Request], model: str) -> None:
+def record_request(
+    account: RequestStats, request: GenerateRequest, samples: Sequence[Request], model: str
+) -> None:
     params = request.sampling
     for sample in samples:
         account.samples.append(

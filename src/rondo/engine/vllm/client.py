@@ -53,9 +53,9 @@ class AsyncVllmClient(_OfChild, AsyncClient):
         transport = httpx.AsyncHTTPTransport(uds=socket, limits=NO_LIMITS)
         super().__init__(CHILD_URL, api_key="", transport=transport)
 
-    async def vector(self, asked: VllmRequest) -> OutputDelta:
-        body = asked.common() | {
-            "input": list(asked.request.prompt_ids),
+    async def vector(self, query: VllmRequest) -> OutputDelta:
+        body = query.common() | {
+            "input": list(query.request.prompt_ids),
             "task": "embed",
             "use_activation": False,
             "encoding_format": "bytes_only",
@@ -63,47 +63,50 @@ class AsyncVllmClient(_OfChild, AsyncClient):
         answer = await self._send("POST", "/pooling", json=body)
         return OutputDelta(0, (), vector=np.frombuffer(answer.content, dtype="<f4"), finish_reason="stop")
 
-    async def prompt_logprobs(self, asked: VllmRequest) -> OutputDelta:
+    async def prompt_logprobs(self, query: VllmRequest) -> OutputDelta:
         """Log-probabilities of a prompt. vLLM returns them only without streaming, so that a request for one token is
         sent first; its computed blocks stay cached."""
         params = {"max_tokens": 1, "temperature": 0, "detokenize": False}
-        wanted = {"prompt_logprobs": asked.request.sampling.prompt_logprobs}
-        answer = await self._call("POST", GENERATE, generation(asked, params | wanted))
-        return OutputDelta(0, (), prompt_logprobs=prompt_logprobs(answer["prompt_logprobs"], asked))
+        wanted = {"prompt_logprobs": query.request.sampling.prompt_logprobs}
+        answer = await self._call("POST", GENERATE, generation(query, params | wanted))
+        return OutputDelta(0, (), prompt_logprobs=prompt_logprobs(answer["prompt_logprobs"], query))
 
 
 async def generate(
-    client: AsyncClient, asked: VllmRequest, model: str | None = None
+    client: AsyncClient, query: VllmRequest, model: str | None = None
 ) -> AsyncGenerator[OutputDelta, None]:
     """Streams the output pieces. `model` is the served name; the default is the name in our child process."""
-    body = generation(asked, asked.sampling()) | {"stream_options": {"include_usage": True}}
+    body = generation(query, query.sampling()) | {"stream_options": {"include_usage": True}}
     if model is not None:
         body["model"] = model
     async with aclosing(client.events(GENERATE, body)) as events:
         async for event in events:
-            for piece in pieces(event, asked):
+            for piece in pieces(event, query):
                 yield piece
 
 
-def generation(asked: VllmRequest, params: Mapping[str, Any]) -> dict[str, Any]:
-    return asked.common() | {"token_ids": list(asked.request.prompt_ids), "sampling_params": params}
+def generation(query: VllmRequest, params: Mapping[str, Any]) -> dict[str, Any]:
+    return query.common() | {
+        "token_ids": list(query.request.prompt_ids),
+        "sampling_params": params,
+    }
 
 
-def prompt_logprobs(said: Sequence[Mapping[str, Any] | None], asked: VllmRequest) -> PromptLogprobs:
+def prompt_logprobs(by_token: Sequence[Mapping[str, Any] | None], query: VllmRequest) -> PromptLogprobs:
     """Converts vLLM's prompt log-probabilities, which are keyed by token, to ours."""
     entries = [
         [(int(token), each["logprob"], each["rank"]) for token, each in (entry or {}).items()]
-        for entry in said
+        for entry in by_token
     ]
-    return scores_of(asked, entries)
+    return scores_of(query, entries)
 
 
 def refusal(status: int, data: bytes) -> RondoError:
     """The error for a refused request, in vLLM's words. An internal error of vLLM (5xx) is not the client's fault, and
     vLLM continues to serve."""
     try:
-        said = json.loads(data)
-        details = said.get("error", said)
+        by_token = json.loads(data)
+        details = by_token.get("error", by_token)
     except (ValueError, AttributeError):
         details = data.decode("utf-8", "replace")[:500]
     if status >= 500:
@@ -118,9 +121,9 @@ def worker_error(message: str) -> str:
     return rest.rpartition("', please check")[0] or message
 
 
-def pieces(event: Mapping[str, Any], asked: VllmRequest) -> list[OutputDelta]:
+def pieces(event: Mapping[str, Any], query: VllmRequest) -> list[OutputDelta]:
     """Output pieces of one stream event."""
-    params = asked.request.sampling
+    params = query.request.sampling
     usage = event.get("usage") or {}
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
     found = []

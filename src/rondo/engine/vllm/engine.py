@@ -22,7 +22,7 @@ from rondo.client.engine import PauseMode, WeightState
 from rondo.client.types import GenerateRequest, TokenChunk
 from rondo.engine.config import EngineConfig
 from rondo.engine.entrypoints.output import SampleReader, TextSource
-from rondo.engine.metrics.accounts import tell
+from rondo.engine.metrics.accounts import record_request
 from rondo.engine.schedule.intake import InputProcessor
 from rondo.engine.vllm.adapters import VllmAdapters
 from rondo.engine.vllm.answers import AnswerStream
@@ -127,7 +127,7 @@ class VllmEngine:
             stream.close()
             self._streams.pop(request.id, None)
             if account is not None:
-                tell(account, request, stream.samples, self.metrics.model_name)
+                record_request(account, request, stream.samples, self.metrics.model_name)
 
     async def abort(self, request_id: str) -> None:
         stream = self._streams.get(request_id)
@@ -244,7 +244,7 @@ class VllmEngine:
             salt += f".{request.cache_salt}"
         stream = AnswerStream(samples, VllmRequest(request, samples[0], salt, adapter), self.metrics)
         self._streams[request.id] = stream
-        stream.begin(self.backend, lambda: self.weight_version)
+        stream.start(self.backend, lambda: self.weight_version)
         return stream
 
     def _check_open(self, request: GenerateRequest) -> None:
@@ -265,8 +265,8 @@ class VllmEngine:
             raise InvalidRequest("vLLM takes bad_words as texts only.", param="bad_words")
         if params.stop and self.tokenizer is None:
             raise InvalidRequest("stop strings need a tokenizer: use stop_token_ids.", param="stop")
-        asked = params.logprobs is not None or params.prompt_logprobs is not None
-        if asked and params.logprobs_mode == "scaled" and params.temperature not in (0, 1):
+        query = params.logprobs is not None or params.prompt_logprobs is not None
+        if query and params.logprobs_mode == "scaled" and params.temperature not in (0, 1):
             raise InvalidRequest(
                 "vLLM gives log-probabilities before the temperature: logprobs_mode must be 'raw', or temperature 1.",
                 param="logprobs_mode",

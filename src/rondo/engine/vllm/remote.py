@@ -59,15 +59,15 @@ class Remote:
         self._watcher = threading.Thread(target=self._watch, name="rondo-vllm", daemon=True)
         self._watcher.start()
 
-    async def stream(self, asked: VllmRequest) -> AsyncGenerator[OutputDelta, None]:
+    async def stream(self, query: VllmRequest) -> AsyncGenerator[OutputDelta, None]:
         self._check_up()
         client = self._streams()
-        if asked.request.pooling is not None:
-            yield await client.vector(asked)
+        if query.request.pooling is not None:
+            yield await client.vector(query)
             return
-        if asked.request.sampling.prompt_logprobs is not None:
-            yield await client.prompt_logprobs(asked)
-        async with aclosing(generate(client, asked)) as pieces:
+        if query.request.sampling.prompt_logprobs is not None:
+            yield await client.prompt_logprobs(query)
+        async with aclosing(generate(client, query)) as pieces:
             async for piece in pieces:
                 yield piece
 

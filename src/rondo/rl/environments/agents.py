@@ -28,7 +28,7 @@ from rondo.text.tokenizer import Tokenizer
 
 log = get_logger(__name__)
 
-_episodes = counter("episodes", "Episodes, by how they ended.", ("task", "finish"))
+_episodes = counter("episodes", "Number of episodes by finish reason.", ("task", "finish"))
 
 GRADER_SECONDS = 30.0
 OUTPUT_BYTES = 64 << 10

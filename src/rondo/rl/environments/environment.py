@@ -56,8 +56,8 @@ class Bounds:
     """Time limit of one call of the environment."""
 
 
-def messages_of(told: Told) -> list[Message]:
-    return [{"role": "user", "content": told}] if isinstance(told, str) else list(told)
+def messages_of(messages: Told) -> list[Message]:
+    return [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
 
 
 class Graded:
