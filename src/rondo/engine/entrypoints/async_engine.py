@@ -26,8 +26,7 @@ from rondo.engine.entrypoints.lifecycle import Hold, Lifecycle
 from rondo.engine.entrypoints.output import SampleReader, TextSource
 from rondo.engine.entrypoints.streams import RequestStream, Streams, resolve_all
 from rondo.engine.entrypoints.token_limits import with_bad_words
-from rondo.engine.metrics.accounts import record_request
-from rondo.engine.metrics.counters import EngineMetrics
+from rondo.engine.metrics.counters import EngineMetrics, record_request
 from rondo.engine.schedule.request import Request
 from rondo.engine.schedule.step import StepOutput
 from rondo.engine.weights.adapter_loader import AdapterLoader

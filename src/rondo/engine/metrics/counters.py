@@ -8,25 +8,29 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from rondo.base.telemetry.account import RequestStats, SampleStats
+from rondo.client.types import GenerateRequest
 from rondo.engine.core import EngineCore
-from rondo.engine.metrics.distribution import (
+from rondo.engine.metrics.exposition import (
     BETWEEN_TOKENS,
     FIRST_TOKEN,
     LATENCY,
     OPERATIONS,
     PREEMPTIONS,
+    PREFIX,
     SAMPLES,
     STEP_TOKENS,
     Distribution,
+    Families,
     one_two_five,
+    state_of,
 )
-from rondo.engine.metrics.exposition import PREFIX, Families, state_of
 from rondo.engine.schedule.request import Request
 from rondo.engine.schedule.step import StepOutput
 
@@ -245,3 +249,35 @@ class EngineMetrics(RequestMetrics):
 
     def state(self, families: Families) -> Iterator[Metric]:
         return state_of(self.core, families, self.serving())
+
+
+def record_request(
+    account: RequestStats, request: GenerateRequest, samples: Sequence[Request], model: str
+) -> None:
+    """Records the statistics of a request whose reader is done."""
+    params = request.sampling
+    for sample in samples:
+        account.samples.append(
+            SampleStats(
+                id=request.id,
+                model=request.adapter or model,
+                prompt_tokens=sample.prompt_length,
+                cached_tokens=max(sample.first_cached, 0),
+                output_tokens=len(sample.weight_versions),
+                finish_reason="error" if sample.error else sample.finish_reason or _cut(sample),
+                added=sample.added_at,
+                started=sample.started_at,
+                first=sample.first_at,
+                last=sample.last_at,
+                n=params.n,
+                max_tokens=params.max_tokens,
+                temperature=params.temperature,
+                top_p=params.top_p,
+            )
+        )
+
+
+def _cut(sample: Request) -> str:
+    """Finish reason of a sample that its reader ended, at a stop string or by leaving, before the engine has processed
+    it."""
+    return "stop" if sample.stop_reason is not None else "abort"

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rondo.base.errors import InvalidRequest, Overloaded
-from rondo.client.protocol.blame import renamed
+from rondo.client.protocol.refusals import renamed
 from rondo.client.structured import StructuredOutputsParams
 from rondo.engine.structured.checker import Checker
 from rondo.engine.structured.matcher import GrammarMatcher

@@ -22,7 +22,7 @@ from rondo.client.engine import PauseMode, WeightState
 from rondo.client.types import GenerateRequest, TokenChunk
 from rondo.engine.config import EngineConfig
 from rondo.engine.entrypoints.output import SampleReader, TextSource
-from rondo.engine.metrics.accounts import record_request
+from rondo.engine.metrics.counters import record_request
 from rondo.engine.schedule.intake import InputProcessor
 from rondo.engine.vllm.adapters import VllmAdapters
 from rondo.engine.vllm.answers import AnswerStream
