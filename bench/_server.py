@@ -22,7 +22,7 @@ from rondo.engine.config import EngineConfig
 from rondo.engine.schedule.step import StepOutput
 from rondo.server.config import ServerConfig
 from rondo.server.load import load_app
-from rondo.server.run import bind, make_server, run_server, url_of
+from rondo.web.run import bind, make_server, run_server, url_of
 
 ANSWER = b'{"choices":[{"token_ids":[]}]}'.ljust(400)
 

@@ -14,9 +14,9 @@ from rondo.engine.entrypoints.async_engine import AsyncEngine
 from rondo.models import new, save
 from rondo.server.config import ServerConfig
 from rondo.server.load import load_app
-from rondo.server.run import bind, make_server, run_server, url_of
 from rondo.text.bpe import train_bpe
 from rondo.text.conversation.templates import CHATML_TOKENS
+from rondo.web.run import bind, make_server, run_server, url_of
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

@@ -13,7 +13,7 @@ from rondo.cli.options.tree import RondoConfig
 from rondo.engine.config import EngineConfig
 from rondo.server.config import ServerConfig
 from rondo.server.load import load_app
-from rondo.server.run import bind, run_server, url_of
+from rondo.web.run import bind, run_server, url_of
 
 BUG = {
     "error": {
@@ -106,7 +106,7 @@ def test_a_server_whose_engine_failed_answers_why_and_ends(model_folder, monkeyp
     def when_ready(server, listener, on_start):
         run_server(server, listener, threading.Thread(target=ask).start)
 
-    monkeypatch.setattr("rondo.server.run.run_server", when_ready)
+    monkeypatch.setattr("rondo.web.run.run_server", when_ready)
     with pytest.raises(Unavailable, match="rank 1 is gone"):
         serve(model_folder, tree)
     assert answers[0].status_code == 503

@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from rondo.server.config import ServerConfig
-from rondo.server.run import bind, make_server, run_server, url_of
 from rondo.web.connections import Connections
+from rondo.web.run import bind, make_server, run_server, url_of
 from rondo.web.spare_log import MOST, Sparing
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
@@ -157,7 +157,7 @@ sys.path.insert(0, {tests!r})
 from rondo.base.telemetry.log import setup
 setup("human", "info", sys.stderr)
 from rondo.server.config import ServerConfig
-from rondo.server.run import bind, make_server, run_server, url_of
+from rondo.web.run import bind, make_server, run_server, url_of
 from server.test_connections import app
 listener = bind("127.0.0.1", 0)
 run_server(make_server(app, ServerConfig(port=0)), listener, lambda: print(url_of(listener), flush=True))

@@ -28,7 +28,6 @@ from rondo.server.answers.prompts import Prompts
 from rondo.server.answers.replies import Replies
 from rondo.server.answers.shapes import Tokens
 from rondo.server.config import ServerConfig
-from rondo.server.hosts import protect
 from rondo.server.openapi import openapi_route
 from rondo.server.routes.adapters import ADAPTER_PATHS, adapter_routes
 from rondo.server.routes.chat import chat
@@ -47,6 +46,7 @@ from rondo.text.parsing import choose_dialect
 from rondo.text.tokenizer import Tokenizer
 from rondo.web.access import Access
 from rondo.web.errors import error_body, of_rondo, on_bug, on_http_error, on_rondo_error
+from rondo.web.hosts import protect
 from rondo.web.http import bearer_of, check_json
 
 OUTSIDE_V1 = (

@@ -2,35 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
-from rondo.base.settings.config import Section
-
-
-def _one_or_several(value: object) -> object:
-    return [value] if isinstance(value, str) else value
+from rondo.web.config import ListenConfig, Several
 
 
-Several = Annotated[list[Annotated[str, Field(min_length=1)]], BeforeValidator(_one_or_several)]
-
-
-class ServerConfig(Section):
-    host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 is every interface")
-    port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
+class ServerConfig(ListenConfig):
     api_key: Several | None = Field(
         None,
         min_length=1,
-        description="what who asks the model must send as Bearer token: one key or several",
-    )
-    allow_public_without_key: bool = Field(
-        False, description="whether the server may listen on a public address without an api_key"
-    )
-    allowed_hosts: Several = Field(
-        [],
-        description="further names in the Host header of requests: on a loopback address other names than its own are "
-        "refused, against DNS rebinding; * allows all",
+        description="API key that requests to the model send as Bearer token: one key or several",
     )
     admin_key: str | None = Field(
         None,
@@ -44,7 +27,6 @@ class ServerConfig(Section):
         None, description="a Jinja file, or the template itself, in place of the model's own"
     )
     adapters: dict[str, str] = Field({}, description="adapters' folders by the names they are served under")
-    drain_seconds: float = Field(30.0, ge=0, description="how long running requests may finish after SIGTERM")
     max_body_bytes: int | None = Field(
         None,
         ge=1024,
@@ -54,14 +36,6 @@ class ServerConfig(Section):
     template_characters: int | None = Field(
         None, ge=1, description="the longest text of the chat template; by default twice the largest body"
     )
-    header_seconds: float = Field(10.0, gt=0, description="the longest time for the head of a request")
-    max_connections: int | None = Field(
-        None, ge=1, description="connections at a time; by default as many as the limit of open files allows"
-    )
-    max_connections_per_address: int | None = Field(
-        None, ge=1, description="connections at a time from one address; by default without a limit"
-    )
-    body_seconds: float = Field(60.0, gt=0, description="the longest wait for the next part of a body")
     allow_priority: bool = Field(False, description="whether clients may say which requests go first")
     matryoshka: bool = Field(
         False, description="whether embeddings may be cut: for a model trained so whose config.json is silent"
@@ -112,10 +86,6 @@ class ServerConfig(Section):
     ] = Field("auto", description="how the model writes its reasoning; auto: as its chat template does")
     # fmt: on
     auto_tool_choice: bool = Field(True, description="whether the model may choose to call tools")
-    access_log: bool = Field(True, description="one line a request, without its text")
-    otlp_traces_endpoint: str | None = Field(
-        None, description="where spans go, as OTLP over HTTP: http://127.0.0.1:4318/v1/traces"
-    )
     metrics_alias: str | None = Field(None, description="repeat each metric under this prefix, e.g. vllm:")
 
     @model_validator(mode="after")
@@ -123,3 +93,7 @@ class ServerConfig(Section):
         if self.admin_key is not None and self.admin_key in (self.api_key or ()):
             raise ValueError("admin_key must not be the api_key: whoever may ask the model may not stop it")
         return self
+
+    @property
+    def guarded(self) -> bool:
+        return self.api_key is not None

@@ -36,7 +36,6 @@ from rondo.server.app import ModelApp
 from rondo.server.routes.chat import chat
 from rondo.server.routes.completions import completions
 from rondo.server.routes.responses import responses
-from rondo.server.run import bind, url_of
 from rondo.server.served import ServedModel
 from rondo.server.workers.bodies import Bodies
 from rondo.text.conversation.answers import read_answer
@@ -45,6 +44,7 @@ from rondo.text.parsing import choose_dialect
 from rondo.web.errors import on_bug, on_http_error, on_rondo_error
 from rondo.web.http import Json, bearer_of, read_body
 from rondo.web.protocol import Protocol
+from rondo.web.run import bind, url_of
 
 NAME = "policy"
 START_SECONDS, LOOK_SECONDS = 30.0, 0.005

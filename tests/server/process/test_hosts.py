@@ -10,8 +10,8 @@ from starlette.responses import PlainTextResponse
 
 from rondo.base.errors import ConfigError
 from rondo.server.config import ServerConfig
-from rondo.server.exposure import is_loopback, listen, warn_of_no_key
-from rondo.server.hosts import protect
+from rondo.web.exposure import is_loopback, listen, warn_of_no_key
+from rondo.web.hosts import protect
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", ""])
@@ -41,7 +41,7 @@ def test_a_server_without_a_key_warns(caplog):
 
 def test_a_unix_socket_is_local():
     with socket.socket(socket.AF_UNIX) as listener:
-        from rondo.server.exposure import is_local
+        from rondo.web.exposure import is_local
 
         assert is_local(listener)
 

@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from rondo.base.errors import ConfigError
-from rondo.server.run import bind
+from rondo.web.run import bind
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])

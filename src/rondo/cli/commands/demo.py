@@ -88,6 +88,6 @@ def _name(task: str) -> str:
 
 def _check_port(tree: RondoConfig) -> None:
     """Minutes of making a model should not end in a port that is taken."""
-    from rondo.server.exposure import listen
+    from rondo.web.exposure import listen
 
     listen(tree.server).close()

@@ -36,8 +36,8 @@ def run(argv: list[str]) -> int:
 
 def serve(model: str | Path, tree: RondoConfig, banner: bool = False) -> int:
     """Blocks until a signal ends the server."""
-    from rondo.server.exposure import listen
-    from rondo.server.run import url_of
+    from rondo.web.exposure import listen
+    from rondo.web.run import url_of
 
     listener = listen(tree.server)
     try:
@@ -61,9 +61,9 @@ def without_collector() -> Iterator[None]:
 def _serve(model: str | Path, tree: RondoConfig, listener: socket.socket, url: str, banner: bool) -> int:
     with without_collector():
         from rondo.client.engine import fault_of
-        from rondo.server.exposure import warn_of_no_key
         from rondo.server.load import load_app
-        from rondo.server.run import make_server, run_server
+        from rondo.web.exposure import warn_of_no_key
+        from rondo.web.run import make_server, run_server
 
         app, engine, name = load_app(model, tree.engine, tree.server)
 

@@ -52,6 +52,6 @@ def _demo_model() -> Path:
 
 def _check_port(tree: RondoConfig) -> None:
     """Minutes of making a model should not end in a port that is taken."""
-    from rondo.server.exposure import listen
+    from rondo.web.exposure import listen
 
     listen(tree.server).close()

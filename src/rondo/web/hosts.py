@@ -13,20 +13,20 @@ from urllib.parse import urlsplit
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from rondo.server.config import ServerConfig
-from rondo.server.exposure import is_loopback
+from rondo.web.config import ListenConfig
 from rondo.web.errors import error_body
+from rondo.web.exposure import is_loopback
 
 SAFE = frozenset(["GET", "HEAD", "OPTIONS"])
 ANY = "*"
 
 
-def protect(app: ASGIApp, config: ServerConfig) -> ASGIApp:
+def protect(app: ASGIApp, config: ListenConfig) -> ASGIApp:
     """Checks Host where the server listens on loopback or names are configured, and Origin where it has no API key."""
     local = is_loopback(config.host)
     hosts = frozenset(name.lower().removesuffix(".") for name in config.allowed_hosts)
     check_host = (local or bool(hosts)) and ANY not in hosts
-    check_origin = config.api_key is None and ANY not in hosts
+    check_origin = not config.guarded and ANY not in hosts
     if not (check_host or check_origin):
         return app
     own = hosts | {config.host.lower()}

@@ -1,4 +1,4 @@
-"""Runs the engine server: the port first, then the model, then requests until a signal."""
+"""Runs an HTTP server: binds the port first, then serves requests until a signal, and drains before it ends."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import uvicorn
 from starlette.types import ASGIApp
 
-from rondo.base.errors import ConfigError
+from rondo.base.errors import ConfigError, RondoError
 from rondo.base.telemetry.log import get_logger
-from rondo.client.engine import ServedEngine, fault_of
-from rondo.server.config import ServerConfig
+from rondo.web.config import ListenConfig
 from rondo.web.connections import BoundedConnection, Connections
 from rondo.web.spare_log import Sparing
 
@@ -68,6 +67,15 @@ def url_of(listener: socket.socket) -> str:
     return f"http://{host}:{port}"
 
 
+class Drained(Protocol):
+    """Part behind the server, such as the engine, that finishes its requests before the server ends."""
+
+    @property
+    def failure(self) -> RondoError | None: ...
+
+    async def drain(self, seconds: float) -> None: ...
+
+
 class _Server(uvicorn.Server):
     """Signals are ours: the first drains and ends with exit code 0, the second ends at once with 128 and its number.
 
@@ -78,7 +86,7 @@ class _Server(uvicorn.Server):
     def __init__(
         self,
         config: uvicorn.Config,
-        engine: ServedEngine | None,
+        engine: Drained | None,
         drain_seconds: float,
         connections: Connections,
     ) -> None:
@@ -105,7 +113,8 @@ class _Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """A failed engine stays failed: the process ends, and its supervisor can restart it."""
-        if self.engine is not None and fault_of(self.engine) and self._draining is None:
+        failure = None if self.engine is None else self.engine.failure
+        if failure is not None and failure.code != "shutting_down" and self._draining is None:
             self.should_exit = True
         if counter % SWEEP_TICKS == 0:
             self.connections.sweep(asyncio.get_running_loop().time())
@@ -143,7 +152,7 @@ class _Server(uvicorn.Server):
             self.should_exit = True
 
 
-def make_server(app: ASGIApp, config: ServerConfig, engine: ServedEngine | None = None) -> uvicorn.Server:
+def make_server(app: ASGIApp, config: ListenConfig, engine: Drained | None = None) -> uvicorn.Server:
     """Drains `engine` before it ends at a signal."""
     connections = Connections(
         config.max_connections, config.max_connections_per_address, config.header_seconds

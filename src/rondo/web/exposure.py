@@ -7,16 +7,16 @@ import socket
 
 from rondo.base.errors import ConfigError
 from rondo.base.telemetry.log import get_logger
-from rondo.server.config import ServerConfig
-from rondo.server.run import bind
+from rondo.web.config import ListenConfig
+from rondo.web.run import bind
 
 log = get_logger("rondo.server")
 
 
-def listen(config: ServerConfig) -> socket.socket:
+def listen(config: ListenConfig) -> socket.socket:
     """The bound port, or an error that names the remedy."""
     listener = bind(config.host, config.port)
-    if config.api_key is None and not config.allow_public_without_key and not is_local(listener):
+    if not config.guarded and not config.allow_public_without_key and not is_local(listener):
         listener.close()
         raise ConfigError(
             f"Without an API key the server does not listen on {config.host or 'every interface'}, which other "
@@ -26,8 +26,8 @@ def listen(config: ServerConfig) -> socket.socket:
     return listener
 
 
-def warn_of_no_key(config: ServerConfig, listener: socket.socket) -> None:
-    if config.api_key is None:
+def warn_of_no_key(config: ListenConfig, listener: socket.socket) -> None:
+    if not config.guarded:
         reach = "this machine" if is_local(listener) else "every machine that reaches this address"
         log.warning(f"no API key is set: all programs on {reach} can use the model. Set --api-key KEY.")
 
