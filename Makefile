@@ -11,16 +11,18 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 CORE := $(VENV)/.installed-core
 DEV := $(VENV)/.installed-dev
 DOCS := $(VENV)/.installed-docs
+PAGE := src/rondo/gateway/static/index.html
 export PATH := $(abspath $(BIN)):$(PATH)
 
 # Compiled files make the second start quick, whatever the caller's shell prefers.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help up check test coverage test-levels sanitize test-real lint docs format bench clean
+.PHONY: help up page check test coverage test-levels sanitize test-real lint docs format bench clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make up         install, make the demo model if there is none, and serve on port $(PORT)"
+	@echo "make page       build the web page with npm"
 	@echo "make check      lint and the tests of pure logic, in about a minute"
 	@echo "make test       lint, types, import contracts and every test that needs no real peer and no sanitizer"
 	@echo "make coverage   run the fast tests and print the covered share of lines; files in build/coverage/html"
@@ -33,8 +35,14 @@ help:
 	@echo "make bench      run every benchmark quickly"
 	@echo "make clean      remove the virtual environment and the caches"
 
-up: $(CORE)
+up: $(CORE) $(PAGE)
 	@$(BIN)/rondo up --port $(PORT)
+
+page: $(PAGE)
+
+# Without npm the API works, and the page says how to build it.
+$(PAGE): $(shell find page/src page/*.json page/*.ts page/index.html 2>/dev/null)
+	@command -v npm >/dev/null && $(PYTHON) tools/build_page.py || echo "npm is not installed: no web page is built"
 
 # Programs in C of their own, compiled with sanitizers for each level in minutes: `make sanitize` runs them, once.
 PRODUCTS := tests/ops/native/test_products.py

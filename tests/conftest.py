@@ -10,6 +10,8 @@ import os
 import rondo  # noqa: F401 threads that wait soon sleep
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported
+os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported: no test uses the network
+os.environ["HF_HUB_CACHE"] = "/nonexistent"
 
 import random
 from pathlib import Path

@@ -5,10 +5,10 @@ import pytest
 
 from rondo.base.errors import ConfigError
 from rondo.base.settings.config import SettingSource
-from rondo.cli.commands import up
 from rondo.cli.options.arguments import VerbParser
 from rondo.cli.options.flags import FLAGS
 from rondo.cli.options.short import read_short
+from rondo.cli.service import up
 
 
 @pytest.fixture(autouse=True)
@@ -103,13 +103,13 @@ def test_up_shows_the_demos_view_while_a_model_is_made(monkeypatch, events):
             progress(event)
         return Path("demo")
 
-    def serve(*args, **options):
-        served.append((args[0], list(seen), options))
+    def run(config, *others):
+        served.append(([pool.model for pool in config.pools], list(seen)))
         return 0
 
     monkeypatch.setattr("rondo.cli.view.demo_view.demo_view", view)
     monkeypatch.setattr("rondo.demo.pipeline.ensure_demo_model", ensure)
-    monkeypatch.setattr(up, "serve", serve)
+    monkeypatch.setattr(up, "_run", run)
     assert up.run(["--port", "0"]) == 0
     shown = ["open", 0, 1, 2, "closed"] if events else []
-    assert served == [(Path("demo"), shown, {"banner": True})]
+    assert served == [(["demo"], shown)]

@@ -121,7 +121,7 @@ make_peer() {
 declare -A packages=(
   [prometheus]=prometheus [libtcmalloc_minimal.so.4]=libtcmalloc-minimal4 [mpirun]=openmpi-bin
   [ceph]=ceph-common [ceph-mon]=ceph-mon [ceph-osd]=ceph-osd [radosgw]=radosgw
-  [node]=nodejs [npm]=npm [postgres]=postgresql
+  [node]=nodejs [npm]=npm [chromium]=chromium [postgres]=postgresql
   [munged]=munge [slurmctld]=slurmctld [slurmd]=slurmd [srun]=slurm-client
 )
 

@@ -13,7 +13,13 @@ from rondo.base.errors import RondoError, StorageError
 from rondo.cli.options.verbs import unknown_verb
 
 VERBS: dict[str, tuple[str, str]] = {
-    "up": ("rondo.cli.commands.up", "serve the demo model, made first if there is none, and print the URL"),
+    "up": (
+        "rondo.cli.service.up",
+        "serve models behind one URL, with keys and a page; the demo model by default",
+    ),
+    "ps": ("rondo.cli.service.ps", "show the parts that `rondo up` runs"),
+    "logs": ("rondo.cli.service.logs", "show or follow the log of a part"),
+    "down": ("rondo.cli.service.down", "end everything that `rondo up` started"),
     "serve": ("rondo.cli.commands.serve", "serve a model over the OpenAI API"),
     "demo": ("rondo.cli.commands.demo", "pretrain, RL-tune and try a small model on this machine"),
     "train": ("rondo.cli.commands.train", "pretrain or fine-tune a model"),
@@ -22,8 +28,11 @@ VERBS: dict[str, tuple[str, str]] = {
     "plan": ("rondo.cli.commands.plan", "say how to lay a model out over GPUs, and what that comes to"),
     "data": ("rondo.cli.commands.data", "tokenize text into shards for training, and look into them"),
     "job": ("rondo.cli.commands.job", "list the training jobs of this machine and show one"),
+    "pull": ("rondo.cli.commands.pull", "download a model or data set of the Hugging Face Hub by name"),
     "model": ("rondo.cli.commands.model", "make, import, export, quantize, inspect and list models"),
-    "db": ("rondo.cli.commands.db", "upgrade, back up, restore and check the store of requests and keys"),
+    "gateway": ("rondo.cli.service.gateway", "serve one URL with keys in front of engines"),
+    "keys": ("rondo.cli.service.keys", "create, list and revoke API keys of the gateway, and show usage"),
+    "db": ("rondo.cli.service.db", "upgrade, back up, restore and check the store of requests and keys"),
     "bench": ("rondo.cli.commands.bench", "measure a server, or a model without one"),
     "doctor": (
         "rondo.cli.commands.doctor",

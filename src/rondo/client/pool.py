@@ -33,7 +33,7 @@ class LeastLoaded:
         self._choices = 0
 
     def choose(self, ready: Iterable[Pooled], saved: Callable[[Pooled], float] = lambda engine: 0) -> Pooled:
-        """`saved` is the part of the request's work that the engine has in its cache."""
+        """`saved` is the request's work that the engine avoids by its cache, less work that the pool does not count."""
         return min(ready, key=lambda engine: (engine.work - saved(engine), engine.requests, engine.last))
 
     def begin(self, engine: PooledEngine, work: float) -> None:

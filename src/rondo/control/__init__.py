@@ -12,7 +12,8 @@ results, dead letters, usage by day, and the choice of an engine for a request. 
     work.py     types of queued, leased and finished work
     keys.py     API keys, stored as hashes, with roles and scopes
     limits.py   token buckets: requests and tokens a minute for each key
-    router.py   choice of the engine with the least remaining work and the longest cached prefix
+    router.py   choice of the engine with the least pending work and the longest cached prefix
+    prefixes.py estimate of the prefixes in each engine's cache
     config.py   settings
 
 Read `store.py`, then `queue.py`.

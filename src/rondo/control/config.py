@@ -23,6 +23,11 @@ class RouterConfig(Section):
     shut: float = Field(
         5.0, gt=0, description="seconds before an open circuit breaker lets one request through"
     )
-    piece: int = Field(256, gt=0, description="characters per prefix piece")
+    piece: int = Field(1024, gt=0, description="bytes per prefix piece")
     pieces: int = Field(65536, gt=0, description="prefix pieces remembered per engine")
-    longest: int = Field(512, gt=0, description="prefix pieces considered per prompt")
+    longest: int = Field(256, gt=0, description="prefix pieces considered per prompt")
+    decode_factor: float = Field(
+        8.0,
+        ge=0,
+        description="work of one byte of an answer, as a multiple of one byte of an uncached prompt",
+    )

@@ -1,40 +1,39 @@
 """Routing of a request to the engine with the least pending work.
 
-Pending work is the unanswered work of an engine plus the part of this prompt outside its cache. So an engine with a
-cached prefix is preferred, until its queue costs more than computing the prefix elsewhere. Caches are estimated from
-routed prompts: a prompt is cut into pieces, and the most recent pieces of each engine are remembered.
+Pending work is measured in bytes of prompt: the part of a prompt outside the engine's cache, and each byte of the
+answer times a factor, because decoding costs more than prefill. So an engine with a cached prefix is preferred until
+its queue costs more than computing the prefix elsewhere. An engine's own report adds the requests of other gateways.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from time import monotonic
 
 from rondo.base.errors import NotFound, Unavailable
 from rondo.client.pool import LeastLoaded, PooledEngine
 from rondo.control.config import RouterConfig
+from rondo.control.prefixes import PrefixIndex, hashes
 
-Pieces = tuple[bytes, ...]
-"""Names of a prompt's beginnings, each a piece longer than the one before."""
+MEAN_SHARE = 0.05
+"""Weight of the latest request in the mean work of a request."""
 
 
 @dataclass(eq=False)
 class Instance(PooledEngine):
-    """An engine with its served models and its circuit breaker. The unit of `work` is a character of unanswered
-    prompts and of the longest possible answers."""
+    """An engine of this gateway. `work` and `requests` are those of this gateway's unanswered requests."""
 
     models: frozenset[str] = frozenset()
-    """Served names, with the loaded adapters."""
+    """Served names, loaded adapters included."""
     draining: bool = False
+    reported: int = 0
+    """Requests that the engine reported beyond this gateway's, at its latest report."""
     failures: int = 0
-    """Number of consecutive failures."""
-    shut_until: float = 0.0
-    """After too many failures the engine gets no request until this time, and then a single one as a probe."""
-    seen: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
-    """Prefix pieces sent to the engine, the most recent last."""
+    """In a row."""
+    open_until: float = 0.0
+    """After too many failures the circuit is open until then; then one request decides."""
+    bit: int = field(default=0, repr=False)
 
 
 @dataclass(frozen=True)
@@ -42,73 +41,87 @@ class Route:
     """A routed request, whose outcome is reported to `Router.ended`."""
 
     instance: Instance
-    work: int
+    work: float
     known: int
-    """Characters of the prompt that the instance had been sent before."""
+    """Bytes of the prompt that the instance had been sent before."""
 
 
 class Router:
     def __init__(
-        self, instances: Sequence[Instance], config: RouterConfig, now: Callable[[], float] = monotonic
+        self, instances: Iterable[Instance], config: RouterConfig, now: Callable[[], float] = monotonic
     ) -> None:
-        self.instances, self.config, self._now = list(instances), config, now
+        self.config, self._now = config, now
+        self.instances: list[Instance] = []
+        self.prefixes = PrefixIndex(config.pieces)
         self._balance = LeastLoaded()
+        self._mean_work = 0.0
+        for instance in instances:
+            self.add(instance)
 
-    def choose(self, model: str, prompt: str, answer: int = 0, without: Sequence[str] = ()) -> Route:
-        """`answer`: how many characters it may have, about. `without`: URLs that have been tried."""
-        named = [each for each in self.instances if model in each.models]
-        if not named:
-            raise NotFound(
-                f"The model {model!r} does not exist: GET /v1/models lists those that do.", param="model"
-            )
-        ready = [each for each in named if self._takes(each) and each.url not in without]
+    def add(self, instance: Instance) -> None:
+        instance.bit = self.prefixes.new_engine()
+        self.instances.append(instance)
+
+    def remove(self, instance: Instance) -> None:
+        self.instances.remove(instance)
+        self.prefixes.remove(instance.bit)
+
+    def choose(self, model: str, prompt: bytes, answer: int = 0, without: Sequence[str] = ()) -> Route:
+        """`answer`: about how many bytes it may have. `without`: URLs that were tried already."""
+        ready = [each for each in self._named(model) if self._takes(each) and each.url not in without]
         if not ready:
-            raise Unavailable(f"no engine that serves {model!r} is ready: try again in a few seconds")
-        pieces = tuple(self._pieces(model, prompt))
-        known = {each.url: self._known(each, pieces, len(prompt)) for each in ready}
-        chosen = self._balance.choose(ready, lambda each: known[each.url])
-        return self._send(chosen, pieces, known[chosen.url], len(prompt) + answer)
+            raise Unavailable(
+                f"No engine that serves {model!r} is ready: try again in a few seconds.",
+                code="no_engine_ready",
+            )
+        config = self.config
+        pieces = hashes(model, prompt, config.piece, config.longest)
+        lengths = self.prefixes.lengths(pieces, sum(each.bit for each in ready))
+        known = {each.bit: min(lengths.get(each.bit, 0) * config.piece, len(prompt)) for each in ready}
+        chosen = self._balance.choose(ready, lambda each: known[each.bit] - self._reported(each))
+        work = len(prompt) - known[chosen.bit] + config.decode_factor * answer
+        return self._send(chosen, pieces, known[chosen.bit], max(1.0, work))
 
     def ended(self, route: Route, well: bool) -> None:
-        """`well`: it was answered, be it with a refusal. Not so: it could not be reached, or broke off."""
+        """`well`: the engine answered, also with a refusal. Otherwise it was unreachable, or broke off."""
         instance = route.instance
         self._balance.end(instance, route.work)
         if well:
-            instance.failures, instance.shut_until = 0, 0.0
+            instance.failures, instance.open_until = 0, 0.0
             return
         instance.failures += 1
-        instance.seen.clear()  # it may have been started anew
+        self.forget(instance)
         if instance.failures >= self.config.failures:
-            instance.shut_until = self._now() + self.config.shut
+            instance.open_until = self._now() + self.config.shut
+
+    def forget(self, instance: Instance) -> None:
+        """The engine may have restarted, and then its cache is empty."""
+        if instance in self.instances:  # it may have been removed while it answered
+            self.prefixes.clear(instance.bit)
+
+    def _named(self, model: str) -> list[Instance]:
+        named = [each for each in self.instances if model in each.models]
+        if not named:
+            raise NotFound(
+                f"The model {model!r} does not exist: GET /v1/models lists the models.",
+                param="model",
+                code="model_not_found",
+            )
+        return named
+
+    def _reported(self, instance: Instance) -> float:
+        """Estimated work of the requests of other gateways."""
+        return instance.reported * self._mean_work
 
     def _takes(self, instance: Instance) -> bool:
         if not instance.healthy or instance.draining:
             return False
         if instance.failures < self.config.failures:
             return True
-        return self._now() >= instance.shut_until and not instance.requests
+        return self._now() >= instance.open_until and not instance.requests
 
-    def _send(self, instance: Instance, pieces: Pieces, known: int, work: int) -> Route:
-        route = Route(instance, max(1, work - known), known)
-        self._balance.begin(instance, route.work)
-        for piece in reversed(pieces):  # so that a beginning is forgotten after what follows it
-            instance.seen[piece] = None
-            instance.seen.move_to_end(piece)
-        while len(instance.seen) > self.config.pieces:
-            instance.seen.popitem(last=False)
-        return route
-
-    def _known(self, instance: Instance, pieces: Pieces, length: int) -> int:
-        """Characters of the longest beginning that it has been sent."""
-        for number in range(len(pieces), 0, -1):
-            if pieces[number - 1] in instance.seen:
-                return min(number * self.config.piece, length)
-        return 0
-
-    def _pieces(self, model: str, prompt: str) -> Iterator[bytes]:
-        """Whole ones only, at most so many; an adapter's keys and values are its own."""
-        state = blake2b(model.encode(), digest_size=12)
-        size = self.config.piece
-        for start in range(0, min(len(prompt), size * self.config.longest) - size + 1, size):
-            state.update(prompt[start : start + size].encode("utf-8", "surrogatepass"))
-            yield state.digest()
+    def _send(self, instance: Instance, pieces: Sequence[int], known: int, work: float) -> Route:
+        self._balance.begin(instance, work)
+        self._mean_work += MEAN_SHARE * (work - self._mean_work)
+        self.prefixes.add(pieces, instance.bit)
+        return Route(instance, work, known)

@@ -13,11 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rondo.base.errors import InvalidRequest, ModelError, NotFound, StorageError
+from rondo.base.errors import InvalidRequest, ModelError, NotFound, StorageError, Unavailable
 from rondo.base.storage.files import atomic_dir, refuse_existing
 from rondo.base.storage.hashing import sha256_file, sha256_json
 from rondo.base.storage.home import jobs_dir, models_dir
 from rondo.base.storage.paths import path_of
+from rondo.hub.cache import Snapshot, repo_of_snapshot, snapshots
+from rondo.hub.models import ensure_model, has_weights, pull_model
+from rondo.hub.names import HubName, hub_name
 from rondo.jobs.folders import ADAPTER, EXPORT, HASH, SHORT, find_job
 from rondo.models import families
 from rondo.models.files.headers import Header, read_config, read_headers
@@ -60,9 +63,10 @@ class Facts(Summary):
     has_tokenizer: bool
 
 
-def resolve(name_or_path: str | Path) -> Path:
-    """The folder of a model: a name under `RONDO_HOME/models`, the path of a folder with a config.json, or the hash of
-    a job (or a prefix of it) for the model that the job produced."""
+def resolve(name_or_path: str | Path, report: Report | None = None) -> Path:
+    """The folder of a model: a name under `RONDO_HOME/models`, the path of a folder with a config.json, the hash of a
+    job (or a prefix of it) for the model that the job produced, or `ORG/NAME[@revision]` of the Hugging Face Hub, from
+    its cache or downloaded into it."""
     text = str(name_or_path)
     if NAME.fullmatch(text) and _has_config(models_dir() / text):
         return models_dir() / text
@@ -74,13 +78,53 @@ def resolve(name_or_path: str | Path) -> Path:
         return left
     if path.is_dir():
         raise NotFound(f"{path} is a folder without config.json, so it is not a model.", param="model")
-    close = difflib.get_close_matches(text, [name for name, _ in list_models()], n=3, cutoff=0.4)
-    hint = f"Did you mean {' or '.join(close)}?" if close else "`rondo model list` shows what there is."
+    if (name := hub_name(text)) is not None:
+        return _from_hub(name, report)
     raise NotFound(
-        f"There is no model {text!r} in {models_dir()}, and no such folder or job. {hint}",
+        f"There is no model {text!r} in {models_dir()}, and no such folder or job. {_hint(text)}",
         param="model",
         code="model_not_found",
     )
+
+
+def _from_hub(name: HubName, report: Report | None) -> Path:
+    try:
+        return ensure_model(name, report, _check_config)
+    except (NotFound, Unavailable) as error:
+        near = _near(str(name))
+        hint = f" Did you mean {near}, which is on this machine?" if near else ""
+        raise type(error)(
+            f"There is no folder {name} here. {error.message}{hint}", param="model", code=error.code
+        ) from error
+
+
+def pull(name: HubName, report: Report | None = None) -> Path:
+    """Downloads the current commit of a model's revision, and returns its folder."""
+    return pull_model(name, report, _check_config)
+
+
+def _check_config(folder: Path) -> None:
+    """Rejects an unsupported architecture before its weights are downloaded."""
+    families.check(read_config(folder))
+
+
+def _hint(text: str) -> str:
+    hub = "A model of the Hugging Face Hub has the form ORG/NAME: `rondo pull ORG/NAME`."
+    near = _near(text)
+    return (
+        f"Did you mean {near}? {hub}"
+        if near
+        else f"`rondo model list` shows the models of this machine. {hub}"
+    )
+
+
+def _near(text: str) -> str:
+    """Names of models on this machine that resemble `text`, with and without their organization."""
+    names = {name.lower(): name for name, _ in list_models()}
+    for snapshot in snapshots():
+        names |= {each.lower(): snapshot.name for each in (snapshot.name, snapshot.name.partition("/")[2])}
+    close = difflib.get_close_matches(text.lower(), names, n=3, cutoff=0.5)
+    return " or ".join(dict.fromkeys(names[each] for each in close))
 
 
 def _left_by_job(prefix: str) -> Path | None:
@@ -106,9 +150,33 @@ def _left_by_job(prefix: str) -> Path | None:
 
 
 def name_of(folder: Path) -> str:
-    """The default name of the model in the folder: the job's hash for the output of a job, else the folder's name."""
+    """The default name of the model in the folder: the job's hash for the output of a job, `ORG/NAME` for a model of
+    the Hugging Face Hub, else the folder's name."""
+    if (found := repo_of_snapshot(folder)) is not None:
+        return found[0]
     job = folder.parent
     return job.name if folder.name == EXPORT and job.parent == jobs_dir() else folder.name
+
+
+def revision_of(folder: Path) -> str:
+    """The commit of a model of the Hugging Face Hub, for the lineage of a job; empty for other models."""
+    found = repo_of_snapshot(folder)
+    return "" if found is None else found[1]
+
+
+def list_pulled() -> list[Snapshot]:
+    """The models of the Hugging Face cache that Rondo can load: `name` (`ORG/NAME[@revision]`, which `resolve` takes),
+    `path`, `commit`, `disk_bytes` and `pulled` (seconds since 1970). `hub.cache.remove_snapshot(path)` removes one.
+    Caches also contain other kinds of models and unfinished downloads, which are left out."""
+    return [each for each in snapshots() if _is_loadable(each.path)]
+
+
+def _is_loadable(folder: Path) -> bool:
+    try:
+        families.check(read_config(folder))
+        return has_weights(folder)
+    except ModelError:
+        return False
 
 
 def list_models() -> list[tuple[str, Path]]:

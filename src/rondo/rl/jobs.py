@@ -18,7 +18,7 @@ from rondo.models import Decoder
 from rondo.models.devices import device_named
 from rondo.models.families import parse
 from rondo.models.files.headers import read_config
-from rondo.models.store import fingerprint, resolve
+from rondo.models.store import fingerprint, resolve, revision_of
 from rondo.parallel.ranks.crew import Paused, RankSupervisor
 from rondo.parallel.ranks.world import read_world
 from rondo.rl.config import RlConfig
@@ -89,7 +89,7 @@ def plan(config: RlConfig) -> RlJobPlan:
     spec = {"kind": "rl", "model": fingerprint(model), "config": _told(config)}
     if (made_of := fingerprint_of_task(found)) is not None:
         spec["task"] = made_of
-    return RlJobPlan(config, model, found, Job.of(spec, model=config.model))
+    return RlJobPlan(config, model, found, Job.of(spec, model=config.model, revision=revision_of(model)))
 
 
 def _check_device(config: RlConfig) -> None:

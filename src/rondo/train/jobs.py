@@ -17,7 +17,7 @@ from rondo.models.devices import device_named
 from rondo.models.families import parse
 from rondo.models.files.headers import read_config
 from rondo.models.fresh import make_scorer
-from rondo.models.store import fingerprint, resolve
+from rondo.models.store import fingerprint, resolve, revision_of
 from rondo.parallel.layout.degrees import degrees
 from rondo.parallel.ranks.crew import Paused, RankSupervisor
 from rondo.parallel.ranks.mesh import join
@@ -77,7 +77,12 @@ def plan(kind: Kind, config: TrainConfig, crew: RankSupervisor | None = None) ->
         "dataset": data.digest(sources),
         "config": config.model_dump(mode="json", exclude={*HOW, *config.neutral()}),
     }
-    origin = {"model": config.model, "data": _named(config.data), "save_to": config.save_to}
+    origin = {
+        "model": config.model,
+        "revision": revision_of(model),
+        "data": _named(config.data),
+        "save_to": config.save_to,
+    }
     job = Job.of(spec, writes=crew.first, **origin)
     return TrainJobPlan(kind, config, model, sources, held_out, job)
 

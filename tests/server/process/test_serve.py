@@ -135,7 +135,7 @@ def test_sigterm_lets_requests_finish_and_ends_with_zero(model_folder):
         reader.join(60)
         assert events[-1] == "data: [DONE]"
         assert json.loads(events[-2][6:])["choices"][0]["finish_reason"] == "length"
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()
         process.communicate()
@@ -229,9 +229,9 @@ def test_up_serves_the_demo_model_that_is_there_and_says_where(model_folder, tmp
             assert line, process.stderr.read()
             printed.append(line)
         url = next(word for line in printed for word in line.split() if word.startswith("http"))
-        assert httpx.get(url + "/models", timeout=60).json()["data"][0]["id"] == NAME
+        assert httpx.get(url + "/v1/models", timeout=60).json()["data"][0]["id"] == NAME
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()
         process.communicate()

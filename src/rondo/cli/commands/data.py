@@ -13,6 +13,7 @@ from rondo.base.storage.paths import path_of
 from rondo.base.units import human_bytes, human_count
 from rondo.cli.options.arguments import VerbParser
 from rondo.cli.options.verbs import Verb, run_verb
+from rondo.cli.view.fetch import fetch_data
 from rondo.cli.view.progress import token_progress
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ def _prepare(argv: list[str]) -> int:
         shard_bytes=arguments.shard_size,
         replace=arguments.replace,
     )
+    fetch_data(arguments.sources)
     with token_progress("preparing") as report:
         index = prepare(request, report)
     if arguments.json:
@@ -67,9 +69,12 @@ def _tokenizer(name: str) -> Path:
     if (folder / "tokenizer.json").is_file():
         return folder
 
+    from rondo.hub.models import pull_tokenizer
+    from rondo.hub.names import hub_name
     from rondo.models.store import resolve
 
-    return resolve(name)
+    found = None if folder.exists() else hub_name(name)
+    return resolve(name) if found is None else pull_tokenizer(found)
 
 
 def _prepare_parser() -> VerbParser:
@@ -80,7 +85,8 @@ def _prepare_parser() -> VerbParser:
         "sources",
         metavar="SOURCE",
         nargs="+",
-        help="a .jsonl, .txt (also .gz, .zst) or .parquet file, or a folder of them, here or at s3://",
+        help="a .jsonl, .txt (also .gz, .zst) or .parquet file, or a folder of them, here or at s3://; or "
+        "ORG/NAME[@REVISION][:SPLIT] of the Hugging Face Hub",
     )
     parser.add_argument(
         "--tokenizer",

@@ -7,12 +7,15 @@ from collections.abc import Mapping
 
 from rondo.cli.options.arguments import VerbParser
 from rondo.cli.options.tree import read_command_line
+from rondo.cli.view.fetch import fetch_data, fetch_model
 
 
 def run(argv: list[str]) -> int:
     parser = VerbParser("rondo evaluate", "Measure a model on held-out records and on tasks.")
     parser.add_argument(
-        "model", metavar="MODEL", help="a name from `rondo model list`, a folder, or a job's hash"
+        "model",
+        metavar="MODEL",
+        help="a name from `rondo model list`, a folder, a job's hash, or ORG/NAME[@REVISION]",
     )
     parser.add_argument(
         "--data",
@@ -34,6 +37,9 @@ def run(argv: list[str]) -> int:
     config = command.config.tree.train
     asked = {name: getattr(given, name) for name in ("data", "tasks") if getattr(given, name)}
     evaluate = config.evaluate.model_copy(update=asked)
+
+    fetch_model(given.model)
+    fetch_data(evaluate.data or [])
 
     from rondo.train.evaluation.evaluate import PREFIX
     from rondo.train.evaluation.evaluate_model import evaluate_model

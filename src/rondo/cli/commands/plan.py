@@ -132,7 +132,9 @@ def _serve(given: argparse.Namespace, shape: ModelShape, cluster: Cluster) -> in
 
 
 def _shape(given: argparse.Namespace) -> ModelShape:
-    """A known name, a name from `rondo model list`, a folder or a config.json; single sizes by flags."""
+    """A known name, a name from `rondo model list`, a folder, a config.json, or a name of the Hugging Face Hub; single
+    sizes by flags."""
+    from rondo.hub.cache import repo_of_snapshot
     from rondo.plan.sizes.hf import read_config, shape_of
     from rondo.plan.sizes.shapes import SHAPES
 
@@ -158,11 +160,13 @@ def _shape(given: argparse.Namespace) -> ModelShape:
         near = difflib.get_close_matches(given.model, SHAPES, 1)
         hint = f" Did you mean {near[0]}?" if near else ""
         raise ConfigError(
-            f"There is no model {given.model!r}.{hint} Known by name: {', '.join(SHAPES)}; or give a folder or a "
-            "config.json.",
+            f"There is no model {given.model!r}.{hint} Known by name: {', '.join(SHAPES)}; or give a folder, a "
+            "config.json, or ORG/NAME of the Hugging Face Hub.",
             param="model",
         )
     name = path.parent.name if path.name == "config.json" else path.name
+    if (snapshot := repo_of_snapshot(path)) is not None:
+        name = snapshot[0]
     return shape_of(read_config(path) | sizes, name or "the model")
 
 
@@ -172,14 +176,20 @@ def _trained_model(given: argparse.Namespace) -> str:
 
 
 def _path(given: argparse.Namespace) -> Path | None:
-    """Of a model that is neither known by name nor given by its sizes."""
+    """Of a model that is neither known by name nor given by its sizes. Of a model of the Hugging Face Hub only the
+    config is downloaded."""
+    from rondo.hub.models import pull_config
+    from rondo.hub.names import hub_name
     from rondo.plan.sizes.shapes import SHAPES
 
     if given.model is None or given.model in SHAPES:
         return None
     path = path_of(given.model, "MODEL")
-    stored = models_dir() / given.model
-    return stored if not path.exists() and "/" not in given.model and stored.is_dir() else path
+    stored: Path = models_dir() / given.model
+    if not path.exists() and "/" not in given.model and stored.is_dir():
+        return stored
+    name = None if path.exists() else hub_name(given.model)
+    return path if name is None else pull_config(name)
 
 
 def _cluster(given: argparse.Namespace) -> Cluster:
@@ -199,7 +209,8 @@ def _parser() -> VerbParser:
         "model",
         metavar="MODEL",
         nargs="?",
-        help="a known name such as llama-3-8b, a name from `rondo model list`, a folder, or a config.json",
+        help="a known name such as llama-3-8b, a name from `rondo model list`, a folder, a config.json, or "
+        "ORG/NAME[@REVISION] of the Hugging Face Hub, of which only the config is downloaded",
     )
     parser.add_argument("--serve", action="store_true", help="plan serving, not training")
     parser.add_argument(

@@ -10,6 +10,7 @@ from functools import partial
 from rondo.base.errors import ConfigError
 from rondo.cli.options.arguments import VerbParser
 from rondo.cli.options.tree import read_command_line
+from rondo.cli.view.fetch import fetch_named_models
 from rondo.rl.config import RlConfig
 
 VERBS = {
@@ -29,7 +30,9 @@ def run(argv: list[str]) -> int:
     parser.add_argument(
         "file", nargs="?", metavar="CONFIG.toml", help="settings under [rl]; flags go over it"
     )
-    parser.add_argument("--model", help="a name from `rondo model list`, a folder, or a job's hash")
+    parser.add_argument(
+        "--model", help="a name from `rondo model list`, a folder, a job's hash, or ORG/NAME[@REVISION]"
+    )
     parser.add_argument(
         "--task",
         help="reverse, add, sort, guess, calculator, a JSON Lines file, or module:attribute",
@@ -46,6 +49,13 @@ def run(argv: list[str]) -> int:
     if (stray := given.pop("file", None)) is not None:
         raise _stray(stray)
     config = command.config.tree.rl.model_copy(update=given)
+    models = {
+        "rl.model": config.model,
+        "rl.critic.model": config.critic.model,
+        "rl.reward_model.model": config.reward_model.model,
+        "rl.distill.teacher": config.distill.teacher,
+    }
+    fetch_named_models(models)
 
     from rondo.cli.view.steps import follow
     from rondo.parallel.ranks.crew import Paused

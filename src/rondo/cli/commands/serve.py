@@ -13,6 +13,7 @@ from rondo.cli.options.arguments import VerbParser
 from rondo.cli.options.flags import FLAGS
 from rondo.cli.options.short import read_short
 from rondo.cli.options.tree import RondoConfig
+from rondo.cli.view.fetch import fetch_model, fetch_named_models
 
 if TYPE_CHECKING:
     import socket
@@ -22,7 +23,9 @@ log = get_logger("rondo.cli.commands.serve")
 
 def run(argv: list[str]) -> int:
     parser = VerbParser("rondo serve", "Serve a model over the OpenAI API.")
-    parser.add_argument("model", help="a model's name, a folder in Hugging Face layout, or a job's hash")
+    parser.add_argument(
+        "model", help="a model's name, a folder, a job's hash, or ORG/NAME[@REVISION] of the Hugging Face Hub"
+    )
     parser.usage = "rondo serve MODEL [flags]"
     parser.epilog = (
         "Every other setting is a flag too: --engine.block_size=32; `rondo config` lists them. Flags of `vllm serve` "
@@ -31,7 +34,10 @@ def run(argv: list[str]) -> int:
     command = read_short(parser, tuple(FLAGS), argv)
     if command is None:
         return 0
-    return serve(parser.parse_args(command.rest).model, command.config.tree)
+    model, tree = parser.parse_args(command.rest).model, command.config.tree
+    fetch_model(model)
+    fetch_named_models({"engine.draft_model": tree.engine.draft_model})
+    return serve(model, tree)
 
 
 def serve(model: str | Path, tree: RondoConfig, banner: bool = False) -> int:

@@ -9,6 +9,7 @@ from typing import get_args
 from rondo.cli.options.arguments import VerbParser
 from rondo.cli.options.tree import read_command_line
 from rondo.cli.options.verbs import unknown_verb
+from rondo.cli.view.fetch import fetch_data, fetch_model
 from rondo.train.config import Kind, TrainConfig
 
 USAGE = """usage: rondo train RECIPE --model MODEL --data SOURCE [--train.KEY=VALUE ...]
@@ -36,13 +37,15 @@ def run(argv: list[str]) -> int:
     kind = KINDS[argv[0]]
     about = "Train a model; the same command again resumes."
     parser = VerbParser(f"rondo train {kind}", about, "train", TrainConfig.model_fields)
-    parser.add_argument("--model", help="a name from `rondo model list`, a folder, or a job's hash")
+    parser.add_argument(
+        "--model", help="a name from `rondo model list`, a folder, a job's hash, or ORG/NAME[@REVISION]"
+    )
     parser.add_argument(
         "--data",
         action="append",
         metavar="SOURCE[@WEIGHT]",
-        help="prepared shards, a .jsonl, .txt or .parquet file, or a folder of them, here or at s3://; "
-        "more than one are mixed",
+        help="prepared shards, a .jsonl, .txt or .parquet file, or a folder of them, here or at s3://; or "
+        "ORG/NAME[@REVISION][:SPLIT] of the Hugging Face Hub; more than one are mixed",
     )
     parser.epilog = "Every setting is a flag too: --train.lr=3e-4; `rondo config` lists them."
     if any(flag in argv for flag in ("-h", "--help")):
@@ -53,6 +56,10 @@ def run(argv: list[str]) -> int:
         name: value for name, value in vars(parser.parse_args(command.rest)).items() if value is not None
     }
     config = command.config.tree.train.model_copy(update=given)
+    if config.model:
+        fetch_model(config.model)
+    fetch_data(config.data or [])
+    fetch_data(config.evaluate.data or [])
 
     from rondo.cli.view.steps import follow
     from rondo.parallel.ranks.crew import Paused, together

@@ -13,14 +13,18 @@ from rondo.base.storage.home import home
 from rondo.base.storage.paths import path_of
 from rondo.base.telemetry.log import LogConfig, setup
 from rondo.engine.config import EngineConfig
+from rondo.gateway.config import GatewayConfig
 from rondo.rl.config import RlConfig
 from rondo.server.config import ServerConfig
+from rondo.supervisor.config import UpConfig
 from rondo.train.config import TrainConfig
 
 
 class RondoConfig(Section):
     engine: EngineConfig = Field(EngineConfig(), description="inference")
     server: ServerConfig = Field(ServerConfig(), description="the HTTP server")
+    gateway: GatewayConfig = Field(GatewayConfig(), description="the gateway in front of engines")
+    up: UpConfig = Field(UpConfig(), description="the gateway and engines that `rondo up` supervises")
     train: TrainConfig = Field(TrainConfig(), description="pretraining and fine-tuning")
     rl: RlConfig = Field(RlConfig(), description="reinforcement learning")
     log: LogConfig = Field(LogConfig(), description="logs")

@@ -10,10 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
-from rondo.base.errors import NotFound, StorageError
+from rondo.base.errors import NotFound, StorageError, Unavailable
 from rondo.base.storage.files import atomic_write, move_file
 from rondo.base.storage.paths import path_of
 from rondo.data.storage.remote import is_remote, store_of, translated
+from rondo.hub.datasets import ensure_dataset
+from rondo.hub.names import HubName, hub_name
+from rondo.hub.transfer import Report
 
 AHEAD, BUFFER = 8 << 20, 1 << 16
 """Bytes requested from a store at once, and bytes returned in one read."""
@@ -28,8 +31,11 @@ class SourceFile:
     """Version of the content: the store's ETag, or the time of the last change."""
 
 
-def find_files(source: str, suffixes: Sequence[str]) -> list[SourceFile]:
-    """A file, or the files of a folder that end in one of `suffixes`, in name order."""
+def find_files(source: str, suffixes: Sequence[str], report: Report | None = None) -> list[SourceFile]:
+    """A file, or the files of a folder or of a split of a data set of the Hugging Face Hub that end in one of
+    `suffixes`, in name order. Missing files of the Hub are downloaded; `report` shows the progress."""
+    if (name := hub_dataset(source, suffixes)) is not None:
+        return [_local_file(path) for path in _from_hub(name, suffixes, report)]
     found = _remote_files(source, suffixes) if is_remote(source) else _local_files(source, suffixes)
     if not found:
         raise NotFound(
@@ -37,6 +43,22 @@ def find_files(source: str, suffixes: Sequence[str]) -> list[SourceFile]:
             param="data",
         )
     return found
+
+
+def hub_dataset(source: str, suffixes: Sequence[str]) -> HubName | None:
+    """The data set of the Hugging Face Hub that a source names; None if it is a file, a folder or a URL."""
+    if is_remote(source) or source.endswith(tuple(suffixes)) or path_of(source, "data").exists():
+        return None
+    return hub_name(source, "dataset")
+
+
+def _from_hub(name: HubName, suffixes: Sequence[str], report: Report | None) -> list[Path]:
+    try:
+        return ensure_dataset(name, suffixes, report)
+    except (NotFound, Unavailable) as error:
+        raise type(error)(
+            f"There is no file or folder {name.repo} here. {error.message}", param="data", code=error.code
+        ) from error
 
 
 def open_file(name: str) -> BinaryIO:
@@ -56,8 +78,12 @@ def _local_files(source: str, suffixes: Sequence[str]) -> list[SourceFile]:
     paths = sorted(p for p in path.iterdir() if p.name.endswith(tuple(suffixes))) if path.is_dir() else [path]
     if not all(p.is_file() for p in paths):
         return []
-    stats = [(p, p.stat()) for p in paths]
-    return [SourceFile(str(p), stat.st_size, str(stat.st_mtime_ns)) for p, stat in stats]
+    return [_local_file(each) for each in paths]
+
+
+def _local_file(path: Path) -> SourceFile:
+    stat = path.stat()
+    return SourceFile(str(path), stat.st_size, str(stat.st_mtime_ns))
 
 
 def _remote_files(source: str, suffixes: Sequence[str]) -> list[SourceFile]:

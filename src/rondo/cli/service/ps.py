@@ -1,0 +1,42 @@
+"""`rondo ps`: the parts that `rondo up` runs."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+from rondo.cli.options.arguments import VerbParser
+from rondo.cli.view.table import aligned
+
+
+def run(argv: list[str]) -> int:
+    parser = VerbParser("rondo ps", "Show the parts that `rondo up` runs.")
+    parser.add_argument("--json", action="store_true", help="print the state as JSON")
+    given = parser.parse_args(argv)
+    from rondo.supervisor.state import running_state
+
+    state = running_state()
+    if given.json:
+        print(json.dumps(state))
+        return 0
+    if state is None:
+        print("Nothing is running. Start a gateway and an engine with `rondo up`.")
+        return 0
+    rows: list[tuple[str, ...]] = [("PART", "STATE", "MODEL", "URL", "PID", "UP", "RESTARTS")]
+    rows += [_row(part) for part in state["parts"]]
+    print("\n".join(aligned(rows)))
+    return 0
+
+
+def _row(part: dict[str, Any]) -> tuple[str, ...]:
+    up = duration(time.time() - part["since"]) if part["pid"] else part["ended"] or "-"
+    model = part["model"].rstrip("/").rpartition("/")[2] or "-"
+    return part["name"], part["state"], model, part["url"], str(part["pid"] or "-"), up, str(part["restarts"])
+
+
+def duration(seconds: float) -> str:
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} s"

@@ -1,0 +1,183 @@
+"""`rondo up [MODEL ...]`: the gateway and engines on this machine, supervised; the demo model if none is named."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import threading
+import time
+import urllib.error
+import urllib.request
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rondo.base.errors import ConfigError
+from rondo.cli.options.arguments import VerbParser
+from rondo.cli.options.tree import read_command_line
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Sequence
+
+    from rondo.demo.pipeline import Event
+    from rondo.gateway.config import GatewayConfig
+    from rondo.supervisor.config import PoolConfig, UpConfig
+    from rondo.supervisor.supervisor import Supervisor
+
+POLL_SECONDS = 0.2
+ASK_SECONDS = 2.0
+
+
+def run(argv: list[str]) -> int:
+    parser = VerbParser(
+        "rondo up",
+        "Serve models behind one URL, with a gateway, API keys and a web page. Without a model: the demo model, which "
+        "is made first if there is none (a few minutes, once).",
+    )
+    parser.add_argument("models", nargs="*", metavar="MODEL", help="a model's name, folder or job")
+    parser.add_argument("--engines", type=int, metavar="N", help="engines for each model (1)")
+    parser.add_argument("--tensor-parallel", type=int, metavar="K", help="ranks of each engine (1)")
+    parser.add_argument("--host", help="address of the gateway (gateway.host, 127.0.0.1)")
+    parser.add_argument("--port", type=int, help="port of the gateway (gateway.port, 8000)")
+    parser.epilog = (
+        "Pools of engines can be settings too: [[up.pools]] with model, engines and tensor_parallel. Other settings "
+        "are passed to every part. `rondo ps` shows the parts, `rondo logs PART -f` follows one, `rondo down` ends all."
+    )
+    command = read_command_line(argv)
+    given = parser.parse_args(command.rest)
+    tree = command.config.tree
+    gateway = _gateway(tree.gateway, given)
+    _check_not_running()
+    port = _check_ports(gateway)
+    config = tree.up.model_copy(update={"pools": _pools(tree.up, given)})
+    return _run(config, gateway.model_copy(update={"port": port}), _settings(argv, command.rest))
+
+
+def _gateway(config: GatewayConfig, given: argparse.Namespace) -> GatewayConfig:
+    updates = {name: getattr(given, name) for name in ("host", "port") if getattr(given, name) is not None}
+    return config.model_validate(config.model_dump() | updates)
+
+
+def _pools(config: UpConfig, given: argparse.Namespace) -> list[PoolConfig]:
+    from rondo.supervisor.config import PoolConfig
+
+    shape = {"engines": given.engines, "tensor_parallel": given.tensor_parallel}
+    shape = {name: value for name, value in shape.items() if value is not None}
+    for name, value in shape.items():
+        if value < 1:
+            flag = "--" + name.replace("_", "-")
+            raise ConfigError(f"{flag} is at least 1, not {value}.", param=flag)
+    if config.pools and not given.models:
+        return [pool.model_copy(update=shape) for pool in config.pools]
+    models = given.models or [str(_demo_model())]
+    return [PoolConfig(model=model, **shape) for model in models]
+
+
+def _run(config: UpConfig, gateway: GatewayConfig, settings: Sequence[str]) -> int:
+    from rondo.supervisor.parts import make_parts
+    from rondo.supervisor.supervisor import Supervisor
+
+    host = "127.0.0.1" if gateway.host in ("0.0.0.0", "::") else gateway.host
+    url = f"{'http' if gateway.tls_certificate is None else 'https'}://{host}:{gateway.port}"
+    supervisor = Supervisor(make_parts(config, gateway.host, gateway.port, url, settings), config, url)
+    announce = threading.Thread(target=_announce, args=(supervisor, gateway), daemon=True)
+    supervisor.run(announce.start)
+    failed = [part.name for part in supervisor.parts if part.state == "failed"]
+    if len(failed) == len(supervisor.parts):
+        print("error: no part could start: see `rondo logs gateway`", flush=True)
+    return 1 if failed else 0
+
+
+def _announce(supervisor: Supervisor, gateway: GatewayConfig) -> None:
+    """Prints the URL when the gateway answers and each engine is ready or has failed."""
+    from rondo.gateway.serve import admin_key_file
+
+    count = len(supervisor.parts) - 1
+    print(f"\n  starting the gateway and {count} engine{'s' * (count != 1)} ...", flush=True)
+    while not _ready(supervisor):
+        time.sleep(POLL_SECONDS)
+    for part in supervisor.parts:
+        if part.state == "failed":
+            print(f"  {part.name} failed: see `rondo logs {part.name}`", flush=True)
+    models = list(
+        dict.fromkeys(Path(part.model).name for part in supervisor.parts[1:] if part.state != "failed")
+    )
+    print(f"\n  {supervisor.url}   models: {', '.join(models) or 'none'}\n", flush=True)
+    if models:
+        key = f' -H "Authorization: Bearer $(cat {admin_key_file()})"' if gateway.guarded else ""
+        body = json.dumps({"model": models[0], "messages": [{"role": "user", "content": "reverse PLANET"}]})
+        call = (
+            f"curl {supervisor.url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'"
+        )
+        print(f"  {call}\n", flush=True)
+    print(
+        f"  admin key: {admin_key_file()}\n  see `rondo ps`, `rondo logs PART -f`, `rondo down`\n", flush=True
+    )
+
+
+def _ready(supervisor: Supervisor) -> bool:
+    """Whether the gateway and each engine that has not failed answer."""
+    engines = [part for part in supervisor.parts[1:] if part.state != "failed"]
+    if supervisor.parts[0].state == "failed":
+        return True
+    try:
+        return bool(_health(supervisor.url)["components"]["engines"]["ready"] >= len(engines))
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _health(url: str) -> Any:
+    unchecked = ssl._create_unverified_context() if url.startswith("https:") else None  # of this very process
+    try:
+        with urllib.request.urlopen(url + "/v1/health", timeout=ASK_SECONDS, context=unchecked) as response:
+            return json.load(response)
+    except urllib.error.HTTPError as error:
+        return json.load(error)
+
+
+def _settings(argv: Sequence[str], rest: Sequence[str]) -> list[str]:
+    """Flags of `argv` that are settings, for the parts."""
+    left = list(rest)
+    settings = []
+    for token in argv:
+        if token in left:
+            left.remove(token)
+        else:
+            settings.append(token)
+    return settings
+
+
+def _check_not_running() -> None:
+    from rondo.base.errors import Conflict
+    from rondo.supervisor.state import running_state
+    from rondo.supervisor.supervisor import already_running
+
+    if running_state() is not None:
+        raise Conflict(already_running())
+
+
+def _check_ports(gateway: GatewayConfig) -> int:
+    """The gateway's port, free: minutes of making a model should not end in a port that is in use."""
+    from rondo.web.exposure import listen
+
+    with listen(gateway) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def _demo_model() -> Path:
+    """The view opens with the first event: where the model is there already, there is nothing to see."""
+    from rondo.cli.view.demo_view import demo_view
+    from rondo.demo.pipeline import ensure_demo_model
+
+    show: Callable[[Event], None] | None = None
+    with ExitStack() as stack:
+
+        def on_event(event: Event) -> None:
+            nonlocal show
+            if show is None:
+                show = stack.enter_context(demo_view())
+            show(event)
+
+        return ensure_demo_model(on_event)
