@@ -17,7 +17,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 # Compiled files make the second start quick, whatever the caller's shell prefers.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help up page check test test-levels sanitize test-real lint docs settings format bench clean
+.PHONY: help up page check test coverage test-levels sanitize test-real lint docs settings format bench clean
 .DEFAULT_GOAL := help
 
 help:
@@ -25,6 +25,7 @@ help:
 	@echo "make page       build the web page with npm"
 	@echo "make check      lint and the tests of pure logic, in about a minute"
 	@echo "make test       lint, types, import contracts and every test that needs no real peer and no sanitizer"
+	@echo "make coverage   run the fast tests and print the covered share of lines; files in build/coverage/html"
 	@echo "make test-levels test the compiled kernels again, for fewer of the CPU's instructions and without a compiler"
 	@echo "make sanitize   test the compiled kernels under the address and undefined-behaviour sanitizers"
 	@echo "make test-real  install the real peers and servers, and test against them"
@@ -56,6 +57,11 @@ check: lint
 
 test: lint
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not real and not gpu" --ignore=$(PRODUCTS) $(PYTEST_ARGS)
+
+coverage: $(DEV)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not real and not gpu and not slow" --ignore=$(PRODUCTS) \
+	  --cov --cov-report=html $(PYTEST_ARGS)
+	@echo "coverage: $$($(BIN)/python -m coverage report --format=total)% of the lines of src/rondo"
 
 # What the compiled kernels have tests in: see RONDO_CPU in docs/serving.md.
 KERNEL_TESTS := tests/ops tests/engine/runner/test_compiled.py tests/engine/runner/test_compiled_quantized.py \

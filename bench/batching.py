@@ -16,7 +16,7 @@ from rollout import rate
 from rondo.client.types import SamplingParams
 from rondo.engine.config import EngineConfig
 from rondo.engine.entrypoints.llm import LLM
-from rondo.engine.schedule.seats import Batching
+from rondo.engine.schedule.admission import Batching
 from rondo.models import load
 from small_model import write_small_model
 

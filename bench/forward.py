@@ -14,6 +14,7 @@ import torch
 from common import THREADS, Report, alternate, arguments, median, say, seconds
 from load import SHAPE
 from rondo.models import Packed, new
+from rondo.models.files.mapping import to_hf
 
 DOCUMENTS = (1500, 1200, 900, 496)
 LONGEST = 600
@@ -40,7 +41,7 @@ def transformers_twin(model: Any, dtype: torch.dtype) -> Any:
     config._attn_implementation = "sdpa"
     with torch.device("meta"):
         twin = Qwen3ForCausalLM(config).to(dtype)
-    twin.load_state_dict(dict(model.to_hf()), strict=False, assign=True)
+    twin.load_state_dict(dict(to_hf(model)), strict=False, assign=True)
     twin.tie_weights()
     twin.model.rotary_emb = type(twin.model.rotary_emb)(config)
     return twin.eval()

@@ -1,9 +1,8 @@
 """The planner beside published training runs: memory of the fullest GPU in GiB, and tokens a second of one GPU.
 
 Nothing is measured here: the columns are arithmetic and other people's figures, and the ratio is ours over theirs. A
-row marked with * is one that constants were fitted on (`rondo.plan.cost.calibration`); the others are held out. Those
-missed by more than a tenth (memory) or a quarter (speed) are named below the table, with the reason as far as it is
-known.
+row marked with * is one that constants were fitted on; the others are held out. Those missed by more than a tenth
+(memory) or a quarter (speed) are named below the table, with the reason as far as it is known.
 """
 
 import sys
@@ -13,7 +12,6 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
 from common import Report, arguments
-from rondo.plan.cost.calibration import MEMORY_FITTED_ON, SPEED_FITTED_ON
 from rondo.plan.cost.estimate import Estimate
 from support.published_runs import Row, rows
 
@@ -45,11 +43,12 @@ def main() -> None:
 
 def figures(row: Row, plan: Estimate) -> Iterator[tuple[str, float, float, float]]:
     """Name, ours, theirs, and how far they may be apart."""
+    star = dict.fromkeys(row.fitted, "*")
     if row.memory is not None:
         taken = plan.memory.reserved if row.reserved else plan.memory.total
-        yield f"{row.name}: GiB{'*' * (row.name in MEMORY_FITTED_ON)}", taken / GIB, row.memory, MEMORY
+        yield f"{row.name}: GiB{star.get('memory', '')}", taken / GIB, row.memory, MEMORY
     if row.speed is not None:
-        yield f"{row.name}: tokens/s{'*' * (row.name in SPEED_FITTED_ON)}", plan.speed, row.speed, SPEED
+        yield f"{row.name}: tokens/s{star.get('speed', '')}", plan.speed, row.speed, SPEED
 
 
 def held_out(ratios: dict[str, float]) -> Iterator[str]:

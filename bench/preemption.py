@@ -28,7 +28,6 @@ from common import THREADS, Report, alternate, arguments, median, say
 from rondo.client.types import GenerateRequest, SamplingParams
 from rondo.engine.config import EngineConfig
 from rondo.engine.core import EngineCore
-from rondo.engine.entrypoints.load import pick_device
 from rondo.engine.kv.blocks import BlockPool
 from rondo.engine.kv.cache import block_bytes
 from rondo.engine.kv.groups import GroupedPool, Pairs
@@ -37,6 +36,7 @@ from rondo.engine.kv.swap import Cost
 from rondo.engine.schedule.request import Request
 from rondo.engine.schedule.scheduler import Scheduler
 from rondo.models import Decoder, new
+from rondo.models.devices import device_named
 from small_model import SHAPE
 
 SIZE = 16
@@ -197,7 +197,7 @@ def main() -> None:
     report = Report("preemption")
     contexts = (64, 512) if options.quick else (64, 4096)
     model = new({**SHAPE, "vocab_size": 512, "max_position_embeddings": 8192}, seed=0)
-    model = model.eval().to(pick_device("auto"))
+    model = model.eval().to(device_named("auto"))
     runs = 3 if options.quick else 9
     costs = [measure(report, model, context, runs) for context in contexts]
     # On a busy machine the highest rate is the one least disturbed.

@@ -15,8 +15,8 @@ from common import THREADS, Report, alternate, arguments, median, say, seconds
 from rondo.client.types import GenerateRequest, SamplingParams
 from rondo.engine.config import EngineConfig
 from rondo.engine.core import EngineCore
-from rondo.engine.entrypoints.load import pick_device
 from rondo.models import Decoder, new
+from rondo.models.devices import device_named
 from small_model import LARGER, SHAPE
 
 PREFIX, SUFFIX, SIZE, KEPT = 2000, 16, 16, 4
@@ -78,7 +78,7 @@ def main() -> None:
     report = Report("prefix", limit={"how": "a tenth of the cold time"})
     for name, larger in {"4M": {}, "25M": LARGER}.items():
         model = new({**SHAPE, "vocab_size": 512, "max_position_embeddings": 4096, **larger}, seed=0)
-        measure(report, name, model.eval().to(pick_device("auto")), 2 if options.quick else 9)
+        measure(report, name, model.eval().to(device_named("auto")), 2 if options.quick else 9)
     report.notes.append(
         f"{PREFIX} + {SUFFIX} tokens; {THREADS} threads, load average {os.getloadavg()[0]:.1f}"
     )

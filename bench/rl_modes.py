@@ -26,7 +26,8 @@ from rondo.demo.recipe import QUICK, DemoRecipe
 from rondo.graders import Sample, Score
 from rondo.rl.config import RlConfig
 from rondo.rl.loop import Loop
-from rondo.rl.tasks.registry import Problem, Split, task
+from rondo.rl.tasks.registry import task
+from rondo.rl.tasks.types import Problem, Split
 
 TASK = "reverse"
 MODES: dict[str, dict[str, object]] = {

@@ -20,7 +20,7 @@ from rondo.server.load import load_app
 
 ROOT = str(Path(__file__).parents[1] / "src/rondo") + "/"
 COMPUTE = ("models/", "ops/")
-MOST = 67
+MOST = 65
 
 
 class Tracer:

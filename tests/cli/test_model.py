@@ -15,6 +15,7 @@ from rondo.cli.subcommands.model_new import ARCHITECTURES, PRESETS
 from rondo.cli.view.progress import byte_progress
 from rondo.models import load, parse
 from rondo.models.families import FAMILIES
+from rondo.models.files.mapping import to_hf
 
 SMALL = [
     "--hidden-size",
@@ -75,7 +76,7 @@ def test_transformers_loads_what_new_made(own_home: Path, capsys: pytest.Capture
     theirs = AutoModelForCausalLM.from_pretrained(own_home / "models/m")
     assert type(theirs).__name__ == "LlamaForCausalLM"
     assert theirs.dtype == torch.bfloat16
-    ours = dict(load(own_home / "models/m").to_hf())
+    ours = dict(to_hf(load(own_home / "models/m")))
     assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.state_dict().items())
 
 

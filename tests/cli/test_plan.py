@@ -24,7 +24,7 @@ def test_a_table_with_reasons(capsys):
         "classic rules",
         "MFU, causal MFU",
         "- tp ",
-        "tokens/s a GPU",
+        "tokens/s per GPU",
     ):
         assert words in said
 
@@ -68,7 +68,7 @@ def test_serving(capsys):
 
 def test_what_does_not_fit_is_the_exit_code(capsys):
     said = call(capsys, "llama-3-405b", "--gpus", "1", "--gpu", "l4", code=1)
-    assert "nothing fits" in said
+    assert "no plan fits" in said
     assert "do not fit" in call(capsys, "llama-3-405b", "--serve", "--gpus", "1", "--gpu", "l4", code=1)
 
 

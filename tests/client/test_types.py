@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from rondo.base.errors import InvalidRequest, ModelError
-from rondo.client.protocol.blame import blaming, renaming
 from rondo.client.protocol.openai import PASSED_ON
+from rondo.client.protocol.refusals import blaming, renaming
 from rondo.client.structured import StructuredOutputsParams
 from rondo.client.types import SamplingParams, TokenChunk
 

@@ -13,7 +13,7 @@ CONFIG = RouterConfig(piece=10, failures=2, shut=5.0, decode_factor=1.0)
 
 
 def router_of(count: int, config: RouterConfig = CONFIG) -> tuple[Router, list[Instance], list[float]]:
-    instances = [Instance(f"http://{i}", frozenset({"m"})) for i in range(count)]
+    instances = [Instance(f"http://{i}", models=frozenset({"m"})) for i in range(count)]
     now = [0.0]
     return Router(instances, config, lambda: now[0]), instances, now
 
@@ -43,7 +43,10 @@ def test_a_beginning_that_was_sent_before_draws_until_it_costs_more_than_it_save
 
 
 def test_adapters_do_not_share_what_is_known() -> None:
-    instances = [Instance("http://0", frozenset({"m", "lora"})), Instance("http://1", frozenset({"m"}))]
+    instances = [
+        Instance("http://0", models=frozenset({"m", "lora"})),
+        Instance("http://1", models=frozenset({"m"})),
+    ]
     router = Router(instances, CONFIG)
     prompt = b"p" * 50
     router.ended(router.choose("m", prompt), well=True)

@@ -25,6 +25,7 @@ from rondo.models.adapters import (
     trainable,
 )
 from rondo.models.adapters.lora import linears
+from rondo.models.files.mapping import to_hf
 from support.families import CONFIGS, VOCAB, reference
 
 # PEFT warns where a pattern names a module that one of the models here does not have.
@@ -205,11 +206,11 @@ def test_base_keeps_its_names_and_comes_back_as_it_was(tmp_path: Path) -> None:
         name: (tensor.clone(), model.get_parameter(name).requires_grad)
         for name, tensor in model.named_parameters()
     }
-    exported = dict(model.to_hf())
+    exported = dict(to_hf(model))
     attach_lora(model, LoraSpec(targets=("o_proj",)))
     assert {name for name, _ in model.named_parameters() if ".adapter." not in name} == before.keys()
-    assert dict(model.to_hf()).keys() == exported.keys()
-    assert all(torch.equal(tensor, exported[name]) for name, tensor in model.to_hf())
+    assert dict(to_hf(model)).keys() == exported.keys()
+    assert all(torch.equal(tensor, exported[name]) for name, tensor in to_hf(model))
     detach(model)
     after = {name: (tensor, tensor.requires_grad) for name, tensor in model.named_parameters()}
     assert after.keys() == before.keys()

@@ -12,7 +12,6 @@ from rondo.base.errors import ConfigError, ModelError
 from rondo.engine.config import EngineConfig
 from rondo.engine.entrypoints.load import load_core
 from rondo.models import load, parse, save
-from rondo.models.files.mapping import slots
 from rondo.models.quantized import scheme
 from rondo.models.quantized.reading import divide
 from support.families import reference
@@ -256,7 +255,7 @@ def test_mxfp4_has_no_form_for_a_matrix():
     model = tiny_model()
     model.config = replace(model.config, quantization=scheme.Quantization("mxfp4", (everything,)))
     with pytest.raises(ModelError, match=r"'mxfp4', which has no form for model.layers.0.self_attn.q_proj"):
-        divide(model, slots(model))
+        divide(model, model.slots())
 
 
 @pytest.mark.parametrize("byte", [0x7F, 0xFF])

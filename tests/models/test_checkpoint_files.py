@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from rondo.base.errors import Conflict, RondoError, StorageError
 from rondo.base.storage.files import atomic_dir
 from rondo.models import Decoder, Packed, load, save, save_into
+from rondo.models.files.mapping import to_hf
 from support.disk import small_disk
 from support.families import VOCAB, reference
 
@@ -82,7 +83,7 @@ def test_dtypes(kind: str, stored: torch.dtype, asked: torch.dtype | None, tmp_p
     theirs.save_pretrained(tmp_path / "model")
     on_disk = load_file(tmp_path / "model" / "model.safetensors")
     model = load(tmp_path / "model", asked)
-    for name, tensor in model.to_hf():
+    for name, tensor in to_hf(model):
         kept = asked is None or name.endswith("e_score_correction_bias")
         expected = on_disk[name] if kept else on_disk[name].to(asked)
         assert tensor.dtype == expected.dtype, name

@@ -63,7 +63,7 @@ def test_exact_weights_are_preferred_while_they_carry_the_load():
     tight = plan_serving(SHAPES["qwen3-32b"], Cluster(GPUS["h100"], 1), CHAT)
     assert tight.best is not None
     assert tight.best.replica.weights == "fp8"
-    assert any("in bf16" in reason for reason in tight.reasons)
+    assert any("bf16 weights" in reason for reason in tight.reasons)
 
 
 @pytest.mark.parametrize("gpus", [1, 2, 4, 8])
@@ -78,7 +78,7 @@ def test_quantized_weights_are_not_divided(gpus):
 def test_weights_that_are_given_need_no_reason():
     found = plan_serving(SHAPES["llama-3-8b"], Cluster(GPUS["h100"], 1), CHAT, weights="int8")
     assert found.best is not None
-    assert not any("in bf16" in reason for reason in found.reasons)
+    assert not any("bf16 weights" in reason for reason in found.reasons)
 
 
 def test_dividing_quantized_weights_is_refused():
@@ -123,7 +123,7 @@ def test_what_cannot_be_served_says_why():
     assert "do not fit" in none.reasons[0]
     much = plan_serving(SHAPES["llama-3-70b"], Cluster(GPUS["h100"], 4), Load(500, 1000, 300))
     assert much.best is None
-    assert "GPUs at least" in much.reasons[0]
+    assert "at least" in much.reasons[0]
     fast = plan_serving(SHAPES["llama-3-70b"], Cluster(GPUS["h100"], 8), Load(1, 1000, 300, between=1e-4))
     assert fast.best is None
     assert "targets" in fast.reasons[0]

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from rondo import models
+from rondo.models.files.mapping import to_hf
 from rondo.train import jobs
 from rondo.train.config import Kind, TrainConfig
 from rondo.train.learner.learner import Learner
@@ -78,7 +79,7 @@ def test_its_files_are_the_native_ones(
 ) -> None:
     """The export, to the last bit; and the native learner goes on from its checkpoint."""
     own = folder / PLACES[layout] / name
-    exported = dict(models.load(own / "export").to_hf())
+    exported = dict(to_hf(models.load(own / "export")))
     left = ranks[layout][0][name]["two"].weights
     assert list(exported) == list(left)
     for hf, weight in exported.items():
@@ -135,8 +136,8 @@ def test_a_job_is_the_same_and_may_change_its_learner(
     job("native", "both", 2)
     ours = job("megatron", "both")
     assert ours.job.path.name == wanted.job.path.name
-    exported = dict(models.load(ours.job.export).to_hf())
-    for name, weight in models.load(wanted.job.export).to_hf():
+    exported = dict(to_hf(models.load(ours.job.export)))
+    for name, weight in to_hf(models.load(wanted.job.export)):
         torch.testing.assert_close(exported[name], weight, atol=10 * TOLERANCE, rtol=1e-5)
     for mine, its in zip(lines(ours), lines(wanted), strict=True):
         assert mine["loss"] == pytest.approx(its["loss"], abs=10 * TOLERANCE)

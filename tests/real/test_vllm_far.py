@@ -138,7 +138,7 @@ def test_killed_while_it_generates_it_is_waited_for_and_has_the_weights_again(
     loop.step()
 
     def kill() -> None:
-        wait_until(lambda: fleet_of(loop).engines[0].under_way)
+        wait_until(lambda: fleet_of(loop).engines[0].requests)
         started.kill()
         started.start()
 

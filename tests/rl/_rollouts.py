@@ -7,7 +7,7 @@ from typing import Any
 
 from rondo.graders import Score
 from rondo.rl.rollout.types import Rollout, SampleGroup
-from rondo.rl.tasks.registry import Problem
+from rondo.rl.tasks.types import Problem
 
 
 def judged(total: float, **parts: float) -> Score:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rondo.graders import Score
 from rondo.rl.evaluation import bootstrap, pass_at, pass_metrics, wilson
 from rondo.rl.rollout.types import Rollout, SampleGroup, reward_metrics
-from rondo.rl.tasks.registry import Problem
+from rondo.rl.tasks.types import Problem
 
 
 @given(st.integers(1, 8), st.data())

@@ -31,7 +31,8 @@ from rondo.rl.config import RlConfig
 from rondo.rl.loop import Loop
 from rondo.rl.record.store import steps_in
 from rondo.rl.rollout.types import RlStep
-from rondo.rl.tasks.registry import AnyTask, task
+from rondo.rl.tasks.registry import task
+from rondo.rl.tasks.types import AnyTask
 from rondo.train.learner.learner import Learner
 from rondo.weights.in_place import InPlace
 from support.disk import resize, small_disk

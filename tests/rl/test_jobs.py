@@ -11,7 +11,7 @@ from rondo.base.errors import NotFound
 from rondo.base.storage.files import atomic_dir
 from rondo.cli.main import main
 from rondo.jobs.job import Job
-from rondo.models.heads.scorer import make_scorer
+from rondo.models.fresh import make_scorer
 from rondo.rl import jobs
 from rondo.rl.config import RlConfig
 from support.home import own_home

@@ -5,7 +5,8 @@ import pytest
 from rondo.graders import Sample, Score
 from rondo.rl.config import RlConfig
 from rondo.rl.loop import Loop
-from rondo.rl.tasks.registry import Problem, Split, task
+from rondo.rl.tasks.registry import task
+from rondo.rl.tasks.types import Problem, Split
 from support.tiny import tiny_model, tiny_tokenizer
 
 

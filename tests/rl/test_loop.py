@@ -19,7 +19,8 @@ from rondo.rl.config import RlConfig
 from rondo.rl.loop import Loop, NoAnswerJudged, NothingToLearn
 from rondo.rl.rollout.sync_collector import SyncCollector
 from rondo.rl.rollout.types import RlStep, Rollout, SampleGroup
-from rondo.rl.tasks.registry import Problem, Split, task
+from rondo.rl.tasks.registry import task
+from rondo.rl.tasks.types import Problem, Split
 from rondo.rl.update.learning import Learning
 from support.home import own_home
 from support.tiny import tiny_model, tiny_tokenizer
@@ -213,7 +214,7 @@ def test_several_optimizer_steps_from_one_rollout() -> None:
     loop = grpo(minibatches=2, epochs=2, deterministic=True, kl=0.1)
     for _ in range(2):
         metrics = loop.step()
-        told = loop.learning.told
+        told = loop.learning.update_metrics
         assert len(told) == metrics["updates"] == 4
         assert told[0]["ratio"] == told[0]["ratio_max"] == 1.0
         assert told[0]["policy_kl"] == told[0]["sampler_kl"] == told[0]["logprob_diff_max"] == 0.0

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from rondo.data.batching.groups import Groups, row_of_groups
 from rondo.data.batching.loader import rows_of_all
 from rondo.data.batching.packing import PackedRow, Tree
-from rondo.models.heads.scorer import make_scorer
+from rondo.models.fresh import make_scorer
 from rondo.parallel.config import LayoutConfig
 from rondo.parallel.ranks.mesh import Mesh, join
 from rondo.parallel.ranks.world import read_world

@@ -69,9 +69,10 @@ def _shared(size: int) -> dict[str, str]:
 
 
 def fork(
-    work: Callable[..., Any], size: int, *arguments: Any, imports: Sequence[str], seconds: float = 120
+    work: Callable[..., Any], size: int, *arguments: Any, imports: Sequence[str] = (), seconds: float = 120
 ) -> list[Any]:
-    """As `launch`, with ranks that are forks of one process, which has imported what they need: for many ranks."""
+    """As `launch`, with ranks that are forks of one process, which has imported the module of `work` and `imports`: an
+    import of torch costs seconds of CPU time, and here it is paid once."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "in").write_bytes(pickle.dumps((imports, ("gloo", work, arguments))))

@@ -8,11 +8,12 @@ Inputs are OpenAI-style JSON bodies or Python objects; outputs are validated fro
 
     types.py       input and output of an engine: sampling parameters, requests, chunks
     engine.py      the `Engine` protocol, implemented by the native engine, vLLM and remote engines
-    http.py        the HTTP client, synchronous and asynchronous
+    http.py        the HTTP client, synchronous and asynchronous, of `rondo serve` and vLLM
+    verbs.py       operations under vLLM's names: pause, sleep, weight updates, adapters
+    pool.py        choice of the least loaded engine among several
     protocol/      OpenAI's request and response bodies, field by field
     bench/         the load generator behind `rondo bench serve`
     structured.py  structured output: JSON schema, regex, grammar, choice
-    beam.py        beam search on top of any engine
 
 Read `types.py` and `engine.py` first.
 """

@@ -63,16 +63,10 @@ def event_of(line: bytes) -> dict[str, Any] | None:
 
 def checked(answer: httpx.Response) -> dict[str, Any]:
     """The answer's JSON; a refusal is raised."""
-    try:
-        body = answer.json()
-    except ValueError:
-        body = None
+    body = _body(answer)
     if answer.is_success and isinstance(body, dict):
         return body
-    details = body.get("error") if isinstance(body, dict) else None
-    if details is None:
-        details = f"{answer.url} answered {answer.status_code}, not as this API does."
-    raise error_of(answer.status_code, details)
+    raise refusal(answer)
 
 
 def checked_verb(answer: httpx.Response) -> dict[str, Any]:
@@ -81,6 +75,21 @@ def checked_verb(answer: httpx.Response) -> dict[str, Any]:
     if answer.is_success and not kind.startswith("application/json"):
         return {"message": answer.text} if answer.text else {}
     return checked(answer)
+
+
+def refusal(answer: httpx.Response) -> RondoError:
+    body = _body(answer)
+    details = body.get("error") if isinstance(body, dict) else None
+    if details is None:
+        details = f"{answer.url} answered {answer.status_code}, not as this API does."
+    return error_of(answer.status_code, details)
+
+
+def _body(answer: httpx.Response) -> object:
+    try:
+        return answer.json()
+    except ValueError:
+        return None
 
 
 def error_of(status: int | None, details: object) -> RondoError:

@@ -7,15 +7,15 @@ status.
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 
 from rondo.base.errors import ConfigError, NotFound, RondoError, Unavailable
-from rondo.client.admin import AdminVerbs
-from rondo.client.answers import SseParser, checked, checked_verb
+from rondo.client.answers import SseParser, checked, checked_verb, refusal
+from rondo.client.verbs import EngineVerbs
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 TIMEOUT = httpx.Timeout(600.0, connect=10.0)
@@ -25,16 +25,18 @@ Prompt = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
 
 
 class _Base:
-    """Common parts of both clients: the server's address and the format of requests."""
+    """Common parts of both clients: the server's address, its keys and its errors."""
+
+    timeout: ClassVar[httpx.Timeout | None] = TIMEOUT
 
     def __init__(self, base_url: str | None, api_key: str | None, admin_key: str | None) -> None:
         url = base_url or os.environ.get("RONDO_BASE_URL") or DEFAULT_URL
         self.base_url = url.rstrip("/").removesuffix("/v1")
-        key = api_key or os.environ.get("RONDO_API_KEY")
+        key = os.environ.get("RONDO_API_KEY") if api_key is None else api_key
         self._options: dict[str, Any] = {
             "base_url": self.base_url,
             "headers": {"Authorization": f"Bearer {key}"} if key else {},
-            "timeout": TIMEOUT,
+            "timeout": self.timeout,
         }
         self._model: str | None = None
         self._admin_key = admin_key or os.environ.get("RONDO_ADMIN_KEY")
@@ -52,8 +54,16 @@ class _Base:
         reason = str(error) or type(error).__name__
         return Unavailable(f"no answer from {self.base_url} ({reason}). Is the server running?")
 
+    def _refused(self, answer: httpx.Response) -> RondoError:
+        return refusal(answer)
 
-class Client(_Base, AdminVerbs[dict[str, Any]]):
+    def _accepted(self, answer: httpx.Response) -> httpx.Response:
+        if not answer.is_success:
+            raise self._refused(answer)
+        return answer
+
+
+class Client(_Base, EngineVerbs[dict[str, Any]]):
     def __init__(
         self,
         base_url: str | None = None,
@@ -74,15 +84,21 @@ class Client(_Base, AdminVerbs[dict[str, Any]]):
     def close(self) -> None:
         self._http.close()
 
-    def health(self) -> bool:
-        """Whether the server is there and can serve."""
-        try:
-            return self._http.get("/health").is_success
-        except httpx.HTTPError:
-            return False
+    def health(self, seconds: float | None = None) -> bool:
+        """Whether the server responds, within `seconds` if given, and has not failed."""
+        return self._probe("/health", seconds) is not None
+
+    def ready(self, seconds: float | None = None) -> bool:
+        """Whether the server computes requests now: not while it starts, pauses or sleeps."""
+        return self._probe("/ready", seconds) is not None
+
+    def metrics(self, seconds: float | None = None) -> str:
+        """Metrics in Prometheus' text format; empty if the server does not respond."""
+        answer = self._probe("/metrics", seconds)
+        return "" if answer is None else answer.text
 
     def models(self) -> list[str]:
-        return _names(self._call("GET", "/v1/models"))
+        return _names(self.model_cards())
 
     def chat(self, messages: Messages, model: str | None = None, **options: Any) -> dict[str, Any]:
         return self._call(
@@ -92,7 +108,7 @@ class Client(_Base, AdminVerbs[dict[str, Any]]):
     def stream_chat(
         self, messages: Messages, model: str | None = None, **options: Any
     ) -> Iterator[dict[str, Any]]:
-        return self._stream("/v1/chat/completions", chat_body(messages, model or self._first(), options))
+        return self.events("/v1/chat/completions", chat_body(messages, model or self._first(), options))
 
     def complete(self, prompt: Prompt, model: str | None = None, **options: Any) -> dict[str, Any]:
         return self._call("POST", "/v1/completions", completion_body(prompt, model or self._first(), options))
@@ -100,18 +116,39 @@ class Client(_Base, AdminVerbs[dict[str, Any]]):
     def stream_complete(
         self, prompt: Prompt, model: str | None = None, **options: Any
     ) -> Iterator[dict[str, Any]]:
-        return self._stream("/v1/completions", completion_body(prompt, model or self._first(), options))
+        return self.events("/v1/completions", completion_body(prompt, model or self._first(), options))
+
+    def events(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Server-sent events of a streamed response."""
+        try:
+            with self._http.stream("POST", path, json=body | {"stream": True}) as answer:
+                if not answer.is_success:
+                    answer.read()
+                    raise self._refused(answer)
+                parser = SseParser()
+                for data in answer.iter_bytes():
+                    yield from parser.push(data)
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from error
 
     def push_weights(self, path: str | os.PathLike[str], version: int) -> None:
         """A whole weight update from the folder `path`, on the server's disk. After an error all is as it was."""
         self.start_weight_update()
         try:
-            self.update_weights({"path": os.fspath(path), "version": version})
-            self.finish_weight_update()
+            self._write_weights(path, version)
         except BaseException:
             with suppress(RondoError):
                 self.abort_weight_update()
             raise
+
+    def send_weights(self, path: str | os.PathLike[str], version: int) -> None:
+        """As `push_weights`, for vLLM, which ends a failed update itself."""
+        self.start_weight_update()
+        self._write_weights(path, version)
+
+    def _write_weights(self, path: str | os.PathLike[str], version: int) -> None:
+        self.update_weights({"path": os.fspath(path), "version": version})
+        self.finish_weight_update(str(version))
 
     def _first(self) -> str:
         """The server's own model, the default."""
@@ -120,11 +157,7 @@ class Client(_Base, AdminVerbs[dict[str, Any]]):
         return self._model
 
     def _call(self, method: str, path: str, body: object = None) -> dict[str, Any]:
-        try:
-            answer = self._http.request(method, path, json=body)
-        except httpx.HTTPError as error:
-            raise self._unreachable(error) from error
-        return checked(answer)
+        return checked(self._send(method, path, json=body))
 
     def _admin(
         self,
@@ -134,26 +167,24 @@ class Client(_Base, AdminVerbs[dict[str, Any]]):
         params: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         headers = self._operator()
-        try:
-            answer = self._http.request(method, path, json=body, params=params, headers=headers)
-        except httpx.HTTPError as error:
-            raise self._unreachable(error) from error
-        return checked_verb(answer)
+        return checked_verb(self._send(method, path, json=body, params=params, headers=headers))
 
-    def _stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
         try:
-            with self._http.stream("POST", path, json=body | {"stream": True}) as answer:
-                if not answer.is_success:
-                    answer.read()
-                    checked(answer)
-                events = SseParser()
-                for data in answer.iter_bytes():
-                    yield from events.push(data)
+            return self._accepted(self._http.request(method, path, **options))
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
 
+    def _probe(self, path: str, seconds: float | None) -> httpx.Response | None:
+        timeout = httpx.USE_CLIENT_DEFAULT if seconds is None else seconds
+        try:
+            answer = self._http.get(path, timeout=timeout)
+        except httpx.HTTPError:
+            return None
+        return answer if answer.is_success else None
 
-class AsyncClient(_Base, AdminVerbs[Awaitable[dict[str, Any]]]):
+
+class AsyncClient(_Base, EngineVerbs[Awaitable[dict[str, Any]]]):
     def __init__(
         self,
         base_url: str | None = None,
@@ -173,14 +204,19 @@ class AsyncClient(_Base, AdminVerbs[Awaitable[dict[str, Any]]]):
     async def close(self) -> None:
         await self._http.aclose()
 
-    async def health(self) -> bool:
-        try:
-            return (await self._http.get("/health")).is_success
-        except httpx.HTTPError:
-            return False
+    async def health(self, seconds: float | None = None) -> bool:
+        """As the other client's, like `ready` and `metrics`."""
+        return await self._probe("/health", seconds) is not None
+
+    async def ready(self, seconds: float | None = None) -> bool:
+        return await self._probe("/ready", seconds) is not None
+
+    async def metrics(self, seconds: float | None = None) -> str:
+        answer = await self._probe("/metrics", seconds)
+        return "" if answer is None else answer.text
 
     async def models(self) -> list[str]:
-        return _names(await self._call("GET", "/v1/models"))
+        return _names(await self.model_cards())
 
     async def chat(self, messages: Messages, model: str | None = None, **options: Any) -> dict[str, Any]:
         body = chat_body(messages, model or await self._first(), options)
@@ -190,7 +226,7 @@ class AsyncClient(_Base, AdminVerbs[Awaitable[dict[str, Any]]]):
         self, messages: Messages, model: str | None = None, **options: Any
     ) -> AsyncIterator[dict[str, Any]]:
         body = chat_body(messages, model or await self._first(), options)
-        async for event in self._stream("/v1/chat/completions", body):
+        async for event in self.events("/v1/chat/completions", body):
             yield event
 
     async def complete(self, prompt: Prompt, model: str | None = None, **options: Any) -> dict[str, Any]:
@@ -201,19 +237,40 @@ class AsyncClient(_Base, AdminVerbs[Awaitable[dict[str, Any]]]):
         self, prompt: Prompt, model: str | None = None, **options: Any
     ) -> AsyncIterator[dict[str, Any]]:
         body = completion_body(prompt, model or await self._first(), options)
-        async for event in self._stream("/v1/completions", body):
+        async for event in self.events("/v1/completions", body):
             yield event
 
+    async def events(self, path: str, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+        """Server-sent events of a streamed response."""
+        try:
+            async with self._http.stream("POST", path, json=body | {"stream": True}) as answer:
+                if not answer.is_success:
+                    await answer.aread()
+                    raise self._refused(answer)
+                parser = SseParser()
+                async for data in answer.aiter_bytes():
+                    for event in parser.push(data):
+                        yield event
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from error
+
     async def push_weights(self, path: str | os.PathLike[str], version: int) -> None:
-        """As the other client's."""
+        """As the other client's, like `send_weights`."""
         await self.start_weight_update()
         try:
-            await self.update_weights({"path": os.fspath(path), "version": version})
-            await self.finish_weight_update()
+            await self._write_weights(path, version)
         except BaseException:
             with suppress(RondoError):
                 await self.abort_weight_update()
             raise
+
+    async def send_weights(self, path: str | os.PathLike[str], version: int) -> None:
+        await self.start_weight_update()
+        await self._write_weights(path, version)
+
+    async def _write_weights(self, path: str | os.PathLike[str], version: int) -> None:
+        await self.update_weights({"path": os.fspath(path), "version": version})
+        await self.finish_weight_update(str(version))
 
     async def _first(self) -> str:
         if self._model is None:
@@ -221,11 +278,7 @@ class AsyncClient(_Base, AdminVerbs[Awaitable[dict[str, Any]]]):
         return self._model
 
     async def _call(self, method: str, path: str, body: object = None) -> dict[str, Any]:
-        try:
-            answer = await self._http.request(method, path, json=body)
-        except httpx.HTTPError as error:
-            raise self._unreachable(error) from error
-        return checked(answer)
+        return checked(await self._send(method, path, json=body))
 
     async def _admin(
         self,
@@ -235,24 +288,21 @@ class AsyncClient(_Base, AdminVerbs[Awaitable[dict[str, Any]]]):
         params: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         headers = self._operator()
-        try:
-            answer = await self._http.request(method, path, json=body, params=params, headers=headers)
-        except httpx.HTTPError as error:
-            raise self._unreachable(error) from error
-        return checked_verb(answer)
+        return checked_verb(await self._send(method, path, json=body, params=params, headers=headers))
 
-    async def _stream(self, path: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    async def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
         try:
-            async with self._http.stream("POST", path, json=body | {"stream": True}) as answer:
-                if not answer.is_success:
-                    await answer.aread()
-                    checked(answer)
-                events = SseParser()
-                async for data in answer.aiter_bytes():
-                    for event in events.push(data):
-                        yield event
+            return self._accepted(await self._http.request(method, path, **options))
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
+
+    async def _probe(self, path: str, seconds: float | None) -> httpx.Response | None:
+        timeout = httpx.USE_CLIENT_DEFAULT if seconds is None else seconds
+        try:
+            answer = await self._http.get(path, timeout=timeout)
+        except httpx.HTTPError:
+            return None
+        return answer if answer.is_success else None
 
 
 def chat_body(messages: Messages, model: str, options: Mapping[str, Any]) -> dict[str, Any]:

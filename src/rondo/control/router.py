@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 from rondo.base.errors import NotFound, Unavailable
+from rondo.client.pool import LeastLoaded, PooledEngine
 from rondo.control.config import RouterConfig
 from rondo.control.prefixes import PrefixIndex, hashes
 
@@ -20,25 +21,18 @@ MEAN_SHARE = 0.05
 
 
 @dataclass(eq=False)
-class Instance:
-    """One engine, at `url`. `models` are the names it answers to, loaded adapters included."""
+class Instance(PooledEngine):
+    """An engine of this gateway. `work` and `requests` are those of this gateway's unanswered requests."""
 
-    url: str
-    models: frozenset[str]
-    healthy: bool = True
+    models: frozenset[str] = frozenset()
+    """Served names, loaded adapters included."""
     draining: bool = False
-    work: float = 0
-    """Pending work of this gateway's requests."""
-    requests: int = 0
-    """This gateway's unanswered requests."""
     reported: int = 0
     """Requests that the engine reported beyond this gateway's, at its latest report."""
     failures: int = 0
     """In a row."""
     open_until: float = 0.0
     """After too many failures the circuit is open until then; then one request decides."""
-    last: int = 0
-    """When it was last chosen, as a count."""
     bit: int = field(default=0, repr=False)
 
 
@@ -59,7 +53,7 @@ class Router:
         self.config, self._now = config, now
         self.instances: list[Instance] = []
         self.prefixes = PrefixIndex(config.pieces)
-        self._chosen = 0
+        self._balance = LeastLoaded()
         self._mean_work = 0.0
         for instance in instances:
             self.add(instance)
@@ -84,17 +78,14 @@ class Router:
         pieces = hashes(model, prompt, config.piece, config.longest)
         lengths = self.prefixes.lengths(pieces, sum(each.bit for each in ready))
         known = {each.bit: min(lengths.get(each.bit, 0) * config.piece, len(prompt)) for each in ready}
-        chosen = min(
-            ready, key=lambda each: (self._pending(each) - known[each.bit], each.requests, each.last)
-        )
+        chosen = self._balance.choose(ready, lambda each: known[each.bit] - self._reported(each))
         work = len(prompt) - known[chosen.bit] + config.decode_factor * answer
         return self._send(chosen, pieces, known[chosen.bit], max(1.0, work))
 
     def ended(self, route: Route, well: bool) -> None:
         """`well`: the engine answered, also with a refusal. Otherwise it was unreachable, or broke off."""
         instance = route.instance
-        instance.requests -= 1
-        instance.work = instance.work - route.work if instance.requests else 0.0
+        self._balance.end(instance, route.work)
         if well:
             instance.failures, instance.open_until = 0, 0.0
             return
@@ -118,8 +109,9 @@ class Router:
             )
         return named
 
-    def _pending(self, instance: Instance) -> float:
-        return instance.work + instance.reported * self._mean_work
+    def _reported(self, instance: Instance) -> float:
+        """Estimated work of the requests of other gateways."""
+        return instance.reported * self._mean_work
 
     def _takes(self, instance: Instance) -> bool:
         if not instance.healthy or instance.draining:
@@ -129,10 +121,7 @@ class Router:
         return self._now() >= instance.open_until and not instance.requests
 
     def _send(self, instance: Instance, pieces: Sequence[int], known: int, work: float) -> Route:
-        self._chosen += 1
-        instance.last = self._chosen
-        instance.requests += 1
-        instance.work += work
+        self._balance.begin(instance, work)
         self._mean_work += MEAN_SHARE * (work - self._mean_work)
         self.prefixes.add(pieces, instance.bit)
         return Route(instance, work, known)

@@ -161,7 +161,7 @@ class EngineCore:
                 ended += self.abort(samples[0].id)
         return ended
 
-    def knows(self, request_id: str) -> bool:
+    def has_request(self, request_id: str) -> bool:
         """Whether a sample of the request is waiting or running."""
         return request_id in self._requests
 
@@ -233,7 +233,7 @@ class EngineCore:
         self._check_owns_weights()
         reload = self._reload_from(folder)
         put(self.model, self._all_have(partial(read_version, self.model, reload, folder)))
-        self.update.torn = False
+        self.update.restore()
         self.sleeper.reload = reload
         self.scheduler.set_weight_version(version)
 
@@ -250,7 +250,8 @@ class EngineCore:
         self.sleeper.sleep(level)
         if self.speculation is not None:
             self.speculation.proposer.sleep(level)
-        self.update.torn |= level == 2
+        if level == 2:
+            self.update.lose()
 
     def wake(self, tags: Sequence[str] | None = None) -> None:
         """Restores the tagged memory; dropped weights are read from their checkpoint. If the weights were updated since
@@ -258,7 +259,7 @@ class EngineCore:
         if self.speculation is not None:
             self.speculation.proposer.wake(tags)
         if self.sleeper.wake(tags):
-            self.update.torn = False
+            self.update.restore()
 
     def reset_prefix_cache(self) -> None:
         self.pool.forget()

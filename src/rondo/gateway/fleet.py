@@ -89,7 +89,7 @@ class Fleet:
             raise InvalidRequest(
                 f"{url!r} is not the URL of an engine: give one such as http://127.0.0.1:8001.", param="url"
             )
-        engine = FleetEngine(Instance(url.rstrip("/"), frozenset(), healthy=False))
+        engine = FleetEngine(Instance(url.rstrip("/"), healthy=False))
         if engine.id in self.engines:
             raise Conflict(f"The engine {engine.id} is registered already.", param="url")
         self.engines[engine.id] = engine

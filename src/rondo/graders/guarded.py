@@ -14,7 +14,7 @@ from rondo.base.telemetry.metrics import counter
 from rondo.graders.score import Grader, Sample, Score, check_gradable
 
 _log = get_logger(__name__)
-_scores = counter("grader_scores", "Scores asked of graders, by how they ended.", ("grader", "outcome"))
+_scores = counter("grader_scores", "Scores of graders by outcome.", ("grader", "outcome"))
 
 
 @dataclass

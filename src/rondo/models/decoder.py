@@ -1,9 +1,8 @@
 """The definition of a decoder, for training and serving: embedding, layers, head."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +11,8 @@ from torch.utils.checkpoint import checkpoint
 from rondo.base.errors import ModelError
 from rondo.models.architecture import Gqa, Layer, ModelConfig, Moe
 from rondo.models.attend import Attend, SequenceLengths
+from rondo.models.families import family_of
+from rondo.models.files.slots import Slot
 from rondo.models.heads.additions import added
 from rondo.models.parts import (
     DenseMlp,
@@ -25,9 +26,6 @@ from rondo.models.parts import (
     take,
 )
 from rondo.ops import AttentionSpec, RopeSpec, rope_tables, token_logprobs
-
-if TYPE_CHECKING:
-    from rondo.models.files.mapping import Slot
 
 
 class Embed(nn.Module):
@@ -181,10 +179,8 @@ class Decoder(nn.Module):
     def attention_specs(self) -> list[AttentionSpec]:
         return [layer.attention.spec for layer in self.own_layers()]  # type: ignore[union-attr, misc]
 
-    def slots(self) -> "list[Slot]":
-        """The mapping of the parameters to checkpoint tensors."""
-        from rondo.models.families import family_of
-
+    def slots(self) -> list[Slot]:
+        """The checkpoint tensors of the model, and the parameters that they map to."""
         return list(family_of(self.config.family).slots(self.config))
 
     def check_whole(self) -> None:
@@ -195,12 +191,6 @@ class Decoder(nn.Module):
                 "from here; `rondo model export` copies the model's folder",
                 param="quantization_config",
             )
-
-    def to_hf(self) -> Iterator[tuple[str, Tensor]]:
-        """Hugging Face names and tensors: views of the parameters where the layout allows, else copies."""
-        from rondo.models.files.mapping import to_hf
-
-        return to_hf(self)
 
     @property
     def dtype(self) -> torch.dtype:

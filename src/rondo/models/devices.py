@@ -1,6 +1,8 @@
-"""Devices by name."""
+"""Devices and number formats by name."""
 
 from __future__ import annotations
+
+from typing import cast
 
 import torch
 
@@ -23,3 +25,8 @@ def device_named(name: str | torch.device) -> torch.device:
         f"device {str(name)[:80]!r} is not one that torch can use here: write auto, cpu, cuda or cuda:1.",
         param="device",
     )
+
+
+def torch_dtype(name: str) -> torch.dtype | None:
+    """None for `auto`: the format of the checkpoint."""
+    return None if name == "auto" else cast(torch.dtype, getattr(torch, name))

@@ -12,7 +12,6 @@ device, `finetune.py` chooses between full fine-tuning, LoRA and QLoRA.
     machine.py   the device of this machine: memory, and number types
     serving.py   number of replicas and GPUs for serving, throughput and latency
     report.py    tables and JSON
-    published/   published training runs, against which the formulas are tested
 
 Read `sizes/model.py`, then `cost/memory.py` and `choice/search.py`.
 """

@@ -80,8 +80,8 @@ def lines(plan: TrainingPlan) -> list[str]:
     active = f", {human_count(shape.active_parameters)} active" if shape.experts else ""
     said = [
         f"{shape.name}: {human_count(shape.parameters)} parameters{active}",
-        f"{cluster.gpus} x {cluster.gpu.name}, {cluster.gpu.memory / GIB:.0f} GiB each, {cluster.node} a node",
-        f"{human_count(batch.tokens)} tokens a step: {batch.sequences} sequences of {batch.length:,}",
+        f"{cluster.gpus} x {cluster.gpu.name}, {cluster.gpu.memory / GIB:.0f} GiB each, {cluster.node} per node",
+        f"{human_count(batch.tokens)} tokens per step: {batch.sequences} sequences of {batch.length:,}",
         "",
     ]
     columns = _columns(plan)
@@ -89,8 +89,8 @@ def lines(plan: TrainingPlan) -> list[str]:
         said += table([["", *columns], *_rows(list(columns.values()))])
         said.append("")
     if plan.chosen is not None:
-        said += ["memory of the fullest GPU, GiB", *table(_memory_rows(plan.chosen)), ""]
-        said += ["sent by one GPU in a step, GB", *table(_traffic_rows(plan.chosen)), ""]
+        said += ["peak memory per GPU, GiB", *table(_memory_rows(plan.chosen)), ""]
+        said += ["communication per GPU and step, GB", *table(_traffic_rows(plan.chosen)), ""]
     said += [f"- {reason}" for reason in plan.reasons]
     said += [f"- {verdict}" for verdict in _verdict(plan)]
     return said
@@ -116,12 +116,12 @@ def _rows(plans: Sequence[Estimate]) -> list[list[str]]:
             "memory",
             *(f"{plan.memory.total / GIB:.1f} GiB{'' if plan.fits else ', DOES NOT FIT'}" for plan in plans),
         ],
-        ["step", *(f"{plan.seconds:.3g} s" for plan in plans)],
-        ["tokens/s a GPU", *(f"{plan.speed:,.0f}" for plan in plans)],
+        ["step time", *(f"{plan.seconds:.3g} s" for plan in plans)],
+        ["tokens/s per GPU", *(f"{plan.speed:,.0f}" for plan in plans)],
         ["tokens/s", *(human_count(int(plan.speed * plan.cluster.gpus)) for plan in plans)],
-        ["bubble", *(f"{plan.bubble:.1%}" for plan in plans)],
+        ["pipeline bubble", *(f"{plan.bubble:.1%}" for plan in plans)],
         ["MFU, causal MFU", *(f"{plan.mfu:.1%}, {plan.mfu_causal:.1%}" for plan in plans)],
-        ["of peak", *(_peak(plan) for plan in plans)],
+        ["peak for MFU", *(_peak(plan) for plan in plans)],
     ]
 
 
@@ -147,12 +147,12 @@ def layout_text(plan: Estimate) -> str:
 
 def policy_text(plan: Estimate) -> str:
     policy = plan.policy
-    words = [f"zero {policy.zero}" if plan.layout.shards > 1 else "nothing divided"]
+    words = [f"zero {policy.zero}" if plan.layout.shards > 1 else "no sharding"]
     words.append(
         "no checkpointing" if policy.checkpointing == "none" else f"{policy.checkpointing} checkpointing"
     )
     if policy.offload != "none":
-        words.append(f"{policy.offload} in host memory")
+        words.append(f"{policy.offload} offloaded")
     return ", ".join(words)
 
 
@@ -161,14 +161,14 @@ def _memory_rows(plan: Estimate) -> list[list[str]]:
     parts = {
         "parameters": memory.parameters,
         "gradients": memory.gradients,
-        "optimizer": memory.optimizer,
-        "gathered": memory.gathered,
+        "optimizer states": memory.optimizer,
+        "gathered parameters": memory.gathered,
         "activations": memory.activations,
-        "one layer at work": memory.working,
+        "temporary tensors": memory.working,
         "logits": memory.logits,
         "fragmentation": memory.fragmentation,
-        "beside the allocator": memory.fixed,
-        "in host memory": memory.host,
+        "CUDA context and buffers": memory.fixed,
+        "host memory": memory.host,
     }
     return [["  " + name, f"{value / GIB:.1f}"] for name, value in parts.items() if value]
 
@@ -183,16 +183,16 @@ def _verdict(plan: TrainingPlan) -> list[str]:
     if plan.cost is None:
         return []
     if plan.rules is None:
-        return [f"the classic rules have no answer: {plan.no_rules}"]
+        return [f"classic rules: no layout ({plan.no_rules.rstrip('.')})"]
     if plan.agrees:
-        return ["the classic rules say the same"]
+        return ["classic rules: the same plan"]
     other = plan.rules.plan
-    said = f"the classic rules ({plan.rules.rule}; {plan.rules.branch}) "
+    said = f"classic rules ({plan.rules.rule}; {plan.rules.branch}): "
     if not other.fits:
         need = f"{other.memory.total / GIB:.1f} GiB of {other.cluster.gpu.memory / GIB:.1f}"
-        return [f"{said}do not fit here: {need}"]
+        return [f"{said}out of memory, {need}"]
     more = other.seconds / plan.cost.seconds - 1
-    return [f"{said}fit too, and take {more:.0%} longer than the cost model's choice"]
+    return [f"{said}fits, and a step takes {more:.0%} longer than with the cost model's plan"]
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -247,7 +247,7 @@ def flags(serving: Serving) -> list[str]:
 
 
 def serving_lines(served: ServingChoice, load: Load, title: str) -> list[str]:
-    said = [title, f"{load.rate:g} requests a second, {load.prompt} tokens in, {load.answer} out", ""]
+    said = [title, f"{load.rate:g} requests/s, {load.prompt} prompt tokens, {load.answer} output tokens", ""]
     shown = [*([served.best] if served.best else []), *served.others]
     if shown:
         said += [*table([_SERVING_TITLES, *(_serving_row(s, s is served.best) for s in shown)]), ""]
@@ -255,7 +255,7 @@ def serving_lines(served: ServingChoice, load: Load, title: str) -> list[str]:
         model = "MODEL"
         if quantized := quantize_flags(served.best):
             model = "QUANTIZED"
-            said.append(f"first: rondo model quantize MODEL {' '.join(quantized)} --out {model}")
+            said.append(f"quantize once: rondo model quantize MODEL {' '.join(quantized)} --out {model}")
         said.append(f"each replica: rondo serve {model} {' '.join(flags(served.best))}")
         said.append("")
     return said + [f"- {reason}" for reason in served.reasons]
@@ -274,7 +274,7 @@ def quantize_flags(serving: Serving) -> list[str]:
 METHODS = {"fp8": "fp8", "int8": "int8", "int4": "awq"}
 """Methods of `rondo model quantize`."""
 _SERVING_TITLES = [
-    "", "weights", "cache", "tp", "replicas", "GPUs", "at a time", "most", "requests/s", "first token", "a token",
+    "", "weights", "KV cache", "tp", "replicas", "GPUs", "batch", "max batch", "requests/s", "TTFT", "TPOT",
 ]  # fmt: skip
 
 

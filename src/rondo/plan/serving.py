@@ -244,29 +244,29 @@ def plan_serving(
     """
     if not shape.gated:
         raise ConfigError(
-            f"{shape.name} has feed-forward layers of two matrices, and `rondo serve` loads decoders with three.",
+            f"{shape.name} has feed-forward layers of two matrices; `rondo serve` supports gated ones with three.",
             param="model",
         )
     if weights is not None and weights not in DIVIDED and (tp or 1) > 1:
         raise ConfigError(
-            f"weights: {weights} weights run on one rank, and tp is {tp}. Set --tp 1, or --weights bf16.",
+            f"weights: {weights} weights run on one rank, but tp is {tp}. Set --tp 1, or --weights bf16.",
             param="weights",
         )
     if shape.context is not None and load.length > shape.context:
         raise ConfigError(
-            f"prompt and answer are {load.length} tokens, and {shape.name} sees {shape.context}.",
+            f"prompt and answer have {load.length} tokens, more than the context of {shape.name} ({shape.context}).",
             param="prompt",
         )
     if weights == "int4" and group_size(shape) is None:
         raise ConfigError(
-            f"weights: {shape.name} has widths that do not divide into groups of {GROUPS[-1]}, so it has no int4 "
-            "weights. Take fp8 or int8.",
+            f"weights: {shape.name} has widths that are not divisible by the group size {GROUPS[-1]}: no int4 "
+            "weights. Use fp8 or int8.",
             param="weights",
         )
     tried = list(replicas(shape, cluster, load, tp, weights, cache))
     if not tried:
         raise ConfigError(
-            f"tp: {tp} does not divide the heads of {shape.name}, or is more than the {cluster.node} GPUs of a node.",
+            f"tp: {tp} does not divide the heads of {shape.name}, or exceeds the {cluster.node} GPUs of a node.",
             param="tp",
         )
     carried = [serving for replica in tried if (serving := _carry(replica)) is not None]
@@ -348,36 +348,36 @@ def _reasons(
     if replica.weights != "bf16" and exact:
         held = max((r.most_requests for r in exact), default=0)
         words.append(
-            f"{replica.weights} weights: in bf16 "
-            + ("they do not fit" if held == 0 else "the GPUs that are there do not carry the load")
+            f"{replica.weights} weights: bf16 weights "
+            + ("do not fit" if held == 0 else "need more GPUs than the cluster has")
         )
     if replica.tp > 1:
         smaller = Replica(replica.shape, cluster, load, replica.tp // 2, replica.weights, replica.cache)
         if not smaller.fits:
-            words.append(f"TP {replica.tp}: over {smaller.tp} the weights leave no room for the cache")
+            words.append(
+                f"TP {replica.tp}: with TP {smaller.tp} the weights leave no memory for the KV cache"
+            )
         else:
             words.append(
-                f"TP {replica.tp}: over {smaller.tp} the same load takes more GPUs or misses a target "
-                f"({1e3 * smaller.between_seconds(best.requests):.0f} ms a token instead of "
+                f"TP {replica.tp}: with TP {smaller.tp} the load needs more GPUs or misses a latency target "
+                f"({1e3 * smaller.between_seconds(best.requests):.0f} ms TPOT instead of "
                 f"{1e3 * best.between:.0f})"
             )
     if replica.cache == "fp8":
         wide = Replica(replica.shape, cluster, load, replica.tp, replica.weights, "bf16")
         words.append(
-            f"fp8 cache: it holds {replica.most_requests} requests of {load.length} tokens, "
-            f"in bf16 {wide.most_requests}"
+            f"fp8 KV cache: {replica.most_requests} requests of {load.length} tokens fit, "
+            f"with bf16 {wide.most_requests}"
         )
-    busy = f"{best.rate:.3g} requests a second, {load.rate / best.rate:.0%} busy at {load.rate:g}"
-    words.append(
-        f"{best.replicas} replicas carry {busy}" if best.replicas > 1 else f"1 replica carries {busy}"
-    )
+    capacity = f"capacity {best.rate:.3g} requests/s, {load.rate / best.rate:.0%} utilized at {load.rate:g}"
+    words.append(f"{best.replicas} replicas: {capacity}" if best.replicas > 1 else f"1 replica: {capacity}")
     prompts = best.requests * replica.prompt_seconds
     share = prompts / (prompts + load.answer * replica.step_seconds(best.requests))
     if load.prompt * (1 - load.shared) >= 512 and load.shared == 0:
         words.append(
-            "prefix cache: on; what prompts have in common is then computed once (--shared says how much)"
+            "prefix cache: shared prefixes of prompts are computed once; set --shared to their share"
         )
-    words.append(f"of a replica's time {share:.0%} goes to prompts and {1 - share:.0%} to answers")
+    words.append(f"replica time: prefill {share:.0%}, decode {1 - share:.0%}")
     return words
 
 
@@ -387,16 +387,14 @@ def _why_not(tried: list[Replica], carried: list[Serving], cluster: Cluster, loa
         need = (least.weight_bytes + known.SERVING_FIXED_BYTES) / known.CACHE_SHARE
         where = f"over {least.tp} GPUs" if least.tp > 1 else "on one GPU"
         words = [
-            f"The weights do not fit: {where} in {least.weights} each needs {need / 2**30:.0f} GiB and "
+            f"The weights do not fit: {where} in {least.weights} a GPU needs {need / 2**30:.0f} GiB and "
             f"has {cluster.gpu.memory / 2**30:.0f}"
         ]
         if any(replica.weights not in DIVIDED for replica in tried):
-            words.append("Quantized weights run on one GPU each, and are not divided among several")
+            words.append("Quantized weights run on one GPU; tensor parallelism needs bf16")
         return words
     enough = [serving for serving in carried if serving.meets(load)]
     if not enough:
-        return [
-            "No choice meets the targets of latency at this load: raise --ttft or --tpot, or take faster GPUs"
-        ]
+        return ["No plan meets the latency targets at this load: raise --ttft or --tpot, or use faster GPUs"]
     least_gpus = min(serving.gpus for serving in enough)
-    return [f"The load needs {least_gpus} GPUs at least, and there are {cluster.gpus}"]
+    return [f"The load needs at least {least_gpus} GPUs; the cluster has {cluster.gpus}"]

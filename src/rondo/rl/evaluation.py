@@ -13,7 +13,7 @@ from rondo.rl.config import RlConfig
 from rondo.rl.rollout.prompt_sampler import SPREAD
 from rondo.rl.rollout.sync_collector import Collector
 from rondo.rl.rollout.types import SampleGroup, reward_metrics
-from rondo.rl.tasks.registry import AnyTask
+from rondo.rl.tasks.types import AnyTask
 from rondo.train.evaluation.evaluator import Metrics
 
 CONFIDENCE_Z = 1.959963984540054
@@ -30,7 +30,7 @@ def answers(
     problems = task.prompts(seed, config.eval_prompts, "held_out")
     sampling = SamplingParams(n=config.evaluate.samples, max_tokens=max_tokens)
     seeds = [seed * SPREAD + index for index in range(len(problems))]
-    return collector.ask(problems, sampling, seeds)
+    return collector.answer(problems, sampling, seeds)
 
 
 def measured(groups: Sequence[SampleGroup], config: RlConfig) -> Metrics:

@@ -25,8 +25,9 @@ from rondo.parallel.ranks.world import read_world
 from rondo.rl.config import RlConfig
 from rondo.rl.loop import TAUGHT_NOTHING, Loop
 from rondo.rl.record.observer import Watch
-from rondo.rl.tasks.registry import AnyTask, find
+from rondo.rl.tasks.registry import find
 from rondo.rl.tasks.registry import fingerprint as fingerprint_of_task
+from rondo.rl.tasks.types import AnyTask
 from rondo.text.tokenizer import Tokenizer
 from rondo.train.checkpoints.checkpoint import Keep
 from rondo.train.checkpoints.saving import Checkpoints

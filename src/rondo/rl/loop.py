@@ -31,7 +31,7 @@ from rondo.rl.record.timer import LoopTimer
 from rondo.rl.rollout.engines import collector_for, shared_engine
 from rondo.rl.rollout.requests import RolloutBatch
 from rondo.rl.rollout.types import RlStep, SampleGroup
-from rondo.rl.tasks.registry import AnyTask
+from rondo.rl.tasks.types import AnyTask
 from rondo.rl.update.learning import Learning
 from rondo.text.tokenizer import Tokenizer
 from rondo.train.learner.learner import Learner, Metrics
@@ -64,7 +64,7 @@ class Loop:
         self.max_tokens = config.max_tokens or task.max_tokens
         self.learning = Learning(model, tokenizer, config, self.max_tokens)
         self.collector = collector_for(self.learner, tokenizer, task, config, self.learning.company)
-        self.learning.company.take_turns(shared_engine(self.collector))
+        self.learning.company.share_device(shared_engine(self.collector))
         self.observers: list[Callable[[RlStep], None]] = []
         self.steps_done = 0
         self.idle = 0

@@ -26,7 +26,6 @@ from rondo.engine.weights.weight_session import WeightSession
 from rondo.models import ModelConfig
 from rondo.server.answers.prompts import Prompts
 from rondo.server.answers.replies import Replies
-from rondo.server.answers.salts import Salts
 from rondo.server.answers.shapes import Tokens
 from rondo.server.config import ServerConfig
 from rondo.server.openapi import openapi_route
@@ -40,7 +39,7 @@ from rondo.server.routes.rollouts import RL, rollout_routes
 from rondo.server.routes.scoring import PairScorer
 from rondo.server.routes.tokenize import detokenize, tokenize, tokenizer_info_route
 from rondo.server.routes.weights import weight_routes
-from rondo.server.served import ServedModel
+from rondo.server.served import Salts, ServedModel
 from rondo.server.workers.bodies import Bodies, body_limit
 from rondo.server.workers.templates import Templates
 from rondo.text.parsing import choose_dialect

@@ -19,7 +19,7 @@ from rondo.models import Decoder, ModelConfig
 from rondo.models.devices import device_named
 from rondo.models.families import parse
 from rondo.models.files.headers import read_config
-from rondo.models.heads.scorer import make_scorer
+from rondo.models.fresh import make_scorer
 from rondo.models.quantized.quantize.making import load_nf4
 from rondo.models.store import fingerprint, resolve, revision_of
 from rondo.parallel.layout.degrees import degrees

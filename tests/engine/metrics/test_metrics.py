@@ -15,7 +15,7 @@ from rondo.engine.config import EngineConfig
 from rondo.engine.core import EngineCore
 from rondo.engine.entrypoints.async_engine import AsyncEngine
 from rondo.engine.metrics.counters import EngineMetrics
-from rondo.engine.metrics.distribution import Distribution, one_two_five
+from rondo.engine.metrics.exposition import Distribution, one_two_five
 from rondo.models import new
 
 PLAIN = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)

@@ -196,7 +196,7 @@ def test_a_rank_compares_what_it_does_with_rank_0(folder, ranks, plan, sampled, 
 
 def test_everything_public_in_the_engine_is_done_on_all_ranks_or_refused():
     """A method that changes the engine must not change rank 0 alone."""
-    reads = {"weight_version", "has_work", "whole", "knows", "check_weights", "samples"}
+    reads = {"weight_version", "has_work", "whole", "has_request", "check_weights", "samples"}
     through_others = {"abort_all"}
     rank_0_has_the_names = {"load_adapter"}
     refused = {"start_weight_update", "finish_weight_update", "abort_weight_update"}

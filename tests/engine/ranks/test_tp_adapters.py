@@ -268,13 +268,13 @@ def test_what_nobody_has_any_more_is_forgotten_after_what_used_it() -> None:
     ranks = FakeRanks()
     outbox = Outbox(ranks)  # type: ignore[arg-type]
     number = outbox.read_adapter(Path("/somewhere"))
-    outbox.tell("add_with", "a request", number, 7)
+    outbox.queue("add_with", "a request", number, 7)
     outbox.forget_adapter(number)
     outbox.send(("step", ()))
     assert [name for name, _ in ranks.sent] == ["read_adapter", "add_with", "forget_adapters", "step"]
     assert ranks.sent[2] == ("forget_adapters", ([number],))
     for _ in range(1000):
-        outbox.tell("hold")
+        outbox.queue("hold")
     assert len(ranks.sent) > 700
 
 

@@ -230,7 +230,7 @@ def test_what_cannot_be_enforced_is_refused_and_named(model, tokenizer, form, sa
 def test_each_who_waits_for_a_grammar_is_told_by_his_own_field(tokenizer):
     """All of them wait for the same compilation."""
     grammars = Grammars(tokenizer.vocab_size, tokenizer.eos_ids, 8)
-    grammars.speak(tokenizer)
+    grammars.set_tokenizer(tokenizer)
     fields = ("structured_outputs", "guided_regex", "text.format", "response_format")
 
     async def wait() -> list[object]:
@@ -343,6 +343,6 @@ def test_a_model_without_tokenizer_or_end_says_so(model, tokenizer):
     with pytest.raises(InvalidRequest, match="tokenizer"):
         LLM(model).generate([[1, 2]], asked("regex", detokenize=False))
     endless = EngineCore(model, eos_ids=())
-    endless.grammars.speak(tokenizer)
+    endless.grammars.set_tokenizer(tokenizer)
     with pytest.raises(InvalidRequest, match="ends the answer"):
         endless.add(GenerateRequest("a", [1], asked("regex")))

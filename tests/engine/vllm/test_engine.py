@@ -25,8 +25,8 @@ from rondo.client.types import GenerateRequest, SamplingParams
 from rondo.engine.config import EngineConfig, VllmConfig
 from rondo.engine.vllm.adapters import VllmAdapters
 from rondo.engine.vllm.backend import OutputDelta, likeliest, spread
+from rondo.engine.vllm.client import pieces, prompt_logprobs, refusal
 from rondo.engine.vllm.engine import VllmEngine
-from rondo.engine.vllm.wire import pieces, prompt_logprobs, refusal
 from rondo.models import parse, read_config, save
 from support.engines import collect
 from support.tiny import tiny_model, tiny_tokenizer
@@ -338,6 +338,31 @@ def test_after_a_transfer_that_fails_the_old_weights_serve(engine, folders, paus
         return await collect(engine, "b", PARAMS)
 
     assert run(engine, Played(OutputDelta(0, [5], finish_reason="length")), work).versions == [1]
+
+
+def test_an_update_lasts_as_long_as_its_transfer_when_the_caller_is_cancelled(engine, folders):
+    begun, go = asyncio.Event(), asyncio.Event()
+
+    class Slow(Played):
+        async def transfer(self, path, version):
+            begun.set()
+            await go.wait()
+
+    async def work():
+        update = asyncio.ensure_future(engine.update_weights(folders / "1", 1))
+        await begun.wait()
+        update.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await update
+        assert engine.weight_state().updating
+        with pytest.raises(Conflict, match="already in progress"):
+            await engine.update_weights(folders / "1", 2)
+        go.set()
+        while engine.weight_state().updating:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert (engine.weight_version, engine.weight_state().whole) == (1, True)
+
+    run(engine, Slow(), work)
 
 
 def test_a_folder_that_cannot_do_never_reaches_vllm(engine, folders, tmp_path):

@@ -32,7 +32,7 @@ async def take_the_place(engine: AsyncEngine) -> asyncio.Task[Heard]:
     """The engine is paused, so that the request that is returned keeps adapter a until it is resumed."""
     await engine.pause()
     first = asyncio.create_task(collect(engine, "first", GREEDY, adapter="a"))
-    await until(lambda: engine.core.knows("first"))
+    await until(lambda: engine.core.has_request("first"))
     return first
 
 

@@ -166,7 +166,7 @@ def test_faults_are_one_requests_own(tiny: Decoder, folder: Path) -> None:
     for name, (kind, message) in faults.items():
         with pytest.raises(kind, match=message):
             engine.add(ask(name, name))
-        assert not engine.knows(name)
+        assert not engine.has_request(name)
     finish(engine)
     assert good.finish_reason == "length"
     assert loaded(engine) == ["a"]

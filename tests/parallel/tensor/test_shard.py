@@ -6,6 +6,7 @@ from safetensors.torch import save_file
 
 from rondo.base.errors import ConfigError, ModelError
 from rondo.models import Packed, load, new, parse, save
+from rondo.models.files.mapping import to_hf
 from rondo.parallel.layout.split import heads_of, split
 from rondo.parallel.tensor import load as sharded
 from support.families import CONFIGS, VOCAB, reference
@@ -117,7 +118,7 @@ def test_a_checkpoint_that_does_not_match_is_refused_as_it_is_whole(tmp_path, ra
     hf = {"model_type": "llama", "vocab_size": 60, "max_position_embeddings": 64, **more}
     model = new(hf)
     save(model, tmp_path / "m")
-    tensors = {name: tensor.clone() for name, tensor in model.to_hf()}
+    tensors = {name: tensor.clone() for name, tensor in to_hf(model)}
     del tensors["model.layers.0.mlp.up_proj.weight"]
     tensors["model.norm.weight"] = torch.zeros(31)
     save_file(tensors, tmp_path / "m" / "model.safetensors")
@@ -133,8 +134,9 @@ def test_a_checkpoint_that_does_not_match_is_refused_as_it_is_whole(tmp_path, ra
 
 
 def test_a_shard_cannot_be_exported(folder_of, ranks, tmp_path):
-    (model, _) = ranks.run(2, lambda group: sharded.load(folder_of("llama2"), group))
-    for export in (lambda: dict(model.to_hf()), lambda: save(model, tmp_path / "out")):
+    folder = folder_of("llama2")
+    (model, _) = ranks.run(2, lambda group: sharded.load(folder, group))
+    for export in (lambda: dict(to_hf(model)), lambda: save(model, tmp_path / "out")):
         with pytest.raises(ConfigError, match="rank 0 of 2"):
             export()
     assert not (tmp_path / "out").exists()

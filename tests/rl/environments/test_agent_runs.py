@@ -13,7 +13,7 @@ from rondo.rl.environments.agents import AgentTask, Program
 from rondo.rl.environments.environment import Bounds
 from rondo.rl.loop import Loop
 from rondo.rl.rollout.types import RlStep
-from rondo.rl.tasks.registry import Problem, Split
+from rondo.rl.tasks.types import Problem, Split
 from rondo.server.episodes import EpisodeRoutes
 from support.tiny import tiny_model, tiny_tokenizer
 

@@ -20,7 +20,7 @@ from rondo.graders import Sample, Score
 from rondo.rl.environments.agents import AgentTask, EpisodeAddress, Program
 from rondo.rl.environments.environment import Bounds
 from rondo.rl.rollout.types import Rollout
-from rondo.rl.tasks.registry import Problem
+from rondo.rl.tasks.types import Problem
 from rondo.server.episodes import EpisodeRoutes
 from rondo.text.bpe import train_bpe
 from rondo.text.tokenizer import Tokenizer

@@ -25,7 +25,8 @@ from rondo.rl.environments.environment import Bounds, Graded, Turn
 from rondo.rl.environments.tools import tool
 from rondo.rl.rollout.types import Rollout
 from rondo.rl.tasks.games import GAMES, GUESSES, Game, Guess, calculate
-from rondo.rl.tasks.registry import Problem, find
+from rondo.rl.tasks.registry import find
+from rondo.rl.tasks.types import Problem
 from rondo.text.bpe import train_bpe
 from rondo.text.tokenizer import Tokenizer
 from server.families import HERMES

@@ -49,7 +49,7 @@ def healthy(step: int, jitter: Callable[[float], float]) -> Row:
 
 def told(of: Callable[[int, Callable[[float], float]], Row], steps: int = 120, seed: int = 0) -> list[Alarm]:
     alarms, jitter = Alarms(CONFIG), noise(seed)
-    return [alarm for step in range(1, steps + 1) for alarm in alarms.look(step, of(step, jitter))]
+    return [alarm for step in range(1, steps + 1) for alarm in alarms.check(step, of(step, jitter))]
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -168,7 +168,7 @@ def test_sampler_and_learner_that_part() -> None:
 
     assert "grew from" in only(apart, "mismatch", 60).saw
     growth_aside, jitter = Alarms(AlarmsConfig(mismatch_growth=0)), noise(0)
-    assert not [alarm for step in range(1, 121) for alarm in growth_aside.look(step, apart(step, jitter))]
+    assert not [alarm for step in range(1, 121) for alarm in growth_aside.check(step, apart(step, jitter))]
 
     def far(step: int, jitter: Callable[[float], float]) -> Row:
         return healthy(1, jitter) | {"sampler_kl": 0.05 + abs(jitter(0.002))}
@@ -232,7 +232,7 @@ def test_who_goes_on_from_a_checkpoint_stands_where_he_stood() -> None:
     rows = [row(step) for step in range(1, 120)]
     whole = Alarms(CONFIG)
     for at, each in enumerate(rows, 1):
-        whole.look(int(each["step"]), each)
+        whole.check(int(each["step"]), each)
         if at % 9 == 0:
             held_out: list[Mapping[str, float]] = [{"step": 0, "held_out/reward": 0.5}]
             assert Alarms.after(CONFIG, held_out + rows[:at]).standing == whole.standing
@@ -248,7 +248,7 @@ def test_each_can_be_turned_off() -> None:
         "solve_all": 0.0,
         "same_answer": 1.0,
     }
-    found = [alarms.look(step, healthy(200 - step, jitter) | wrong) for step in range(1, 120)]
+    found = [alarms.check(step, healthy(200 - step, jitter) | wrong) for step in range(1, 120)]
     assert not any(found)
 
 

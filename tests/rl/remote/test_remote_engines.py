@@ -13,6 +13,7 @@ import rondo
 from rondo import models
 from rondo.base.errors import ConfigError, Conflict, MissingExtra, Overloaded, RondoError, Unavailable
 from rondo.client.types import GenerateRequest, TokenChunk
+from rondo.models.files.mapping import to_hf
 from rondo.rl import jobs
 from rondo.rl.config import RlConfig
 from rondo.rl.loop import Loop
@@ -20,7 +21,8 @@ from rondo.rl.remote import ray
 from rondo.rl.remote.config import FarConfig, RayConfig
 from rondo.rl.remote.servers import EngineClient
 from rondo.rl.rollout.types import RlStep, SampleGroup
-from rondo.rl.tasks.registry import AnyTask, find, task
+from rondo.rl.tasks.registry import find, task
+from rondo.rl.tasks.types import AnyTask
 from rondo.text.bpe import train_bpe
 from rondo.train.config import AdapterConfig
 from rondo.train.recipes import adapter
@@ -149,7 +151,7 @@ def test_an_engine_killed_while_it_generates_is_waited_for_and_has_the_weights_a
     fleet = fleet_of(loop)
 
     def kill() -> None:
-        wait_until(lambda: fleet.engines[0].under_way)
+        wait_until(lambda: fleet.engines[0].requests)
         mortal.kill()
         mortal.start()
 
@@ -204,7 +206,7 @@ def test_with_two_engines_the_other_goes_on(served: Served, mortal: Served) -> N
     loop.step()
     assert all(asked.values())
     mortal.kill()
-    back = threading.Thread(target=lambda: (wait_until(lambda: not fleet.engines[1].up), mortal.start()))
+    back = threading.Thread(target=lambda: (wait_until(lambda: not fleet.engines[1].healthy), mortal.start()))
     back.start()
     loop.step()
     back.join()
@@ -370,8 +372,8 @@ def test_a_lora_is_pushed_added_up_and_a_tokenformer_is_refused(served: Served, 
     adapter.put_on(model, lora, seed=0, base="tiny")
     config = CONFIG.model_copy(update={"engine": FarConfig(url=(served.url,)), "adapter": lora})
     loop = Loop(model, tiny_tokenizer(), task("reverse"), config)
-    before = {name: tensor.clone() for name, tensor in model.to_hf()}
+    before = {name: tensor.clone() for name, tensor in to_hf(model)}
     for _ in range(2):
         assert loop.step()["logprob_diff_max"] < 1e-4
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.to_hf()), "the base stays"
+    assert all(torch.equal(tensor, before[name]) for name, tensor in to_hf(model)), "the base stays"
     loop.close()

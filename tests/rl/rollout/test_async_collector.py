@@ -182,7 +182,7 @@ def test_an_engine_that_ends_ends_the_run_with_its_reason() -> None:
 def test_episodes_are_played_by_the_task() -> None:
     from rondo.client.types import GenerateRequest, SamplingParams
     from rondo.rl.rollout.types import Rollout
-    from rondo.rl.tasks.registry import Problem
+    from rondo.rl.tasks.types import Problem
 
     class Twice:
         """Asks twice, the second time with a tool's word in between."""

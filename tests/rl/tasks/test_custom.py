@@ -9,7 +9,8 @@ import pytest
 from rondo.base.errors import ConfigError, InvalidRequest, NotFound
 from rondo.graders import Sample, Score
 from rondo.rl.tasks.custom import Custom, load_task
-from rondo.rl.tasks.registry import AnyTask, find, fingerprint
+from rondo.rl.tasks.registry import find, fingerprint
+from rondo.rl.tasks.types import AnyTask
 
 FILE = """
 import os, time

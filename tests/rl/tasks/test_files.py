@@ -11,7 +11,8 @@ import pytest
 from rondo.base.errors import ConfigError, InvalidRequest, NotFound
 from rondo.graders import Sample, Score
 from rondo.rl.tasks.files import FileTask, read_task
-from rondo.rl.tasks.registry import Problem, find, fingerprint, split_of
+from rondo.rl.tasks.registry import find, fingerprint
+from rondo.rl.tasks.types import Problem, split_of
 
 MATCH = {"type": "match", "extract": "last_number", "compare": "numeric"}
 

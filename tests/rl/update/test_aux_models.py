@@ -11,12 +11,13 @@ from rondo import models
 from rondo.base.errors import ConfigError
 from rondo.base.storage.files import atomic_dir
 from rondo.graders import Sample, Score
-from rondo.models.heads.scorer import make_scorer
+from rondo.models.fresh import make_scorer
 from rondo.rl.config import RlConfig
 from rondo.rl.loop import Loop
 from rondo.rl.rollout.engines import shared_engine
 from rondo.rl.rollout.types import RlStep
-from rondo.rl.tasks.registry import Problem, Split, task
+from rondo.rl.tasks.registry import task
+from rondo.rl.tasks.types import Problem, Split
 from rondo.rl.update.device_sharing import Role, Roles, engine_role, parked
 from rondo.train.checkpoints.checkpoint import Keep
 from rondo.train.checkpoints.saving import Checkpoints
@@ -62,8 +63,8 @@ def test_ppo_in_the_loop(kind: str) -> None:
         }
         assert metrics["updates"] == 4
         assert metrics["critic/value"] == pytest.approx(0.0) if step == 0 else metrics["critic/value"] != 0
-        assert one.learning.told[0]["logprob_diff_max"] < 2e-5
-        assert one.learning.told[0]["clip_share"] == 0
+        assert one.learning.update_metrics[0]["logprob_diff_max"] < 2e-5
+        assert one.learning.update_metrics[0]["clip_share"] == 0
     one.close()
 
 
@@ -160,7 +161,7 @@ def test_a_reward_model_that_is_asked_at_any_time_takes_no_turns(folder: Path) -
     company = one.learning.company
     company.config = company.config.model_copy(update={"device_bytes": 1 << 30})
     with pytest.raises(ConfigError, match="can take no turns") as caught:
-        company.take_turns(None)
+        company.share_device(None)
     assert caught.value.param == "rl.device_bytes"
     one.close()
 
@@ -187,13 +188,13 @@ def test_taking_turns_changes_no_bit() -> None:
     def told(role: Role) -> Role:
         def come() -> None:
             moves.append(f"+{role.name}")
-            role.come()
+            role.onload()
 
         def go() -> None:
             moves.append(f"-{role.name}")
-            role.go()
+            role.offload()
 
-        return replace(role, nbytes=1, come=come, go=go)
+        return replace(role, nbytes=1, onload=come, offload=go)
 
     turns.learning.company.roles = Roles(
         [told(engine_role(engine)), told(parked("reference", reference.model))], 1

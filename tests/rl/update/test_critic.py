@@ -12,7 +12,7 @@ from rondo.base.errors import ConfigError
 from rondo.base.storage.files import atomic_dir
 from rondo.data.batching.packing import Document, PackedRow, Tree, pack
 from rondo.models import Decoder
-from rondo.models.heads.scorer import make_scorer
+from rondo.models.fresh import make_scorer
 from rondo.rl.config import RlConfig
 from rondo.rl.update.advantages import gae
 from rondo.rl.update.config import CriticConfig

@@ -90,8 +90,8 @@ def test_a_parked_model_comes_back_with_its_bits() -> None:
     role = parked("reference", model)
     assert role.nbytes == bytes_of(model) == sum(p.numel() for p in model.parameters()) * 4
     for _ in range(2):
-        role.go()
-        role.come()
+        role.offload()
+        role.onload()
         np.testing.assert_array_equal(asked.logprobs(rows)[0], before[0])
     assert model.head.out.weight is model.embed.weight, "tied as it was"
 
@@ -103,9 +103,9 @@ def test_an_engine_gives_its_cache_back_and_keeps_the_weights() -> None:
     before = engine.generate([[5, 6, 7]], sampling)[0].outputs[0].token_ids
     role = engine_role(engine)
     assert role.nbytes == sum(x.nbytes for x in engine.core.sleeper.cache.tensors) > 0
-    role.go()
+    role.offload()
     assert engine.core.sleeper.asleep == {"kv_cache"}
     assert not engine.core.sleeper.cache.tensors
     torch.testing.assert_close(engine.core.model.embed.weight, model.embed.weight)
-    role.come()
+    role.onload()
     assert engine.generate([[5, 6, 7]], sampling)[0].outputs[0].token_ids == before

@@ -6,7 +6,7 @@ import torch
 
 from rondo.base.errors import ConfigError
 from rondo.rl.rollout.types import Rollout, SampleGroup
-from rondo.rl.tasks.registry import Problem
+from rondo.rl.tasks.types import Problem
 from rondo.rl.update.config import PairsConfig
 from rondo.rl.update.pairs import OnlinePreference, make_pairs
 from rondo.train.config import OptimConfig

@@ -47,7 +47,7 @@ def test_engine_and_learner_agree_on_base_and_adapter(kind: str, mode: str) -> N
     assert metrics[0]["reference_kl"] == pytest.approx(0.0, abs=1e-9), "the reference is the base"
     assert metrics[1]["reference_kl"] > 0
     problems = loop.task.prompts(5, 4)
-    groups = loop.collector.ask(problems, SamplingParams(n=2, max_tokens=6, logprobs=0), [1, 2, 3, 4])
+    groups = loop.collector.answer(problems, SamplingParams(n=2, max_tokens=6, logprobs=0), [1, 2, 3, 4])
     tokens = StepTokens(groups)
     rows = packed(
         tokens,

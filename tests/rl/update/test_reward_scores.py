@@ -6,9 +6,9 @@ import pytest
 from rondo import models
 from rondo.base.errors import ConfigError
 from rondo.graders import Score
-from rondo.models.heads.scorer import make_scorer
+from rondo.models.fresh import make_scorer
 from rondo.rl.rollout.types import Rollout, SampleGroup
-from rondo.rl.tasks.registry import Problem
+from rondo.rl.tasks.types import Problem
 from rondo.rl.update.reward_scores import RewardScorer, with_reward_model
 from rondo.text.bpe import train_bpe
 from rondo.text.tokenizer import Tokenizer

@@ -7,8 +7,8 @@ import pytest
 
 from rondo.base.telemetry.account import RequestStats
 from rondo.engine.config import EngineConfig
-from rondo.server.answers.salts import Salts
 from rondo.server.config import ServerConfig
+from rondo.server.served import Salts
 from server.running import Running, start
 
 PROMPT = list(range(20, 60))

@@ -14,6 +14,7 @@ from rondo.base.storage.files import atomic_dir
 from rondo.base.storage.hashing import sha256_file
 from rondo.cli.main import main
 from rondo.models.adapters import LoraSpec, attach_lora, merge
+from rondo.models.files.mapping import to_hf
 from rondo.train import jobs
 from rondo.train.config import EvaluateConfig, TrainConfig
 from rondo.train.evaluation.evaluate import Evaluation, choose, log_likelihoods
@@ -113,7 +114,7 @@ def test_what_is_written_is_what_the_trained_weights_say(ground: Path) -> None:
         part.load_state_dict(adapter.parts[path].state_dict())
     merge(merged)
     theirs = AutoModelForCausalLM.from_pretrained(ground / "model", dtype=torch.float32)
-    names = dict(merged.to_hf())
+    names = dict(to_hf(merged))
     theirs.load_state_dict({n: t.detach().clone() for n, t in names.items()}, strict=False)
     out = theirs.generate(
         torch.tensor([plain.prompt]), max_new_tokens=8, do_sample=False, eos_token_id=list(tokenizer.eos_ids)

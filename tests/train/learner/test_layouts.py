@@ -10,7 +10,7 @@ from rondo.parallel.layout.cut import microbatches
 from rondo.plan.cost.layout import Layout
 from rondo.plan.cost.traffic import pipeline_a_microbatch
 from rondo.plan.sizes.model import ModelShape
-from support.launch import fork, launch
+from support.launch import fork
 from support.layouts import alone, on_ranks, rows_of, same, together
 from support.tiny import (
     TINY_BIASES,
@@ -105,10 +105,7 @@ def _parts() -> list[Any]:
 
 @pytest.mark.parametrize(("ranks", "cases"), _parts())
 def test_ranks_are_as_one(ranks: int, cases: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
-    if ranks < 8:
-        for_ranks = launch(on_ranks, ranks, cases)
-    else:
-        for_ranks = fork(on_ranks, ranks, cases, imports=HEAVY)
+    for_ranks = fork(on_ranks, ranks, cases, imports=HEAVY)
     for i, (layout, changes) in enumerate(cases):
         outcomes = [of_rank[i] for of_rank in for_ranks]
         one = alone(**changes)

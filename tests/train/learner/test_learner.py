@@ -12,6 +12,7 @@ from rondo import models
 from rondo.base.errors import ModelError
 from rondo.data.batching.packing import Document, PackedRow, Tree, pack
 from rondo.models import Decoder, Packed
+from rondo.models.files.mapping import to_hf
 from rondo.train.config import OptimConfig
 from rondo.train.learner.learner import Learner
 from rondo.train.losses.policy import Correction, PolicyLoss
@@ -182,7 +183,7 @@ def test_saved_and_loaded_it_goes_on_to_the_bit(tmp_path: Path) -> None:
 def test_shards_and_export_speak_of_the_same_tensors(tmp_path: Path) -> None:
     learner = Learner(tiny_model(), CONFIG)
     learner.export_hf(tmp_path / "out")
-    loaded = dict(models.load(tmp_path / "out").to_hf())
+    loaded = dict(to_hf(models.load(tmp_path / "out")))
     own = dict(learner.shards())
     assert own.keys() == loaded.keys()
     assert all(torch.equal(own[name], loaded[name]) for name in own)

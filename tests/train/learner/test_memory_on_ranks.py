@@ -5,7 +5,7 @@ from typing import Any
 
 from rondo.ops.gemm.linear import cpu_multiplies_bf16
 from rondo.train.config import OptimConfig
-from support.launch import launch
+from support.launch import fork
 from support.layouts import CONFIG, alone, same, under
 from support.tiny import TINY_MOE
 
@@ -50,7 +50,7 @@ def test_what_ranks_keep_and_how_they_compute(tmp_path: Path) -> None:
     away = {"offload": "optimizer", "offload_to": str(tmp_path)}
     cases = CASES + NARROW
     cases += [({"zero": 3}, {}, config(**away)), ({"zero": 1, "tp": 2}, {}, config(**away))]
-    for_ranks = launch(under, 2, cases)
+    for_ranks = fork(under, 2, cases)
     for i, (layout, changes, how) in enumerate(cases):
         one = alone(config(precision=how.precision, balance=how.balance), **changes)
         # What experts of several ranks give is added up in another order, and in a pipeline rows are filled up to one

@@ -6,7 +6,7 @@ from typing import Any
 from rondo.plan.cost.layout import Layout, Policy, StepBatch
 from rondo.plan.cost.traffic import traffic
 from rondo.plan.sizes.hf import shape_of
-from support.launch import launch
+from support.launch import fork
 from support.layouts import alone, same
 from support.tiny import TINY_MLA_2, TINY_MOE, TINY_OLMO, VOCAB, tiny_config
 from train import _divided
@@ -23,7 +23,7 @@ CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 
 def test_divided_layers() -> None:
-    for_ranks = launch(_divided.everything, RANKS, CASES)
+    for_ranks = fork(_divided.everything, RANKS, CASES)
     for i, (_, changes) in enumerate(CASES):
         one = alone(**changes)
         for outcomes, *_ in for_ranks:

@@ -18,7 +18,7 @@ from rondo.train.learner.learner import Learner
 from rondo.train.learner.passes import NOTHING, Passes
 from rondo.train.losses.auxiliary import coefficient_of
 from rondo.train.losses.sums import cross_entropy
-from support.launch import launch
+from support.launch import fork
 from support.layouts import on_ranks, rows_of
 from support.tiny import TINY_MLA, TINY_MOE, tiny_model
 
@@ -133,7 +133,7 @@ def test_stages_balance_their_own_layers() -> None:
         learner.passes._scored(row, 1.0, entropy=False)
         mean += sum(layers) / 2 * row.valid / valid
     own = TINY_MOE | {"router_aux_loss_coef": 1.0}
-    for outcomes in launch(on_ranks, 2, [({"pp": 2, "zero": 0}, own)]):
+    for outcomes in fork(on_ranks, 2, [({"pp": 2, "zero": 0}, own)]):
         # All ranks of the pipeline have all rows; those that its schedule takes last have the same length.
         assert outcomes[0].metrics[0]["router_aux_loss"] == pytest.approx(mean, rel=1e-4)
 

@@ -10,7 +10,7 @@ from rondo.models import Packed, decoder
 from rondo.train.config import OptimConfig
 from rondo.train.learner.learner import Learner
 from rondo.train.losses.sums import LossOutput, Predictions
-from support.launch import launch
+from support.launch import fork
 from support.layouts import Undecided, alone, on_ranks, same
 from support.tiny import VOCAB, tiny_model
 
@@ -25,7 +25,7 @@ CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 def test_ranks_are_as_one() -> None:
     cases = [(layout, changes | {"loss": Undecided()}) for layout, changes in CASES]
-    for_ranks = launch(on_ranks, 2, cases)
+    for_ranks = fork(on_ranks, 2, cases)
     for i, (_, changes) in enumerate(cases):
         one = alone(**changes)
         for of_rank in for_ranks:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from support.judging import on_ranks, steps
-from support.launch import launch
+from support.launch import fork
 
 CASES: list[tuple[dict[str, Any], str, str]] = [
     ({"zero": 3}, "dpo", "adamw"),
@@ -23,7 +23,7 @@ CASES: list[tuple[dict[str, Any], str, str]] = [
 
 
 def test_ranks_are_as_one() -> None:
-    of_ranks = launch(on_ranks, 2, CASES, seconds=300)
+    of_ranks = fork(on_ranks, 2, CASES, seconds=300)
     for i, (layout, kind, optimizer) in enumerate(CASES):
         expected, weights = steps(kind, optimizer)
         for metrics, own in (said[i] for said in of_ranks):

@@ -12,7 +12,7 @@ from rondo import models
 from rondo.base.errors import ConfigError, ModelError
 from rondo.base.storage.files import atomic_dir
 from rondo.engine.entrypoints.llm import LLM
-from rondo.models.heads.scorer import make_scorer
+from rondo.models.fresh import make_scorer
 from rondo.train import jobs
 from rondo.train.config import AdapterConfig, RewardConfig, TrainConfig
 from rondo.train.recipes.reward_model import RewardModel

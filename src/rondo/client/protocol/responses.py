@@ -13,9 +13,8 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from rondo.base.errors import InvalidRequest
-from rondo.client.protocol.blame import renaming
 from rondo.client.protocol.openai import ChatRequest, Hints, Verbosity
-from rondo.client.protocol.refusals import checked
+from rondo.client.protocol.refusals import checked, renaming
 from rondo.client.protocol.response_input import messages_of
 from rondo.client.protocol.tools import FunctionName
 from rondo.client.protocol.wire import CacheSalt, Many, WireModel

@@ -26,8 +26,7 @@ from rondo.engine.entrypoints.lifecycle import Hold, Lifecycle
 from rondo.engine.entrypoints.output import SampleReader, TextSource
 from rondo.engine.entrypoints.streams import RequestStream, Streams, resolve_all
 from rondo.engine.entrypoints.token_limits import with_bad_words
-from rondo.engine.metrics.accounts import tell
-from rondo.engine.metrics.counters import EngineMetrics
+from rondo.engine.metrics.counters import EngineMetrics, record_request
 from rondo.engine.schedule.request import Request
 from rondo.engine.schedule.step import StepOutput
 from rondo.engine.weights.adapter_loader import AdapterLoader
@@ -44,7 +43,7 @@ class AsyncEngine:
         self.max_queued = core.config.max_queued
         self.tokenizer = tokenizer
         self.metrics = EngineMetrics(core, model_name, lambda: self._lifecycle.serving)
-        core.grammars.speak(tokenizer)
+        core.grammars.set_tokenizer(tokenizer)
         self._loader = AdapterLoader(core.adapters, core.config.max_queued)
         self._streams = Streams()
         self._inbox = Inbox()
@@ -123,10 +122,10 @@ class AsyncEngine:
             if not stream.samples or any(sample.finish_reason is None for sample in stream.samples):
                 self._inbox.post(lambda: self._leave(request.id, stream))
             if account is not None:
-                tell(account, request, stream.samples, self.metrics.model_name)
+                record_request(account, request, stream.samples, self.metrics.model_name)
 
     async def abort(self, request_id: str) -> None:
-        await self._inbox.ask(lambda: self._close(request_id))
+        await self._inbox.call(lambda: self._close(request_id))
 
     async def pause(self, mode: PauseMode = "keep") -> None:
         """Stops between two steps. keep: running requests stay; wait: they finish first; abort: they end.
@@ -137,10 +136,10 @@ class AsyncEngine:
         if mode == "wait":
             await self._when_done(lambda: life.pause(abort=False), undo=life.resume)
         else:
-            await self._inbox.ask(lambda: life.pause(abort=mode == "abort"))
+            await self._inbox.call(lambda: life.pause(abort=mode == "abort"))
 
     async def resume(self) -> None:
-        await self._inbox.ask(self._lifecycle.resume)
+        await self._inbox.call(self._lifecycle.resume)
 
     async def sleep(self, level: int = 1, mode: PauseMode = "keep") -> None:
         """Frees the KV cache and moves the weights to CPU memory (1) or drops them (2).
@@ -154,12 +153,12 @@ class AsyncEngine:
             if mode == "wait":
                 await self._when_done(lambda: life.sleep(level, abort=False), undo=lambda: None)
             else:
-                await self._inbox.ask(lambda: life.sleep(level, abort=mode == "abort"))
+                await self._inbox.call(lambda: life.sleep(level, abort=mode == "abort"))
 
     async def wake(self, tags: Sequence[str] | None = None) -> None:
         """`tags` are "weights" and "kv_cache", both by default; requests continue once both are awake."""
         with self.metrics.operation("wake_up"):
-            await self._inbox.ask(lambda: self.core.wake(tags))
+            await self._inbox.call(lambda: self.core.wake(tags))
 
     def adapters(self) -> Sequence[str]:
         return self.core.adapters.names()
@@ -173,7 +172,7 @@ class AsyncEngine:
 
     async def unload_adapter(self, name: str) -> None:
         """Requests that have started with the adapter finish; waiting requests end with an error."""
-        await self._inbox.ask(lambda: self._unload(name))
+        await self._inbox.call(lambda: self._unload(name))
 
     async def check_weights(self, path: Path, version: int | None) -> None:
         """Raises the errors of `update_weights` that can be detected without reading the weights."""
@@ -183,22 +182,22 @@ class AsyncEngine:
         """Switches to the weights in the folder `path` between two steps. On an error the engine continues with the old
         weights."""
         with self.metrics.operation("update_weights"):
-            await self._inbox.ask(lambda: self.core.update_weights(path, version))
+            await self._inbox.call(lambda: self.core.update_weights(path, version))
 
     async def start_weight_update(self) -> None:
         with self.metrics.operation("start_weight_update"):
-            await self._inbox.ask(self.core.start_weight_update)
+            await self._inbox.call(self.core.start_weight_update)
 
     async def finish_weight_update(self, version: int) -> None:
         with self.metrics.operation("finish_weight_update"):
-            await self._inbox.ask(lambda: self.core.finish_weight_update(version))
+            await self._inbox.call(lambda: self.core.finish_weight_update(version))
 
     async def abort_weight_update(self) -> None:
         """Aborts an update whose writer failed: no step runs until another update is finished."""
-        await self._inbox.ask(self.core.abort_weight_update)
+        await self._inbox.call(self.core.abort_weight_update)
 
     async def reset_prefix_cache(self) -> None:
-        await self._inbox.ask(self.core.reset_prefix_cache)
+        await self._inbox.call(self.core.reset_prefix_cache)
 
     async def drain(self, seconds: float) -> None:
         """Stops accepting requests and lets the running ones finish; after `seconds` they are aborted."""
@@ -238,10 +237,10 @@ class AsyncEngine:
         """Calls `then` once all started requests have finished."""
         hold = Hold(Future(), then)
         try:
-            await self._inbox.ask(lambda: self._hold(hold))
+            await self._inbox.call(lambda: self._hold(hold))
             await asyncio.wrap_future(hold.waiter)
         except BaseException:
-            self._inbox.post(lambda: self._lifecycle.give_up(hold, undo))
+            self._inbox.post(lambda: self._lifecycle.withdraw(hold, undo))
             raise
 
     def _break(self, error: RondoError) -> None:
@@ -255,7 +254,7 @@ class AsyncEngine:
         error = Unavailable("the engine was stopped.", code="shutting_down")
         try:
             while not self._stopping:
-                self._take_commands()
+                self._run_commands()
                 if self._lifecycle.can_step:
                     self._step()
         except Unavailable as lost:
@@ -271,9 +270,9 @@ class AsyncEngine:
         self._inbox.end()
 
     def _step(self) -> None:
-        self._tell(self.core.step())
+        self._publish(self.core.step())
 
-    def _tell(self, step: StepOutput) -> None:
+    def _publish(self, step: StepOutput) -> None:
         self.metrics.observe(step, time.monotonic())
         self._streams.wake(
             {request.id for request in step.advanced}, {request.id for request in step.finished}
@@ -281,7 +280,7 @@ class AsyncEngine:
         for request in step.finished:
             self._forget(request)
 
-    def _take_commands(self) -> None:
+    def _run_commands(self) -> None:
         self._inbox.wait(self._is_due)
         if self._broken is not None:
             raise self._broken
@@ -316,12 +315,12 @@ class AsyncEngine:
             self._close(request_id)
 
     def _close(self, request_id: str, index: int | None = None, stopped: bool = False) -> None:
-        self._tell_ended(self.core.abort(request_id, index, "stop" if stopped else "abort"))
+        self._publish_ended(self.core.abort(request_id, index, "stop" if stopped else "abort"))
 
     def _unload(self, name: str) -> None:
-        self._tell_ended(self.core.unload_adapter(name))
+        self._publish_ended(self.core.unload_adapter(name))
 
-    def _tell_ended(self, requests: Sequence[Request]) -> None:
+    def _publish_ended(self, requests: Sequence[Request]) -> None:
         now = time.monotonic()
         for request in requests:
             self.metrics.observe_end(request, now)
@@ -329,7 +328,7 @@ class AsyncEngine:
             self._forget(request)
 
     def _forget(self, request: Request) -> None:
-        if not self.core.knows(request.id):
+        if not self.core.has_request(request.id):
             self._streams.pop(request.id, None)
 
     def _close_all(self) -> None:

@@ -22,7 +22,7 @@ class Inbox:
         self._changed = threading.Condition()
         self._ended = False
 
-    async def ask(self, work: Callable[[], T]) -> T:
+    async def call(self, work: Callable[[], T]) -> T:
         """Runs `work` in the thread and returns its result."""
         future: Future[T] = Future()
         self.post(lambda: answer(future, work))

@@ -65,7 +65,7 @@ class Lifecycle:
         self.core.hold()
         self._holds.append(hold)
 
-    def give_up(self, hold: Hold, undo: Callable[[], None]) -> None:
+    def withdraw(self, hold: Hold, undo: Callable[[], None]) -> None:
         """Withdraws a hold whose caller was cancelled, and undoes its effect if it had already taken place."""
         if hold in self._holds:
             self._holds.remove(hold)

@@ -55,7 +55,7 @@ class LLM:
             _check_whole(config)
             self.tokenizer = tokenizer
             self.core = EngineCore(model, config, _given(eos_ids, tokenizer), weight_version)
-            self.core.grammars.speak(tokenizer)
+            self.core.grammars.set_tokenizer(tokenizer)
             return
         path = resolve(model)
         if tokenizer is None:
@@ -64,7 +64,7 @@ class LLM:
             tokenizer = cast(TextSource, own)
         self.tokenizer = tokenizer
         self.core = load_core(path, config, _given(eos_ids, tokenizer), weight_version)
-        self.core.grammars.speak(tokenizer)
+        self.core.grammars.set_tokenizer(tokenizer)
 
     @property
     def weight_version(self) -> int:

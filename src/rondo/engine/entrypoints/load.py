@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import cast
-
-import torch
 
 from rondo.engine.config import EngineConfig
 from rondo.engine.core import EngineCore
 from rondo.engine.runner.native import check_native
 from rondo.models import load
-from rondo.models.devices import device_named
+from rondo.models.devices import device_named, torch_dtype
 
 
 def load_core(
@@ -28,7 +25,3 @@ def load_core(
     kept = device.type == "cpu"  # other devices have no kernel for quantized weights
     read = partial(load, folder, torch_dtype(config.dtype), device, keep_quantized=kept)
     return EngineCore(read().eval(), config, eos_ids, weight_version, reload=read)
-
-
-def torch_dtype(name: str) -> torch.dtype | None:
-    return None if name == "auto" else cast(torch.dtype, getattr(torch, name))

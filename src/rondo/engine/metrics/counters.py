@@ -8,25 +8,29 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from rondo.base.telemetry.account import RequestStats, SampleStats
+from rondo.client.types import GenerateRequest
 from rondo.engine.core import EngineCore
-from rondo.engine.metrics.distribution import (
+from rondo.engine.metrics.exposition import (
     BETWEEN_TOKENS,
     FIRST_TOKEN,
     LATENCY,
     OPERATIONS,
     PREEMPTIONS,
+    PREFIX,
     SAMPLES,
     STEP_TOKENS,
     Distribution,
+    Families,
     one_two_five,
+    state_of,
 )
-from rondo.engine.metrics.exposition import PREFIX, Families, state_of
 from rondo.engine.schedule.request import Request
 from rondo.engine.schedule.step import StepOutput
 
@@ -142,55 +146,87 @@ class RequestMetrics(Collector):
         for name, doc, values in self._histograms():
             yield families.histogram(name, doc, values)
         for name, doc, verbs in (
-            ("sleep_mode_operation_duration_seconds", "Time of one sleep or wake.", SLEEPING),
-            ("rl_weight_update_operation_duration_seconds", "Time of one part of a weight update.", UPDATING),
+            (
+                "sleep_mode_operation_duration_seconds",
+                "Seconds of a sleep or wake.",
+                SLEEPING,
+            ),
+            (
+                "rl_weight_update_operation_duration_seconds",
+                "Seconds of a weight-update operation.",
+                UPDATING,
+            ),
         ):
             yield families.histograms(name, doc, "operation", {verb: self.operations[verb] for verb in verbs})
 
     def _counters(self, families: Families) -> Iterator[Metric]:
         computed = self.prompt_tokens - self.cached_tokens
         by_source = {"local_compute": computed, "local_cache_hit": self.cached_tokens}
-        yield families.counter("prompt_tokens", "Prompt tokens of requests that began.", self.prompt_tokens)
-        yield families.counter("prompt_tokens_cached", "Those that the prefix cache had.", self.cached_tokens)
-        yield families.counters("prompt_tokens_by_source", "Where they came from.", "source", by_source)
-        yield families.counter("generation_tokens", "Tokens generated.", self.generated_tokens)
-        yield families.counters("request_success", "Ended samples.", "finished_reason", self.finished)
+        yield families.counter("prompt_tokens", "Prompt tokens of scheduled samples.", self.prompt_tokens)
+        yield families.counter(
+            "prompt_tokens_cached", "Prompt tokens found in the prefix cache.", self.cached_tokens
+        )
+        yield families.counters(
+            "prompt_tokens_by_source",
+            "Prompt tokens by source.",
+            "source",
+            by_source,
+        )
+        yield families.counter("generation_tokens", "Number of generated tokens.", self.generated_tokens)
+        yield families.counters(
+            "request_success",
+            "Finished samples by reason.",
+            "finished_reason",
+            self.finished,
+        )
         yield families.counters(
             "admission_rejections",
-            "Requests refused for a full queue.",
+            "Requests rejected because the queue was full.",
             "reason",
             {"max_num_queued_reqs": self.rejected},
         )
 
     def _histograms(self) -> Iterator[tuple[str, str, Distribution]]:
-        yield "time_to_first_token_seconds", "Arrival to first token.", self.first_token
-        yield "inter_token_latency_seconds", "Time between two tokens.", self.between_tokens
+        yield "time_to_first_token_seconds", "Time to first token in seconds.", self.first_token
+        yield "inter_token_latency_seconds", "Time between two output tokens in seconds.", self.between_tokens
         yield (
             "request_time_per_output_token_seconds",
-            "Mean time between tokens of one answer, the first left out.",
+            "Mean time per output token of a sample in seconds, without the first token.",
             self.mean_between_tokens,
         )
-        yield "e2e_request_latency_seconds", "Arrival to end.", self.latency
-        yield "request_queue_time_seconds", "Arrival to first step.", self.queue_time
-        yield "request_inference_time_seconds", "First step to last token.", self.inference_time
-        yield "request_prefill_time_seconds", "First step to first token.", self.prefill_time
-        yield "request_decode_time_seconds", "First token to last token.", self.decode_time
-        yield "iteration_tokens_total", "Tokens computed in one step.", self.step_tokens
-        yield "request_prompt_tokens", "Prompt tokens of one sample.", self.request_prompt
+        yield "e2e_request_latency_seconds", "End-to-end latency of a sample in seconds.", self.latency
+        yield "request_queue_time_seconds", "Time in the queue in seconds.", self.queue_time
+        yield (
+            "request_inference_time_seconds",
+            "Seconds from first step to last token.",
+            self.inference_time,
+        )
+        yield (
+            "request_prefill_time_seconds",
+            "Seconds from first step to first token.",
+            self.prefill_time,
+        )
+        yield (
+            "request_decode_time_seconds",
+            "Seconds from first to last token.",
+            self.decode_time,
+        )
+        yield "iteration_tokens_total", "Number of tokens computed per step.", self.step_tokens
+        yield "request_prompt_tokens", "Number of prompt tokens per sample.", self.request_prompt
         yield (
             "request_prefill_kv_computed_tokens",
-            "Prompt tokens of one sample that were not in the prefix cache.",
+            "Prompt tokens per sample that were computed, not found in the prefix cache.",
             self.request_computed,
         )
-        yield "request_generation_tokens", "Tokens of one sample.", self.request_generated
+        yield "request_generation_tokens", "Number of generated tokens per sample.", self.request_generated
         yield (
             "request_max_num_generation_tokens",
-            "Tokens of the longest sample of one request.",
+            "Number of generated tokens of a request's longest sample.",
             self.request_most_generated,
         )
-        yield "request_params_max_tokens", "What requests say as max_tokens.", self.request_max_tokens
-        yield "request_params_n", "What requests say as n.", self.request_n
-        yield "request_num_preemptions", "How often one sample gave way.", self.request_preemptions
+        yield "request_params_max_tokens", "max_tokens of requests.", self.request_max_tokens
+        yield "request_params_n", "n of requests.", self.request_n
+        yield "request_num_preemptions", "Number of preemptions per sample.", self.request_preemptions
 
 
 class EngineMetrics(RequestMetrics):
@@ -213,3 +249,35 @@ class EngineMetrics(RequestMetrics):
 
     def state(self, families: Families) -> Iterator[Metric]:
         return state_of(self.core, families, self.serving())
+
+
+def record_request(
+    account: RequestStats, request: GenerateRequest, samples: Sequence[Request], model: str
+) -> None:
+    """Records the statistics of a request whose reader is done."""
+    params = request.sampling
+    for sample in samples:
+        account.samples.append(
+            SampleStats(
+                id=request.id,
+                model=request.adapter or model,
+                prompt_tokens=sample.prompt_length,
+                cached_tokens=max(sample.first_cached, 0),
+                output_tokens=len(sample.weight_versions),
+                finish_reason="error" if sample.error else sample.finish_reason or _cut(sample),
+                added=sample.added_at,
+                started=sample.started_at,
+                first=sample.first_at,
+                last=sample.last_at,
+                n=params.n,
+                max_tokens=params.max_tokens,
+                temperature=params.temperature,
+                top_p=params.top_p,
+            )
+        )
+
+
+def _cut(sample: Request) -> str:
+    """Finish reason of a sample that its reader ended, at a stop string or by leaving, before the engine has processed
+    it."""
+    return "stop" if sample.stop_reason is not None else "abort"

@@ -72,8 +72,8 @@ class FollowerRank(RankCore):
         served = self._served[number]
         self.add(request, LoadedAdapter(request.adapter, 0, key, served, served.nbytes, old=True))
 
-    def hear_vocabulary(self, vocabulary: Vocabulary) -> None:
-        self.grammars.hear(vocabulary)
+    def set_vocabulary(self, vocabulary: Vocabulary) -> None:
+        self.grammars.set_vocabulary(vocabulary)
 
     def start_grammar(self, params: StructuredOutputsParams, grammar: str) -> None:
         """Compiles a grammar while steps continue; the request that needs it is added later."""

@@ -44,16 +44,16 @@ class Outbox:
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
         self._lock = threading.Lock()
-        self._told: list[Command] = []
+        self._queued: list[Command] = []
         self._numbers = count(1)
-        self._gone: deque[int] = deque()
+        self._dropped: deque[int] = deque()
 
-    def tell(self, name: str, *args: Any) -> None:
+    def queue(self, name: str, *args: Any) -> None:
         if self.ranks.lost is not None:
             return
         with self._lock:
-            self._told.append((name, args))
-            full = len(self._told) >= MOST_HELD
+            self._queued.append((name, args))
+            full = len(self._queued) >= MOST_HELD
         if full:
             self.send()
 
@@ -61,10 +61,10 @@ class Outbox:
         """Sends all queued commands, and then `last`."""
         try:
             with self._lock:
-                told, self._told = self._told, []
-                self.ranks.send(RankMessage([*told, *self._forgotten(), *last], together))
+                queued, self._queued = self._queued, []
+                self.ranks.send(RankMessage([*queued, *self._forgotten(), *last], together))
         except OSError as error:
-            raise self.ranks.give_up(error) from error
+            raise self.ranks.end_after_failure(error) from error
 
     def read_adapter(self, folder: Path) -> int:
         """Makes the other ranks read an adapter while their steps continue. Returns the adapter's number."""
@@ -80,12 +80,12 @@ class Outbox:
     def forget_adapter(self, number: int) -> None:
         """Releases an adapter on the other ranks. May be called at any time from any thread, such as by the garbage
         collector."""
-        self._gone.append(number)
+        self._dropped.append(number)
 
     def _forgotten(self) -> list[Command]:
         """Commands that release adapters, sent after the queued ones, which may include a request that used the
         adapter."""
         numbers = []
-        while self._gone:
-            numbers.append(self._gone.popleft())
+        while self._dropped:
+            numbers.append(self._dropped.popleft())
         return [("forget_adapters", (numbers,))] if numbers else []

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from rondo.base.errors import ConfigError, ModelError, RondoError
 from rondo.engine.core import EngineCore
-from rondo.engine.entrypoints.load import torch_dtype
 from rondo.engine.ranks.ranks import RankSetup
 from rondo.engine.ranks.shared_adapters import OwnColumns
 from rondo.engine.runner.runner import StepResult
 from rondo.engine.schedule.plan import StepPlan
 from rondo.engine.weights.adapter_reader import AdapterReader
 from rondo.engine.weights.sleep import Reload
+from rondo.models.devices import torch_dtype
 from rondo.parallel.tensor.group import RankGroup, connect
 from rondo.parallel.tensor.load import load
 from rondo.parallel.tensor.shard import ShardedDecoder

@@ -149,7 +149,7 @@ class Ranks:
         if self.lost is not None:
             raise self.lost
 
-    def give_up(self, cause: BaseException) -> RondoError:
+    def end_after_failure(self, cause: BaseException) -> RondoError:
         """Ends the ranks after a failed collective operation, since they are no longer in sync. Returns an error with
         the best available reason."""
         with self._changed:
@@ -231,14 +231,14 @@ class Ranks:
             self.lost = Unavailable(reason, code="engine_failed")
             self._changed.notify_all()
         try:
-            self._tell(self.lost)
+            self._notify(self.lost)
         finally:
             self.close()
         return self.lost
 
-    def _tell(self, lost: RondoError) -> None:
-        for tell in self.on_lost:
+    def _notify(self, lost: RondoError) -> None:
+        for listener in self.on_lost:
             try:
-                tell(lost)
+                listener(lost)
             except Exception:
                 log.exception("somebody could not be told that a rank is lost")

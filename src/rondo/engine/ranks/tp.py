@@ -79,7 +79,7 @@ def lead(
         ranks.send(None)
         return Leader(model, group, setup, ranks)
     except (RuntimeError, OSError) as error:
-        raise ranks.give_up(error) from error
+        raise ranks.end_after_failure(error) from error
     except BaseException:
         ranks.close()
         raise
@@ -111,7 +111,7 @@ class Leader(RankCore):
         self.ranks = ranks
         self.outbox = Outbox(ranks)
         super().__init__(model, group, setup)
-        self.grammars.tell = self._tell_of_grammar
+        self.grammars.share = self._share_grammar
         ranks.on_lost.append(lambda error: group.abort())
         # A weak finalizer without a reference to this object: it closes the ranks when this object is
         # collected, or at exit.
@@ -122,9 +122,9 @@ class Leader(RankCore):
         samples = super().add(request, adapter)
         held = samples[0].adapter
         if held is None:
-            self.outbox.tell("add", request)
+            self.outbox.queue("add", request)
         else:
-            self.outbox.tell("add_with", request, self._reader.number(held.served), held.key)
+            self.outbox.queue("add_with", request, self._reader.number(held.served), held.key)
         return samples
 
     def unload_adapter(self, name: str) -> list[Request]:
@@ -137,20 +137,20 @@ class Leader(RankCore):
     ) -> list[Request]:
         ended = super().abort(request_id, index, reason)
         if ended:
-            self.outbox.tell("abort", request_id, index, reason)
+            self.outbox.queue("abort", request_id, index, reason)
         return ended
 
     def hold(self) -> None:
         super().hold()
-        self.outbox.tell("hold")
+        self.outbox.queue("hold")
 
     def release(self) -> None:
         super().release()
-        self.outbox.tell("release")
+        self.outbox.queue("release")
 
     def reset_prefix_cache(self) -> None:
         super().reset_prefix_cache()
-        self.outbox.tell("reset_prefix_cache")
+        self.outbox.queue("reset_prefix_cache")
 
     def update_weights(self, folder: Path, version: int) -> None:
         self._check_update(version)
@@ -162,11 +162,11 @@ class Leader(RankCore):
             raise
         except Exception as error:
             # Only some ranks may have the new version.
-            raise self.ranks.give_up(error) from error
+            raise self.ranks.end_after_failure(error) from error
 
     def sleep(self, level: int = 1) -> None:
         super().sleep(level)
-        self.outbox.tell("sleep", level)
+        self.outbox.queue("sleep", level)
         self._wait()
 
     def wake(self, tags: Sequence[str] | None = None) -> None:
@@ -178,7 +178,7 @@ class Leader(RankCore):
             super().wake(tags)
         except Exception as error:
             # Another rank may have had enough memory: the ranks are no longer alike.
-            raise self.ranks.give_up(error) from error
+            raise self.ranks.end_after_failure(error) from error
         self._meet()
 
     def step(self) -> StepOutput:
@@ -187,7 +187,7 @@ class Leader(RankCore):
         step = super().step()
         if step is NOTHING:
             # The other ranks plan the step too and also have nothing to compute.
-            self.outbox.tell("step")
+            self.outbox.queue("step")
         return step
 
     def watch(self, fail: Callable[[RondoError], None]) -> None:
@@ -205,15 +205,15 @@ class Leader(RankCore):
             self.outbox.send(("step", ()), together=together)
             result = super()._compute(plan)
         except Exception as error:
-            raise self.ranks.give_up(error) from error
+            raise self.ranks.end_after_failure(error) from error
         except BaseException as error:
-            self.ranks.give_up(error)
+            self.ranks.end_after_failure(error)
             raise
         self.sampled = digest_of_tokens(result)
         return result
 
-    def _tell_of_grammar(self, name: str, args: tuple[Any, ...]) -> None:
-        self.outbox.tell(name, *args)
+    def _share_grammar(self, name: str, args: tuple[Any, ...]) -> None:
+        self.outbox.queue(name, *args)
 
     def _wait(self) -> None:
         """Waits until every rank has executed the queued commands, so that memory is freed or
@@ -226,7 +226,7 @@ class Leader(RankCore):
         try:
             self.group.least(0)
         except RuntimeError as error:
-            raise self.ranks.give_up(error) from error
+            raise self.ranks.end_after_failure(error) from error
 
     def _adapter_reader(self) -> AdapterReader:
         self._reader = SharedReader(self.shard, self.config.max_adapter_rank, self.outbox)

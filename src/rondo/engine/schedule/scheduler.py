@@ -15,12 +15,11 @@ from rondo.base.errors import Overloaded
 from rondo.engine.kv.groups import GroupedPool
 from rondo.engine.kv.prefixes import Prefixes
 from rondo.engine.kv.swap import Swap
-from rondo.engine.schedule.admission import Admission
+from rondo.engine.schedule.admission import Admission, Batching, BatchingPolicy
 from rondo.engine.schedule.plan import Counters, StepPlan
 from rondo.engine.schedule.queue import WaitingQueue
 from rondo.engine.schedule.request import Request
 from rondo.engine.schedule.running import Running
-from rondo.engine.schedule.seats import Batching, BatchingPolicy
 from rondo.engine.speculate.room import make_room
 
 

@@ -53,7 +53,7 @@ class PromptScores:
         values = (logprobs[:, None] + (best.values - chosen) / self.temperature).clamp(max=0)
         self._found.append((logprobs, ranks, best.indices, values))
 
-    def give(self, found: PromptLogprobs) -> None:
+    def set_all(self, found: PromptLogprobs) -> None:
         """Sets all scores at once, when another engine has computed them."""
         self._read = found
 

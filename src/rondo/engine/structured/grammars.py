@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rondo.base.errors import InvalidRequest, Overloaded
-from rondo.client.protocol.blame import renamed
+from rondo.client.protocol.refusals import renamed
 from rondo.client.structured import StructuredOutputsParams
 from rondo.engine.structured.checker import Checker
 from rondo.engine.structured.matcher import GrammarMatcher
@@ -29,7 +29,7 @@ KEPT = 128
 FIRST_SECONDS = 0.2
 """Time limit for the first token's mask; later masks would delay the steps of all requests."""
 
-Tell = Callable[[str, Any], None]
+Share = Callable[[str, Any], None]
 
 
 class Grammars:
@@ -49,14 +49,14 @@ class Grammars:
         self._local = threading.local()
         self._checkers: list[Checker] = []
         self._pool: ThreadPoolExecutor | None = None
-        self.tell: Tell | None = None
+        self.share: Share | None = None
         """Callback that forwards the vocabulary and each valid grammar to other ranks."""
 
-    def speak(self, tokenizer: object) -> None:
+    def set_tokenizer(self, tokenizer: object) -> None:
         """Sets the tokenizer whose tokens the grammars constrain."""
         self._tokenizer = tokenizer if isinstance(tokenizer, Tokenizer) else None
 
-    def hear(self, vocabulary: Vocabulary) -> None:
+    def set_vocabulary(self, vocabulary: Vocabulary) -> None:
         """Sets the vocabulary, if another process has the tokenizer."""
         self._vocabulary = vocabulary
 
@@ -129,8 +129,8 @@ class Grammars:
 
         words = self._known_words()
         grammar = self._checker().check(params) if checked is None else checked
-        if self.tell is not None:
-            self.tell("start_grammar", (params, grammar))
+        if self.share is not None:
+            self.share("start_grammar", (params, grammar))
         compiled = LLMatcher(words, grammar, log_level=0)
         started = time.thread_time()
         # The copies share the result of this computation.
@@ -148,8 +148,8 @@ class Grammars:
             if self._vocabulary is None:
                 assert self._tokenizer is not None
                 self._vocabulary = Vocabulary.of(self._tokenizer, self._vocab_size, self._ends)
-                if self.tell is not None:
-                    self.tell("hear_vocabulary", (self._vocabulary,))
+                if self.share is not None:
+                    self.share("set_vocabulary", (self._vocabulary,))
             if self._words is None:
                 self._words = self._vocabulary.compile()
             return self._words

@@ -32,7 +32,7 @@ class VllmAdapters:
             raise no_adapter(name)
         return adapter
 
-    def begin(self, name: str, path: str) -> VllmAdapter:
+    def register_initial(self, name: str, path: str) -> VllmAdapter:
         """Registers an adapter that vLLM loads at its start."""
         self._check(name, replace=False)
         self._current[name] = self._next(name, _lora_folder(path))

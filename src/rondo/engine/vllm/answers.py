@@ -29,9 +29,9 @@ FINISHED = ("stop", "length")
 class AnswerStream:
     """A running request: one task fills its samples and wakes their reader."""
 
-    def __init__(self, samples: list[Request], asked: VllmRequest, metrics: RequestMetrics) -> None:
+    def __init__(self, samples: list[Request], query: VllmRequest, metrics: RequestMetrics) -> None:
         self.samples = samples
-        self.asked = asked
+        self.query = query
         self.event = asyncio.Event()
         self.error: RondoError | None = None
         self.pieces = 0
@@ -42,7 +42,7 @@ class AnswerStream:
     def left(self) -> int:
         return sum(sample.finish_reason is None for sample in self.samples)
 
-    def begin(self, backend: Backend, version: Callable[[], int]) -> None:
+    def start(self, backend: Backend, version: Callable[[], int]) -> None:
         """Starts the task, which takes each piece on arrival, however slow the reader: its tokens are labelled with the
         version in use at that time."""
         self._pump = asyncio.create_task(self._fill(backend, version))
@@ -62,7 +62,7 @@ class AnswerStream:
 
     async def _fill(self, backend: Backend, version: Callable[[], int]) -> None:
         try:
-            await self._take_all(backend, version)
+            await self._read_all(backend, version)
         except RondoError as error:
             self.error = error
         except Exception:
@@ -76,38 +76,38 @@ class AnswerStream:
                 self.end(sample, "abort")
         self.event.set()
 
-    async def _take_all(self, backend: Backend, version: Callable[[], int]) -> None:
+    async def _read_all(self, backend: Backend, version: Callable[[], int]) -> None:
         ended, last = 0, None
-        async with aclosing(backend.stream(self.asked)) as pieces:
+        async with aclosing(backend.stream(self.query)) as pieces:
             async for piece in pieces:
                 ended += piece.finish_reason is not None
-                if piece.finish_reason is not None and ended == self.asked.samples:
+                if piece.finish_reason is not None and ended == self.query.samples:
                     last = piece  # vLLM reports the number of cached prompt tokens after it
                     continue
                 for sample in self._of(piece):
-                    self._take(sample, piece, version())
+                    self._append(sample, piece, version())
                 if piece.finish_reason is not None:
                     self._finish(self.samples[piece.index], piece)
                 self.event.set()
         if last is None:
             raise Unavailable("vLLM ended the answer before its end. Ask again.", code="engine_failed")
         for sample in self._of(last):
-            self._take(sample, last, version())
+            self._append(sample, last, version())
             self._finish(sample, last)
 
     def _of(self, piece: OutputDelta) -> list[Request]:
         """The samples that the piece belongs to."""
-        return self.samples if self.asked.samples < len(self.samples) else [self.samples[piece.index]]
+        return self.samples if self.query.samples < len(self.samples) else [self.samples[piece.index]]
 
-    def _take(self, sample: Request, piece: OutputDelta, version: int) -> None:
+    def _append(self, sample: Request, piece: OutputDelta, version: int) -> None:
         self.pieces += 1
         if piece.cached is not None:
             # A prompt whose log-probabilities are requested was computed for them.
             self.samples[0].first_cached = piece.cached if sample.scores is None else 0
         if piece.prompt_logprobs is not None and sample.scores is not None:
-            sample.scores.give(piece.prompt_logprobs)
+            sample.scores.set_all(piece.prompt_logprobs)
         if piece.vector is not None:
-            self._take_vector(sample, piece.vector)
+            self._set_vector(sample, piece.vector)
         if not piece.tokens or sample.finish_reason is not None:
             return
         sample.tokens.extend(piece.tokens)
@@ -119,7 +119,7 @@ class AnswerStream:
         sample.weight_versions.extend([version] * len(piece.tokens))
         self._count(sample, [sample], len(piece.tokens) - 1)
 
-    def _take_vector(self, sample: Request, vector: NDArray[np.float32]) -> None:
+    def _set_vector(self, sample: Request, vector: NDArray[np.float32]) -> None:
         if not np.isfinite(vector).all():
             raise not_finite()
         sample.vector = torch.tensor(vector)

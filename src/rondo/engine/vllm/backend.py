@@ -114,11 +114,13 @@ def likeliest(ranked: Sequence[tuple[int, float, int | None]], count: int) -> li
     return [(token, logprob) for _, token, logprob in kept[:count]]
 
 
-def scores_of(asked: VllmRequest, said: Sequence[Sequence[tuple[int, float, int | None]]]) -> PromptLogprobs:
+def scores_of(
+    query: VllmRequest, by_token: Sequence[Sequence[tuple[int, float, int | None]]]
+) -> PromptLogprobs:
     """Log-probabilities of a prompt: for each token its own, followed by the likeliest."""
-    wanted = asked.request.sampling.prompt_logprobs or 0
+    wanted = query.request.sampling.prompt_logprobs or 0
     scores: PromptLogprobs = [None]
-    for token, entries in zip(asked.request.prompt_ids[1:], said[1:], strict=True):
+    for token, entries in zip(query.request.prompt_ids[1:], by_token[1:], strict=True):
         own = next((token, logprob, rank or 0) for found, logprob, rank in entries if found == token)
         best = likeliest(entries, wanted)
         scores.append([own, *((each, logprob, place) for place, (each, logprob) in enumerate(best, 1))])
@@ -143,7 +145,7 @@ class Backend(Protocol):
     up: bool
     """Whether vLLM accepts requests now."""
 
-    def stream(self, asked: VllmRequest) -> AsyncGenerator[OutputDelta, None]:
+    def stream(self, query: VllmRequest) -> AsyncGenerator[OutputDelta, None]:
         """Streams the output pieces. Leaving the iterator early aborts the request."""
 
     async def pause(self, mode: PauseMode) -> None: ...

@@ -41,35 +41,35 @@ class InProcessVllm:
             self._folder.remove()
             raise
 
-    async def stream(self, asked: VllmRequest) -> AsyncGenerator[OutputDelta, None]:
-        with self._told():
-            outputs = self._vector(asked) if asked.request.pooling is not None else self._tokens(asked)
+    async def stream(self, query: VllmRequest) -> AsyncGenerator[OutputDelta, None]:
+        with self._translated_errors():
+            outputs = self._vector(query) if query.request.pooling is not None else self._tokens(query)
             async with contextlib.aclosing(outputs) as pieces:
                 async for piece in pieces:
                     yield piece
 
     async def pause(self, mode: PauseMode) -> None:
-        with self._told():
+        with self._translated_errors():
             await self._llm.pause_generation(mode=mode, clear_cache=False)
 
     async def resume(self) -> None:
-        with self._told():
+        with self._translated_errors():
             await self._llm.resume_generation()
 
     async def sleep(self, level: int, mode: PauseMode) -> None:
-        with self._told():
+        with self._translated_errors():
             await self._llm.sleep(level, mode)
 
     async def wake(self, tags: Sequence[str] | None) -> None:
-        with self._told():
+        with self._translated_errors():
             await self._llm.wake_up(None if tags is None else list(tags))
 
     async def reset_prefix_cache(self) -> None:
-        with self._told():
+        with self._translated_errors():
             await self._llm.reset_prefix_cache()
 
     async def load_adapter(self, adapter: VllmAdapter) -> None:
-        with self._told():
+        with self._translated_errors():
             await self._llm.add_lora(_lora(adapter))
 
     async def unload_adapter(self, adapter: VllmAdapter) -> None:
@@ -79,7 +79,7 @@ class InProcessVllm:
     async def transfer(self, path: str, version: int) -> None:
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
-        with self._told():
+        with self._translated_errors():
             await self._llm.start_weight_update()
             update = {"path": path, "version": version}
             await self._llm.update_weights(WeightTransferUpdateRequest(update_info=update))
@@ -95,38 +95,38 @@ class InProcessVllm:
         self._llm.shutdown()
         self._folder.remove()
 
-    async def _tokens(self, asked: VllmRequest) -> AsyncGenerator[OutputDelta, None]:
+    async def _tokens(self, query: VllmRequest) -> AsyncGenerator[OutputDelta, None]:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
-        given = asked.sampling()
-        wanted = given["prompt_logprobs"] = asked.request.sampling.prompt_logprobs
+        given = query.sampling()
+        wanted = given["prompt_logprobs"] = query.request.sampling.prompt_logprobs
         if "structured_outputs" in given:
             given["structured_outputs"] = StructuredOutputsParams(**given["structured_outputs"])
         chosen = SamplingParams(**given, output_kind=RequestOutputKind.DELTA)
         outputs = self._llm.generate(
-            _prompt(asked),
+            _prompt(query),
             chosen,
-            asked.request.id,
-            lora_request=_lora(asked.adapter),
-            priority=asked.request.priority,
+            query.request.id,
+            lora_request=_lora(query.adapter),
+            priority=query.request.priority,
         )
         async with contextlib.aclosing(outputs):
             async for output in outputs:
                 if wanted is not None and output.prompt_logprobs:
-                    yield OutputDelta(0, (), prompt_logprobs=_scores(output.prompt_logprobs, asked))
+                    yield OutputDelta(0, (), prompt_logprobs=_scores(output.prompt_logprobs, query))
                 for sample in output.outputs:
-                    yield _piece(sample, output.num_cached_tokens, asked.request.sampling.logprobs)
+                    yield _piece(sample, output.num_cached_tokens, query.request.sampling.logprobs)
 
-    async def _vector(self, asked: VllmRequest) -> AsyncGenerator[OutputDelta, None]:
+    async def _vector(self, query: VllmRequest) -> AsyncGenerator[OutputDelta, None]:
         from vllm import PoolingParams
 
         outputs = self._llm.encode(
-            _prompt(asked),
+            _prompt(query),
             PoolingParams(task="embed", use_activation=False),
-            asked.request.id,
-            lora_request=_lora(asked.adapter),
-            priority=asked.request.priority,
+            query.request.id,
+            lora_request=_lora(query.adapter),
+            priority=query.request.priority,
         )
         async with contextlib.aclosing(outputs):
             async for output in outputs:
@@ -134,7 +134,7 @@ class InProcessVllm:
                 yield OutputDelta(0, (), vector=vector, finish_reason="stop", cached=output.num_cached_tokens)
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
+    def _translated_errors(self) -> Iterator[None]:
         """Translates vLLM's exceptions to the native engine's."""
         from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -182,13 +182,15 @@ def _start(arguments: Sequence[str]) -> Any:
         raise ConfigError(f"vLLM did not start: {error}", param="backend") from error
 
 
-def _prompt(asked: VllmRequest) -> dict[str, Any]:
-    return {"prompt_token_ids": list(asked.request.prompt_ids), "cache_salt": asked.salt}
+def _prompt(query: VllmRequest) -> dict[str, Any]:
+    return {"prompt_token_ids": list(query.request.prompt_ids), "cache_salt": query.salt}
 
 
-def _scores(said: Sequence[Mapping[int, Any] | None], asked: VllmRequest) -> PromptLogprobs:
-    entries = [[(token, each.logprob, each.rank) for token, each in (entry or {}).items()] for entry in said]
-    return scores_of(asked, entries)
+def _scores(by_token: Sequence[Mapping[int, Any] | None], query: VllmRequest) -> PromptLogprobs:
+    entries = [
+        [(token, each.logprob, each.rank) for token, each in (entry or {}).items()] for entry in by_token
+    ]
+    return scores_of(query, entries)
 
 
 def _lora(adapter: VllmAdapter | None) -> Any:

@@ -22,7 +22,7 @@ from rondo.client.engine import PauseMode, WeightState
 from rondo.client.types import GenerateRequest, TokenChunk
 from rondo.engine.config import EngineConfig
 from rondo.engine.entrypoints.output import SampleReader, TextSource
-from rondo.engine.metrics.accounts import tell
+from rondo.engine.metrics.counters import record_request
 from rondo.engine.schedule.intake import InputProcessor
 from rondo.engine.vllm.adapters import VllmAdapters
 from rondo.engine.vllm.answers import AnswerStream
@@ -127,7 +127,7 @@ class VllmEngine:
             stream.close()
             self._streams.pop(request.id, None)
             if account is not None:
-                tell(account, request, stream.samples, self.metrics.model_name)
+                record_request(account, request, stream.samples, self.metrics.model_name)
 
     async def abort(self, request_id: str) -> None:
         stream = self._streams.get(request_id)
@@ -156,7 +156,8 @@ class VllmEngine:
             )
         await self.backend.sleep(level, mode)
         self._asleep = frozenset(TAGS)
-        self._update.torn |= level == 2
+        if level == 2:
+            self._update.lose()
 
     async def wake(self, tags: Sequence[str] | None = None) -> None:
         wanted = self._asleep & check_tags(tags)
@@ -166,7 +167,7 @@ class VllmEngine:
         self._asleep -= wanted
         if "weights" in wanted and self._update.torn:
             await self.backend.transfer(str(self.folder), self.weight_version)
-            self._update.torn = False
+            self._update.restore()
 
     def adapters(self) -> Sequence[str]:
         return self._adapters.names()
@@ -190,12 +191,10 @@ class VllmEngine:
         old weights again."""
         await self.check_weights(path, version)
         self._check_update(version)
-        self._update.updating = True
-        try:
-            with self.metrics.operation("update_weights"):
-                await asyncio.shield(self._transfer(path, version))
-        finally:
-            self._update.updating = False
+        self._update.stage()
+        with self.metrics.operation("update_weights"):
+            # A cancelled caller leaves the transfer running; the update ends with the transfer.
+            await asyncio.shield(self._transfer(path, version))
 
     async def start_weight_update(self) -> None:
         raise ConfigError(
@@ -245,7 +244,7 @@ class VllmEngine:
             salt += f".{request.cache_salt}"
         stream = AnswerStream(samples, VllmRequest(request, samples[0], salt, adapter), self.metrics)
         self._streams[request.id] = stream
-        stream.begin(self.backend, lambda: self.weight_version)
+        stream.start(self.backend, lambda: self.weight_version)
         return stream
 
     def _check_open(self, request: GenerateRequest) -> None:
@@ -266,30 +265,38 @@ class VllmEngine:
             raise InvalidRequest("vLLM takes bad_words as texts only.", param="bad_words")
         if params.stop and self.tokenizer is None:
             raise InvalidRequest("stop strings need a tokenizer: use stop_token_ids.", param="stop")
-        asked = params.logprobs is not None or params.prompt_logprobs is not None
-        if asked and params.logprobs_mode == "scaled" and params.temperature not in (0, 1):
+        query = params.logprobs is not None or params.prompt_logprobs is not None
+        if query and params.logprobs_mode == "scaled" and params.temperature not in (0, 1):
             raise InvalidRequest(
                 "vLLM gives log-probabilities before the temperature: logprobs_mode must be 'raw', or temperature 1.",
                 param="logprobs_mode",
             )
 
     async def _transfer(self, folder: Path, version: int) -> None:
-        await self.backend.pause("keep")
         try:
-            await self._quiet()
+            await self.backend.pause("keep")
             try:
-                await self.backend.transfer(str(folder), version)
-            except RondoError:
-                self._update.torn = True
-                with suppress(Unavailable):  # vLLM has ended, and restarts with the old weights
-                    await self.backend.transfer(str(self.folder), self.weight_version)
-                self._update.torn = False
-                raise
-            self.folder, self.weight_version, self._update.torn = folder, version, False
+                await self._quiet()
+                await self._replace(folder, version)
+            finally:
+                if not self.is_paused:
+                    with suppress(Unavailable):
+                        await self.backend.resume()
         finally:
-            if not self.is_paused:
-                with suppress(Unavailable):
-                    await self.backend.resume()
+            self._update.abort()
+
+    async def _replace(self, folder: Path, version: int) -> None:
+        """Transfers the new weights, or the old ones again after an error. If that fails too, the weights stay torn."""
+        try:
+            await self.backend.transfer(str(folder), version)
+        except RondoError:
+            self._update.lose()
+            with suppress(Unavailable):  # vLLM has ended, and restarts with the old weights
+                await self.backend.transfer(str(self.folder), self.weight_version)
+            self._update.restore()
+            raise
+        self._update.finish(version, self.weight_version)
+        self.folder, self.weight_version = folder, version
 
     async def _quiet(self) -> None:
         """Waits until all output computed before the pause has arrived."""

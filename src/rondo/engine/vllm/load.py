@@ -43,7 +43,7 @@ def load_vllm(
     length = max_model_len(config, model.max_positions)
     ends = tuple(token for token in (eos_ids or model.eos_ids) if 0 <= token < model.vocab_size)
     served = VllmAdapters(config)
-    loaded = [served.begin(name, path) for name, path in adapters.items()]
+    loaded = [served.register_initial(name, path) for name, path in adapters.items()]
     engine = VllmEngine(config, model, folder, length, ends, tokenizer, model_name, served)
     on_gpu = device_named(config.device).type == "cuda"
     kv_bytes = config.kv_cache_bytes or (None if on_gpu else DEFAULT_CPU_BYTES)

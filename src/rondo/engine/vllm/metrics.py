@@ -45,8 +45,8 @@ class VllmMetrics(RequestMetrics):
 
     def state(self, families: Families) -> Iterator[Metric]:
         running, waiting = self._engine.load()
-        yield families.gauge("num_requests_running", "Samples under way.", running)
-        yield families.gauge("num_requests_waiting", "Samples that are more than fit together.", waiting)
+        yield families.gauge("num_requests_running", "Number of samples in the running batch.", running)
+        yield families.gauge("num_requests_waiting", "Number of samples waiting in the queue.", waiting)
         yield families.gauge("weight_version", "Version of the weights in use.", self._engine.weight_version)
 
     def _theirs(self) -> Iterator[Metric]:

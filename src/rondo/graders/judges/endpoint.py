@@ -18,9 +18,9 @@ from rondo.client.answers import checked
 from rondo.client.http import DEFAULT_URL
 from rondo.graders.guarded import waiting
 
-_tokens = counter("judge_tokens", "Tokens that judges have read and written.", ("model", "kind"))
-_asked = counter("judge_requests", "Requests to judges, by how they ended.", ("model", "outcome"))
-_money = counter("judge_cost", "What judges have cost, in the unit of the prices given.", ("model",))
+_tokens = counter("judge_tokens", "Prompt and completion tokens of judges.", ("model", "kind"))
+_asked = counter("judge_requests", "Requests to judges by outcome.", ("model", "outcome"))
+_money = counter("judge_cost", "Cost of judges, in the unit of the configured prices.", ("model",))
 
 WORTH_ANOTHER_TRY = (408, 409, 429)
 """Retried HTTP statuses, in addition to 500 and above."""

@@ -41,7 +41,7 @@ ENDING_SECONDS = 1.0
 LONGEST = 64 << 20
 """Maximum size of an answer in bytes."""
 
-_lost = counter("grader_workers_lost", "Processes of graders that were killed or died, by why.", ("reason",))
+_lost = counter("grader_workers_lost", "Grader processes that were killed or died, by reason.", ("reason",))
 
 
 class GraderFailed(RondoError):

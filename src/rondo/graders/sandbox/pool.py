@@ -16,9 +16,7 @@ from rondo.graders.sandbox.requests import Serve, run_grader
 from rondo.graders.sandbox.runs import Exam, SandboxRun, Verdict, run_exam, run_script
 from rondo.graders.sandbox.worker import SandboxWorker, WorkerEnded, WorkerLost
 
-_lost = counter(
-    "sandbox_workers_lost", "Processes of the sandbox that ended or were silent, and were replaced."
-)
+_lost = counter("sandbox_workers_lost", "Sandbox workers that ended or did not respond, and were replaced.")
 
 T = TypeVar("T")
 

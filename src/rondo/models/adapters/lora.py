@@ -19,7 +19,7 @@ from rondo.models.adapters.attached import AttachedAdapter, attach, attached, de
 from rondo.models.adapters.lora_config import LoraSpec
 from rondo.models.architecture import Moe
 from rondo.models.decoder import Decoder
-from rondo.models.files.mapping import TensorMapping, slots
+from rondo.models.files.slots import TensorMapping
 from rondo.models.parts import Linear
 from rondo.models.quantized.parts import QuantizedLinear, QuantizedTensors
 from rondo.ops import linear
@@ -159,7 +159,7 @@ def linears(model: Decoder) -> dict[str, Target]:
     modules = dict(model.named_modules())
     parameters = _shapes(model, modules)
     found = {}
-    for slot in slots(model):
+    for slot in model.slots():
         target = Target(slot.pieces, slot.shape_for(parameters))
         linear_here = all(isinstance(modules.get(path), Linear) for path in target.paths)
         linear_here = linear_here and slot.name != "score.weight"  # trained whole, beside the adapter

@@ -12,7 +12,7 @@ from rondo.base.errors import ModelError
 from rondo.models.adapters.attached import adapter_of
 from rondo.models.adapters.lora import Lora
 from rondo.models.decoder import Decoder
-from rondo.models.files.mapping import Outgoing, joined, slots
+from rondo.models.files.mapping import Outgoing, joined
 from rondo.models.quantized.parts import quantized_weights
 from rondo.models.quantized.scheme import FIELD
 
@@ -34,7 +34,7 @@ def merged_outgoing(model: Decoder) -> list[Outgoing]:
     shapes = {name: torch.empty(shape, device="meta") for name, shape in parameters.shapes.items()}
     return [
         Outgoing(slot.name, slot.shape_for(shapes), model.dtype, partial(joined, slot, parameters))
-        for slot in slots(model)
+        for slot in model.slots()
     ]
 
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from rondo.base.errors import ModelError
 from rondo.models.heads import scorer
-from rondo.models.quantized import scheme
+from rondo.models.quantized import methods
 
 if TYPE_CHECKING:
     from rondo.models.architecture import ModelConfig
-    from rondo.models.files.mapping import Slot
+    from rondo.models.files.slots import Slot
 
 FAMILIES = {
     "llama": "llama",
@@ -69,7 +69,7 @@ def check(hf: Mapping[str, Any]) -> None:
         raise ModelError(
             "config.json has no 'model_type', so the architecture is unknown", param="model_type"
         )
-    scheme.parse(hf)
+    methods.parse(hf)
     _module_of(hf["model_type"])
     _check_sizes(hf)
 
@@ -78,7 +78,7 @@ def parse(hf: Mapping[str, Any]) -> ModelConfig:
     """Converts a Hugging Face `config.json` to a `ModelConfig`."""
     check(hf)
     try:
-        config = replace(family_of(hf["model_type"]).parse(hf), quantization=scheme.parse(hf))
+        config = replace(family_of(hf["model_type"]).parse(hf), quantization=methods.parse(hf))
         return scorer.scoring(config) if scorer.is_scorer(hf) else config
     except KeyError as missing:
         raise ModelError(

@@ -6,7 +6,7 @@ from typing import Any
 
 from rondo.base.errors import ModelError
 from rondo.models.architecture import Dense, Gqa, Layer, Mla, ModelConfig, Moe
-from rondo.models.files.mapping import Slot, one
+from rondo.models.files.slots import Slot, one
 from rondo.ops import RopeSpec
 
 Hf = Mapping[str, Any]

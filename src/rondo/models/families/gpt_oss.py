@@ -7,7 +7,7 @@ from rondo.base.errors import ModelError
 from rondo.models.architecture import Layer, ModelConfig, Moe
 from rondo.models.families import Family
 from rondo.models.families.common import Hf, decoder_slots, gqa, head_dim, model_config, rope, windows
-from rondo.models.files.mapping import Slot, TensorMapping, one
+from rondo.models.files.slots import Slot, TensorMapping, one
 from rondo.ops import RouterSpec
 from rondo.ops.pointwise.activation import SWIGLU_ALPHA, SWIGLU_LIMIT
 

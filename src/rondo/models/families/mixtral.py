@@ -15,7 +15,7 @@ from rondo.models.families.common import (
     rope,
     windows,
 )
-from rondo.models.files.mapping import Slot, one
+from rondo.models.files.slots import Slot, one
 from rondo.ops import RouterSpec
 
 NAMES = {"gate": "w1", "down": "w2", "up": "w3"}

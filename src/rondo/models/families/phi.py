@@ -15,7 +15,7 @@ from rondo.models.families.common import (
     rope,
     windows,
 )
-from rondo.models.files.mapping import Slot, stacked_rows
+from rondo.models.files.slots import Slot, stacked_rows
 
 
 def parse(hf: Hf) -> ModelConfig:

@@ -23,9 +23,10 @@ from rondo.models.families import family_of, parse
 from rondo.models.files import safetensors
 from rondo.models.files.gguf.header import kept_quantization
 from rondo.models.files.headers import read_config
-from rondo.models.files.mapping import Slot, outgoing, slots
+from rondo.models.files.mapping import outgoing
 from rondo.models.files.safetensors import StoredTensor
 from rondo.models.files.safetensors_write import write
+from rondo.models.files.slots import Slot
 from rondo.models.quantized.reading import check as check_quantized
 from rondo.models.quantized.reading import divide, put
 
@@ -64,7 +65,7 @@ def load(
         config |= kept_quantization(folder)
     model = build(parse(config))
     with activity(f"loading the weights of {folder.name}"):
-        fill(model, slots(model), folder, dtype, device, progress)
+        fill(model, model.slots(), folder, dtype, device, progress)
     model.folder = folder.absolute()
     return model
 
@@ -92,7 +93,7 @@ def check(folder: Path) -> dict[str, StoredTensor]:
     """Validates that the folder is a complete model, from its config and headers only. Returns its stored tensors."""
     model = build(parse(read_config(folder)))
     stored = safetensors.open_checkpoint(folder)
-    plain, weights = divide(model, slots(model))
+    plain, weights = divide(model, model.slots())
     _check(model, plain, check_quantized(weights, plain, stored, folder), folder)
     return stored
 
@@ -103,7 +104,7 @@ def one_type(folder: Path) -> torch.dtype | None:
     if model.config.quantization is not None:
         return None
     stored = safetensors.open_checkpoint(folder)
-    cast = [slot for slot in slots(model) if not slot.pieces[0].param.endswith(KEPT_AS_STORED)]
+    cast = [slot for slot in model.slots() if not slot.pieces[0].param.endswith(KEPT_AS_STORED)]
     found = {stored[slot.name].dtype for slot in cast if slot.name in stored}
     return found.pop() if len(found) == 1 else None
 

@@ -11,7 +11,6 @@ from rondo.base.errors import ModelError
 
 if TYPE_CHECKING:
     from rondo.models.architecture import ModelConfig
-    from rondo.models.decoder import Decoder
 
 ARCHITECTURE = "ForSequenceClassification"
 LANGUAGE_MODEL = "ForCausalLM"
@@ -35,27 +34,6 @@ def is_scorer(hf: Mapping[str, Any]) -> bool:
 def scoring(config: ModelConfig) -> ModelConfig:
     """The config with a score head, which is neither tied nor soft-capped."""
     return replace(config, scores=True, tied=False, logit_softcap=None)
-
-
-def make_scorer(model: Decoder, seed: int = 0) -> None:
-    """Replaces a language model's head by a fresh score head, in place. Its weights are Normal(0, 1/(H+1)), so that
-    scores are of the order of 1 (Stiennon et al., 2020)."""
-    import torch
-
-    from rondo.models.decoder import ScoreHead
-
-    hf = dict(model.config.hf or {})
-    names = [
-        str(name).removesuffix(LANGUAGE_MODEL) + ARCHITECTURE for name in hf.get("architectures") or ("",)
-    ]
-    model.config = replace(scoring(model.config), hf={**hf, "architectures": names, **LABELS})
-    head = ScoreHead(model.config).to(model.device, model.dtype)
-    head.norm = model.head.norm
-    size = model.config.hidden_size
-    drawn = torch.randn(1, size, generator=torch.Generator().manual_seed(seed)) / (size + 1) ** 0.5
-    with torch.no_grad():
-        head.out.weight.copy_(drawn)
-    model.head = head
 
 
 def check_writes(config: ModelConfig) -> None:

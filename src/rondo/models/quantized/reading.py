@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from rondo.base.errors import ModelError
 from rondo.models.decoder import Decoder
 from rondo.models.files.headers import some
-from rondo.models.files.mapping import Slot, TensorMapping
 from rondo.models.files.safetensors import StoredTensor
+from rondo.models.files.slots import Slot, TensorMapping
 from rondo.models.parts import Experts, Linear
 from rondo.models.quantized.formats import LAYOUTS, Want
 from rondo.models.quantized.parts import QuantizedExperts, QuantizedLinear

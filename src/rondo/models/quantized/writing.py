@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from rondo.models.decoder import Decoder
-from rondo.models.files.mapping import Outgoing, Slot, TensorMapping, plain_outgoing
+from rondo.models.files.mapping import Outgoing, plain_outgoing
 from rondo.models.files.safetensors_write import write
+from rondo.models.files.slots import Slot, TensorMapping
 from rondo.models.quantized.formats import LAYOUTS, NF4_STATE
 from rondo.models.quantized.parts import quantized_weights
 from rondo.models.quantized.reading import Weight, stacked

@@ -10,7 +10,7 @@ from types import EllipsisType
 
 from torch import Tensor
 
-from rondo.models.files.mapping import Region, Slot, TensorMapping
+from rondo.models.files.slots import Region, Slot, TensorMapping
 from rondo.parallel.layout.split import Split, TensorSlice
 
 

@@ -12,7 +12,7 @@ from rondo.base.errors import ConfigError
 from rondo.models import Decoder, ModelConfig, build
 from rondo.models.architecture import Gqa
 from rondo.models.decoder import DecoderLayer, Embed
-from rondo.models.files.mapping import Slot
+from rondo.models.files.slots import Slot
 from rondo.models.parts import GqaAttention, Linear, Norm
 from rondo.parallel.layout.split import Split, heads_of, split
 from rondo.parallel.layout.table import narrowed

@@ -31,11 +31,11 @@ class Kind:
 TITLES = [
     "stage",
     "tp rank",
-    "ranks like it",
+    "ranks",
     "layers",
     "parameters",
     "planned",
-    "a shard",
+    "sharded",
     "memory",
     "planned",
 ]
@@ -46,9 +46,9 @@ def lines(kinds: Sequence[Kind], plan: Estimate) -> list[str]:
     most, room = max(kind.memory for kind in kinds), plan.cluster.gpu.memory
     verdict = "fits" if most <= room else "does NOT fit"
     return [
-        f"dry run: {ranks:,} ranks of {len(kinds)} kinds, each built and passed through forward and backward",
+        f"dry run: {ranks:,} ranks of {len(kinds)} kinds, one rank of each built and run forward and backward",
         *table([TITLES, *map(_row, kinds)]),
-        f"the fullest needs {most / GIB:.1f} GiB of {room / GIB:.1f}: it {verdict}",
+        f"peak memory {most / GIB:.1f} of {room / GIB:.1f} GiB per GPU: {verdict}",
     ]
 
 

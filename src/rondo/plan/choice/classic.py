@@ -57,10 +57,16 @@ class Branch:
 
 
 TREE = (
-    Branch("it fits: DP and ZeRO-1", 1.0, 1, "none", "none"),
-    Branch("up to 4 times over: ZeRO-2 and checkpointing", 4.0, 2, "full", "none"),
-    Branch("4 to 10 times over: ZeRO-3 and checkpointing", 10.0, 3, "full", "none"),
-    Branch("more than 10 times over: ZeRO-3, checkpointing and host memory", float("inf"), 3, "full", "all"),
+    Branch("memory ratio up to 1: DP and ZeRO-1", 1.0, 1, "none", "none"),
+    Branch("memory ratio up to 4: ZeRO-2 and activation checkpointing", 4.0, 2, "full", "none"),
+    Branch("memory ratio 4 to 10: ZeRO-3 and activation checkpointing", 10.0, 3, "full", "none"),
+    Branch(
+        "memory ratio above 10: ZeRO-3, activation checkpointing and CPU offload",
+        float("inf"),
+        3,
+        "full",
+        "all",
+    ),
 )
 
 
@@ -78,13 +84,15 @@ class Classic:
 def classic(task: PlanningTask) -> Classic:
     notes: list[str] = []
     if task.shape.experts is not None:
-        layout, rule = _of_experts(task, notes), "with experts: EP and DP"
+        layout, rule = _of_experts(task, notes), "mixture of experts: EP and DP"
     else:
         found = next(rule for rule in MATRIX if task.shape.parameters < rule.most)
         layout, rule = _of_matrix(task, found, notes), found.words
         low, high = found.gpus
         if not low <= task.cluster.gpus <= high:
-            notes.append(f"the rule is for {low} to {high} GPUs, and there are {task.cluster.gpus}")
+            notes.append(
+                f"the rule is intended for {low} to {high} GPUs; this cluster has {task.cluster.gpus}"
+            )
     policy = replace(task.policy, microbatch=1)
     over = memory(task.shape, layout, replace(policy, zero=0), task.batch).total / task.cluster.gpu.memory
     branch = next(branch for branch in TREE if over <= branch.most)
@@ -94,7 +102,8 @@ def classic(task: PlanningTask) -> Classic:
     wrong = wrong or next(refusals(task.shape, layout, policy), None)
     if wrong is not None:
         raise ConfigError(
-            f"The classic rules give {_degrees(layout)}, but {wrong[0]}: {wrong[1]}.", param=wrong[0]
+            f"The classic rules select {_degrees(layout)}, which is invalid: {wrong[0]}: {wrong[1]}.",
+            param=wrong[0],
         )
     return Classic(plan, rule, branch.words, over, tuple(notes))
 
@@ -106,14 +115,14 @@ def _of_matrix(task: PlanningTask, rule: ClassicRule, notes: list[str]) -> Layou
     gpus = task.cluster.gpus
     tp = _largest_power(rule.tp, lambda n: n <= task.cluster.node and gpus % n == 0 and not _cuts(task, n))
     if tp < rule.tp:
-        notes.append(f"TP {tp}, since {rule.tp} does not divide this model or this cluster")
+        notes.append(f"TP {tp}: TP {rule.tp} does not divide this model or this cluster")
     layouts = [
         Layout(gpus // (tp * pp), tp, pp, schedule="1f1b" if pp > 1 else "none")
         for pp in rule.pp
         if gpus % (tp * pp) == 0
     ]
     if not layouts:
-        notes.append(f"no stages, since {gpus} GPUs do not divide by TP {tp} and PP {rule.pp[0]}")
+        notes.append(f"no pipeline: {gpus} GPUs are not divisible by TP {tp} x PP {rule.pp[0]}")
         return Layout(gpus // tp, tp)
     for layout in layouts:
         policy = replace(task.policy, zero=3 if layout.shards > 1 else 1, checkpointing="full", microbatch=1)
@@ -137,9 +146,7 @@ def _of_experts(task: PlanningTask, notes: list[str]) -> Layout:
     states = 18 * task.shape.parameters / cluster.gpu.memory
     pp = next((n for n in powers(min(64, cluster.gpus)) if _shares(task, n)), 1)
     if pp > 1:
-        notes.append(
-            f"PP {pp}, since {task.batch.sequences} sequences do not divide among {cluster.gpus} GPUs"
-        )
+        notes.append(f"PP {pp}: {task.batch.sequences} sequences are not divisible by {cluster.gpus} GPUs")
     wanted = max(cluster.node, min(64, int(states)))
     ep = _largest_power(wanted, lambda n: experts.count % n == 0 and cluster.gpus // pp % n == 0)
     return Layout(cluster.gpus // pp, pp=pp, ep=ep, schedule="1f1b" if pp > 1 else "none")

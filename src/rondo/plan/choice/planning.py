@@ -62,12 +62,12 @@ def plan(task: PlanningTask, profile: Profile = "cost") -> TrainingPlan:
 def _of_rules(rules: Classic) -> list[str]:
     words = [
         f"matrix: {rules.rule}",
-        f"tree: undivided, one GPU would need {rules.over:.1f} times what it has; {rules.branch}",
+        f"tree: without sharding a GPU needs {rules.over:.1f} times its memory; {rules.branch}",
         *rules.notes,
     ]
     if not rules.plan.fits:
         need, there = rules.plan.memory.total / GIB, rules.plan.cluster.gpu.memory / GIB
-        words.append(f"it does not fit: {need:.1f} GiB of {there:.1f}")
+        words.append(f"out of memory: {need:.1f} of {there:.1f} GiB per GPU")
     return words
 
 
@@ -75,14 +75,12 @@ def _what_would_fit(task: PlanningTask, found: SearchResult) -> list[str]:
     nearest = found.nearest
     assert nearest is not None
     need, there = nearest.memory.total / GIB, ROOM * task.cluster.gpu.memory / GIB
-    words = [
-        f"nothing fits: the least that the fullest GPU needs is {need:.1f} GiB, and a plan may take {there:.1f}"
-    ]
+    words = [f"no plan fits: the smallest one needs {need:.1f} GiB per GPU, and {there:.1f} GiB are usable"]
     if need <= there:
         host, room = nearest.memory.host / GIB, task.cluster.gpu.host_memory / GIB
         words = [
-            f"nothing fits: beside a GPU's {there:.1f} GiB, {host:.1f} GiB wait in host memory, and a GPU's share of "
-            f"that is {room:.1f} (--host-memory)"
+            f"no plan fits: the smallest one needs {host:.1f} GiB of host memory per GPU, and {room:.1f} GiB are "
+            "available (--host-memory)"
         ]
     gpus = task.cluster.gpus
     while (gpus := 2 * gpus) <= min(MOST_GPUS, 64 * task.cluster.gpus):
@@ -92,6 +90,6 @@ def _what_would_fit(task: PlanningTask, found: SearchResult) -> list[str]:
         except ConfigError:
             continue
         if enough:
-            words.append(f"with {gpus} such GPUs a plan fits")
+            words.append(f"with {gpus} of these GPUs a plan fits")
             break
     return words

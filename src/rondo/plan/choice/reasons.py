@@ -24,7 +24,7 @@ def reasons(best: Estimate, found: SearchResult) -> list[str]:
     if layout.ep > 1:
         words.append(_without(found, best, f"ep {layout.ep}", "ep 1", lambda p: p.layout.ep == 1))
     if best.shape.experts is not None and layout.ep == 1:
-        words.append(_without(found, best, "ep 1", "experts divided", lambda p: p.layout.ep > 1))
+        words.append(_without(found, best, "ep 1", "ep above 1", lambda p: p.layout.ep > 1))
     if policy.zero > 1 and layout.shards > 1:
         less = f"zero {policy.zero - 1} or less"
         words.append(
@@ -35,8 +35,8 @@ def reasons(best: Estimate, found: SearchResult) -> list[str]:
             _without(
                 found,
                 best,
-                f"{policy.checkpointing} checkpointing",
-                "nothing computed again",
+                f"{policy.checkpointing} activation checkpointing",
+                "no checkpointing",
                 lambda p: p.policy.checkpointing == "none",
             )
         )
@@ -46,15 +46,15 @@ def reasons(best: Estimate, found: SearchResult) -> list[str]:
                 found,
                 best,
                 f"microbatch {policy.microbatch}",
-                "one sequence",
+                "microbatch 1",
                 lambda p: p.policy.microbatch == 1,
             )
         )
     if policy.offload != "none":
-        words.append(f"{policy.offload} in host memory: nothing fits without")
+        words.append(f"CPU offload ({policy.offload}): no plan fits without it")
     if layout.tp * layout.pp * layout.cp == 1 < best.cluster.gpus:
-        what = "only the batch and the experts are" if layout.ep > 1 else "only the batch is"
-        words.append(f"{what} divided among GPUs: dividing layers costs more than it gives")
+        axes = "data and expert parallelism" if layout.ep > 1 else "data parallelism"
+        words.append(f"only {axes}: sharding layers over GPUs costs more than it gains")
     words.append(_where_time_goes(best))
     return words
 
@@ -63,8 +63,8 @@ def _of_memory(best: Estimate) -> str:
     whole = 16 * best.shape.parameters
     need, there = best.memory.total / GIB, best.cluster.gpu.memory / GIB
     return (
-        f"the states of {best.shape.parameters / 1e9:.3g}B parameters take {whole / GIB:,.0f} GiB in all; "
-        f"with this plan the fullest GPU needs {need:.1f} GiB of its {there:.1f}"
+        f"model states of {best.shape.parameters / 1e9:.3g}B parameters: {whole / GIB:,.0f} GiB in total; "
+        f"this plan's peak is {need:.1f} of {there:.1f} GiB per GPU"
     )
 
 
@@ -73,36 +73,36 @@ def _without(
 ) -> str:
     other = next((plan for plan in found.plans if fine(plan)), None)
     if other is None:
-        return f"{what}: with {instead} nothing fits"
+        return f"{what}: no plan fits with {instead}"
     more = other.seconds / best.seconds - 1
     if abs(more) < 0.005:
-        return f"{what}: with {instead} the best that fits takes as long"
+        return f"{what}: the best plan with {instead} is equally fast"
     if more < 0:
-        return f"{what}: with {instead} a step is {-more:.0%} faster, and the model more divided"
-    return f"{what}: with {instead} the best that fits takes {more:.0%} longer"
+        return f"{what}: with {instead} a step is {-more:.0%} faster, within the model's accuracy"
+    return f"{what}: with {instead} a step takes {more:.0%} longer"
 
 
 def _of_bubble(best: Estimate) -> str:
     layout = best.layout
-    pieces = f", {layout.virtual} pieces a stage," if layout.virtual > 1 else ""
+    pieces = f" with {layout.virtual} model chunks each" if layout.virtual > 1 else ""
     return (
-        f"{layout.schedule}: {best.microbatches} microbatches over {layout.pp} stages{pieces} "
-        f"leave {best.bubble:.1%} idle"
+        f"{layout.schedule}: {best.microbatches} microbatches over {layout.pp} stages{pieces}"
+        f": {best.bubble:.1%} idle time (pipeline bubble)"
     )
 
 
 NAMES = {
     "products": "matrix products",
-    "between": "operations between them",
-    "starting": "starting kernels",
+    "between": "other operations",
+    "starting": "kernel launches",
     "tensor": "tensor parallelism",
     "context": "context parallelism",
-    "expert": "experts' traffic",
-    "pipeline": "between stages",
-    "bubble": "the bubble",
+    "expert": "expert parallelism",
+    "pipeline": "pipeline transfers",
+    "bubble": "pipeline bubble",
     "data": "data parallelism",
-    "optimizer": "the optimizer",
-    "offload": "host memory",
+    "optimizer": "optimizer",
+    "offload": "CPU offload",
 }
 
 
@@ -110,7 +110,7 @@ def _of_method(best: Estimate, found: SearchResult) -> list[str]:
     method = best.layout.cp_method
     if all(plan.layout.cp_method == method for plan in found.plans if plan.layout.cp > 1):
         return []
-    other, words = ("ring", "a ring") if method == "ulysses" else ("ulysses", "an exchange for heads")
+    other, words = ("ring", "cp_method ring") if method == "ulysses" else ("ulysses", "cp_method ulysses")
     return [
         _without(
             found,
@@ -129,4 +129,4 @@ def _where_time_goes(best: Estimate) -> str:
         for name, seconds in parts
         if seconds > 0.01 * best.seconds
     ]
-    return f"a step's time: {', '.join(shown)}"
+    return f"step time: {', '.join(shown)}"

@@ -112,15 +112,15 @@ def refusals(shape: ModelShape, layout: Layout, policy: Policy) -> Iterator[tupl
     """Fields of a valid layout that `rondo train` does not support, each with the reason."""
     if layout.pieces > shape.layers:
         field = "pp" if layout.pp > shape.layers else "virtual" if layout.virtual > 1 else "schedule"
-        yield field, f"{layout.pieces} pieces are more than the {shape.layers} layers of {shape.name}"
+        yield field, f"{layout.pieces} model chunks are more than the {shape.layers} layers of {shape.name}"
     if layout.virtual > 1 and layout.schedule != "interleaved":
-        yield "virtual", f"{layout.virtual} pieces a stage need schedule interleaved"
+        yield "virtual", f"{layout.virtual} model chunks per stage need schedule interleaved"
     if layout.schedule == "interleaved" and layout.virtual == 1:
-        yield "virtual", "schedule interleaved needs 2 or more pieces a stage"
+        yield "virtual", "schedule interleaved needs 2 or more model chunks per stage"
     if shape.experts is not None and layout.ep == 1 and shape.experts.intermediate % layout.tp:
         yield "tp", f"{layout.tp} does not divide the {shape.experts.intermediate} neurons of an expert"
     if policy.offload == "all" and layout.ranks == 1:
-        yield "offload", "all divides parameters among several ranks, and there is one"
+        yield "offload", "all needs several ranks to shard parameters over; this layout has one"
 
 
 def _of_pins(task: PlanningTask) -> tuple[str, str]:
@@ -129,11 +129,11 @@ def _of_pins(task: PlanningTask) -> tuple[str, str]:
     for axis in ("tp", "pp", "cp", "dp"):
         degree = task.pins.get(axis, 1)
         if left % degree:
-            return axis, f"{degree} does not divide {gpus} GPUs, or what the other degrees leave of them"
+            return axis, f"{degree} does not divide {gpus} GPUs, or the GPUs per group of the other degrees"
         left //= degree
     if task.pins.get("ep", 1) > 1 and task.shape.experts is None:
         return "ep", f"{task.shape.name} has no experts"
-    return "gpus", f"no layout divides {gpus} as given"
+    return "gpus", f"no layout with these degrees uses {gpus} GPUs"
 
 
 def _choices(task: PlanningTask, offload: str) -> Iterator[tuple[Layout, Policy]]:

@@ -1,40 +1,9 @@
-"""Empirical constants of the cost model. They were fitted jointly on the published rows in `SPEED_FITTED_ON` and
-`MEMORY_FITTED_ON`; every other row is held out, and `bench/planner.py` prints them all.
+"""Empirical constants of the cost model. They were fitted jointly on the published runs marked `fitted` in
+`tests/support/published_runs.toml`; every other run is held out, and `bench/planner.py` prints them all.
 
-The form of the formulas was chosen with all rows in view. The held-out rows therefore validate the constants, not the
+The form of the formulas was chosen with all runs in view. The held-out runs therefore validate the constants, not the
 formulas. Constants not marked as fitted were set once, from typical values of such machines.
 """
-
-SPEED_FITTED_ON = frozenset(
-    {
-        "megatron 16B",
-        "megatron 314B",
-        "llama-3 405B, 8192 GPUs, 8k",
-        "llama-3 405B, 16384 GPUs, 128k",
-        "llama-3 8B fp8, FSDP",
-        "llama-3 405B fp8, GB300",
-        "llama-3 405B fp4, GB300",
-        "llama-3 70B fp8, FSDP, GB200",
-        "qwen3 30B-A3B fp8",
-        "deepseek-v3 fp8, H800",
-        "torchtitan 8B, 8 GPUs, compiled",
-        "torchtitan 8B fp8, cp1, 32k",
-        "torchtitan 8B fp8, cp8, 256k",
-        "torchtitan 8B bf16, tp8, async, 2025",
-        "torchtitan 70B bf16, tp8, 2025",
-        "bloom 14336x72, 64 heads, dp4 tp8 pp12, mbs 4, fp16",
-        "mt-530b, full recomputing",
-    }
-)
-MEMORY_FITTED_ON = frozenset(
-    {
-        "bloom 14336x72, 64 heads, dp4 tp8 pp12, mbs 1, fp16",
-        "bloom 14336x72, 64 heads, dp4 tp8 pp12, mbs 4, fp16",
-        "torchtitan 8B, 8 GPUs, eager",
-        "torchtitan 8B, 128 GPUs, eager",
-        "torchtitan 8B fp8, cp1, 32k",
-    }
-)
 
 # Memory.
 

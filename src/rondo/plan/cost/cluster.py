@@ -142,8 +142,8 @@ def gpu_of(
             near = difflib.get_close_matches(name.lower(), GPUS, 1)
             hint = f" Did you mean {near[0]}?" if near else ""
             raise ConfigError(
-                f"Unknown gpu {name!r}.{hint} Known: {', '.join(GPUS)}. For another one say "
-                f"{', '.join('--' + field for field in missing)} too.",
+                f"Unknown gpu {name!r}.{hint} Known: {', '.join(GPUS)}. For another device set "
+                f"{', '.join('--' + field for field in missing)}.",
                 param="gpu",
             )
         gpu = _gpu(name, 1, 1, 1, 1)

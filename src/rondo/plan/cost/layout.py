@@ -137,7 +137,7 @@ def problems(
 def _division_of_ranks(cluster: Cluster, layout: Layout) -> Iterator[tuple[str, str]]:
     if layout.ranks != cluster.gpus:
         product = f"dp {layout.dp} x tp {layout.tp} x pp {layout.pp} x cp {layout.cp}"
-        yield "gpus", f"{product} is {layout.ranks}, and there are {cluster.gpus}"
+        yield "gpus", f"{product} is {layout.ranks}, and the cluster has {cluster.gpus}"
     if layout.dp * layout.cp * layout.tp % layout.ep:
         yield "ep", f"{layout.ep} does not divide dp x cp x tp ({layout.dp * layout.cp * layout.tp})"
 
@@ -152,7 +152,7 @@ def _division_of_model(shape: ModelShape, layout: Layout) -> Iterator[tuple[str,
         heads = shape.heads // tp
         yield (
             "cp",
-            f"{layout.cp} does not divide {heads} heads of {shape.name} that a rank has; a ring does not ask it",
+            f"{layout.cp} does not divide the {heads} heads per rank of {shape.name}; use cp_method ring",
         )
     if shape.intermediate % tp:
         yield "tp", f"{tp} does not divide the intermediate width {shape.intermediate} of {shape.name}"
@@ -161,7 +161,7 @@ def _division_of_model(shape: ModelShape, layout: Layout) -> Iterator[tuple[str,
         field = "pp" if layout.pp > shape.layers else "virtual" if layout.virtual > 1 else "schedule"
         yield (
             field,
-            f"{pieces} pieces are more than the {shape.layers} layers of {shape.name}, embedding and head",
+            f"{pieces} model chunks are more than the {shape.layers} layers of {shape.name}, embedding and head",
         )
     if layout.virtual > 1 and layout.pp == 1:
         yield "virtual", "needs pp above 1"
@@ -182,7 +182,10 @@ def _division_of_batch(layout: Layout, policy: Policy, batch: StepBatch) -> Iter
         return
     pieces = layout.cp * (layout.tp if layout.cp > 1 or policy.sequence_parallel else 1)
     if batch.length % pieces:
-        yield "seq", f"{batch.length} tokens do not divide by {pieces} (tp and cp cut them)"
+        yield "seq", f"{batch.length} tokens are not divisible by {pieces} (tp and cp split sequences)"
     if layout.virtual > 1 and microbatches(layout, policy, batch) % layout.pp:
         count = microbatches(layout, policy, batch)
-        yield "virtual", f"{count} microbatches do not divide by pp {layout.pp}, as interleaving needs"
+        yield (
+            "virtual",
+            f"{count} microbatches are not divisible by pp {layout.pp} (required by interleaved)",
+        )

@@ -130,7 +130,7 @@ def _hf_of_experts(shape: ModelShape, experts: ExpertShape) -> dict[str, Any]:
     if shape.latent is None:
         if experts.shared:
             raise ConfigError(
-                f"{shape.name} has shared experts without latent attention: no family that is trained here has both.",
+                f"{shape.name} has shared experts without latent attention: no supported family has both.",
                 param="model",
             )
         only = list(range(shape.dense_layers))

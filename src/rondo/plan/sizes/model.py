@@ -67,7 +67,7 @@ class ModelShape:
             raise ConfigError(f"layers of {self.name} are above {MOST_LAYERS:,}.", param="layers")
         if self.heads % self.kv_heads:
             raise ConfigError(
-                f"heads ({self.heads}) of {self.name} do not divide by kv_heads ({self.kv_heads}).",
+                f"heads ({self.heads}) of {self.name} are not divisible by kv_heads ({self.kv_heads}).",
                 param="kv_heads",
             )
 

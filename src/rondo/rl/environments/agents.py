@@ -23,12 +23,12 @@ from rondo.rl.environments.recording import Recorder
 from rondo.rl.environments.segment import Segment
 from rondo.rl.environments.user_code import Aside, Late
 from rondo.rl.rollout.types import Rollout
-from rondo.rl.tasks.registry import Problem, Split
+from rondo.rl.tasks.types import Problem, Split
 from rondo.text.tokenizer import Tokenizer
 
 log = get_logger(__name__)
 
-_episodes = counter("episodes", "Episodes, by how they ended.", ("task", "finish"))
+_episodes = counter("episodes", "Number of episodes by finish reason.", ("task", "finish"))
 
 GRADER_SECONDS = 30.0
 OUTPUT_BYTES = 64 << 10

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from rondo.graders import Grader, Sample
 from rondo.rl.environments.tools import Tool
-from rondo.rl.tasks.registry import Problem
+from rondo.rl.tasks.types import Problem
 
 Message = Mapping[str, Any]
 """A message in OpenAI's format, with a role and a content."""
@@ -56,8 +56,8 @@ class Bounds:
     """Time limit of one call of the environment."""
 
 
-def messages_of(told: Told) -> list[Message]:
-    return [{"role": "user", "content": told}] if isinstance(told, str) else list(told)
+def messages_of(messages: Told) -> list[Message]:
+    return [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
 
 
 class Graded:

@@ -22,7 +22,7 @@ from rondo.rl.environments.tools import Tool, answer_call, as_tools
 from rondo.rl.environments.user_code import Aside, Late
 from rondo.rl.rollout.seeds import seed_of
 from rondo.rl.rollout.types import Rollout
-from rondo.rl.tasks.registry import Problem
+from rondo.rl.tasks.types import Problem
 from rondo.text.conversation.answers import ParsedAnswer, read_answer
 from rondo.text.conversation.dialogue import Dialogue, ParsedTurn, Prompt
 from rondo.text.parsing import choose_dialect
@@ -33,12 +33,12 @@ log = get_logger(__name__)
 T = TypeVar("T")
 Past = Literal["segment", "error"]
 
-_episodes = counter("episodes", "Episodes, by how they ended.", ("task", "finish"))
+_episodes = counter("episodes", "Number of episodes by finish reason.", ("task", "finish"))
 _turns = histogram(
-    "episode_turns", "Answers of the policy in an episode.", ("task",), (1, 2, 4, 8, 16, 32, 64)
+    "episode_turns", "Number of the policy's turns per episode.", ("task",), (1, 2, 4, 8, 16, 32, 64)
 )
-_read = counter("episode_prompt_tokens", "Tokens of the prompts of all turns.", ("task",))
-_cached = counter("episode_cached_tokens", "Those of them that the prefix cache had.", ("task",))
+_read = counter("episode_prompt_tokens", "Prompt tokens of all turns of episodes.", ("task",))
+_cached = counter("episode_cached_tokens", "Prompt tokens of episodes found in the prefix cache.", ("task",))
 
 ROOM_SECONDS = 0.1
 """Seconds between two attempts to queue a request in an engine with a full queue."""
@@ -119,7 +119,7 @@ class _Episode:
             {"name": tool.name, "parameters": tool.parameters, "strict": None} for tool in self.tools
         ]
         self.sampling = sampling
-        self.kept = _kept(player.tokenizer, self.dialect.markers)
+        self.kept = _kept_ids(player.tokenizer, self.dialect.markers)
         self.pieces: list[Segment] = []
         self.reward, self.parts = 0.0, dict[str, float]()
         self.turns = self.spent = self.calls = 0
@@ -128,8 +128,8 @@ class _Episode:
     async def run(self, problem: Problem) -> str:
         """Run the episode and return its finish reason."""
         bounds = self.player.bounds
-        told = await self._ask(self.environment.reset, problem, self.seed)
-        prompt = self._begin(_messages(told))
+        reaction = await self._call(self.environment.reset, problem, self.seed)
+        prompt = self._start_segment(_messages(reaction))
         while True:
             room = min(bounds.tokens - self.spent, self.player.max_model_len - len(prompt.ids))
             if room < 1:
@@ -137,15 +137,17 @@ class _Episode:
             ids, finish = await self._sample(prompt, room)
             if finish != "stop":
                 return finish
-            said = self._read(prompt, ids)
-            turn = await self._answer(said)
+            parsed = self._read(prompt, ids)
+            turn = await self._answer(parsed)
             self._earn(turn)
             if turn.done:
                 return "stop"
             if self.turns == bounds.turns:
                 return "turns"
-            prompt = self._go_on(
-                prompt, ParsedTurn(ids, said.words), [said.message, *_messages(turn.messages)]
+            prompt = self._continue(
+                prompt,
+                ParsedTurn(ids, parsed.words),
+                [parsed.message, *_messages(turn.messages)],
             )
 
     async def close(self) -> None:
@@ -153,7 +155,7 @@ class _Episode:
         if close is None:
             return
         try:
-            await self._ask(close)
+            await self._call(close)
         except BrokenEnvironment as broken:
             log.warning(
                 "an environment did not close", extra={"task": self.player.name, "detail": broken.detail}
@@ -189,7 +191,7 @@ class _Episode:
                             self._count(chunk.prompt_tokens, chunk.cached_tokens)
                         ids += chunk.token_ids
                         self.spent += len(chunk.token_ids)
-                        piece.say(chunk.token_ids, chunk.logprobs or [], chunk.weight_versions)
+                        piece.add_sampled(chunk.token_ids, chunk.logprobs or [], chunk.weight_versions)
                         finish = chunk.finish_reason or finish
                 break
             except Overloaded:
@@ -202,14 +204,14 @@ class _Episode:
         parser = self.dialect.parser(prompt.text, self.functions)
         return read_answer(text.push(list(ids)) + text.flush(), parser, self._call_id)
 
-    async def _answer(self, said: ParsedAnswer) -> Turn:
+    async def _answer(self, parsed: ParsedAnswer) -> Turn:
         """The reaction to a message: the results of its tool calls, if any, otherwise the environment's turn."""
-        if not (said.calls and self.tools):
-            return _checked(await self._ask(self.environment.step, said.message), self.player.name)
+        if not (parsed.calls and self.tools):
+            return _checked(await self._call(self.environment.step, parsed.message), self.player.name)
         aside = self.player.aside
-        return Turn(await asyncio.gather(*(answer_call(self.tools, call, aside) for call in said.calls)))
+        return Turn(await asyncio.gather(*(answer_call(self.tools, call, aside) for call in parsed.calls)))
 
-    async def _ask(self, method: Callable[..., Any], *arguments: Any) -> Any:
+    async def _call(self, method: Callable[..., Any], *arguments: Any) -> Any:
         seconds, name = self.player.bounds.step_seconds, method.__name__
         try:
             return await self.player.aside.call(seconds, method, *arguments)
@@ -223,16 +225,16 @@ class _Episode:
         for name, value in turn.parts.items():
             self.parts[name] = self.parts.get(name, 0.0) + value
 
-    def _begin(self, messages: Sequence[Message]) -> Prompt:
+    def _start_segment(self, messages: Sequence[Message]) -> Prompt:
         prompt = self._written(lambda: self.dialogue.begin(messages))
         self.pieces.append(Segment(prompt.ids))
         return prompt
 
-    def _go_on(self, prompt: Prompt, answer: ParsedTurn, news: Sequence[Message]) -> Prompt:
+    def _continue(self, prompt: Prompt, answer: ParsedTurn, news: Sequence[Message]) -> Prompt:
         messages = [*prompt.messages, *news]
         following = self._written(lambda: self.dialogue.follow(prompt, answer, messages))
         if following is not None:
-            self.pieces[-1].tell(following.ids[len(prompt.ids) + len(answer.ids) :])
+            self.pieces[-1].add_given(following.ids[len(prompt.ids) + len(answer.ids) :])
             return following
         if self.player.past == "error":
             raise BrokenEnvironment(
@@ -240,7 +242,7 @@ class _Episode:
                 "the chat template writes earlier turns otherwise once more follows (it leaves out thoughts, say), so "
                 'the tokens that were sampled cannot stay. Use past="segment", or a template that keeps the past.',
             )
-        return self._begin(messages)
+        return self._start_segment(messages)
 
     def _written(self, write: Callable[[], T]) -> T:
         """Run the chat template, which can reject the environment's messages."""
@@ -270,7 +272,7 @@ def check_tools(tokenizer: Tokenizer, tools: Sequence[Tool]) -> None:
         )
 
 
-def _kept(tokenizer: Tokenizer, markers: Sequence[str]) -> tuple[int, ...]:
+def _kept_ids(tokenizer: Tokenizer, markers: Sequence[str]) -> tuple[int, ...]:
     ids = (tokenizer.token_id(marker) for marker in markers)
     return tuple(id for id in ids if id is not None and id in tokenizer.special_ids)
 
@@ -286,10 +288,10 @@ def _checked(turn: Any, name: str) -> Turn:
     return turn
 
 
-def _messages(told: Any) -> list[Message]:
-    messages = messages_of(told) if isinstance(told, str | list | tuple) else []
+def _messages(reaction: Any) -> list[Message]:
+    messages = messages_of(reaction) if isinstance(reaction, str | list | tuple) else []
     if messages and all(isinstance(each, Mapping) and isinstance(each.get("role"), str) for each in messages):
         return messages
     raise BrokenEnvironment(
-        "error", f"what it says must be a text or messages with a role, not {told!r:.200}"
+        "error", f"what it says must be a text or messages with a role, not {reaction!r:.200}"
     )

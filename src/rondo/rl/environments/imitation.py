@@ -9,7 +9,7 @@ from typing import Any
 from rondo.rl.environments.environment import Message, messages_of
 from rondo.rl.environments.tools import answer_call, as_tools
 from rondo.rl.tasks.games import Game
-from rondo.rl.tasks.registry import Problem
+from rondo.rl.tasks.types import Problem
 from rondo.text.conversation.answers import ParsedCall
 
 Speak = Callable[[Sequence[Message]], Message | str]

@@ -196,12 +196,12 @@ def _piece(leaf: RecordedReply, taught: set[int]) -> Segment:
     for reply, following in pairwise([*path, None]):
         assert reply is not None
         if id(reply) in taught:
-            piece.tell(reply.ids)
+            piece.add_given(reply.ids)
         else:
             taught.add(id(reply))
-            piece.say(reply.ids, reply.logprobs, reply.versions)
+            piece.add_sampled(reply.ids, reply.logprobs, reply.versions)
         if following is not None:
-            piece.tell(following.asked.prompt.ids[len(reply.asked.prompt.ids) + len(reply.ids) :])
+            piece.add_given(following.asked.prompt.ids[len(reply.asked.prompt.ids) + len(reply.ids) :])
     return piece
 
 

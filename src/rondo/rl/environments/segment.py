@@ -18,14 +18,14 @@ class Segment:
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
 
-    def say(self, ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int]) -> None:
+    def add_sampled(self, ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int]) -> None:
         """Append sampled tokens, which are trained on."""
         self.token_ids += ids
         self.sampled += [True] * len(ids)
         self.logprobs += logprobs
         self.versions += versions
 
-    def tell(self, ids: Sequence[int]) -> None:
+    def add_given(self, ids: Sequence[int]) -> None:
         """Append tokens of the environment, or tokens that another segment trains on."""
         self.token_ids += ids
         self.sampled += [False] * len(ids)

@@ -17,7 +17,7 @@ from rondo.rl.environments.user_code import Aside, Late
 from rondo.text.conversation.answers import ParsedCall
 
 log = get_logger(__name__)
-_calls = counter("tool_calls", "Calls of tools in episodes, by how they ended.", ("tool", "outcome"))
+_calls = counter("tool_calls", "Tool calls in episodes by outcome.", ("tool", "outcome"))
 
 SECONDS = 10.0
 LONGEST_RESULT = 4096

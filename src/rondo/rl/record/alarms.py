@@ -99,10 +99,10 @@ class Alarms:
         alarms, trained = cls(config), [row for row in rows if row["step"] > 0]
         alarms._rows.extend(trained[: -config.window])
         for row in trained[-config.window :]:
-            alarms.look(int(row["step"]), row)
+            alarms.check(int(row["step"]), row)
         return alarms
 
-    def look(self, step: int, metrics: Mapping[str, float]) -> list[Alarm]:
+    def check(self, step: int, metrics: Mapping[str, float]) -> list[Alarm]:
         self._rows.append({**metrics, "step": step})
         found = [alarm for detect in DETECTORS if (alarm := detect(Seen(self._config, list(self._rows))))]
         begun = [alarm for alarm in found if alarm.kind not in self._last]

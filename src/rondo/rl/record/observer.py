@@ -46,7 +46,7 @@ class Watch:
             self._keep_samples([_sampled(step.number, "rollout", *each) for each in enumerate(step.groups)])
         step.metrics["rollouts_lost"] = self._lost
         before = self._alarms.standing
-        for alarm in self._alarms.look(step.number, step.metrics):
+        for alarm in self._alarms.check(step.number, step.metrics):
             self._tell(alarm)
         standing = self._alarms.standing
         for kind in (kind for kind in before if kind not in standing):

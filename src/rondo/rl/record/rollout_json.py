@@ -29,8 +29,8 @@ def entry(of: RolloutSummary, texts: Texts | None) -> dict[str, Any]:
     facts = asdict(of)
     del facts["pieces"]
     said = {} if texts is None else {"prompt": _cut(texts.prompt), "text": _cut(texts.text)}
-    told: dict[str, Any] = _finite({"id": facts.pop("id"), "object": "rl.rollout", **facts, **said})
-    return told
+    shown: dict[str, Any] = _finite({"id": facts.pop("id"), "object": "rl.rollout", **facts, **said})
+    return shown
 
 
 def whole(of: Whole) -> dict[str, Any]:
@@ -41,8 +41,8 @@ def whole(of: Whole) -> dict[str, Any]:
         "text": of.texts.text,
         "detail": of.texts.detail,
     }
-    told: dict[str, Any] = _finite(facts | said | {"pieces": [asdict(piece) for piece in of.pieces]})
-    return told
+    shown: dict[str, Any] = _finite(facts | said | {"pieces": [asdict(piece) for piece in of.pieces]})
+    return shown
 
 
 def _finite(value: Any) -> Any:

@@ -28,7 +28,7 @@ from rondo.base.storage.files import atomic_write, storage_error
 
 if TYPE_CHECKING:
     from rondo.rl.rollout.types import Rollout, SampleGroup
-    from rondo.rl.tasks.registry import Problem
+    from rondo.rl.tasks.types import Problem
 
 FOLDER = "rollouts"
 """Folder in a job's folder."""

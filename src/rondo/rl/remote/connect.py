@@ -10,30 +10,30 @@ from rondo.models import Decoder
 from rondo.rl.config import RlConfig
 from rondo.rl.remote.engine import RemoteEngine
 from rondo.rl.remote.engine_pool import EnginePool
-from rondo.rl.remote.push import Pushed
-from rondo.rl.remote.servers import dialect_of
+from rondo.rl.remote.push import FolderPush
+from rondo.rl.remote.servers import detect_server
 from rondo.rl.rollout.async_collector import EventLoop
 from rondo.text.tokenizer import Tokenizer
 
 
-def reach(
+def connect(
     model: Decoder, tokenizer: Tokenizer, config: RlConfig, settings: EngineConfig, events: EventLoop
-) -> tuple[EnginePool, Pushed]:
+) -> tuple[EnginePool, FolderPush]:
     """Connect to the engines and push the model's weights."""
-    fleet = events.do(_found(model, tokenizer, config, settings))
-    return fleet, Pushed(model, fleet, events, config.engine.folder)
+    pool = events.do(_connect(model, tokenizer, config, settings))
+    return pool, FolderPush(model, pool, events, config.engine.folder)
 
 
-async def _found(
+async def _connect(
     model: Decoder, tokenizer: Tokenizer, config: RlConfig, settings: EngineConfig
 ) -> EnginePool:
     """The pool of the configured engines, after a check of each engine's tokenizer."""
-    dialects = await asyncio.gather(*map(dialect_of, config.engine.url))
-    longest = min(model.config.max_positions, *(dialect.max_model_len for dialect in dialects))
+    servers = await asyncio.gather(*map(detect_server, config.engine.url))
+    longest = min(model.config.max_positions, *(server.max_model_len for server in servers))
     vocab = model.config.vocab_size
     ends = tuple(token for token in tokenizer.eos_ids or model.config.eos_ids if 0 <= token < vocab)
     intake = InputProcessor(settings, longest, vocab, ends)
-    engines = [RemoteEngine(dialect, intake, tokenizer) for dialect in dialects]
+    engines = [RemoteEngine(server, intake, tokenizer) for server in servers]
     for engine in engines:
         await engine.check()
     return EnginePool(engines, longest, config.engine.wait, waits=config.mode == "one_step_off")

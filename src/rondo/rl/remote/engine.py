@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import cast
 
 from rondo.base.errors import ConfigError, Conflict, InvalidRequest, RondoError, Unavailable
+from rondo.client.pool import PooledEngine
 from rondo.client.types import FinishReason, GenerateRequest, TokenChunk
 from rondo.engine.entrypoints.output import SampleReader, TextSource
 from rondo.engine.schedule.intake import InputProcessor
@@ -26,26 +27,23 @@ PROBE = "The policy's tokens, 1 2 3:\n\tdéjà vu — 東京 🙂"
 """A text for which different tokenizers rarely have the same tokens."""
 
 
-class RemoteEngine:
-    def __init__(self, dialect: ServerApi, intake: InputProcessor, tokenizer: Tokenizer) -> None:
-        self.dialect = dialect
-        self.url = dialect.door.base_url
+class RemoteEngine(PooledEngine):
+    def __init__(self, server: ServerApi, intake: InputProcessor, tokenizer: Tokenizer) -> None:
+        super().__init__(server.client.base_url)
+        self.server = server
         self.version = 0
         """Version of the last pushed weights."""
-        self.up = True
-        self.under_way = 0
-        """Number of running requests."""
-        self.giving = asyncio.Lock()
+        self.push_lock = asyncio.Lock()
         """Lock of a weight push."""
         self._intake = intake
         self._tokenizer = tokenizer
 
     async def check(self) -> None:
         """Check that the server supports weight updates and has the policy's tokenizer."""
-        await self.dialect.check()
-        self.version = await self.dialect.version()
-        theirs = await self.dialect.door.tokens_of(PROBE, self.dialect.model)
-        if theirs != self._tokenizer.encode(PROBE, add_special=False):
+        await self.server.check()
+        self.version = await self.server.version()
+        theirs = await self.server.client.tokenize(PROBE, self.server.model, add_special_tokens=False)
+        if theirs["tokens"] != self._tokenizer.encode(PROBE, add_special=False):
             raise ConfigError(
                 f"the engine at {self.url} has another tokenizer than the policy: start it with the policy's model.",
                 param=FIELD,
@@ -53,7 +51,7 @@ class RemoteEngine:
 
     async def push(self, folder: Path, version: int, waits: bool) -> None:
         try:
-            await self.dialect.push(folder, version, waits)
+            await self.server.push(folder, version, waits)
         except (Unavailable, Conflict):
             raise
         except RondoError as error:
@@ -67,17 +65,17 @@ class RemoteEngine:
         prompt = list(request.prompt_ids)
         if request.sampling.prompt_logprobs is not None:
             raise InvalidRequest(
-                "prompt_logprobs are not told by an engine behind a URL.", param="prompt_logprobs"
+                "prompt_logprobs is not supported with a remote engine.", param="prompt_logprobs"
             )
         self._intake.check(request, prompt)
         samples = self._intake.samples(request, prompt, None, time.monotonic())
         readers = [SampleReader(sample, cast(TextSource, self._tokenizer)) for sample in samples]
-        asked = VllmRequest(request, samples[0], str(self.version), None)
-        async with aclosing(self.dialect.ask(asked)) as pieces:
+        query = VllmRequest(request, samples[0], str(self.version), None)
+        async with aclosing(self.server.generate(query)) as pieces:
             async for piece in pieces:
                 # A greedy request is sent as one sample, which is the result of all samples.
-                for reader in readers if asked.samples < len(readers) else [readers[piece.index]]:
-                    _take(reader.request, piece, self.version)
+                for reader in readers if query.samples < len(readers) else [readers[piece.index]]:
+                    _append(reader.request, piece, self.version)
                     chunk = reader.read(request.read_at_end)
                     if chunk is not None:
                         yield chunk
@@ -85,10 +83,10 @@ class RemoteEngine:
                     return
 
     async def close(self) -> None:
-        await self.dialect.door.close()
+        await self.server.client.close()
 
 
-def _take(sample: Request, piece: OutputDelta, version: int) -> None:
+def _append(sample: Request, piece: OutputDelta, version: int) -> None:
     """Append a chunk to its sample. `version` is the version of the tokens if the server does not report versions."""
     if sample.finish_reason is not None:
         return

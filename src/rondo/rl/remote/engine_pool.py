@@ -16,12 +16,13 @@ from pathlib import Path
 
 from rondo.base.errors import Conflict, Overloaded, RondoError, Unavailable
 from rondo.base.telemetry.log import get_logger
+from rondo.client.pool import LeastLoaded
 from rondo.client.types import GenerateRequest, TokenChunk
 from rondo.rl.remote.engine import RemoteEngine
 
 log = get_logger(__name__)
 
-LOOK_SECONDS = 0.2
+POLL_SECONDS = 0.2
 """Seconds between two attempts to reach a lost engine or to queue a request."""
 
 
@@ -35,8 +36,9 @@ class EnginePool:
         """The newest version, which all engines have or are receiving."""
         self.counts: Counter[str] = Counter()
         self._folder = Path()
+        self._balance = LeastLoaded()
         self._wait, self._waits = wait, waits
-        self._coming: dict[str, asyncio.Task[None]] = {}
+        self._recovering: dict[str, asyncio.Task[None]] = {}
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         """Yield only complete samples, so that a partial sample of a lost engine can be generated again."""
@@ -44,10 +46,10 @@ class EnginePool:
         since: float | None = None
         """Time of the first of consecutive failed attempts."""
         while len(ended) < request.sampling.n:
-            engine = await self._free()
-            engine.under_way += 1
+            engine = await self._available()
+            self._balance.begin(engine, request.sampling.n)
             try:
-                async with aclosing(self._whole(engine, request)) as samples:
+                async with aclosing(self._complete_samples(engine, request)) as samples:
                     async for sample in samples:
                         if sample.index not in ended:
                             ended.add(sample.index)
@@ -62,39 +64,41 @@ class EnginePool:
                     raise
                 if isinstance(error, Unavailable):
                     self.counts["asked_again"] += 1
-                    self._lose(engine, error)
-                await asyncio.sleep(LOOK_SECONDS)
+                    self._recover(engine, error)
+                await asyncio.sleep(POLL_SECONDS)
             finally:
-                engine.under_way -= 1
+                self._balance.end(engine, request.sampling.n)
 
     async def push(self, version: int, folder: Path) -> None:
         """Push weights, and return when all engines have them."""
         self.version, self._folder = version, folder
-        await asyncio.gather(*map(self._give, self.engines))
+        await asyncio.gather(*map(self._push_when_reachable, self.engines))
 
     async def close(self) -> None:
-        for task in self._coming.values():
+        for task in self._recovering.values():
             task.cancel()
-        await asyncio.gather(*self._coming.values(), return_exceptions=True)
+        await asyncio.gather(*self._recovering.values(), return_exceptions=True)
         for engine in self.engines:
             with contextlib.suppress(Exception):
                 await engine.close()
 
-    async def _whole(
+    async def _complete_samples(
         self, engine: RemoteEngine, request: GenerateRequest
     ) -> AsyncGenerator[TokenChunk, None]:
         """The engine's samples, each as soon as it ends."""
-        had, known = engine.version, dict[int, TokenChunk]()
+        version, samples_by_index = engine.version, dict[int, TokenChunk]()
         async with aclosing(engine.generate(replace(request, whole=True))) as chunks:
             async for chunk in chunks:
-                sample = known.setdefault(chunk.index, chunk)
+                sample = samples_by_index.setdefault(chunk.index, chunk)
                 if sample is not chunk:
                     sample.extend(chunk)
                 if sample.finish_reason is None:
                     continue
                 versions = sample.weight_versions
-                if versions and min(versions) < had:
-                    raise Unavailable(f"the engine at {engine.url} has lost version {had} of the weights.")
+                if versions and min(versions) < version:
+                    raise Unavailable(
+                        f"the engine at {engine.url} has lost version {version} of the weights."
+                    )
                 if versions and max(versions) > self.version:
                     raise Conflict(
                         f"the engine at {engine.url} has version {max(versions)} of the weights, pushed by another "
@@ -102,47 +106,47 @@ class EnginePool:
                     )
                 yield sample
 
-    async def _free(self) -> RemoteEngine:
+    async def _available(self) -> RemoteEngine:
         """The least loaded available engine; waits if there is none."""
         while True:
-            for task in self._coming.values():
+            for task in self._recovering.values():
                 if task.done():
                     task.result()
-            there = [engine for engine in self.engines if engine.up]
+            there = [engine for engine in self.engines if engine.healthy]
             if there:
-                return min(there, key=lambda engine: engine.under_way)
-            await asyncio.sleep(LOOK_SECONDS)
+                return self._balance.choose(there)
+            await asyncio.sleep(POLL_SECONDS)
 
-    def _lose(self, engine: RemoteEngine, error: RondoError) -> None:
+    def _recover(self, engine: RemoteEngine, error: RondoError) -> None:
         """Mark an engine as lost, and start its recovery unless the recovery is running."""
-        self._gone(engine, error)
-        task = self._coming.get(engine.url)
+        self._mark_lost(engine, error)
+        task = self._recovering.get(engine.url)
         if task is None or task.done():
-            self._coming[engine.url] = asyncio.create_task(self._give(engine))
+            self._recovering[engine.url] = asyncio.create_task(self._push_when_reachable(engine))
 
-    def _gone(self, engine: RemoteEngine, error: RondoError) -> None:
-        if engine.up:
-            engine.up = False
+    def _mark_lost(self, engine: RemoteEngine, error: RondoError) -> None:
+        if engine.healthy:
+            engine.healthy = False
             self.counts["lost"] += 1
             log.warning("an engine is gone", extra={"url": engine.url, "reason": error.message})
 
-    async def _give(self, engine: RemoteEngine) -> None:
+    async def _push_when_reachable(self, engine: RemoteEngine) -> None:
         """Push the newest weights as soon as the engine is reachable; raise Unavailable after `wait` seconds."""
         loop = asyncio.get_running_loop()
-        async with engine.giving:
+        async with engine.push_lock:
             deadline = loop.time() + self._wait
-            while not (engine.up and engine.version == self.version):
+            while not (engine.healthy and engine.version == self.version):
                 version, folder = self.version, self._folder
                 try:
-                    if await engine.dialect.version() != version:
+                    if await engine.server.version() != version:
                         await engine.push(folder, version, self._waits)
-                    engine.version, engine.up = version, True
+                    engine.version, engine.healthy = version, True
                 except (Unavailable, Conflict) as error:
-                    self._gone(engine, error)
+                    self._mark_lost(engine, error)
                     if loop.time() > deadline:
                         raise Unavailable(
                             f"the engine at {engine.url} has not come back for {self._wait:g} s (rl.engine.wait): "
                             f"{error.message} Restart the engine, then this command: it resumes from the last "
                             "checkpoint."
                         ) from error
-                    await asyncio.sleep(LOOK_SECONDS)
+                    await asyncio.sleep(POLL_SECONDS)

@@ -21,19 +21,19 @@ COUNTED = ("lost", "asked_again")
 PREFIX = "version_"
 
 
-class Pushed:
-    def __init__(self, model: Decoder, fleet: EnginePool, events: EventLoop, folder: str) -> None:
+class FolderPush:
+    def __init__(self, model: Decoder, pool: EnginePool, events: EventLoop, folder: str) -> None:
         """`model` is the computing copy of the policy. `folder` must be readable by the engines; the default is a
         temporary folder of this machine. Versions of an earlier trainer in it are deleted.
         """
-        self._model, self._fleet, self._events = model, fleet, events
+        self._model, self._pool, self._events = model, pool, events
         self._place = Path(folder or tempfile.mkdtemp(prefix="rondo-weights-")).absolute()
-        self._forget()
-        self._push(1 + max(engine.version for engine in fleet.engines))
+        self._delete()
+        self._push(1 + max(engine.version for engine in pool.engines))
 
     @property
     def version(self) -> int:
-        return self._fleet.version
+        return self._pool.version
 
     @contextmanager
     def update(self, version: int) -> Iterator[None]:
@@ -41,29 +41,29 @@ class Pushed:
         yield
         self._push(version)
 
-    def counted(self) -> Metrics:
-        found, self._fleet.counts = self._fleet.counts, Counter()
+    def metrics(self) -> Metrics:
+        found, self._pool.counts = self._pool.counts, Counter()
         return {f"engine/{name}": float(found[name]) for name in COUNTED}
 
     def close(self) -> None:
-        self._events.do(self._fleet.close())
-        self._forget()
+        self._events.do(self._pool.close())
+        self._delete()
         with suppress(OSError):  # the folder contains other files
             self._place.rmdir()
 
     def _push(self, version: int) -> None:
         folder = self._place / f"{PREFIX}{version}"
-        models.save(_whole(self._model), folder)
-        self._events.do(self._fleet.push(version, folder))
-        self._forget(folder)
+        models.save(_merged(self._model), folder)
+        self._events.do(self._pool.push(version, folder))
+        self._delete(folder)
 
-    def _forget(self, kept: Path | None = None) -> None:
+    def _delete(self, kept: Path | None = None) -> None:
         for folder in self._place.glob(f"{PREFIX}*"):
             if folder != kept:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def _whole(model: Decoder) -> Decoder:
+def _merged(model: Decoder) -> Decoder:
     """The model with its adapter merged, if it has one."""
     if adapter_of(model) is None:
         return model

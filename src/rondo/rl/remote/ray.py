@@ -13,11 +13,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from rondo.base.errors import ConfigError, MissingExtra, RondoError, Unavailable
 from rondo.base.process import start
 from rondo.base.storage.home import home
+from rondo.client.http import Client
 from rondo.rl import jobs
 from rondo.rl.config import RlConfig
 from rondo.rl.remote.config import RayConfig
@@ -29,8 +28,9 @@ PLACE_SECONDS = 120.0
 """Timeout of the placement, during which an autoscaling cluster may start nodes."""
 START_SECONDS = 300.0
 """Timeout of an engine's start, including the load of its model."""
-LOOK_SECONDS = 0.2
-SHOWN = 2000
+POLL_SECONDS = 0.2
+PROBE_SECONDS = 5.0
+LOG_CHARACTERS = 2000
 """Characters from the end of a server's log that an error message contains."""
 
 
@@ -40,7 +40,7 @@ def run(plan: jobs.RlJobPlan, on_step: jobs.OnStep | None = None, on_resume: OnR
         return plan.job.result
     ray = _ray()
     try:
-        _look_for(plan.config.ray.address)
+        _check_reachable(plan.config.ray.address)
         ray.init(address=plan.config.ray.address, log_to_driver=False)
     except OSError as error:
         raise ConfigError(
@@ -67,24 +67,24 @@ def _run(ray: Any, plan: jobs.RlJobPlan, on_step: jobs.OnStep | None, on_resume:
     from ray.util.queue import Queue
 
     config, key = plan.config, secrets.token_urlsafe(24)
-    places = _places(ray, config)
-    flags = [f"--engine.{name}={value}" for name, value in _unusual(config).items()]
+    placements = _placements(ray, config)
+    flags = [f"--engine.{name}={value}" for name, value in _changed_settings(config).items()]
     model = str(plan.model.absolute())
     engines = [
         ray.remote(EngineRole).options(**place).remote(model, [*flags, *config.ray.serve], key)
-        for place in places[1:]
+        for place in placements[1:]
     ]
     urls = ray.get([engine.url.remote() for engine in engines])
-    learner = ray.remote(LearnerRole).options(**places[0]).remote()
-    told = Queue(actor_options={"num_cpus": 0})
+    learner = ray.remote(LearnerRole).options(**placements[0]).remote()
+    reports = Queue(actor_options={"num_cpus": 0})
     engine = config.engine.model_copy(update={"url": tuple(urls)})
     given = config.model_copy(update={"model": model, "engine": engine, "ray": RayConfig()})
-    done = learner.run.remote(given.model_dump_json(), str(home()), key, told)
+    done = learner.run.remote(given.model_dump_json(), str(home()), key, reports)
     serving = [engine.serve.remote() for engine in engines]
     ended: list[Any] = []
     while not ended:
-        ended, _ = ray.wait([done, *serving], timeout=LOOK_SECONDS)
-        for step, metrics in told.get_nowait_batch(told.qsize()):
+        ended, _ = ray.wait([done, *serving], timeout=POLL_SECONDS)
+        for step, metrics in reports.get_nowait_batch(reports.qsize()):
             if metrics is not None and on_step is not None:
                 on_step(step, metrics)
             if metrics is None and on_resume is not None:
@@ -92,7 +92,7 @@ def _run(ray: Any, plan: jobs.RlJobPlan, on_step: jobs.OnStep | None, on_resume:
     return Path(ray.get(ended[0]))  # an engine never ends with a result: its actor raises
 
 
-def _places(ray: Any, config: RlConfig) -> list[dict[str, Any]]:
+def _placements(ray: Any, config: RlConfig) -> list[dict[str, Any]]:
     """Actor options of the learner and of each engine, spread over the nodes."""
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -116,7 +116,7 @@ def _places(ray: Any, config: RlConfig) -> list[dict[str, Any]]:
     ]
 
 
-def _unusual(config: RlConfig) -> dict[str, object]:
+def _changed_settings(config: RlConfig) -> dict[str, object]:
     """Engine settings of this run that differ from the defaults."""
     return engine_config(config).model_dump(exclude_defaults=True)
 
@@ -149,39 +149,39 @@ class EngineRole:
         """The server's URL, as soon as it is ready."""
         deadline = time.monotonic() + START_SECONDS
         while self._process.poll() is None and time.monotonic() < deadline:
-            try:
-                if httpx.get(f"{self._url}/ready", timeout=5).is_success:
+            with Client(self._url) as client:
+                if client.ready(PROBE_SECONDS):
                     return self._url
-            except httpx.HTTPError:
-                pass  # the server does not listen yet
-            time.sleep(LOOK_SECONDS)
-        raise Unavailable(f"an engine did not start on {self._url}: {self._said()}")
+            time.sleep(POLL_SECONDS)
+        raise Unavailable(f"an engine did not start on {self._url}: {self._log_end()}")
 
     def serve(self) -> None:
         """Wait for the server, and raise when it ends."""
         status = self._process.wait()
         raise Unavailable(
-            f"the engine on {self._url} ended with status {status}: {self._said()}\n"
+            f"the engine on {self._url} ended with status {status}: {self._log_end()}\n"
             "The same command resumes from the last checkpoint."
         )
 
-    def _said(self) -> str:
-        return self._log.read_text("utf-8", "replace")[-SHOWN:]
+    def _log_end(self) -> str:
+        return self._log.read_text("utf-8", "replace")[-LOG_CHARACTERS:]
 
 
 class LearnerRole:
-    def run(self, config: str, place: str, key: str, told: Any) -> str:
+    def run(self, config: str, place: str, key: str, reports: Any) -> str:
         """Run the job and return the folder of its result. Steps are reported to the queue `told`."""
         os.environ |= {"RONDO_HOME": place, "RONDO_ADMIN_KEY": key}
         plan = jobs.plan(RlConfig.model_validate_json(config))
         return str(
             jobs.run(
-                plan, lambda step, metrics: told.put((step, metrics)), lambda step: told.put((step, None))
+                plan,
+                lambda step, metrics: reports.put((step, metrics)),
+                lambda step: reports.put((step, None)),
             )
         )
 
 
-def _look_for(address: str) -> None:
+def _check_reachable(address: str) -> None:
     """Fail after `CONNECT_SECONDS` for an unreachable address, because Ray would retry for minutes."""
     host, colon, port = address.rpartition(":")
     if colon and port.isdigit():

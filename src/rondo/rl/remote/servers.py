@@ -13,11 +13,9 @@ import httpx
 from rondo.base.errors import ConfigError, InvalidRequest, RondoError, Unavailable
 from rondo.client.http import AsyncClient
 from rondo.engine.vllm.backend import OutputDelta, VllmRequest, likeliest, number_of
-from rondo.engine.vllm.remote import GENERATE
-from rondo.engine.vllm.wire import generation, pieces
+from rondo.engine.vllm.client import NO_LIMITS, generate
 
 FIELD = "rl.engine.url"
-NO_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=64)
 ADMIN_KEY = "RONDO_ADMIN_KEY"
 NO_KEY = "none"
 """A placeholder for vLLM's endpoints, which accept any key."""
@@ -32,34 +30,22 @@ class EngineClient(AsyncClient):
         key = os.environ.get(ADMIN_KEY) or NO_KEY
         super().__init__(url, transport=httpx.AsyncHTTPTransport(limits=NO_LIMITS), admin_key=key)
 
-    async def about(self) -> dict[str, Any]:
-        return await self._call("GET", "/version")
-
     async def card(self) -> dict[str, Any]:
-        """Model card of the base model, which precedes its adapters in the list."""
-        cards = (await self._call("GET", "/v1/models"))["data"]
+        """Model card of the base model."""
+        cards = (await self.model_cards())["data"]
         if not cards:
             raise ConfigError(f"the engine at {self.base_url} has no model.", param=FIELD)
         found: dict[str, Any] = cards[0]
         return found
 
-    async def tokens_of(self, text: str, model: str) -> list[int]:
-        body = {"model": model, "prompt": text, "add_special_tokens": False}
-        tokens: list[int] = (await self._call("POST", "/tokenize", body))["tokens"]
-        return tokens
-
-    async def events(self, path: str, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
-        async for event in self._stream(path, body):
-            yield event
-
 
 class ServerApi(Protocol):
-    door: EngineClient
+    client: EngineClient
     model: str
     """Name of the policy on the server."""
     max_model_len: int
 
-    def ask(self, asked: VllmRequest) -> AsyncGenerator[OutputDelta, None]:
+    def generate(self, query: VllmRequest) -> AsyncGenerator[OutputDelta, None]:
         """Generate samples; closing the generator early aborts the request."""
 
     async def check(self) -> None:
@@ -72,98 +58,94 @@ class ServerApi(Protocol):
         """Push weights. `waits`: running requests end first. An unfinished update of an earlier trainer is aborted."""
 
 
-class _OfServer:
-    def __init__(self, door: EngineClient, card: Mapping[str, Any]) -> None:
+class _Server:
+    def __init__(self, client: EngineClient, card: Mapping[str, Any]) -> None:
         """`card` is the card of the served model."""
-        self.door, self.model, self.max_model_len = door, str(card["id"]), int(card["max_model_len"])
+        self.client, self.model, self.max_model_len = client, str(card["id"]), int(card["max_model_len"])
 
 
-class Native(_OfServer):
+class RondoServer(_Server):
     """`rondo serve` with any backend."""
 
     async def check(self) -> None:
         if not os.environ.get(ADMIN_KEY):
             raise ConfigError(
-                f"weight updates need the admin key of the engine at {self.door.base_url}: set {ADMIN_KEY} to the "
+                f"weight updates need the admin key of the engine at {self.client.base_url}: set {ADMIN_KEY} to the "
                 "value of its --server.admin_key",
                 param=FIELD,
             )
         await self.version()
 
     async def version(self) -> int:
-        return int((await self.door.weight_info())["weight_version"])
+        return int((await self.client.weight_info())["weight_version"])
 
     async def push(self, folder: Path, version: int, waits: bool) -> None:
         if waits:
-            await self.door.pause("wait")
+            await self.client.pause("wait")
         try:
-            await self.door.abort_weight_update()
-            await self.door.push_weights(folder, version)
+            await self.client.abort_weight_update()
+            await self.client.push_weights(folder, version)
         finally:
-            await _go_on(self.door)
+            await _resume(self.client)
 
-    async def ask(self, asked: VllmRequest) -> AsyncGenerator[OutputDelta, None]:
-        body = {name: value for name, value in asked.sampling().items() if name != "detokenize"}
+    async def generate(self, query: VllmRequest) -> AsyncGenerator[OutputDelta, None]:
+        body = {name: value for name, value in query.sampling().items() if name != "detokenize"}
         body |= {
             "model": self.model,
-            "prompt": list(asked.request.prompt_ids),
-            "priority": asked.request.priority,
-            "logprobs_mode": asked.request.sampling.logprobs_mode,
+            "prompt": list(query.request.prompt_ids),
+            "priority": query.request.priority,
+            "logprobs_mode": query.request.sampling.logprobs_mode,
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,
             "stream_options": {
                 "include_usage": True,
                 "continuous_usage_stats": True,
-                "whole_samples": asked.request.read_at_end,
+                "whole_samples": query.request.read_at_end,
             },
         }
-        async with aclosing(self.door.events("/v1/completions", body)) as events:
+        async with aclosing(self.client.events("/v1/completions", body)) as events:
             async for event in events:
                 cached = event["usage"]["prompt_tokens_details"]["cached_tokens"]
                 for choice in event["choices"]:
-                    yield _piece(choice, asked.request.sampling.logprobs, cached)
+                    yield _output_delta(choice, query.request.sampling.logprobs, cached)
 
 
-class Vllm(_OfServer):
+class VllmServer(_Server):
     """`vllm serve` with Rondo's weight plug-in. Its log-probabilities are computed before the temperature."""
 
     async def check(self) -> None:
         try:
             await self.version()
-            await self.door.init_weight_transfer_engine()
+            await self.client.init_weight_transfer_engine()
         except Unavailable:
             raise
         except RondoError as error:
             raise ConfigError(
-                f"the vLLM at {self.door.base_url} takes no weights from a folder ({error.message}). Start it where "
+                f"the vLLM at {self.client.base_url} takes no weights from a folder ({error.message}). Start it where "
                 f"Rondo is installed too: {VLLM_COMMAND}",
                 param=FIELD,
             ) from error
 
     async def version(self) -> int:
-        return number_of(str((await self.door.weight_info())["weight_version"]))
+        return number_of(str((await self.client.weight_info())["weight_version"]))
 
     async def push(self, folder: Path, version: int, waits: bool) -> None:
-        await self.door.pause("wait" if waits else "keep")
+        await self.client.pause("wait" if waits else "keep")
         try:
-            await self.door.start_weight_update()
-            await self.door.update_weights({"path": str(folder), "version": version})
-            await self.door.finish_weight_update(str(version))
+            await self.client.send_weights(folder, version)
         finally:
-            await _go_on(self.door)
+            await _resume(self.client)
 
-    async def ask(self, asked: VllmRequest) -> AsyncGenerator[OutputDelta, None]:
-        sampling = asked.request.sampling
+    async def generate(self, query: VllmRequest) -> AsyncGenerator[OutputDelta, None]:
+        sampling = query.request.sampling
         if sampling.logprobs is not None and sampling.logprobs_mode == "scaled" and sampling.temperature != 1:
             raise InvalidRequest(
                 "vLLM gives log-probabilities before the temperature: set rl.temperature to 1, or take `rondo serve`.",
                 param="rl.temperature",
             )
-        body = generation(asked, asked.sampling()) | {"model": self.model, "stream": True}
-        async with aclosing(self.door.events(GENERATE, body)) as events:
-            async for event in events:
-                for piece in pieces(event, asked):
-                    yield piece
+        async with aclosing(generate(self.client, query, self.model)) as pieces:
+            async for piece in pieces:
+                yield piece
 
 
 VLLM_COMMAND = (
@@ -173,37 +155,37 @@ VLLM_COMMAND = (
 """Command that starts vLLM with all required endpoints."""
 
 
-async def dialect_of(url: str) -> ServerApi:
+async def detect_server(url: str) -> ServerApi:
     """Connect to a URL and detect the kind of server."""
-    door = EngineClient(url)
+    client = EngineClient(url)
     try:
-        about, card = await door.about(), await door.card()
+        about, card = await client.server_version(), await client.card()
     except Unavailable as error:
-        await door.close()
+        await client.close()
         raise ConfigError(
             f"{error.message.removesuffix(' Is the server running?')} Start the engine first: `rondo serve MODEL "
             f"--server.admin_key=KEY`, or {VLLM_COMMAND}",
             param=FIELD,
         ) from error
-    return (Native if "weight_version" in about else Vllm)(door, card)
+    return (RondoServer if "weight_version" in about else VllmServer)(client, card)
 
 
-async def _go_on(door: EngineClient) -> None:
+async def _resume(client: EngineClient) -> None:
     """Resume the server, unless it has ended."""
     with suppress(Unavailable):
-        await door.resume()
+        await client.resume()
 
 
-def _piece(choice: Mapping[str, Any], count: int | None, cached: int) -> OutputDelta:
+def _output_delta(choice: Mapping[str, Any], count: int | None, cached: int) -> OutputDelta:
     """Parse a completion choice; `count` is the number of requested top log-probabilities."""
-    said = choice["logprobs"]
+    logprobs = choice["logprobs"]
     top = None
-    if said is not None and count:
-        top = [_likeliest(each, count) for each in said["top_logprobs"]]
+    if logprobs is not None and count:
+        top = [_likeliest(each, count) for each in logprobs["top_logprobs"]]
     return OutputDelta(
         index=choice["index"],
         tokens=choice["token_ids"],
-        logprobs=None if said is None else said["token_logprobs"],
+        logprobs=None if logprobs is None else logprobs["token_logprobs"],
         top=top,
         finish_reason=choice["finish_reason"],
         stop_reason=choice["stop_reason"],
@@ -212,7 +194,7 @@ def _piece(choice: Mapping[str, Any], count: int | None, cached: int) -> OutputD
     )
 
 
-def _likeliest(said: Mapping[str, float], count: int) -> list[tuple[int, float]]:
-    ranked: Sequence[tuple[str, float]] = sorted(said.items(), key=lambda each: -each[1])
+def _likeliest(logprobs: Mapping[str, float], count: int) -> list[tuple[int, float]]:
+    ranked: Sequence[tuple[str, float]] = sorted(logprobs.items(), key=lambda each: -each[1])
     found = [(int(name.removeprefix(BY_ID)), logprob, rank) for rank, (name, logprob) in enumerate(ranked, 1)]
     return likeliest(found, count)

@@ -25,7 +25,7 @@ from rondo.rl.rollout.prompt_sampler import PromptSampler
 from rondo.rl.rollout.requests import RolloutBatch, RolloutBuilder
 from rondo.rl.rollout.staleness import admitted
 from rondo.rl.rollout.types import Rollout, SampleGroup, packed_up, unpacked
-from rondo.rl.tasks.registry import Problem
+from rondo.rl.tasks.types import Problem
 from rondo.train.evaluation.evaluator import Metrics
 
 log = get_logger(__name__)
@@ -52,7 +52,7 @@ class Pushes(Protocol):
 
     def update(self, version: int) -> AbstractContextManager[None]: ...
 
-    def counted(self) -> Metrics:
+    def metrics(self) -> Metrics:
         """Counts of recovered engine failures since the last call."""
 
     def close(self) -> None: ...
@@ -81,19 +81,24 @@ class EventLoop:
 
 class AsyncCollector:
     def __init__(
-        self, engine: Answers, asking: RolloutBuilder, draws: PromptSampler, pushes: Pushes, events: EventLoop
+        self,
+        engine: Answers,
+        builder: RolloutBuilder,
+        draws: PromptSampler,
+        pushes: Pushes,
+        events: EventLoop,
     ) -> None:
-        self.engine, self.asking, self.draws, self.pushes, self._events = (
+        self.engine, self.builder, self.draws, self.pushes, self._events = (
             engine,
-            asking,
+            builder,
             draws,
             pushes,
             events,
         )
-        self.staleness = asking.config.staleness
+        self.staleness = builder.config.staleness
         self._steps_done = 0
         self._next = 0
-        self._last = asking.config.steps * draws.prompts_per_step
+        self._last = builder.config.steps * draws.prompts_per_step
         """The number after the last admissible group; later groups start only on request."""
         self._made: dict[int, tuple[SampleGroup, int]] = {}
         """Complete groups by number, each with its number of resampling attempts."""
@@ -104,7 +109,7 @@ class AsyncCollector:
         self._failure: BaseException | None = None
         self._changed = threading.Condition()
         self._judging = asyncio.Lock()
-        self._judges_at_once = _judges_at_once(asking.config)
+        self._judges_at_once = _judges_at_once(builder.config)
 
     @property
     def version(self) -> int:
@@ -121,8 +126,8 @@ class AsyncCollector:
             self._wait(lambda: all(n in self._made for n in numbers))
             made = [self._made.pop(number) for number in numbers]
             groups = [group for group, _ in made]
-            whole = groups if self._judges_at_once else self.asking.company.judged(groups)
-        found = RolloutBatch(whole, engine=self.pushes.counted())
+            whole = groups if self._judges_at_once else self.builder.company.judged(groups)
+        found = RolloutBatch(whole, engine=self.pushes.metrics())
         for number, (group, attempts) in zip(numbers, made, strict=True):
             dropped = self._dropped.pop(number, [])
             found.dropped += dropped
@@ -131,7 +136,7 @@ class AsyncCollector:
             found.counts["empty"] += not group.samples
         return found
 
-    def ask(
+    def answer(
         self, problems: Sequence[Problem], sampling: SamplingParams, seeds: Sequence[int]
     ) -> list[SampleGroup]:
         async def all_of_them() -> list[SampleGroup]:
@@ -150,7 +155,7 @@ class AsyncCollector:
         self._events.loop.call_soon_threadsafe(self._admit)
 
     def graded(self) -> float:
-        return self.asking.scorer.at_work
+        return self.builder.scorer.at_work
 
     def state(self) -> dict[str, Any]:
         """State of the complete groups. Groups in progress are regenerated after a resume."""
@@ -159,8 +164,8 @@ class AsyncCollector:
         return {"made": [[number, attempts, packed_up(group)] for number, (group, attempts) in made]}
 
     def restore(self, state: dict[str, Any], steps_done: int) -> None:
-        for number, attempts, told in state.get("made", []):
-            self._made[number] = unpacked(told, self.draws.problem(number, attempts)), attempts
+        for number, attempts, group in state.get("made", []):
+            self._made[number] = unpacked(group, self.draws.problem(number, attempts)), attempts
         self._next = steps_done * self.draws.prompts_per_step
         self._steps_done = steps_done
 
@@ -172,7 +177,7 @@ class AsyncCollector:
 
         with contextlib.suppress(TimeoutError):
             self._events.do(stop(), 10)
-        self.asking.scorer.close()
+        self.builder.scorer.close()
         self.pushes.close()
         self._events.close()
 
@@ -217,11 +222,11 @@ class AsyncCollector:
         while True:
             seed = self.draws.sampling_seed(number, attempt)
             problem = self.draws.problem(number, attempt)
-            group = await self._answer(problem, self.asking.sampling, seed, number)
+            group = await self._answer(problem, self.builder.sampling, seed, number)
             if self._judges_at_once:
                 async with self._judging:
-                    (group,) = await asyncio.to_thread(self.asking.company.judged, [group])
-            why = self.asking.again(group, attempt)
+                    (group,) = await asyncio.to_thread(self.builder.company.judged, [group])
+            why = self.builder.again(group, attempt)
             if why is None:
                 return group, attempt
             with self._changed:
@@ -233,18 +238,18 @@ class AsyncCollector:
     async def _answer(
         self, problem: Problem, sampling: SamplingParams, seed: int, number: int | None = None
     ) -> SampleGroup:
-        play = getattr(self.asking.task, "play", None)
+        play = getattr(self.builder.task, "play", None)
         if play is not None:
             turns = (play(self.engine, problem, sampling.with_(n=1), seed, i) for i in range(sampling.n))
-            played = [await self.asking.judged(problem, done) for done in await asyncio.gather(*turns)]
+            played = [await self.builder.judged(problem, done) for done in await asyncio.gather(*turns)]
             return SampleGroup(problem, played[0].prompt_ids or [], played)
-        prompt = self.asking.prompt(problem)
+        prompt = self.builder.prompt(problem)
         if prompt is None:
             return SampleGroup(problem, [], [])
-        fitting = self.asking.fitting(sampling, prompt).with_(seed=seed)
+        fitting = self.builder.fitting(sampling, prompt).with_(seed=seed)
         request = GenerateRequest(new_id("rl"), prompt, fitting, whole=True)
         scored = {
-            index: asyncio.ensure_future(self.asking.judged(problem, rollout))
+            index: asyncio.ensure_future(self.builder.judged(problem, rollout))
             async for index, rollout in self._samples(request)
         }
         if number is not None:

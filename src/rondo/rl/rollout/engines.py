@@ -18,7 +18,7 @@ from rondo.rl.rollout.prompt_sampler import PromptSampler
 from rondo.rl.rollout.requests import RolloutBuilder
 from rondo.rl.rollout.scoring import RolloutScorer
 from rondo.rl.rollout.sync_collector import Collector, SyncCollector
-from rondo.rl.tasks.registry import AnyTask
+from rondo.rl.tasks.types import AnyTask
 from rondo.rl.update.aux_models import AuxiliaryModels
 from rondo.text.tokenizer import Tokenizer
 from rondo.train.learner.learner import Learner, Metrics
@@ -44,7 +44,7 @@ def collector_for(
     name = config.model or "policy"
     settings = engine_config(config)
 
-    def asking(longest: int) -> RolloutBuilder:
+    def builder(longest: int) -> RolloutBuilder:
         fits = min(longest, config.tokens_per_microbatch)
         made = RolloutBuilder(tokenizer, task, config, max_tokens, fits, scorer, company)
         prepare: Callable[[Tokenizer, int], None] | None = getattr(task, "prepare", None)
@@ -55,21 +55,21 @@ def collector_for(
     if config.mode == "sync" and not hasattr(task, "play") and not config.engine.url:
         llm = LLM(learner.computing, tokenizer, settings)
         weights = InPlace(name, learner.shards, Directory())
-        return SyncCollector(llm, asking(llm.core.max_model_len), draws, weights)
+        return SyncCollector(llm, builder(llm.core.max_model_len), draws, weights)
     events = EventLoop()
     try:
         engine: Answers
         pushes: Pushes
         if config.engine.url:
             # HTTP clients are imported only for remote engines.
-            from rondo.rl.remote.connect import reach
+            from rondo.rl.remote.connect import connect
 
-            engine, pushes = reach(learner.computing, tokenizer, config, settings, events)
+            engine, pushes = connect(learner.computing, tokenizer, config, settings, events)
         else:
             waits = config.mode == "one_step_off"
             pushes = copied = Copied(learner.computing, tokenizer, settings, name, events, waits)
             engine = copied.engine
-        return AsyncCollector(engine, asking(engine.max_model_len), draws, pushes, events)
+        return AsyncCollector(engine, builder(engine.max_model_len), draws, pushes, events)
     except BaseException:
         events.close()
         raise
@@ -122,7 +122,7 @@ class Copied:
     def update(self, version: int) -> AbstractContextManager[None]:
         return self._staged.update(version)
 
-    def counted(self) -> Metrics:
+    def metrics(self) -> Metrics:
         return {}
 
     def close(self) -> None:

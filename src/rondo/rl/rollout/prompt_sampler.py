@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rondo.base.errors import ConfigError
-from rondo.rl.tasks.registry import AnyTask, Problem
+from rondo.rl.tasks.types import AnyTask, Problem
 
 SPREAD = 1_000_003
 AGAIN = 400_009

@@ -10,7 +10,7 @@ from rondo.graders import Score
 from rondo.rl.config import RlConfig
 from rondo.rl.rollout.scoring import RolloutScorer
 from rondo.rl.rollout.types import Rollout, SampleGroup, as_sample
-from rondo.rl.tasks.registry import AnyTask, Problem
+from rondo.rl.tasks.types import AnyTask, Problem
 from rondo.rl.update.advantages import teaching
 from rondo.rl.update.aux_models import AuxiliaryModels
 from rondo.rl.update.rewards import earned

@@ -12,11 +12,12 @@ from typing import Any, Protocol
 from rondo.client.types import CompletionOutput, SamplingParams
 from rondo.engine.entrypoints.llm import LLM
 from rondo.graders import Score
+from rondo.models.files.mapping import to_hf
 from rondo.rl.record.timer import LoopTimer
 from rondo.rl.rollout.prompt_sampler import PromptSampler
 from rondo.rl.rollout.requests import ENDED, RolloutBatch, RolloutBuilder
 from rondo.rl.rollout.types import Rollout, SampleGroup, as_sample, rollout_of
-from rondo.rl.tasks.registry import Problem
+from rondo.rl.tasks.types import Problem
 from rondo.weights.in_place import InPlace, Receiver
 
 
@@ -28,7 +29,7 @@ class Collector(Protocol):
     def collect(self, step: int, clock: LoopTimer) -> RolloutBatch:
         """The groups that step `step` trains on."""
 
-    def ask(
+    def answer(
         self, problems: Sequence[Problem], sampling: SamplingParams, seeds: Sequence[int]
     ) -> list[SampleGroup]:
         """One scored group per problem, with the current weights."""
@@ -53,9 +54,9 @@ class Collector(Protocol):
 class SyncCollector:
     """Generates a step's groups on request. Each sample is scored as soon as it ends, in parallel with generation."""
 
-    def __init__(self, engine: LLM, asking: RolloutBuilder, draws: PromptSampler, weights: InPlace) -> None:
-        self.engine, self.asking, self.draws, self.weights = engine, asking, draws, weights
-        self._receivers = [Receiver("engine", engine, engine.core.model.to_hf)]
+    def __init__(self, engine: LLM, builder: RolloutBuilder, draws: PromptSampler, weights: InPlace) -> None:
+        self.engine, self.builder, self.draws, self.weights = engine, builder, draws, weights
+        self._receivers = [Receiver("engine", engine, lambda: to_hf(engine.core.model))]
 
     @property
     def version(self) -> int:
@@ -72,13 +73,13 @@ class SyncCollector:
         while wanted:
             problems = [self.draws.problem(number, attempt) for number in wanted]
             seeds = [self.draws.sampling_seed(number, attempt) for number in wanted]
-            groups = self._answered(problems, self.asking.sampling, seeds, clock)
+            groups = self._answered(problems, self.builder.sampling, seeds, clock)
             with clock("score"):
-                groups = self.asking.company.judged(groups)
+                groups = self.builder.company.judged(groups)
             again = []
             for number, group in zip(wanted, groups, strict=True):
                 made[number] = group
-                why = self.asking.again(group, attempt)
+                why = self.builder.again(group, attempt)
                 if why is not None:
                     again.append(number)
                     found.counts["too_long" if why == "too_long" else "drawn_again"] += 1
@@ -88,7 +89,7 @@ class SyncCollector:
         found.counts["empty"] = sum(not group.samples for group in found.groups)
         return found
 
-    def ask(
+    def answer(
         self, problems: Sequence[Problem], sampling: SamplingParams, seeds: Sequence[int]
     ) -> list[SampleGroup]:
         """Answer problems outside of a step, such as evaluation problems. The prefix cache is reset afterwards,
@@ -107,7 +108,7 @@ class SyncCollector:
         """No operation: nothing is generated during updates."""
 
     def graded(self) -> float:
-        return self.asking.scorer.at_work
+        return self.builder.scorer.at_work
 
     def state(self) -> dict[str, Any]:
         return {}
@@ -116,19 +117,19 @@ class SyncCollector:
         """No operation: there is no state between two steps."""
 
     def close(self) -> None:
-        self.asking.scorer.close()
+        self.builder.scorer.close()
         self.engine.close()
 
     def _answered(
         self, problems: Sequence[Problem], sampling: SamplingParams, seeds: Sequence[int], clock: LoopTimer
     ) -> list[SampleGroup]:
-        asking = self.asking
-        asking.company.roles.phase("rollout")
+        builder = self.builder
+        builder.company.roles.phase("rollout")
         with clock("rollout"):
-            prompts = [asking.prompt(problem) for problem in problems]
+            prompts = [builder.prompt(problem) for problem in problems]
             asked = [i for i, prompt in enumerate(prompts) if prompt is not None]
             fitting = [(i, prompts[i] or []) for i in asked]
-            each = [asking.fitting(sampling, prompt).with_(seed=seeds[i]) for i, prompt in fitting]
+            each = [builder.fitting(sampling, prompt).with_(seed=seeds[i]) for i, prompt in fitting]
             scores: dict[tuple[int, int], Future[Score]] = {}
             rollouts: dict[tuple[int, int], Rollout] = {}
 
@@ -137,12 +138,12 @@ class SyncCollector:
                 rollouts.update(done)
                 whole = [(name, rollout) for name, rollout in done if rollout.finish_reason != "abort"]
                 given = [as_sample(problems[name[0]], rollout) for name, rollout in whole]
-                futures = asking.scorer.submit(given)
+                futures = builder.scorer.submit(given)
                 scores.update(zip((name for name, _ in whole), futures, strict=True))
 
             self.engine.generate([prompt for _, prompt in fitting], each, on_ended=ended)
         with clock("score"):
-            judged = dict(zip(scores, asking.scorer.wait(list(scores.values())), strict=True))
+            judged = dict(zip(scores, builder.scorer.wait(list(scores.values())), strict=True))
         return [
             SampleGroup(
                 problem,

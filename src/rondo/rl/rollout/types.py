@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from rondo.client.types import CompletionOutput
 from rondo.graders import Sample, Score
-from rondo.rl.tasks.registry import Problem
+from rondo.rl.tasks.types import Problem
 
 if TYPE_CHECKING:
     from rondo.train.evaluation.evaluator import Metrics
@@ -125,14 +125,14 @@ def packed_up(group: SampleGroup) -> dict[str, Any]:
     return {"prompt_ids": group.prompt_ids, "samples": [asdict(sample) for sample in group.samples]}
 
 
-def unpacked(told: dict[str, Any], problem: Problem) -> SampleGroup:
-    return SampleGroup(problem, told["prompt_ids"], [_rollout(sample) for sample in told["samples"]])
+def unpacked(state: dict[str, Any], problem: Problem) -> SampleGroup:
+    return SampleGroup(problem, state["prompt_ids"], [_rollout(sample) for sample in state["samples"]])
 
 
-def _rollout(told: dict[str, Any]) -> Rollout:
-    score = None if told["score"] is None else Score(**told["score"])
-    earlier = tuple(_rollout(piece) for piece in told["earlier"])
-    return Rollout(**{**told, "score": score, "earlier": earlier})
+def _rollout(state: dict[str, Any]) -> Rollout:
+    score = None if state["score"] is None else Score(**state["score"])
+    earlier = tuple(_rollout(piece) for piece in state["earlier"])
+    return Rollout(**{**state, "score": score, "earlier": earlier})
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -1,4 +1,4 @@
 """RL tasks: prompts with a grader. Built-in puzzles and games, tasks from JSON Lines, and user-defined Python tasks.
 
-Read `registry.py` first: it defines `Task` and the lookup of a task by its name.
+Read `types.py` first: it defines problems and the interface of a task. `registry.py` has the lookup by name.
 """

@@ -19,7 +19,7 @@ from rondo.graders.execution.function import FunctionGrader, score_of
 from rondo.graders.processes.pool import SECONDS
 from rondo.rl.environments.environment import Environment
 from rondo.rl.tasks.games import Game
-from rondo.rl.tasks.registry import AnyTask, Facts, Problem, Split, split_of
+from rondo.rl.tasks.types import AnyTask, Facts, Problem, Split, split_of
 
 PARAM = "rl.task"
 TRIES = 1000

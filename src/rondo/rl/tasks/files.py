@@ -16,7 +16,7 @@ from rondo.data.input.sources import read_source
 from rondo.graders import Grader, Sample, Score
 from rondo.graders.registry import grader_of
 from rondo.graders.score import check_gradable
-from rondo.rl.tasks.registry import Problem, Split, split_of
+from rondo.rl.tasks.types import Problem, Split, split_of
 
 MAX_TOKENS = 1024
 """Maximum tokens of a sample, unless the job overrides it."""

@@ -14,7 +14,7 @@ from rondo.rl.environments.tools import tool
 from rondo.rl.environments.user_code import Aside
 from rondo.rl.rollout.types import Rollout
 from rondo.rl.tasks import puzzles
-from rondo.rl.tasks.registry import Facts, Problem, Split, split_of
+from rondo.rl.tasks.types import Facts, Problem, Split, split_of
 from rondo.text.tokenizer import Tokenizer
 
 Make = Callable[[random.Random], tuple[str, Facts]]

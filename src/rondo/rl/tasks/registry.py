@@ -1,53 +1,20 @@
-"""Task interface, and the built-in tasks with seeded problems and rewards by parts."""
+"""Lookup of tasks by name, and the built-in tasks with seeded problems and rewards by parts."""
 
 from __future__ import annotations
 
 import random
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any
 
 from rondo.base.entry import is_entry
 from rondo.base.errors import ConfigError, NotFound
 from rondo.graders import Sample, Score
 from rondo.rl.tasks import puzzles
-
-Split = Literal["train", "held_out"]
-Facts = dict[str, Any]
-
-HELD_OUT_SHARE = 8
-"""One in this many questions is held out for evaluation. The split follows from the question's hash, so that no seed
-trains on a held-out question.
-"""
-
-
-@dataclass(frozen=True)
-class Problem:
-    question: str
-    facts: Facts
-    given: tuple[Mapping[str, Any], ...] = ()
-    """Messages of the prompt, if it is more than the question."""
-
-    @property
-    def messages(self) -> list[dict[str, Any]]:
-        return [dict(message) for message in self.given] or [{"role": "user", "content": self.question}]
-
-
-class AnyTask(Protocol):
-    """Interface of tasks: built-in, from a file (`files.py`) or user-defined (`custom.py`)."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def max_tokens(self) -> int: ...
-
-    def prompts(self, seed: int, n: int, split: Split = "train") -> list[Problem]:
-        """Problems, deterministic for a seed; the splits are disjoint."""
-
-    async def score(self, sample: Sample) -> Score:
-        """Score a sample; `sample.metadata` has the problem's facts and `finished`."""
+from rondo.rl.tasks.custom import load_task
+from rondo.rl.tasks.files import read_task
+from rondo.rl.tasks.games import GAMES
+from rondo.rl.tasks.types import AnyTask, Facts, Problem, Split, split_of
 
 
 @dataclass(frozen=True)
@@ -92,10 +59,6 @@ class Task:
         return sum(share * parts[name] for name, share in self.shares.items())
 
 
-def split_of(question: str) -> Split:
-    return "held_out" if zlib.crc32(question.encode()) % HELD_OUT_SHARE == 0 else "train"
-
-
 def task(name: str) -> Task:
     """A built-in task."""
     if name.endswith(".py"):
@@ -115,8 +78,6 @@ def find(name: str, grader: Mapping[str, Any] | None = None, max_broken: int = 0
     `grader` and `max_broken` apply to files: the grader of its answers, and the number of malformed lines to skip.
     """
     if name.endswith(FILES):
-        from rondo.rl.tasks.files import read_task
-
         return read_task(name, grader or {}, max_broken)
     if grader:
         raise ConfigError(
@@ -128,11 +89,7 @@ def find(name: str, grader: Mapping[str, Any] | None = None, max_broken: int = 0
             param="rl.max_broken",
         )
     if is_entry(name):
-        from rondo.rl.tasks.custom import load_task
-
         return load_task(name)
-    from rondo.rl.tasks.games import GAMES
-
     return GAMES[name] if name in GAMES else task(name)
 
 

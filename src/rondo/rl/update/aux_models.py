@@ -19,7 +19,7 @@ from rondo.rl.update.advantages import TokenAdvantages
 from rondo.rl.update.critic import make_critic, value_metrics
 from rondo.rl.update.device_sharing import Role, Roles, critic_role, engine_role, optimizer_role, parked
 from rondo.rl.update.distill import Teacher, distilled, divergence
-from rondo.rl.update.packing import Known, StepTokens
+from rondo.rl.update.packing import Columns, StepTokens
 from rondo.rl.update.pairs import OnlinePreference
 from rondo.rl.update.reward_scores import RewardScorer, with_reward_model
 from rondo.text.tokenizer import Tokenizer
@@ -37,8 +37,8 @@ class AuxiliaryModels:
         apart = config.needs_reference and adapter_of(policy) is None
         self.reference = Evaluator(copy.deepcopy(policy), memory=config) if apart else None
         self.critic = make_critic(config, policy, tokenizer)
-        told = config.distill
-        self.teacher = Teacher.load(told, tokenizer, policy.device) if told.teacher else None
+        settings = config.distill
+        self.teacher = Teacher.load(settings, tokenizer, policy.device) if settings.teacher else None
         model, budget = config.reward_model.model, config.tokens_per_microbatch
         self.scorer = RewardScorer.load(model, tokenizer, policy.device, budget) if model else None
         share = config.share_prefix and shares_prefixes(policy.attention_specs())
@@ -53,7 +53,7 @@ class AuxiliaryModels:
         if self.critic is not None:
             self.critic.attach(learner)
 
-    def take_turns(self, engine: LLM | None) -> None:
+    def share_device(self, engine: LLM | None) -> None:
         """Enable device sharing. `engine` is an engine that shares the learner's weights and sleeps during updates,
         if any.
         """
@@ -82,10 +82,10 @@ class AuxiliaryModels:
         self.roles.phase("score")
         return with_reward_model(groups, self.scorer.scores(groups), self.config.reward_model.weight)
 
-    def known(self, tokens: StepTokens, rows: Sequence[PackedRow]) -> Known:
+    def columns(self, tokens: StepTokens, rows: Sequence[PackedRow]) -> Columns:
         """Columns of each model's output for every token of the step, computed before the first update."""
         config, temperature = self.config, self.config.temperature
-        asked: list[tuple[bool, str, str, Callable[[], list[Floats]]]] = [
+        outputs: list[tuple[bool, str, str, Callable[[], list[Floats]]]] = [
             (config.needs_old, "old", "old_logprobs", lambda: self._learner.logprobs(rows, temperature)),
             (config.needs_reference, "reference", "reference_logprobs", lambda: self._reference(rows)),
             (
@@ -101,34 +101,35 @@ class AuxiliaryModels:
                 lambda: self.critic.values(rows) if self.critic else [],
             ),
         ]
-        found = Known()
-        for wanted, phase, name, ask in asked:
-            if wanted:
+        found = Columns()
+        for needed, phase, name, compute in outputs:
+            if needed:
                 self.roles.phase(phase)
-                found[name] = tokens.gathered(rows, ask())
+                found[name] = tokens.gathered(rows, compute())
         return found
 
     def taught(
-        self, found: TokenAdvantages, tokens: StepTokens, known: Known, shape: tuple[int, ...]
+        self, found: TokenAdvantages, tokens: StepTokens, columns: Columns, shape: tuple[int, ...]
     ) -> TokenAdvantages:
         """The advantages with the teacher's contribution, if there is a teacher."""
         if self.teacher is None:
             return found
-        told = self.config.distill
+        settings = self.config.distill
         parts = zip(
             found.advantages,
             tokens.apart(tokens.sampler_logprobs, shape),
-            tokens.apart(known["teacher_logprobs"], shape),
+            tokens.apart(columns["teacher_logprobs"], shape),
             tokens.sampled(shape),
             strict=True,
         )
         advantages = [
-            distilled(sampler.tolist(), teacher.tolist(), sampled, told) + (own if told.reward else 0.0)
+            distilled(sampler.tolist(), teacher.tolist(), sampled, settings)
+            + (own if settings.reward else 0.0)
             for own, sampler, teacher, sampled in parts
         ]
         return TokenAdvantages(advantages, found.returns)
 
-    def seen(self, rows: Sequence[PackedRow]) -> Metrics:
+    def metrics(self, rows: Sequence[PackedRow]) -> Metrics:
         """Metrics of the auxiliary models over the trained tokens."""
 
         def column(name: str) -> list[Floats]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from rondo.base.errors import ConfigError
 from rondo.data.batching.packing import Floats, PackedRow
 from rondo.models import Decoder
-from rondo.models.heads.scorer import make_scorer
+from rondo.models.fresh import make_scorer
 from rondo.models.heads.value_head import add_value_head
 from rondo.rl.config import RlConfig
 from rondo.rl.update.config import CriticConfig
@@ -32,12 +32,12 @@ PREFIX = "critic/"
 
 def make_critic(config: RlConfig, policy: Decoder, tokenizer: Tokenizer) -> Critic | None:
     """The configured critic. It must precede the policy's learner, because a shared critic is a part of the policy."""
-    told = config.critic
-    if told.kind == "none":
+    settings = config.critic
+    if settings.kind == "none":
         return None
-    if told.kind == "shared":
-        return SharedCritic(told, policy)
-    begin = told.model or config.model
+    if settings.kind == "shared":
+        return SharedCritic(settings, policy)
+    begin = settings.model or config.model
     if begin:
         dtype = torch.float32 if config.precision else None  # as stored
         beside = load_beside(begin, tokenizer, "rl.critic.model", policy.device, dtype)
@@ -96,8 +96,8 @@ class SeparateCritic(Critic):
             make_scorer(model)
             torch.nn.init.zeros_(model.head.out.weight)
         self._lr = config.critic.lr or config.lr
-        told = {"lr": self._lr, "ema": 0.0, "export": "last"}
-        self.learner: Learner = Learner(model, config.model_copy(update=told))
+        settings = {"lr": self._lr, "ema": 0.0, "export": "last"}
+        self.learner: Learner = Learner(model, config.model_copy(update=settings))
         self.learner.prefix = PREFIX
 
     def values(self, rows: Sequence[PackedRow]) -> list[Floats]:

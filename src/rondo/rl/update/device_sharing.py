@@ -38,9 +38,9 @@ class Role:
     name: str
     nbytes: int
     """Device memory of the loaded role in bytes."""
-    come: Callable[[], None]
-    go: Callable[[], None]
-    here: bool = True
+    onload: Callable[[], None]
+    offload: Callable[[], None]
+    loaded: bool = True
 
 
 class Roles:
@@ -53,10 +53,10 @@ class Roles:
         for phase in PHASES if budget else ():
             own = self._of(phase)
             if (needed := sum(role.nbytes for role in own)) > budget:
-                who = " and ".join(role.name for role in own)
+                names = " and ".join(role.name for role in own)
                 raise ConfigError(
-                    f"{PARAM}={budget}: {who} take {needed} bytes together in the phase {phase}. Raise it, or give "
-                    f"{who} less: smaller models, fewer tokens in the KV cache",
+                    f"{PARAM}={budget}: {names} take {needed} bytes together in the phase {phase}. Raise it, or give "
+                    f"{names} less: smaller models, fewer tokens in the KV cache",
                     param=PARAM,
                 )
 
@@ -65,18 +65,18 @@ class Roles:
         if not self._budget:
             return
         wanted = self._of(name)
-        idle = [role for role in self._roles.values() if role.here and role not in wanted]
+        idle = [role for role in self._roles.values() if role.loaded and role not in wanted]
         room = self._budget - sum(role.nbytes for role in [*wanted, *idle])
         for role in sorted(idle, key=lambda role: -self._until(role.name, name)):
             if room >= 0:
                 break
-            role.go()
-            role.here = False
+            role.offload()
+            role.loaded = False
             room += role.nbytes
         for role in wanted:
-            if not role.here:
-                role.come()
-                role.here = True
+            if not role.loaded:
+                role.onload()
+                role.loaded = True
 
     def _of(self, phase: str) -> list[Role]:
         return [self._roles[name] for name in PHASES[phase] if name in self._roles]
@@ -97,18 +97,18 @@ def parked(name: str, *models: Decoder) -> Role:
     device = models[0].device
     host: list[Tensor] = []
 
-    def go() -> None:
+    def offload() -> None:
         if not host:
             host.extend(_in_host_memory(p.detach()) for p in parameters)
         for parameter, x in zip(parameters, host, strict=True):
             parameter.data = x
-        _give_back(device)
+        _empty_cache(device)
 
-    def come() -> None:
+    def onload() -> None:
         for parameter, x in zip(parameters, host, strict=True):
             parameter.data = x.to(device, copy=True)
 
-    return Role(name, sum(p.nbytes for p in parameters), come, go)
+    return Role(name, sum(p.nbytes for p in parameters), onload, offload)
 
 
 def critic_role(learner: Learner) -> Role:
@@ -128,12 +128,12 @@ def optimizer_role(policy: Learner) -> Role:
 def engine_role(engine: LLM) -> Role:
     """Role of the KV cache. The weights are the learner's and are restored right after the engine's sleep."""
 
-    def go() -> None:
+    def offload() -> None:
         engine.sleep(1)
         engine.wake_up(["weights"])
 
     cache = sum(tensor.nbytes for tensor in engine.core.sleeper.cache.tensors)
-    return Role("engine", cache, lambda: engine.wake_up(["kv_cache"]), go)
+    return Role("engine", cache, lambda: engine.wake_up(["kv_cache"]), offload)
 
 
 def bytes_of(model: Decoder) -> int:
@@ -149,6 +149,6 @@ def _in_host_memory(x: Tensor) -> Tensor:
     return torch.empty_like(x, device="cpu", pin_memory=x.is_cuda).copy_(x)
 
 
-def _give_back(device: torch.device) -> None:
+def _empty_cache(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.empty_cache()

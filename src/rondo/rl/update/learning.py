@@ -26,7 +26,7 @@ from rondo.rl.update.advantages import (
 )
 from rondo.rl.update.aux_models import AuxiliaryModels
 from rondo.rl.update.objective import policy_loss
-from rondo.rl.update.packing import Known, StepTokens, packed
+from rondo.rl.update.packing import Columns, StepTokens, packed
 from rondo.rl.update.pairs import RolloutPair, make_pairs
 from rondo.rl.update.rewards import earned
 from rondo.rl.update.throughput import Effort
@@ -57,8 +57,8 @@ class Learning:
         self.learner = Learner(model, config)
         self.company.attach(self.learner)
         self.effort = Effort(self.learner, config.metrics.peak)
-        self._seen: Metrics = {}
-        self.told: list[Metrics] = []
+        self._aux_metrics: Metrics = {}
+        self.update_metrics: list[Metrics] = []
         """Metrics of each mini-batch of the last step."""
 
     def prepare(
@@ -74,15 +74,15 @@ class Learning:
         )
         batches = [self._minibatch(tokens, share, teach) for share in self._shares(len(groups), step)]
         batches = [batch for batch in batches if batch.rows]
-        known = self.company.known(tokens, [row for batch in batches for row in batch.rows])
-        found = self._advantages(table, tokens, known)
-        known["advantages"] = tokens.together(found.advantages)
+        columns = self.company.columns(tokens, [row for batch in batches for row in batch.rows])
+        found = self._advantages(table, tokens, columns)
+        columns["advantages"] = tokens.together(found.advantages)
         if found.returns is not None:
-            known["returns"] = tokens.together(found.returns)
-        batches = [replace(batch, rows=tokens.with_columns(batch.rows, known)) for batch in batches]
-        self._seen = self.company.seen([row for batch in batches for row in batch.rows])
+            columns["returns"] = tokens.together(found.returns)
+        batches = [replace(batch, rows=tokens.with_columns(batch.rows, columns)) for batch in batches]
+        self._aux_metrics = self.company.metrics([row for batch in batches for row in batch.rows])
         taught = {i for i, group in enumerate(groups) if teach[i]}
-        return batches, tokens.told(found.advantages, taught)
+        return batches, tokens.advantages_by_sample(found.advantages, taught)
 
     def learn(self, batches: Sequence[Minibatch], step: int) -> Metrics:
         """Train on the mini-batches, in the same order in every epoch. A step with a non-finite gradient is skipped
@@ -91,15 +91,14 @@ class Learning:
         config, rate = self.config, self._learning_rate(step)
         loss = policy_loss(config, self.kl)
         self.effort.counts([row for batch in batches for row in batch.rows], config.epochs)
-        self.told, left_out = [], 0
+        self.update_metrics, left_out = [], 0
         for _ in range(config.epochs):
             for batch in batches:
                 metrics = self._update(batch, loss, step, rate)
                 left_out += not math.isfinite(metrics["grad_norm"])
-                self.told.append(metrics)
-        metrics = (
-            merged(self.told) | self._seen | {"updates": float(len(self.told)), "left_out": float(left_out)}
-        )
+                self.update_metrics.append(metrics)
+        counts = {"updates": float(len(self.update_metrics)), "left_out": float(left_out)}
+        metrics = merged(self.update_metrics) | self._aux_metrics | counts
         if config.kl_target and "reference_kl" in metrics:
             metrics["kl_coefficient"] = self.kl
             adaptive = AdaptiveKl(self.kl, config.kl_target, config.kl_horizon)
@@ -165,20 +164,20 @@ class Learning:
         """
         return sample.judged or bool(self.config.distill.teacher)
 
-    def _advantages(self, table: Floats, tokens: StepTokens, known: Known) -> TokenAdvantages:
+    def _advantages(self, table: Floats, tokens: StepTokens, columns: Columns) -> TokenAdvantages:
         config = self.config
         costs = None
         if config.kl and config.kl_in == "reward":
-            costs = divergences(known["old_logprobs"], known["reference_logprobs"], config.kl_estimator)
+            costs = divergences(columns["old_logprobs"], columns["reference_logprobs"], config.kl_estimator)
         found = token_advantages(
             config,
             table,
             tokens.sampled(table.shape),
             kl=self.kl,
             divergences=None if costs is None else tokens.apart(costs, table.shape),
-            values=tokens.apart(known["values"], table.shape) if "values" in known else None,
+            values=tokens.apart(columns["values"], table.shape) if "values" in columns else None,
         )
-        return self.company.taught(found, tokens, known, table.shape)
+        return self.company.taught(found, tokens, columns, table.shape)
 
     def _learning_rate(self, step: int) -> float:
         config = self.config
@@ -192,13 +191,13 @@ class Learning:
         )
 
 
-def merged(told: Sequence[Metrics]) -> Metrics:
+def merged(update_metrics: Sequence[Metrics]) -> Metrics:
     """Metrics of several optimizer steps: the maximum of maxima, the sum of tokens, the mean of all others."""
-    if len(told) == 1:
-        return dict(told[0])
+    if len(update_metrics) == 1:
+        return dict(update_metrics[0])
     found: Metrics = {}
-    for name in dict.fromkeys(name for metrics in told for name in metrics):
-        values = [metrics[name] for metrics in told if name in metrics]
+    for name in dict.fromkeys(name for metrics in update_metrics for name in metrics):
+        values = [metrics[name] for metrics in update_metrics if name in metrics]
         if name.endswith("_max"):
             found[name] = max(values)
         elif name == "tokens":

@@ -19,7 +19,7 @@ from rondo.rl.algorithms import Aggregate
 from rondo.rl.rollout.types import Rollout, SampleGroup
 from rondo.rl.update.advantages import token_weights
 
-Known = dict[str, NDArray[np.float64]]
+Columns = dict[str, NDArray[np.float64]]
 """Columns by name, with one number per token of the step."""
 NUMBER = "number"
 """Column of token numbers during packing."""
@@ -97,7 +97,9 @@ class StepTokens:
             made.append(replace(row, columns=columns))
         return made
 
-    def told(self, parts: Sequence[NDArray[np.float64]], taught: set[int]) -> list[list[list[float]]]:
+    def advantages_by_sample(
+        self, parts: Sequence[NDArray[np.float64]], taught: set[int]
+    ) -> list[list[list[float]]]:
         """For each group and sample the advantages of its last segment's tokens; empty for a group that was not
         trained on.
         """

@@ -64,8 +64,8 @@ class OnlinePreference:
     share_prefix: bool = True
 
     def forward_backward(self, learner: Learner, pairs: Sequence[RolloutPair]) -> Metrics:
-        asked = self._objective(pairs)(learner, self.rows(pairs))
-        found = asked.told(learner.forward_backward(asked.rows, asked.loss))
+        objective = self._objective(pairs)(learner, self.rows(pairs))
+        found = objective.told(learner.forward_backward(objective.rows, objective.loss))
         return found | {"pairs": float(len(pairs))}
 
     def rows(self, pairs: Sequence[RolloutPair]) -> list[PackedRow]:
@@ -75,8 +75,8 @@ class OnlinePreference:
         return [row_of_groups([items[i] for i in row]) for row in plan_rows(sizes, self.tokens_per_row)]
 
     def _objective(self, pairs: Sequence[RolloutPair]) -> Preference:
-        told = self.config.model_dump(exclude={"beta"} if self.config.beta is None else set())
-        loss = loss_of(PreferenceConfig(**told))
+        settings = self.config.model_dump(exclude={"beta"} if self.config.beta is None else set())
+        loss = loss_of(PreferenceConfig(**settings))
         by = Computed(self.reference) if self.config.needs_reference else None
         if not isinstance(loss, Kto):
             return Preference(loss, by)

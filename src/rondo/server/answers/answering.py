@@ -13,8 +13,8 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from rondo.base.errors import InvalidRequest
-from rondo.client.protocol.blame import renaming
 from rondo.client.protocol.openai import SamplingBody
+from rondo.client.protocol.refusals import renaming
 from rondo.client.ranking import best, spread
 from rondo.client.types import GenerateRequest, TokenChunk
 from rondo.server.answers.shapes import UsageCount, join

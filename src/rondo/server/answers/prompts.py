@@ -9,8 +9,8 @@ from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 from rondo.base.errors import InvalidRequest
-from rondo.client.protocol.blame import blaming
 from rondo.client.protocol.openai import ChatRequest
+from rondo.client.protocol.refusals import blaming
 from rondo.client.protocol.tools import ToolDefinition
 from rondo.engine.schedule.intake import check_prompt, context_exceeded
 from rondo.server.workers.memory import return_memory

@@ -18,8 +18,8 @@ from starlette.responses import JSONResponse, Response
 
 from rondo.base.errors import InvalidRequest, Unavailable
 from rondo.base.ids import new_id
-from rondo.client.protocol.blame import blaming
 from rondo.client.protocol.openai import TokenIds
+from rondo.client.protocol.refusals import blaming
 from rondo.client.protocol.wire import CacheSalt, Many, WireModel, shown
 from rondo.client.types import GenerateRequest, Pooling, SamplingParams
 from rondo.models.architecture import ModelConfig

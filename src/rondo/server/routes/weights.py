@@ -12,8 +12,7 @@ from starlette.routing import Route
 
 from rondo.base.errors import ConfigError, InvalidRequest, ModelError
 from rondo.base.storage.paths import path_of
-from rondo.client.protocol.blame import renaming
-from rondo.client.protocol.refusals import parse
+from rondo.client.protocol.refusals import parse, renaming
 from rondo.client.protocol.wire import WireModel, shown
 from rondo.engine.weights.weight_session import WeightSession
 from rondo.web.admin import LARGEST_BODY, admin_route, query

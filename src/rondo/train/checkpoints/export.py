@@ -15,8 +15,9 @@ from torch import Tensor
 from rondo import models
 from rondo.models.architecture import ModelConfig
 from rondo.models.files.checkpoint import MAX_SHARD_BYTES
-from rondo.models.files.mapping import Outgoing, Slot, plain_outgoing, slots
+from rondo.models.files.mapping import Outgoing, plain_outgoing
 from rondo.models.files.safetensors_write import write
+from rondo.models.files.slots import Slot
 from rondo.train.checkpoints import dcp
 from rondo.train.checkpoints.states import MODEL
 
@@ -46,7 +47,7 @@ def export_checkpoint(config: ModelConfig, checkpoint: str, folder: Path, of: st
         for name, first in names.items()
     }
     (folder / "config.json").write_text(json.dumps(dict(config.hf or {}), indent=2) + "\n")
-    tensors = [_later(slot, shapes, lambda name: read(names[name])) for slot in slots(model)]
+    tensors = [_later(slot, shapes, lambda name: read(names[name])) for slot in model.slots()]
     write(folder, tensors, MAX_SHARD_BYTES, lambda count: None)
 
 

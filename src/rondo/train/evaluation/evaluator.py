@@ -16,7 +16,8 @@ from rondo.models.decoder import Decoder
 from rondo.parallel.config import MemoryConfig
 from rondo.parallel.precision import computing_type
 from rondo.train.learner.low_precision import LowPrecisionCopy
-from rondo.train.learner.passes import RowPasses, passes_over
+from rondo.train.learner.passes import RowPasses
+from rondo.train.learner.pipelined import passes_over
 from rondo.train.losses.sums import Loss, LossOutput, by_document, counted
 
 if TYPE_CHECKING:

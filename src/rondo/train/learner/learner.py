@@ -17,6 +17,7 @@ from rondo.base.errors import Conflict, ModelError
 from rondo.data.batching.packing import PackedRow
 from rondo.models.adapters.attached import adapter_of
 from rondo.models.decoder import Decoder
+from rondo.models.files.mapping import to_hf
 from rondo.train.checkpoints import dcp
 from rondo.train.checkpoints.states import States, differences, random_states, set_random_states
 from rondo.train.config import OptimConfig
@@ -147,7 +148,7 @@ class Learner(Evaluator):
 
     def shards(self) -> Iterator[tuple[str, Tensor]]:
         """Pairs of Hugging Face name and tensor: views of the whole weights in the compute type."""
-        return self.computing.to_hf()
+        return to_hf(self.computing)
 
     @contextmanager
     def as_left(self) -> Iterator[None]:

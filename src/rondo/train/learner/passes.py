@@ -55,14 +55,6 @@ class RowPasses(Protocol):
         """Calls `done` with the loss's output of each row, without gradients."""
 
 
-def passes_over(model: Decoder, mesh: Mesh | None, memory: MemoryConfig) -> Passes:
-    if mesh is None or mesh.degrees.pp == 1:
-        return Passes(model, mesh, memory)
-    from rondo.train.learner.pipelined import Pipelined
-
-    return Pipelined(model, mesh, memory)
-
-
 class Passes:
     """Passes on one rank, or on ranks that each have a part of every layer."""
 

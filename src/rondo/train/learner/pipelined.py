@@ -24,6 +24,13 @@ from rondo.train.losses.auxiliary import ExpertUse
 from rondo.train.losses.sums import Loss, LossOutput, needs_entropy
 
 
+def passes_over(model: Decoder, mesh: Mesh | None, memory: MemoryConfig) -> Passes:
+    """The passes for the placement of the model's parts."""
+    if mesh is None or mesh.degrees.pp == 1:
+        return Passes(model, mesh, memory)
+    return Pipelined(model, mesh, memory)
+
+
 class Pipelined(Passes):
     def __init__(self, model: Decoder, mesh: Mesh, memory: MemoryConfig) -> None:
         computing = computing_type(kept_type(model.dtype, memory), memory.precision)

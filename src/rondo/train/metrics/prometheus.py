@@ -19,8 +19,8 @@ log = get_logger(__name__)
 
 FILE = "metrics.prom"
 TOTALS = {
-    "input_tokens": "Tokens that went in, of all ranks.",
-    "flops": "Operations by the model's shape, attention counted in full.",
+    "input_tokens": "Number of input tokens of all ranks.",
+    "flops": "Floating-point operations by the model's shape, with full attention.",
 }
 """Metrics exported as counters; the others are gauges with the value of the last step."""
 

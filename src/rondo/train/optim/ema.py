@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 
 class Ema:
@@ -17,12 +18,12 @@ class Ema:
     def __init__(self, model: nn.Module, decay: float) -> None:
         self._weights = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._average = {name: p.detach().float().clone() for name, p in self._weights.items()}
-        self._decay = decay
+        self._update = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
 
     @torch.no_grad()
     def step(self) -> None:
         weights = [p.detach().float() for p in self._weights.values()]
-        torch._foreach_lerp_(list(self._average.values()), weights, 1 - self._decay)
+        self._update(list(self._average.values()), weights, 0)
 
     @property
     def tensors(self) -> dict[str, Tensor]:

@@ -10,21 +10,20 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import httpx
-
 from rondo.base.errors import ConfigError, Unavailable
 from rondo.base.process import exit_reason, kill, last_line, start, stop
 from rondo.base.telemetry.activity import activity
 from rondo.base.telemetry.log import get_logger
 from rondo.engine.vllm.child.parent import SAYS_VERSION
+from rondo.engine.vllm.client import VllmClient
 from rondo.engine.vllm.folder import RunFolder
 from rondo.engine.vllm.versions import check_version
 
 log = get_logger("rondo.engine.vllm")
 
-URL = "http://vllm"
 PROGRAM = ("-m", "rondo_vllm_parent")
 PROGRESS_SECONDS = 15
+PROBE_SECONDS = 5
 STOP_SECONDS = 10
 NO_ERROR = re.compile(r"\b(?:DEBUG|INFO|WARNING) \d\d-\d\d ")
 NO_MODULE = re.compile(r"No module named '?vllm(\.|'|$)", re.MULTILINE)
@@ -88,16 +87,13 @@ class VllmProcess:
         if self._process is not None:
             kill(self._process)
 
-    def client(self) -> httpx.Client:
-        return httpx.Client(base_url=URL, transport=httpx.HTTPTransport(uds=self.socket), timeout=None)
-
     def _wait_until_it_answers(self, stopped: threading.Event) -> None:
         assert self._process is not None
         begun = said = time.monotonic()
         version = ""
-        with self.client() as client:
+        with VllmClient(self.socket) as client:
             while True:
-                now, answers = time.monotonic(), _answers(client)
+                now, answers = time.monotonic(), client.health(PROBE_SECONDS)
                 if not version and (version := self._version()):
                     check_version(version)
                 if answers:
@@ -151,10 +147,3 @@ def first_error(text: str) -> str:
     lines = [line for line in text.strip().splitlines() if not NO_ERROR.search(line)]
     named = re.search(r"\b\w*(?:Error|Exception): .+|.*\berror: .+", "\n".join(lines))
     return (named.group() if named else lines[-1] if lines else "it said nothing").strip()
-
-
-def _answers(client: httpx.Client) -> bool:
-    try:
-        return client.get("/health", timeout=5).is_success
-    except httpx.HTTPError:
-        return False

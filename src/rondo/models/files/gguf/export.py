@@ -34,7 +34,6 @@ from rondo.models.files.gguf.blocks import PLAIN, TYPES, encoded
 from rondo.models.files.gguf.config import config_of
 from rondo.models.files.gguf.fields import architecture_fields, factors_of, rope_tensors
 from rondo.models.files.headers import read_config
-from rondo.models.files.mapping import slots
 from rondo.models.files.safetensors import StoredTensor
 from rondo.ops.pointwise.rope import RopeSpec
 from rondo.text.folder import read_folder
@@ -117,7 +116,7 @@ def _tensors(
 ) -> list[WrittenTensor]:
     stored = check(source)
     parts: dict[str, list[StoredTensor]] = {}
-    for slot in slots(build(config)):
+    for slot in build(config).slots():
         found = gguf_name(architecture, slot.name)
         if found is None:
             raise ModelError(f"GGUF has no name for {slot.name} of a {config.family} model.", param=slot.name)

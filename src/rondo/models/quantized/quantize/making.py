@@ -15,14 +15,15 @@ from rondo.base.errors import InvalidRequest, ModelError
 from rondo.models.attend import Packed
 from rondo.models.decoder import Decoder, DecoderLayer
 from rondo.models.files.checkpoint import load
-from rondo.models.files.mapping import Slot, slots
+from rondo.models.files.slots import Slot
+from rondo.models.quantized.methods import parse
 from rondo.models.quantized.parts import quantized_weights
 from rondo.models.quantized.quantize import awq, gptq, rounding
 from rondo.models.quantized.quantize.folding import folds
 from rondo.models.quantized.quantize.methods import CALIBRATED, Method
 from rondo.models.quantized.quantize.observing import InputStatistics, Key, Observed, matrices, observing
 from rondo.models.quantized.reading import Weight, divide, replace_parts, stacked
-from rondo.models.quantized.scheme import FIELD, NF4_GROUP, Quantization, parse
+from rondo.models.quantized.scheme import FIELD, NF4_GROUP, Quantization
 from rondo.ops import Quantized
 
 GROUP_SIZE = 128
@@ -122,7 +123,7 @@ def planned(model: Decoder, recipe: QuantizationRecipe) -> tuple[list[Slot], lis
     config = model.config
     model.config = replace(config, quantization=quantization)
     try:
-        plain, weights = divide(model, slots(model))
+        plain, weights = divide(model, model.slots())
     finally:
         model.config = config
     if recipe.method in CALIBRATED:

@@ -1,4 +1,7 @@
-"""Admin operations under vLLM's names, written once for both HTTP clients: synchronous or awaitable."""
+"""Operations of an engine's server under vLLM's names, written once for both HTTP clients: synchronous or awaitable.
+
+Rondo's server and vLLM have the same routes, so that the clients work with both.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,11 @@ from rondo.client.engine import PauseMode
 Answer = TypeVar("Answer")
 
 
-class AdminVerbs(ABC, Generic[Answer]):
-    """Operations that need the admin key, including the client side of vLLM's weight-transfer trainers."""
+class EngineVerbs(ABC, Generic[Answer]):
+    """Facts about a server, and operations that need the admin key."""
+
+    @abstractmethod
+    def _call(self, method: str, path: str, body: object = None) -> Answer: ...
 
     @abstractmethod
     def _admin(
@@ -22,6 +28,17 @@ class AdminVerbs(ABC, Generic[Answer]):
         body: Mapping[str, Any] | None = None,
         params: Mapping[str, Any] | None = None,
     ) -> Answer: ...
+
+    def server_version(self) -> Answer:
+        return self._call("GET", "/version")
+
+    def model_cards(self) -> Answer:
+        """`data` has the served models; the base model precedes its adapters."""
+        return self._call("GET", "/v1/models")
+
+    def tokenize(self, prompt: str, model: str, add_special_tokens: bool = True) -> Answer:
+        body = {"model": model, "prompt": prompt, "add_special_tokens": add_special_tokens}
+        return self._call("POST", "/tokenize", body)
 
     def pause(self, mode: PauseMode = "abort", clear_cache: bool = False) -> Answer:
         return self._admin("POST", "/pause", params={"mode": mode, "clear_cache": clear_cache})
@@ -48,7 +65,9 @@ class AdminVerbs(ABC, Generic[Answer]):
         return self._admin("POST", "/abort_requests", {"request_ids": list(request_ids)})
 
     def load_lora_adapter(self, lora_name: str, lora_path: str, load_inplace: bool = False) -> Answer:
-        body = {"lora_name": lora_name, "lora_path": lora_path, "load_inplace": load_inplace}
+        body: dict[str, Any] = {"lora_name": lora_name, "lora_path": lora_path}
+        if load_inplace:
+            body["load_inplace"] = True
         return self._admin("POST", "/v1/load_lora_adapter", body)
 
     def unload_lora_adapter(self, lora_name: str) -> Answer:
@@ -100,3 +119,7 @@ class AdminVerbs(ABC, Generic[Answer]):
 
     def weight_info(self) -> Answer:
         return self._admin("GET", "/weight_info")
+
+    def update_weight_version(self, new_version: int | str) -> Answer:
+        """Names the version of the loaded weights; only vLLM has this route."""
+        return self._admin("POST", "/update_weight_version", {"new_version": str(new_version)})
