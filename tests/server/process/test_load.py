@@ -42,7 +42,7 @@ def test_what_cannot_be_served(model_folder: Path, server, engine, param: str, s
 
 def test_a_missing_extra_is_told_before_the_model_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
-    with pytest.raises(MissingExtra, match="rondo\\[otel\\]"):
+    with pytest.raises(MissingExtra, match="rondo-lab\\[otel\\]"):
         load_app("/nowhere", EngineConfig(), ServerConfig(otlp_traces_endpoint="http://x"))
 
 
