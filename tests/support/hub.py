@@ -228,6 +228,8 @@ def fake_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHu
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         monkeypatch.setenv("HF_HOME", str(tmp_path / "huggingface"))
         monkeypatch.setenv("RONDO_HOME", str(own_home(tmp_path / "rondo")))
+        # The package reads the variable when it is imported, which an earlier test may have done.
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
         for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HUB_CACHE", "HF_TOKEN"):
             monkeypatch.delenv(name, raising=False)
         yield hub

@@ -17,6 +17,7 @@ from rondo.models import Decoder, Packed
 from rondo.models.adapters import LoraSpec, attach_lora, load_lora, trainable
 from rondo.models.adapters.merged import merged_outgoing
 from rondo.models.families import parse
+from rondo.models.files.mapping import to_hf
 from rondo.models.quantized.parts import QuantizedLinear, quantized_weights
 from rondo.models.quantized.quantize.making import load_nf4
 from rondo.train import jobs
@@ -98,7 +99,7 @@ def test_experts_are_quantized_too(tmp_path: Path):
     assert "layers.0.mlp.experts.gate" in quantized_weights(ours)
     torch.testing.assert_close(logits(ours), logits(theirs))
     merged = {tensor.name: tensor.make() for tensor in merged_outgoing(ours)}
-    for name, weight in theirs.to_hf():
+    for name, weight in to_hf(theirs):
         torch.testing.assert_close(merged[name], weight)
 
 
