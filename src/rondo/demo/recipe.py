@@ -56,7 +56,7 @@ class DemoRecipe:
 
     def tuning(self, seed: int) -> TrainConfig:
         """SFT that ends at a success rate, which the demo measures as `evaluate/reward/correct`."""
-        every = EvaluateConfig(every=self.sft_check_every)
+        every = EvaluateConfig(every=self.sft_check_every, held_out=0.0)
         until = f"evaluate/reward/correct>={self.sft_until}"
         given = {"steps": self.sft_steps, "until": until, "evaluate": every}
         return self.pretraining(seed).model_copy(update=given)
