@@ -15,6 +15,7 @@ const RETRY_MS = 2000;
 let stop = new AbortController();
 
 export function restart(): void {
+  served = "";
   stop.abort();
   stop = new AbortController();
   void follow(stop.signal);
@@ -41,9 +42,14 @@ async function follow(until: AbortSignal): Promise<void> {
   }
 }
 
+// The list of models also depends on the key, so it is requested when an engine's models change.
+let served = "";
 async function loadModels(): Promise<void> {
+  const now = JSON.stringify(engines.value?.map((each) => [each.state, each.models]));
+  if (now === served && models.value !== null) return;
   const list = await call<{ data: { id: string }[] }>("GET", "/v1/models");
   models.value = list.data.map((each) => each.id);
+  served = now;
 }
 
 function note(found: EngineState[]): void {

@@ -27,7 +27,8 @@ USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
 
 @dataclass
 class Stub:
-    """`mode`: ok, refuse (503), error (400), die (closes the connection), cut (closes it in the middle), stall."""
+    """`mode`: ok, refuse (503), error (400), die (closes the connection), half (closes it within
+    the first event), cut (closes it after two), endless, stall."""
 
     models: list[str] = field(default_factory=lambda: ["m"])
     mode: str = "ok"
@@ -83,6 +84,9 @@ class Stub:
         yield b""
 
     async def _events(self, request: Request, body: dict[str, Any]) -> Any:
+        if self.mode == "half":
+            yield b'data: {"choices":[{"del'
+            raise ConnectionAbortedError("of the test")
         yield b'data: {"choices":[{"delta":{"content":"a"}}],"us'
         yield b'age":null}\n\ndata: {"choices":[{"delta":{"content":"\\"usage\\""}}]}\n\n'
         if self.mode == "cut":

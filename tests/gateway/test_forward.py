@@ -104,6 +104,28 @@ def test_a_stream_that_breaks_off_ends_with_an_error_event_and_is_not_repeated(p
     assert len(first.requests) + len(second.requests) == 1
 
 
+def test_a_stream_that_ends_within_its_first_event_begins_anew_elsewhere(pair) -> None:
+    gateway, first, _ = pair
+    whole = post(gateway, BODY | {"stream": True}).text
+    first.mode = "half"
+    assert [post(gateway, BODY | {"stream": True}).text for _ in range(3)] == [whole] * 3
+    assert any(each["body"]["stream"] for each in first.requests)
+
+
+def test_pages_of_allowed_origins_may_call_and_read_the_limits(tmp_path: Path) -> None:
+    with (
+        served(Stub()) as stub,
+        gateway_of([stub.url], tmp_path, cors_origins=["https://a.example"]) as gateway,
+    ):
+        asked = {"origin": "https://a.example", "access-control-request-method": "POST"}
+        preflight = httpx.options(gateway.url + CHAT, headers=asked)
+        assert preflight.headers["access-control-allow-origin"] == "https://a.example"
+        assert (
+            "access-control-allow-origin"
+            not in httpx.options(gateway.url + CHAT, headers=asked | {"origin": "https://b.example"}).headers
+        )
+
+
 def test_when_the_client_leaves_the_engine_stops(one) -> None:
     gateway, stub = one
     stub.mode = "endless"
@@ -196,7 +218,7 @@ def test_draining_refuses_new_requests_and_waits_for_the_others(one) -> None:
     gateway.gateway.forward.closing = True
     refused = post(gateway)
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
-    assert gateway.gateway.forward.active == 1
+    wait_until(lambda: gateway.gateway.forward.active == 1)
     stub.released.set()
     thread.join(60)
     assert answered == [200]

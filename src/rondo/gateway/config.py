@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ipaddress
 from typing import Literal
 
 from pydantic import Field, model_validator
 
 from rondo.control.config import RouterConfig
-from rondo.web.config import ListenConfig, Several
+from rondo.web.config import ListenConfig, Several, is_loopback
 
 
 class GatewayConfig(ListenConfig):
@@ -46,11 +45,4 @@ class GatewayConfig(ListenConfig):
 
     @property
     def guarded(self) -> bool:
-        return self.keys == "required" or (self.keys == "auto" and not _is_loopback(self.host))
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+        return self.keys == "required" or (self.keys == "auto" and not is_loopback(self.host))

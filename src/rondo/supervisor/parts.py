@@ -30,9 +30,9 @@ def make_parts(config: UpConfig, host: str, port: int, url: str, settings: Seque
         *RONDO,
         GATEWAY,
         *(part.url for part in engines),
+        *settings,
         f"--host={host}",
         f"--port={port}",
-        *settings,
     ]
     return [Part(GATEWAY, command, env, url), *engines]
 

@@ -49,11 +49,10 @@ class Supervisor:
                     state_file().unlink()
 
     def _stop_parts(self) -> None:
-        for part in self.parts[:1]:
-            part.end(self.config.stop_seconds)
-        ending = [
-            threading.Thread(target=part.end, args=(self.config.stop_seconds,)) for part in self.parts[1:]
-        ]
+        seconds = self.config.stop_seconds
+        gateway, *engines = self.parts
+        gateway.end(seconds)
+        ending = [threading.Thread(target=part.end, args=(seconds,)) for part in engines]
         for thread in ending:
             thread.start()
         for thread in ending:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field
@@ -49,3 +50,14 @@ class ListenConfig(Section):
     def guarded(self) -> bool:
         """Whether model routes need a key."""
         return False
+
+
+def is_loopback(host: str) -> bool:
+    """Whether `host`, an address or a name, is this machine's own by definition."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        name = host.lower().removesuffix(".")
+        return name == "localhost" or name.endswith(".localhost")
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback

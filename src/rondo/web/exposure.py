@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 
 from rondo.base.errors import ConfigError
 from rondo.base.telemetry.log import get_logger
-from rondo.web.config import ListenConfig
+from rondo.web.config import ListenConfig, is_loopback
 from rondo.web.run import bind
 
 log = get_logger("rondo.server")
@@ -20,7 +19,8 @@ def listen(config: ListenConfig) -> socket.socket:
         listener.close()
         raise ConfigError(
             f"Without an API key the server does not listen on {config.host or 'every interface'}, which other "
-            "machines can reach. Set --api-key KEY, listen on 127.0.0.1, or allow it with --allow-public-without-key.",
+            "machines can reach. Set --api-key KEY (of a gateway: --keys required), listen on 127.0.0.1, or allow it "
+            "with --allow-public-without-key.",
             param="server.api_key",
         )
     return listener
@@ -37,14 +37,3 @@ def is_local(listener: socket.socket) -> bool:
     if listener.family not in (socket.AF_INET, socket.AF_INET6):
         return True
     return is_loopback(listener.getsockname()[0])
-
-
-def is_loopback(host: str) -> bool:
-    """Whether `host`, an address or a name, is this machine's own by definition."""
-    try:
-        address = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        name = host.lower().removesuffix(".")
-        return name == "localhost" or name.endswith(".localhost")
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return (mapped or address).is_loopback

@@ -13,9 +13,8 @@ from urllib.parse import urlsplit
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from rondo.web.config import ListenConfig
+from rondo.web.config import ListenConfig, is_loopback
 from rondo.web.errors import error_body
-from rondo.web.exposure import is_loopback
 
 SAFE = frozenset(["GET", "HEAD", "OPTIONS"])
 ANY = "*"

@@ -261,6 +261,25 @@ SERVE = SettingScope(
 )
 
 
+_ADDRESS = {"--host": _same("gateway.host"), "--port": _same("gateway.port")}
+GATEWAY = SettingScope(
+    ("gateway", "log"),
+    {
+        "address": ("--host", "--port", "gateway.tls_certificate", "gateway.tls_key"),
+        "access": ("gateway.keys", "gateway.cors_origins", "gateway.max_body_bytes"),
+    },
+    _ADDRESS,
+    "gateway",
+    ("gateway.engines",),
+)
+UP = SettingScope(
+    ("up", "gateway", "engine", "server", "log"),
+    {"gateway": ("--host", "--port", "gateway.keys"), "engines": ("up.pools", "up.first_port")},
+    _ADDRESS,
+    without=("gateway.engines", "server.host", "server.port"),
+)
+
+
 def flags_scope(names: Sequence[str]) -> SettingScope:
     """Scope of a verb that takes some of `FLAGS`."""
     flags = {name: FLAGS[name] for name in names}

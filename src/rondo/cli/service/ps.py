@@ -6,6 +6,7 @@ import json
 import time
 from typing import Any
 
+from rondo.base.units import human_seconds
 from rondo.cli.options.arguments import VerbParser
 from rondo.cli.view.table import aligned
 
@@ -30,13 +31,6 @@ def run(argv: list[str]) -> int:
 
 
 def _row(part: dict[str, Any]) -> tuple[str, ...]:
-    up = duration(time.time() - part["since"]) if part["pid"] else part["ended"] or "-"
+    up = human_seconds(time.time() - part["since"]) if part["pid"] else part["ended"] or "-"
     model = part["model"].rstrip("/").rpartition("/")[2] or "-"
     return part["name"], part["state"], model, part["url"], str(part["pid"] or "-"), up, str(part["restarts"])
-
-
-def duration(seconds: float) -> str:
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
-        if seconds >= size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.0f} s"

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from rondo.base.errors import ConfigError
 from rondo.cli.options.arguments import VerbParser
-from rondo.cli.options.tree import read_command_line
+from rondo.cli.options.scopes import UP
+from rondo.cli.options.short import read_settings, spell_out
 
 if TYPE_CHECKING:
     import argparse
@@ -34,6 +35,7 @@ def run(argv: list[str]) -> int:
         "rondo up",
         "Serve models behind one URL, with a gateway, API keys and a web page. Without a model: the demo model, which "
         "is made first if there is none (a few minutes, once).",
+        UP,
     )
     parser.add_argument("models", nargs="*", metavar="MODEL", help="a model's name, folder or job")
     parser.add_argument(
@@ -41,25 +43,20 @@ def run(argv: list[str]) -> int:
     )
     parser.add_argument("--engines", type=int, metavar="N", help="engines for each model (1)")
     parser.add_argument("--tensor-parallel", type=int, metavar="K", help="ranks of each engine (1)")
-    parser.add_argument("--host", help="address of the gateway (gateway.host, 127.0.0.1)")
-    parser.add_argument("--port", type=int, help="port of the gateway (gateway.port, 8000)")
     parser.epilog = (
-        "Pools of engines can be settings too: [[up.pools]] with model, engines and tensor_parallel. Other settings "
-        "are passed to every part. `rondo ps` shows the parts, `rondo logs PART -f` follows one, `rondo down` ends all."
+        "Settings go to every part. `rondo ps` shows the parts, `rondo logs PART -f` follows one, `rondo down` ends "
+        "all."
     )
-    command = read_command_line(argv)
+    command = read_settings(parser, argv)
+    if command is None:
+        return 0
     given = parser.parse_args(command.rest)
     tree = command.config.tree
-    gateway = _gateway(tree.gateway, given)
     _check_not_running()
-    port = _check_ports(gateway)
+    port = _check_ports(tree.gateway)
     config = tree.up.model_copy(update={"pools": _pools(tree.up, given)})
-    return _run(config, gateway.model_copy(update={"port": port}), _settings(argv, command.rest))
-
-
-def _gateway(config: GatewayConfig, given: argparse.Namespace) -> GatewayConfig:
-    updates = {name: getattr(given, name) for name in ("host", "port") if getattr(given, name) is not None}
-    return config.model_validate(config.model_dump() | updates)
+    settings = _settings(parser, argv, command.rest)
+    return _run(config, tree.gateway.model_copy(update={"port": port}), settings)
 
 
 def _pools(config: UpConfig, given: argparse.Namespace) -> list[PoolConfig]:
@@ -139,11 +136,11 @@ def _health(url: str) -> Any:
         return json.load(error)
 
 
-def _settings(argv: Sequence[str], rest: Sequence[str]) -> list[str]:
+def _settings(parser: VerbParser, argv: Sequence[str], rest: Sequence[str]) -> list[str]:
     """Flags of `argv` that are settings, for the parts."""
     left = list(rest)
     settings = []
-    for token in argv:
+    for token in spell_out(UP, argv, parser.options()).long:
         if token in left:
             left.remove(token)
         else:

@@ -59,8 +59,16 @@ class Forwarded:
     headers: list[tuple[bytes, bytes]]
     request_id: str
     limits: dict[str, str] = field(default_factory=dict)
+    meter: TokenMeter | None = None
+    """Of the response that is passed on."""
     tried: list[str] = field(default_factory=list)
     started: bool = False
+
+    @property
+    def strip(self) -> bool:
+        """Whether the event of token counts is requested for the gateway alone."""
+        streams = self.fields.stream and self.path in STREAMED_WITH_OPTIONS
+        return streams and not self.fields.wants_usage
 
 
 class Forward:
@@ -128,20 +136,14 @@ class Forward:
         return forwarded
 
     async def _forward(self, request: Forwarded, send: Send) -> None:
-        meter = TokenMeter(
-            stream=request.fields.stream,
-            strip=request.fields.stream
-            and request.path in STREAMED_WITH_OPTIONS
-            and not request.fields.wants_usage,
-        )
-        body = with_usage(request.body) if meter.strip else request.body
+        body = with_usage(request.body) if request.strip else request.body
         try:
-            while not await self._attempt(request, body, meter, send):
+            while not await self._attempt(request, body, send):
                 pass
         finally:
-            self._account(request, meter)
+            self._account(request)
 
-    async def _attempt(self, request: Forwarded, body: bytes, meter: TokenMeter, send: Send) -> bool:
+    async def _attempt(self, request: Forwarded, body: bytes, send: Send) -> bool:
         """Whether the response was sent; otherwise another engine may be tried."""
         fields = request.fields
         route = self._choose(fields, request.tried)
@@ -152,7 +154,7 @@ class Forward:
                 if response.status in RETRIED and self._may_retry(request, url):
                     well = False
                     return False
-                await self._pass_on(response, request, meter, send)
+                await self._pass_on(response, request, send)
             return True
         except UNREACHABLE as error:
             well = False
@@ -209,22 +211,19 @@ class Forward:
                 f"The engine of {request.fields.model!r} did not answer: try again in a few seconds.",
                 code="engine_unavailable",
             )
-        if not request.fields.stream:
-            raise ConnectionResetError(
-                reason
-            )  # only the end of the connection shows that the body is cut off
+        if request.meter is None or not request.meter.stream:
+            # Only the end of the connection shows that the body is cut off.
+            raise ConnectionResetError(reason)
         message = "the engine failed while it generated this response: send the request again."
         event = event_of(error_body(message, "server_error", code="engine_failed"))
         await send({"type": "http.response.body", "body": event, "more_body": False})
         return True
 
-    async def _pass_on(
-        self, response: aiohttp.ClientResponse, request: Forwarded, meter: TokenMeter, send: Send
-    ) -> None:
+    async def _pass_on(self, response: aiohttp.ClientResponse, request: Forwarded, send: Send) -> None:
         headers = passed_on(response)
         headers += [(name.encode(), value.encode()) for name, value in request.limits.items()]
         length = response.headers.get("Content-Length")
-        meter.stream = response.content_type == "text/event-stream"
+        meter = request.meter = TokenMeter(response.content_type == "text/event-stream", request.strip)
         if length is not None and not meter.stream:
             headers.append((b"content-length", length.encode()))
         start: Message = {"type": "http.response.start", "status": response.status, "headers": headers}
@@ -252,11 +251,12 @@ class Forward:
             await send(start)
         await send({"type": "http.response.body", "body": meter.finish(), "more_body": False})
 
-    def _account(self, request: Forwarded, meter: TokenMeter) -> None:
-        used = meter.tokens
+    def _account(self, request: Forwarded) -> None:
+        meter = request.meter
+        used = None if meter is None else meter.tokens
         key, estimate = request.key, request.fields.tokens
         self.limits.settle(key, estimate, used if used is not None else estimate if request.started else 0)
-        if used is None:
+        if meter is None or used is None:
             return
         given, made = meter.input_tokens or 0, meter.output_tokens or 0
         model = request.fields.model

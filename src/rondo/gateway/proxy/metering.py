@@ -42,6 +42,7 @@ class TokenMeter:
         self.input_tokens: int | None = None
         self.output_tokens: int | None = None
         self._held = b""
+        self._parts: list[bytes] = []
         self._size = 0
 
     @property
@@ -55,7 +56,7 @@ class TokenMeter:
         if not self.stream:
             self._size += len(chunk)
             if self._size <= LARGEST_METERED:
-                self._held += chunk
+                self._parts.append(chunk)
             return chunk
         data = self._held + chunk
         end = data.rfind(END) + len(END)
@@ -68,10 +69,9 @@ class TokenMeter:
     def finish(self) -> bytes:
         """The rest, at the end of the response."""
         held, self._held = self._held, b""
-        if self.stream:
-            return held
-        self._read(held)
-        return b""
+        if not self.stream:
+            self._read(b"".join(self._parts))
+        return held
 
     def _without_counts(self, events: bytes) -> Iterator[bytes]:
         for event in events.split(END)[:-1]:
