@@ -60,8 +60,8 @@ function Card({ engine }: { engine: EngineState }) {
       <dl>
         <Figure name="running" value={count(engine.running)} />
         <Figure name="waiting" value={count(engine.waiting)} />
-        <Figure name="KV cache" value={engine.kv_usage === null ? "unknown" : `${(engine.kv_usage * 100).toFixed(0)} %`} />
-        <Figure name="weights" value={engine.weight_version === null ? "unknown" : `version ${engine.weight_version}`} />
+        {engine.kv_usage !== null && <Figure name="KV cache" value={`${(engine.kv_usage * 100).toFixed(0)} %`} />}
+        {engine.weight_version !== null && <Figure name="weights" value={`version ${engine.weight_version}`} />}
         <Figure name="restarts" value={String(engine.restarts)} />
       </dl>
       {past && <Sparkline values={past.running.map((each, place) => each + (past.waiting[place] ?? 0))} />}

@@ -1,5 +1,5 @@
 // Playground: one or two models, streaming, parameters, log-probabilities, export.
-import { type Signal, signal, useComputed } from "@preact/signals";
+import { type Signal, signal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import { key } from "./api";
 import { asCurl, asPython, Chat, DEFAULTS, request, type Settings, type Token, type Turn } from "./chat";
@@ -170,7 +170,7 @@ function toggleCompare(): void {
 }
 
 function Message({ turn, busy }: { turn: Turn; busy: boolean }) {
-  const rate = useComputed(() => 0).value || (turn.seconds ? turn.count / turn.seconds : 0);
+  const rate = turn.seconds ? turn.count / turn.seconds : 0;
   return (
     <article class={`turn ${turn.role}`}>
       <h2>{turn.role === "user" ? "you" : "model"}</h2>
