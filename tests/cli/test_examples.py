@@ -36,7 +36,7 @@ SMALLER = {
 }
 SERVERS = ("rondo serve",)
 ELSEWHERE = ("up", "ps", "logs", "down", "gateway", "keys")
-"""Verbs of the service, which tests of the gateway run with its processes."""
+"""Verbs of the service: `test_up.py` runs their examples with its processes."""
 FIRST = ("rondo rl", "rondo train sft")
 """Jobs that the examples of other verbs read: `rl` ones the first."""
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import httpx
 import openai
 import pytest
 
+from rondo.cli.options.examples import EXAMPLES
 from support.home import own_home
 from support.ports import free_port
 from support.served import SOURCES, write_model
@@ -142,3 +144,8 @@ def test_request_ids_reach_the_engines_log(up: Up, key: str) -> None:
 
 def test_a_second_start_names_the_running_one(up: Up) -> None:
     assert up.url in up.rondo("up", "toy", "--port=0", code=5)
+
+
+@pytest.mark.parametrize("verb", ["ps", "logs", "keys create", "keys list", "keys usage"])
+def test_the_examples_of_the_help_pages_work(up: Up, verb: str) -> None:
+    up.rondo(*shlex.split(EXAMPLES[f"rondo {verb}"])[1:])

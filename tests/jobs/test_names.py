@@ -137,3 +137,12 @@ def test_a_model_with_the_name_of_a_job_is_ambiguous(home: Path) -> None:
         resolve("both")
     assert made.short in found.value.message
     assert str(home / "models/both") in found.value.message
+
+
+def test_an_empty_text_is_no_name_of_an_unnamed_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RONDO_HOME", str(tmp_path))
+    folder = tmp_path / "jobs" / ("ab" * 32)
+    folder.mkdir(parents=True)
+    (folder / "spec.json").write_text("{}")
+    with pytest.raises(NotFound, match="too short for a hash"):
+        find_job("")

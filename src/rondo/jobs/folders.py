@@ -133,7 +133,8 @@ def _matching(text: str, param: str) -> list[Path]:
     folders = job_folders()
     if HASH.fullmatch(text):
         return [folder for folder in folders if folder.name.startswith(text.lower())]
-    named = [folder for folder in folders if name_of_job(folder) == text]
+    # The name of an unnamed job is empty, and an empty text names none.
+    named = [folder for folder in folders if text and name_of_job(folder) == text]
     if not named and re.fullmatch(r"[0-9a-fA-F]*", text):
         raise NotFound(
             f"{text!r} is not the name of a job, and too short for a hash: give {SHORTEST_PREFIX} characters of the "

@@ -52,7 +52,7 @@ def summary_of(job: Job) -> JobSummary:
     status, spec, origin = job.status(), job.spec(), job.origin()
     return JobSummary(
         job=job.name,
-        name=name_of_job(job.path) or None,
+        name=str(origin.get("name") or "") or None,
         kind=spec.get("kind"),
         state=present_state(job, status.get("state")),
         step=int(status.get("step", 0)),

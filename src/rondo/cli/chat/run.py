@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import closing, suppress
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from rondo.base.errors import ConfigError
@@ -62,13 +62,16 @@ def run(argv: list[str]) -> int:
     answer = Answer()
     with closing(open_speaker(given.model, command.config.tree, given.key, given.served)) as speaker:
         show = _silent if given.json else _print
-        with suppress(KeyboardInterrupt):
+        code = 0
+        try:
             speaker.ask(messages, options, show, answer)
+        except KeyboardInterrupt:
+            code = INTERRUPTED
         if given.json:
             print(json.dumps(report(answer, speaker.name), ensure_ascii=False))
         elif not answer.text.endswith("\n"):
             print(flush=True)
-    return 0 if answer.finish_reason else INTERRUPTED
+    return code
 
 
 INTERRUPTED = 130

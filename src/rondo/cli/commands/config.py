@@ -12,6 +12,7 @@ from rondo.cli.options.arguments import VerbParser
 from rondo.cli.options.help import help_topic
 from rondo.cli.options.reference import explain, near, search
 from rondo.cli.options.tree import CommandLine, read_command_line, setting_keys
+from rondo.cli.view.table import aligned
 
 EPILOG = """Settings: --section.key=value, RONDO_SECTION_KEY=value, or a TOML file with [section] tables.
 A later source wins: default, file, environment, flag."""
@@ -94,5 +95,4 @@ def _rows(line: CommandLine, wanted: list[str]) -> list[tuple[str, object, str]]
 
 def _table(rows: list[tuple[str, object, str]]) -> str:
     shown = [(path, json.dumps(value, ensure_ascii=False), source) for path, value, source in rows]
-    widths = [max((len(row[column]) for row in shown), default=0) for column in range(2)]
-    return "\n".join(f"{path:<{widths[0]}}  {value:<{widths[1]}}  {source}" for path, value, source in shown)
+    return "\n".join(aligned(shown))

@@ -118,14 +118,7 @@ def _prepare_parser() -> VerbParser:
         metavar="N",
         help="processes (one a core)",
     )
-    parser.add_argument(
-        "--field",
-        type=_field,
-        action="append",
-        default=[],
-        metavar="[NAME=]FIELD",
-        help=f"field names in the data: FIELD is the text; NAME is one of {', '.join(FIELDS)}",
-    )
+    _add_field(parser)
     parser.add_argument(
         "--text-unit",
         choices=("file", "line"),
@@ -235,14 +228,7 @@ def _preview(argv: list[str]) -> int:
         metavar="NAME",
         help=f"auto, {', '.join(FORMAT_NAMES)} (auto)",
     )
-    parser.add_argument(
-        "--field",
-        type=_field,
-        action="append",
-        default=[],
-        metavar="[NAME=]FIELD",
-        help=f"field names in the data: FIELD is the text; NAME is one of {', '.join(FIELDS)}",
-    )
+    _add_field(parser)
     arguments = parser.parse_args(argv)
 
     from rondo.cli.view.preview import show_data, show_preview, show_records
@@ -264,6 +250,17 @@ def _preview(argv: list[str]) -> int:
     tokenizer = Tokenizer.load(_tokenizer(arguments.model))
     show_preview(preview(kind, opened.training, tokenizer, config, arguments.records), sys.stdout)
     return 0
+
+
+def _add_field(parser: VerbParser) -> None:
+    parser.add_argument(
+        "--field",
+        type=_field,
+        action="append",
+        default=[],
+        metavar="[NAME=]FIELD",
+        help=f"field names in the data: FIELD is the text; NAME is one of {', '.join(FIELDS)}",
+    )
 
 
 def _field(text: str) -> tuple[str, str]:

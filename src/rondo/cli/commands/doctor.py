@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from rondo.base.units import human_bytes
 from rondo.cli.options.arguments import VerbParser
 from rondo.cli.options.help import columns
+from rondo.cli.view.table import aligned
 
 if TYPE_CHECKING:
     from rondo.ops.measure.limits import HardwareLimits
@@ -170,7 +170,7 @@ def _measured(found: dict[str, Any]) -> list[str]:
         rate = f"{kernel['rate'] / 1e9:.1f} {unit}"
         names = (kernel["operation"], kernel["type"], kernel["sizes"], kernel["version"])
         rows.append((*names, rate, f"{kernel['share']:.0%}", kernel["why"]))
-    return lines + _table(rows) + _tuned(found["tuned"]) + _shown_cuda(found["cuda"])
+    return lines + aligned(rows) + _tuned(found["tuned"]) + _shown_cuda(found["cuda"])
 
 
 def _tuned(tuned: dict[str, dict[str, Any]]) -> list[str]:
@@ -179,12 +179,7 @@ def _tuned(tuned: dict[str, dict[str, Any]]) -> list[str]:
     for name, found in sorted(tuned.items()):
         few, many = (f"{found[f'times_with_{rows}_rows']:.2f}" for rows in ("few", "many"))
         rows.append((name, str(found["few"]), few, str(found["columns"]), many))
-    return _table(rows) if tuned else []
-
-
-def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    return aligned(rows) if tuned else []
 
 
 def _shown_cuda(cuda: dict[str, Any]) -> list[str]:

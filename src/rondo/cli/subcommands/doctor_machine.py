@@ -29,7 +29,6 @@ EXTRAS = {
 }
 """Extra: the module that it installs, and its purpose."""
 
-HUB = "https://huggingface.co"
 HUB_SECONDS = 10.0
 LEAST_DISK = 5 << 30
 """Free bytes below which an installation with one small model hardly fits."""
@@ -50,7 +49,9 @@ def machine() -> dict[str, Any]:
 
 def reach_hub() -> dict[str, Any]:
     """Whether the hub answers."""
-    address = os.environ.get("HF_ENDPOINT", HUB)
+    from rondo.hub.listing import endpoint
+
+    address = endpoint()
     try:
         with urllib.request.urlopen(address, timeout=HUB_SECONDS) as answer:
             return {"address": address, "reachable": answer.status < 500}

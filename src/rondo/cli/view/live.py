@@ -15,7 +15,7 @@ from rich.text import Text
 from rondo.base.telemetry.activity import display
 from rondo.base.units import human_bytes, human_seconds
 from rondo.cli.view.sparkline import sparkline
-from rondo.cli.view.steps import ASKED
+from rondo.jobs.session import HELD_OUT
 
 CURVES = ("reward", "loss")
 ALARM = "alarm/"
@@ -41,7 +41,7 @@ class LiveView:
 
     def report(self, step: int, metrics: Mapping[str, float]) -> None:
         self._step, self._metrics = step, metrics
-        self._evaluated |= {name: value for name, value in metrics.items() if name.startswith(ASKED)}
+        self._evaluated |= {name: value for name, value in metrics.items() if name.startswith(HELD_OUT)}
         for name, curve in self._curves.items():
             if name in metrics:
                 curve.append(metrics[name] + 0.0)
@@ -94,7 +94,7 @@ class LiveView:
         if alarms:
             yield "alarm", [*alarms, "`rondo rl alarms` says more"]
         if self._evaluated:
-            yield "evaluate", [f"{name.removeprefix(ASKED)} {x:.4g}" for name, x in self._evaluated.items()]
+            yield "evaluate", [f"{name.partition('/')[2]} {x:.4g}" for name, x in self._evaluated.items()]
 
 
 @contextmanager

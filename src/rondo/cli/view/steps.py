@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from rondo.base.units import human_seconds
 from rondo.jobs.folders import update_origin
+from rondo.jobs.session import HELD_OUT
 
 if TYPE_CHECKING:
     from rondo.jobs.job import Job
@@ -23,8 +24,6 @@ OnResume = Callable[[int], None]
 
 PLAIN_SECONDS = 5.0
 ABORTED = 130
-ASKED = "evaluate/"
-"""Prefix of metrics that only some steps have."""
 SHOWN = ("loss", "reward", "reward/correct", "lr", "tokens_per_second", "mfu")
 
 
@@ -34,7 +33,7 @@ def follow(job: Job, label: str, steps: int, work: Callable[[OnStep, OnResume], 
     if job.done:
         print("it was done already: this is its model. Change a setting to train anew", file=sys.stderr)
     else:
-        update_origin(job.path, command=command_line(), cwd=os.getcwd())
+        update_origin(job.path, command=command_line())
 
     def on_resume(step: int) -> None:
         print(f"it goes on from step {step} of {steps}", file=sys.stderr)
@@ -88,7 +87,9 @@ def step_progress(label: str, steps: int) -> Iterator[OnStep]:
 
 def facts(metrics: Mapping[str, float]) -> str:
     """Adding 0.0 turns -0.0, which means nothing to a reader, into 0."""
-    names = [name for name in SHOWN if name in metrics] + [name for name in metrics if name.startswith(ASKED)]
+    names = [name for name in SHOWN if name in metrics] + [
+        name for name in metrics if name.startswith(HELD_OUT)
+    ]
     return "  ".join(f"{name} {metrics[name] + 0.0:.4g}" for name in names)
 
 
@@ -98,7 +99,7 @@ def _plain(label: str, steps: int) -> OnStep:
     def report(step: int, metrics: Mapping[str, float]) -> None:
         nonlocal last
         now = time.monotonic()
-        evaluated = any(name.startswith(ASKED) for name in metrics)
+        evaluated = any(name.startswith(HELD_OUT) for name in metrics)
         if step == steps or evaluated or now - last >= PLAIN_SECONDS:
             last = now
             print(
