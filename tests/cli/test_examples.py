@@ -49,7 +49,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("RONDO_HOME", str(own_home(folder / "home")))
         patch.delenv("RONDO_CONFIG", raising=False)
         patch.setenv("HOME", str(folder))
-        patch.setenv("HF_HOME", str(folder / "hf"))
+        patch.setenv("HF_HUB_CACHE", str(folder / "hf"))
         (folder / ".rondo").mkdir()
         patch.chdir(folder)
         for path in (models_dir() / "demo", folder / "Qwen3-0.6B"):

@@ -126,13 +126,18 @@ def test_an_unsupported_model_is_refused_before_its_weights(
     assert hub.ranges("/model.safetensors") == []
 
 
-def test_pulled_models_are_listed(hub: FakeHub) -> None:
+def test_pulled_models_are_listed_and_removed(hub: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
     assert list_pulled() == []
     folder = resolve(f"{NAME}@main")
     (pulled,) = list_pulled()
     assert (pulled.name, pulled.path, pulled.commit) == (NAME, folder, folder.name)
     assert pulled.disk_bytes > 10_000
     assert name_of(folder) == NAME
+    assert main(["model", "list"]) == 0
+    assert NAME in capsys.readouterr().out
+    assert main(["model", "rm", NAME, "--yes"]) == 0
+    assert "freed" in capsys.readouterr().out
+    assert list_pulled() == []
 
 
 @pytest.mark.parametrize(

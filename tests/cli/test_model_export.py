@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rondo import models
+from rondo.cli.chat.source import newest_model
 from rondo.cli.main import main
 from rondo.models import load
 from support.home import own_home
@@ -81,6 +82,9 @@ def test_verbs_on_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         "taken": ["F32", "Q8_0"],
         "tiny": ["float32"],
     }
+    assert main(["model", "import", str(file), "taken", "--replace"]) == 0
+    assert newest_model() == "taken"
+    capsys.readouterr()
     losses = []
     for model in ("tiny", str(file), "taken"):
         assert main(["evaluate", model, "--data", str(data), "--json"]) == 0

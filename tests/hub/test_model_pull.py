@@ -12,6 +12,7 @@ import pytest
 
 from rondo.base.errors import (
     Forbidden,
+    InvalidRequest,
     ModelError,
     NotFound,
     RondoError,
@@ -195,6 +196,22 @@ def test_revisions(fake_hub: FakeHub) -> None:
         assert name is not None
         assert ensure_model(name).name == commit
     assert [each.name for each in snapshots()] == ["org/model", f"org/model@{old[:12]}"]
+
+
+def test_an_update_that_fails_leaves_the_older_commit(
+    fake_hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repo = fake_hub.repo("org/model", FILES)
+    old = ensure_model(NAME)
+    repo.commit({**FILES, "config.json": FILES["config.json"] + b"\n", "model.safetensors": WEIGHTS[::-1]})
+
+    def refuse(folder: Path) -> None:
+        raise InvalidRequest("before the weights")
+
+    with pytest.raises(InvalidRequest, match="before the weights"):
+        pull_model(NAME, check=refuse)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert ensure_model(NAME) == old
 
 
 def test_removal_spares_contents_of_other_commits(fake_hub: FakeHub) -> None:

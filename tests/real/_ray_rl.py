@@ -22,10 +22,10 @@ class Nodes:
 
     def __init__(self) -> None:
         self.found: dict[str, str] = {}
-        self._places = on_ray._places
+        self._placements = on_ray._placements
 
     def places(self, ray: Any, config: RlConfig) -> list[dict[str, Any]]:
-        places = self._places(ray, config)
+        places = self._placements(ray, config)
         group = ray.util.placement_group_table(places[0]["scheduling_strategy"].placement_group)
         roles = ("learner", *(f"engine{number}" for number in range(config.ray.engines)))
         self.found = {role: group["bundles_to_node_id"][number] for number, role in enumerate(roles)}
@@ -37,7 +37,7 @@ def main(model: str) -> None:
     for _ in range(2):
         cluster.add_node(num_cpus=1, include_dashboard=False)
     nodes = Nodes()
-    on_ray._places = nodes.places
+    on_ray._placements = nodes.places
     on_ray.PLACE_SECONDS = 5.0
     config = RlConfig(
         model=model,

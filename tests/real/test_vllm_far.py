@@ -12,10 +12,10 @@ import pytest
 from rondo import models
 from rondo.data.batching.packing import Document, pack
 from rondo.engine.vllm.child.plugins import write_plugins
+from rondo.engine.vllm.client import GENERATE
 from rondo.rl.config import RlConfig
 from rondo.rl.loop import Loop
 from rondo.rl.remote.config import FarConfig
-from rondo.rl.remote.servers import GENERATE
 from rondo.rl.rollout.types import RlStep
 from rondo.text.tokenizer import Tokenizer
 from support.awake import cores_awake

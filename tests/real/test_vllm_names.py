@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rondo.engine.core import EngineCore
-from rondo.engine.metrics import distribution
+from rondo.engine.metrics import exposition
 from rondo.engine.metrics.counters import EngineMetrics
 from support.peers import peer_python
 from support.tiny import tiny_model
@@ -29,12 +29,12 @@ ELSEWHERE = {
     "kv_block_reuse_gap_seconds": "off by default there",
 }
 BUCKETS = {
-    "REQUEST_LATENCY_BUCKETS": distribution.LATENCY,
-    "TIME_TO_FIRST_TOKEN_BUCKETS": distribution.FIRST_TOKEN,
-    "INTER_TOKEN_LATENCY_BUCKETS": distribution.BETWEEN_TOKENS,
-    "ITERATION_TOKENS_BUCKETS": distribution.STEP_TOKENS,
-    "REQUEST_PARAMS_N_BUCKETS": distribution.SAMPLES,
-    "REQUEST_NUM_PREEMPTIONS_BUCKETS": distribution.PREEMPTIONS,
+    "REQUEST_LATENCY_BUCKETS": exposition.LATENCY,
+    "TIME_TO_FIRST_TOKEN_BUCKETS": exposition.FIRST_TOKEN,
+    "INTER_TOKEN_LATENCY_BUCKETS": exposition.BETWEEN_TOKENS,
+    "ITERATION_TOKENS_BUCKETS": exposition.STEP_TOKENS,
+    "REQUEST_PARAMS_N_BUCKETS": exposition.SAMPLES,
+    "REQUEST_NUM_PREEMPTIONS_BUCKETS": exposition.PREEMPTIONS,
 }
 
 

@@ -46,7 +46,7 @@ def pull_dataset(name: HubName, suffixes: Sequence[str], report: Report | None =
     """Downloads the files of the split at the revision's current commit, as far as they are not in the cache."""
     listing = request_listing(name)
     if (card := listing.file(CARD)) is not None:
-        fetch(listing, [card])
+        fetch(listing, [card], complete=False)
     files = dataset_files(listing, suffixes)
     if any(file.path.endswith(".parquet") for file in files) and find_spec("pyarrow") is None:
         raise MissingExtra("pyarrow", "data")  # before gigabytes are downloaded

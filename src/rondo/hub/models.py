@@ -40,7 +40,7 @@ def pull_model(name: HubName, report: Report | None = None, check: Check | None 
     """Downloads the revision's current commit, as far as it is not in the cache. `check` validates a folder that has
     the config only, before the weights are downloaded."""
     listing = request_listing(name)
-    folder = fetch(listing, _headers(listing))
+    folder = fetch(listing, _headers(listing), complete=False)
     if check is not None:
         check(folder)
     return fetch(listing, model_files(listing), report)
@@ -52,7 +52,7 @@ def pull_config(name: HubName) -> Path:
     if commit is not None and (snapshot_folder(name, commit) / CONFIG).is_file():
         return snapshot_folder(name, commit)
     listing = request_listing(name)
-    return fetch(listing, _headers(listing))
+    return fetch(listing, _headers(listing), complete=commit is None)
 
 
 def pull_tokenizer(name: HubName) -> Path:
@@ -61,7 +61,8 @@ def pull_tokenizer(name: HubName) -> Path:
     if commit is not None and _has_tokenizer(snapshot_folder(name, commit)):
         return snapshot_folder(name, commit)
     listing = request_listing(name)
-    return fetch(listing, [file for file in listing.files if _is_companion(file)])
+    companions = [file for file in listing.files if _is_companion(file)]
+    return fetch(listing, companions, complete=commit is None)
 
 
 def cached_model(name: HubName) -> Path | None:

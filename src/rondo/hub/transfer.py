@@ -45,8 +45,11 @@ LOCK_SECONDS = 1.0
 SHA256_DIGITS = 64
 
 
-def fetch(listing: Listing, files: list[HubFile], report: Report | None = None) -> Path:
-    """Downloads the missing files of `files`, and returns the folder of the commit."""
+def fetch(
+    listing: Listing, files: list[HubFile], report: Report | None = None, *, complete: bool = True
+) -> Path:
+    """Downloads the missing files of `files`, and returns the folder of the commit. `complete`: nothing further of this
+    commit follows, so the revision refers to it from now on, in place of an older commit."""
     folder = snapshot_folder(listing.name, listing.commit)
     missing = [file for file in files if not (folder / file.path).is_file()]
     if missing:
@@ -56,7 +59,8 @@ def fetch(listing: Listing, files: list[HubFile], report: Report | None = None) 
                 _link(listing, file, folder)
         except OSError as error:
             raise storage_error(hub_cache(), error, sum(file.size for file in missing)) from error
-    store_listing(listing)
+    if complete:
+        store_listing(listing)
     return folder
 
 

@@ -197,6 +197,12 @@ def revision_of(folder: Path) -> str:
     return "" if found is None else found[1]
 
 
+def written_at(path: Path) -> float:
+    """When the model was written: a folder in Hugging Face layout, one with a GGUF file, or the file itself."""
+    config = path / "config.json"
+    return (config if config.is_file() else path).stat().st_mtime
+
+
 def list_pulled() -> list[Snapshot]:
     """The models of the Hugging Face cache that Rondo can load: `name` (`ORG/NAME[@revision]`, which `resolve` takes),
     `path`, `commit`, `disk_bytes` and `pulled` (seconds since 1970). `hub.cache.remove_snapshot(path)` removes one.
@@ -355,7 +361,7 @@ def refuse_target(source: Path, target: Path, replace: bool) -> None:
     if target.resolve() in (source.resolve(), *source.resolve().parents):
         raise InvalidRequest(f"{target} is the model itself, or has it within. Choose another place.")
     refuse_existing(target, replace)
-    if target.is_dir() and any(target.iterdir()) and not (target / "config.json").is_file():
+    if target.is_dir() and any(target.iterdir()) and not _has_config(target):
         raise InvalidRequest(
             f"{target} has other things than a model, so it is not replaced. Choose another place."
         )

@@ -143,7 +143,7 @@ class Loop:
     def restore(self, folder: str | Path, step: int, facts: Mapping[str, Any]) -> None:
         self.learning.load(folder, facts["learning"])
         self.steps_done, self.idle = step, facts["idle"]
-        self.unjudged = facts["unjudged"]
+        self.unjudged = facts.get("unjudged")
         self.collector.restore(facts["collector"], step)
         with self.collector.pushing(max(facts["version"], self.version + 1)):
             pass

@@ -60,7 +60,7 @@ def running_server() -> str | None:
 
 def newest_model() -> str:
     from rondo.client.http import DEFAULT_URL
-    from rondo.models.store import list_models
+    from rondo.models.store import list_models, written_at
 
     models = list_models()
     if not models:
@@ -69,7 +69,7 @@ def newest_model() -> str:
             "`rondo demo` makes one, `rondo model import FOLDER` adds one.",
             param="model",
         )
-    return max(models, key=lambda model: (model[1] / "config.json").stat().st_mtime)[0]
+    return max(models, key=lambda model: written_at(model[1]))[0]
 
 
 def _remote(url: str, key: str | None, served: str | None) -> Speaker:

@@ -82,7 +82,10 @@ def rename_verb(argv: list[str]) -> int:
 
 
 def rm_verb(argv: list[str]) -> int:
-    parser = VerbParser("rondo model rm", "Remove models from RONDO_HOME/models.")
+    parser = VerbParser(
+        "rondo model rm",
+        "Remove models from RONDO_HOME/models, or pulled ones from the cache of the Hugging Face Hub.",
+    )
     parser.add_argument("models", metavar="MODEL", nargs="+", help="names in `rondo model list`")
     parser.add_argument("--force", action="store_true", help="remove a model in use")
     parser.add_argument("--yes", "-y", action="store_true", help="do not ask")
@@ -91,18 +94,36 @@ def rm_verb(argv: list[str]) -> int:
     if not arguments.force:
         for name, folder in folders.items():
             control.check_unused(folder, f"model {name}")
-    lines = [f"{name}  {human_bytes(control.size_of(folder))}" for name, folder in folders.items()]
+    lines = [f"{name}  {human_bytes(_size(folder))}" for name, folder in folders.items()]
     if not confirm("Remove", lines, arguments.yes):
         return 1
-    freed = sum(control.remove_folder(folder) for folder in folders.values())
+    freed = sum(map(_remove, folders.values()))
     print(f"removed {', '.join(folders)}: {human_bytes(freed)} freed")
     return 0
 
 
-def _own(name: str) -> Path:
-    """Folder of a model in RONDO_HOME/models; broken ones included, so that they can be removed."""
-    from rondo.models.store import place
+def _size(folder: Path) -> int:
+    """Bytes of a model; a pulled one consists of links to them."""
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
+
+def _remove(folder: Path) -> int:
+    """Bytes freed."""
+    from rondo.hub.cache import remove_snapshot, repo_of_snapshot
+
+    if repo_of_snapshot(folder) is None:
+        return control.remove_folder(folder)
+    freed = _size(folder)
+    remove_snapshot(folder)
+    return freed
+
+
+def _own(name: str) -> Path:
+    """Folder of a model in RONDO_HOME/models, broken ones included, or of a pulled model."""
+    from rondo.models.store import list_pulled, place
+
+    if "/" in name and (pulled := [each.path for each in list_pulled() if each.name == name]):
+        return pulled[0]
     folder = place(name)
     if folder.is_symlink() or folder.is_dir():
         return folder
@@ -122,10 +143,11 @@ def _check_name(name: str) -> None:
 
 
 def _named_models() -> list[dict[str, Any]]:
-    from rondo.models.store import list_models
+    from rondo.models.store import list_models, list_pulled
 
     jobs = {job.name: job for job in job_folders()}
-    return [_row(name, path, jobs) for name, path in list_models()]
+    found = [*list_models(), *((each.name, each.path) for each in list_pulled())]
+    return [_row(name, path, jobs) for name, path in found]
 
 
 def _job_models() -> list[dict[str, Any]]:
@@ -139,7 +161,7 @@ def _job_models() -> list[dict[str, Any]]:
 
 
 def _row(name: str, path: Path, jobs: dict[str, Path], of: Job | None = None) -> dict[str, Any]:
-    from rondo.models.store import summary
+    from rondo.models.store import summary, written_at
 
     row: dict[str, Any] = {"name": name, "path": str(path)}
     try:
@@ -147,7 +169,7 @@ def _row(name: str, path: Path, jobs: dict[str, Path], of: Job | None = None) ->
         lineage = _lineage(path)
         made = of or (Job(jobs[lineage["job"]]) if lineage.get("job") in jobs else None)
         return row | {
-            "date": _date(path),
+            "date": written_at(path),
             "family": found.family,
             "parameters": found.parameters,
             "dtypes": list(found.dtypes),
@@ -161,12 +183,6 @@ def _row(name: str, path: Path, jobs: dict[str, Path], of: Job | None = None) ->
         return row | {"error": error.message}
     except Exception as error:  # an unexpected fault of one folder must not hide the others
         return row | {"error": " ".join(f"{type(error).__name__}: {error}".split())}
-
-
-def _date(path: Path) -> float:
-    """When the model was written: a folder in Hugging Face layout, one with a GGUF file, or the file itself."""
-    config = path / "config.json"
-    return (config if config.is_file() else path).stat().st_mtime
 
 
 def _lineage(path: Path) -> dict[str, Any]:

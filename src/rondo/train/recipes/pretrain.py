@@ -5,16 +5,12 @@ pieces.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from rondo.data.batching.datasets import InMemory
 from rondo.data.batching.packing import Document
 from rondo.data.input.records import Record
 from rondo.data.input.texts import closed, text_of
 from rondo.text.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    pass
 
 
 def documents(tokenizer: Tokenizer, records: Sequence[Record]) -> list[list[int]]:

@@ -16,8 +16,6 @@ from rondo.base.storage.gguf import READABLE, BlockType
 TYPES: dict[str, BlockType] = {each.name: each for each in READABLE.values()}
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Types that are dtypes of torch."""
-SUPER = 256
-"""Numbers in a block of the K types, which has 8 or 16 sub-blocks with scales of their own."""
 
 
 def decoded(raw: Tensor, type_name: str) -> Tensor:
