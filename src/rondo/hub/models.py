@@ -15,7 +15,7 @@ from rondo.hub.transfer import Report, fetch
 Check = Callable[[Path], None]
 
 CONFIG, INDEX, SINGLE = "config.json", "model.safetensors.index.json", "model.safetensors"
-TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 COMPANION_SUFFIXES = frozenset({"", ".json", ".jinja", ".model", ".txt", ".md", ".tiktoken"})
 COMPANION_FOLDERS = ("additional_chat_templates",)
 FOREIGN_INDEXES = (".bin.index.json", ".fp16.safetensors.index.json")
@@ -58,7 +58,7 @@ def pull_config(name: HubName) -> Path:
 def pull_tokenizer(name: HubName) -> Path:
     """A folder with everything but the weights, for work with the tokenizer."""
     commit = cached_commit(name)
-    if commit is not None and _has_tokenizer(snapshot_folder(name, commit)):
+    if commit is not None and has_tokenizer(snapshot_folder(name, commit)):
         return snapshot_folder(name, commit)
     listing = request_listing(name)
     companions = [file for file in listing.files if _is_companion(file)]
@@ -71,7 +71,7 @@ def cached_model(name: HubName) -> Path | None:
     listing = cached_listing(name)
     if listing is None:
         usable = _usable(name)
-        return usable if usable is not None and _has_tokenizer(usable) else None
+        return usable if usable is not None and has_tokenizer(usable) else None
     folder = snapshot_folder(name, listing.commit)
     if not listing.is_cached(_headers(listing)):
         return None
@@ -85,7 +85,7 @@ def _headers(listing: Listing) -> list[HubFile]:
     return [file for path in (CONFIG, INDEX) if (file := listing.file(path)) is not None]
 
 
-def _has_tokenizer(folder: Path) -> bool:
+def has_tokenizer(folder: Path) -> bool:
     return any((folder / file).is_file() for file in TOKENIZERS)
 
 

@@ -20,7 +20,14 @@ from rondo.base.storage.hashing import sha256_file, sha256_json
 from rondo.base.storage.home import jobs_dir, models_dir
 from rondo.base.storage.paths import path_of
 from rondo.hub.cache import Snapshot, repo_of_snapshot, snapshots
-from rondo.hub.models import ensure_model, has_weights, pull_model
+from rondo.hub.models import (
+    COMPANION_FOLDERS,
+    LARGEST_COMPANION,
+    ensure_model,
+    has_tokenizer,
+    has_weights,
+    pull_model,
+)
 from rondo.hub.names import HubName, hub_name
 from rondo.jobs.folders import ADAPTER, EXPORT, SHORT, find_job, job_folders, name_of_job
 from rondo.jobs.folders import NAME as JOB_NAME
@@ -40,8 +47,6 @@ COPY_BYTES = 8 << 20
 WEIGHT_SUFFIXES = frozenset(
     {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".npz"}
 )
-LARGEST_COMPANION = 256 << 20
-COMPANION_FOLDERS = ("additional_chat_templates",)
 
 
 @dataclass(frozen=True)
@@ -311,7 +316,7 @@ def _summary(folder: Path, family: str, headers: list[Header], quantized: bool) 
 def _has_tokenizer(folder: Path) -> bool:
     if is_gguf(folder):
         return "tokenizer.ggml.tokens" in read_gguf(folder).metadata
-    return any((folder / file).is_file() for file in ("tokenizer.json", "tokenizer.model", "vocab.json"))
+    return has_tokenizer(folder)
 
 
 def _numbers(name: str, shape: tuple[int, ...], quantized: bool) -> int:

@@ -10,7 +10,6 @@ from rondo.data.input.detection import (
     CONTEXTS,
     CONVERSATIONS,
     LABELS,
-    PAIR,
     PROMPTS,
     SYSTEMS,
     TOOLS,
@@ -21,7 +20,7 @@ from rondo.data.input.detection import (
     explain,
     first_of,
 )
-from rondo.data.input.records import Record, check_record
+from rondo.data.input.records import PAIR, Record, check_record
 from rondo.data.input.turns import Message, RecordProblem, from_transcript, messages_of, string_of, tools_of
 
 

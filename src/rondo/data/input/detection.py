@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal, get_args
 
+from rondo.data.input.records import PAIR
+
 FormatName = Literal[
     "preference",
     "labelled",
@@ -27,7 +29,6 @@ FormatName = Literal[
 FORMAT_NAMES: tuple[FormatName, ...] = get_args(FormatName)
 CONVERSATIONS = ("messages", "conversations", "conversation", "dialogue")
 """Fields with a list of turns."""
-PAIR = ("chosen", "rejected")
 LABELS = ("label", "kto_tag")
 SYSTEMS = ("system", "system_prompt")
 TOOLS = ("tools", "functions")

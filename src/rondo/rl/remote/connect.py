@@ -34,6 +34,5 @@ async def _connect(
     ends = tuple(token for token in tokenizer.eos_ids or model.config.eos_ids if 0 <= token < vocab)
     intake = InputProcessor(settings, longest, vocab, ends)
     engines = [RemoteEngine(server, intake, tokenizer) for server in servers]
-    for engine in engines:
-        await engine.check()
+    await asyncio.gather(*(engine.check() for engine in engines))
     return EnginePool(engines, longest, config.engine.wait, waits=config.mode == "one_step_off")

@@ -169,7 +169,7 @@ class EngineRole:
 
 class LearnerRole:
     def run(self, config: str, place: str, key: str, reports: Any) -> str:
-        """Run the job and return the folder of its result. Steps are reported to the queue `told`."""
+        """Run the job and return the folder of its result. Steps are reported to the queue `reports`."""
         os.environ |= {"RONDO_HOME": place, "RONDO_ADMIN_KEY": key}
         plan = jobs.plan(RlConfig.model_validate_json(config))
         return str(

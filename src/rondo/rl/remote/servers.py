@@ -167,6 +167,9 @@ async def detect_server(url: str) -> ServerApi:
             f"--server.admin_key=KEY`, or {VLLM_COMMAND}",
             param=FIELD,
         ) from error
+    except BaseException:
+        await client.close()
+        raise
     return (RondoServer if "weight_version" in about else VllmServer)(client, card)
 
 
