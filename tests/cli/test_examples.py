@@ -125,6 +125,7 @@ def hub(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with found.running():
         monkeypatch.setenv("HF_ENDPOINT", found.url)
         monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
         yield
 
 

@@ -41,7 +41,7 @@ def test_a_job_is_described_before_it_starts(folder: Path, capsys: Any):
     assert rows["memory"].endswith("by the planner")
     assert rows["device"].startswith("cpu (")
     assert str(folder / "home/jobs") in rows["output"]
-    assert said.index("output") < said.index("step 1 of 2")
+    assert said.index("output") < said.index("step 2 of 2")
     assert "planner" not in rows, "a small model has the default settings"
     assert "trained" not in train(folder, capsys, "--train.adapter.kind=lora", "--train.adapter.r=4"), (
         "done already"

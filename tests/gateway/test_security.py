@@ -158,3 +158,11 @@ def test_usage_of_another_key_needs_an_admin(gateway: RunningGateway) -> None:
     user = key(gateway, "user")
     response = httpx.get(gateway.url + "/v1/usage?key=other", headers=user)
     assert response.status_code == 403
+
+
+def test_where_keys_are_optional_a_placeholder_is_none_and_a_wrong_key_is_refused(tmp_path: Path) -> None:
+    with served(Stub()) as stub, gateway_of([stub.url], tmp_path, keys="optional") as running:
+        for text, status in (("none", 200), ("EMPTY", 200), ("rk-wrong", 401)):
+            headers = {"authorization": f"Bearer {text}"}
+            answer = httpx.post(running.url + "/v1/completions", json={"model": "m"}, headers=headers)
+            assert answer.status_code == status

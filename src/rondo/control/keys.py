@@ -19,6 +19,7 @@ from rondo.control.store.duty import serialize
 from rondo.control.store.pending import Pending, failed
 from rondo.control.store.store import Store
 
+PREFIX = "rk-"
 FORM = re.compile(r"rk-([0-9a-f]{12})-([A-Za-z0-9_-]{43})")
 UNLIMITED = Rights()
 WRONG = "Incorrect API key provided. Send a key as `Authorization: Bearer rk-...`; an admin can make one."
