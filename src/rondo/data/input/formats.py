@@ -86,7 +86,7 @@ def kind_of(name: str) -> Kind:
         if stem.endswith(suffix):
             return kind
     raise InvalidRequest(
-        f"{name}: the format of a file is told by its name, which ends in {', '.join(SUFFIXES)}", param="data"
+        f"{name}: a file name ends in its format, one of {', '.join(SUFFIXES)}", param="data"
     )
 
 
